@@ -1,0 +1,74 @@
+"""Verbs on checkpoints. The folder with its manifest is the truth; a row remembers what was found out about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import Session as Orm
+
+from db.records import CheckpointInfo
+from db.runs import now, plain
+from db.tables import Checkpoint, Session
+
+
+def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any) -> None:
+    """What is known now of the checkpoint at `path`; a second record of it takes the place of the first."""
+    with Orm(engine) as orm, orm.begin():
+        row = orm.scalars(select(Checkpoint).where(Checkpoint.path == path)).first()
+        if row is None:
+            row = Checkpoint(**{"run_id": run_id, "path": path, "created_at": now(), **columns})
+            orm.add(row)
+        row.state, row.why = state, ""
+        for name, value in columns.items():
+            setattr(row, name, value)
+        if state == "verified":
+            row.verified_at = now()
+
+
+def set_state(engine: Engine, path: str, state: str, why: str = "") -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
+
+
+def of_run(engine: Engine, run_id: str) -> list[CheckpointInfo]:
+    """Oldest first, those that were dropped or found broken among them."""
+    with Orm(engine) as orm:
+        chosen = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.created_at, Checkpoint.id)
+        return [plain(CheckpointInfo, row) for row in orm.scalars(chosen)]
+
+
+def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
+    with Orm(engine) as orm:
+        chosen = (
+            select(Checkpoint)
+            .where(Checkpoint.run_id == run_id, Checkpoint.state == "verified")
+            .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
+            .limit(1)
+        )
+        row = orm.scalars(chosen).first()
+        return plain(CheckpointInfo, row) if row else None
+
+
+def save_times_s(engine: Engine, run_id: str, *, limit: int = 8) -> tuple[float, ...]:
+    """Seconds of the run's newest saves, oldest of them first."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Checkpoint.took_s)
+            .where(Checkpoint.run_id == run_id, Checkpoint.took_s > 0)
+            .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
+            .limit(limit)
+        )
+        return tuple(reversed(orm.scalars(chosen).all()))
+
+
+def by_session(engine: Engine, run_id: str) -> dict[int, CheckpointInfo]:
+    """The last checkpoint that each session of a run had verified."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Checkpoint)
+            .join(Session, Session.id == Checkpoint.session_id)
+            .where(Checkpoint.run_id == run_id, Checkpoint.verified_at.is_not(None))
+            .order_by(Checkpoint.created_at, Checkpoint.id)
+        )
+        return {row.session_id: plain(CheckpointInfo, row) for row in orm.scalars(chosen) if row.session_id is not None}

@@ -1,0 +1,76 @@
+"""SQLite opened one way: write-ahead log, foreign keys, patience with other writers, readable by its owner alone.
+
+A database that is older is brought up to date as it is opened; one that is newer is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, inspect, text
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from db.migrations import HEAD, KNOWN
+from orchestrator.errors import StateUnusable
+
+BUSY_MS = 15_000
+
+
+def open_database(home: Path) -> Engine:
+    """The database of a state folder, made or migrated where needed.
+
+    Raises: StateUnusable when it cannot be read or written, or was written by a newer kgorch.
+    """
+    path = home / "kgorch.db"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StateUnusable(
+            f"the state folder {home} cannot be written",
+            str(error),
+            next_step="point KGORCH_HOME at a folder that can be written",
+        ) from None
+    return open_url(f"sqlite:///{path}")
+
+
+def open_url(url: str) -> Engine:
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _configure)
+    try:
+        _bring_up_to_date(engine)
+    except (OperationalError, DatabaseError, sqlite3.Error) as error:
+        raise StateUnusable(
+            f"the database {engine.url.database} cannot be used",
+            str(getattr(error, "orig", error)),
+            next_step="see whether its disk is full or read-only, or its file no database",
+        ) from None
+    return engine
+
+
+def _configure(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _bring_up_to_date(engine: Engine) -> None:
+    with engine.connect() as connection:
+        present = inspect(connection).has_table("alembic_version")
+        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar() if present else None
+    if found == HEAD:
+        return
+    if found is not None and found not in KNOWN:
+        raise StateUnusable(
+            f"the database {engine.url.database} was written by a newer kgorch",
+            f"its schema is {found}, this kgorch knows up to {HEAD}",
+            next_step="install that newer kgorch, or use another KGORCH_HOME",
+        )
+    from db.migrations.run import upgrade  # Alembic takes a while to import, and is needed once
+
+    upgrade(engine)

@@ -1,0 +1,113 @@
+"""Rows as plain values: what the verbs of this package return, and what supervisor and command line read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    id: str
+    name: str
+    number: int
+    folder: str
+    workdir: str
+    plan: str
+    overrides: list[str]
+    plan_hash: str
+    state: str
+    why: str
+    created_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    name: str
+    position: int
+    finished_at: datetime | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    id: int
+    run_id: str
+    number: int
+    place: str
+    phase: str
+    why: str
+    boot_id: str
+    boot_wall_s: float | None
+    wall_at: datetime | None
+    lead_s: float
+    started_at: datetime
+    ended_at: datetime | None
+    supervisor_pid: int | None
+    supervisor_started_ticks: int | None
+    stage: str
+    first_step: int
+    epoch: int
+    epochs_total: int
+    step: int
+    steps_total: int
+    samples: int
+    step_s: float
+    metrics: Mapping[str, float]
+    beat_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    id: int
+    session_id: int
+    number: int
+    stage: str
+    folder: str
+    ranks: int
+    first_step: int
+    last_step: int
+    gained: bool | None
+    outcome: str | None
+    cause: str
+    started_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    stage: str
+    step: int
+    final: bool
+    path: str
+    bytes: int
+    state: str
+    why: str
+    took_s: float
+    blocking_s: float
+    created_at: datetime
+    verified_at: datetime | None
+    session_id: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeInfo:
+    id: int
+    run_id: str
+    place: str
+    due_at: datetime | None
+    why: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo:
+    at: datetime
+    kind: str
+    phase: str
+    facts: Mapping[str, Any]
+    session_id: int | None

@@ -1,0 +1,104 @@
+"""Verbs on runs, their stages and their places in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, delete, select, update
+from sqlalchemy.orm import Session as Orm
+
+from db.records import ResumeInfo, RunInfo, StageInfo
+from db.tables import Base, Resume, Run, Stage
+
+Info = TypeVar("Info")
+
+
+def plain(kind: type[Info], row: Base) -> Info:
+    """A row as the record of that kind, whose fields are named as the columns."""
+    return kind(**{name: getattr(row, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def create(engine: Engine, *, stages: Sequence[str], **columns: Any) -> RunInfo:
+    with Orm(engine) as orm, orm.begin():
+        run = Run(created_at=now(), state="active", why="", **columns)
+        orm.add(run)
+        orm.flush()
+        orm.add_all(Stage(run_id=run.id, position=position, name=name) for position, name in enumerate(stages))
+        return plain(RunInfo, run)
+
+
+def newest(engine: Engine, name: str) -> RunInfo | None:
+    with Orm(engine) as orm:
+        run = orm.scalars(select(Run).where(Run.name == name).order_by(Run.number.desc()).limit(1)).first()
+        return plain(RunInfo, run) if run else None
+
+
+def everyone(engine: Engine, *, limit: int | None = None) -> list[RunInfo]:
+    """All runs, the newest first."""
+    with Orm(engine) as orm:
+        return [plain(RunInfo, run) for run in orm.scalars(select(Run).order_by(Run.created_at.desc()).limit(limit))]
+
+
+def set_state(engine: Engine, run_id: str, state: str, why: str = "") -> None:
+    with Orm(engine) as orm, orm.begin():
+        finished_at = now() if state == "finished" else None
+        orm.execute(update(Run).where(Run.id == run_id).values(state=state, why=why, finished_at=finished_at))
+
+
+def set_plan(
+    engine: Engine, run_id: str, *, plan: str, overrides: list[str], plan_hash: str, stages: Sequence[str]
+) -> None:
+    """Take a changed plan; stages that it names anew come in, those that it drops go if they were never done."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Run).where(Run.id == run_id).values(plan=plan, overrides=overrides, plan_hash=plan_hash))
+        known = {stage.name: stage for stage in orm.scalars(select(Stage).where(Stage.run_id == run_id))}
+        for position, name in enumerate(stages):
+            if name in known:
+                known[name].position = position
+            else:
+                orm.add(Stage(run_id=run_id, position=position, name=name))
+        orm.execute(delete(Stage).where(Stage.run_id == run_id, Stage.name.not_in(stages), Stage.finished_at.is_(None)))
+
+
+def stages(engine: Engine, run_id: str) -> list[StageInfo]:
+    with Orm(engine) as orm:
+        return [
+            plain(StageInfo, row)
+            for row in orm.scalars(select(Stage).where(Stage.run_id == run_id).order_by(Stage.position))
+        ]
+
+
+def finish_stage(engine: Engine, run_id: str, name: str, note: str = "") -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(
+            update(Stage).where(Stage.run_id == run_id, Stage.name == name).values(finished_at=now(), note=note)
+        )
+
+
+def queue_resume(engine: Engine, run_id: str, *, why: str, due_at: datetime | None, place: str = "local") -> None:
+    """Put the run into the queue, in the place of an entry that nobody has taken yet."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state == "due"))
+        orm.add(Resume(run_id=run_id, place=place, why=why, due_at=due_at, state="due", created_at=now()))
+
+
+def resume_taken(engine: Engine, run_id: str, *, by: str) -> None:
+    with Orm(engine) as orm, orm.begin():
+        waiting = Resume.run_id == run_id, Resume.state == "due"
+        orm.execute(
+            update(Resume).where(*waiting).values(state="done", claimed_by=by, claimed_at=now(), tries=Resume.tries + 1)
+        )
+
+
+def open_resume(engine: Engine, run_id: str) -> ResumeInfo | None:
+    with Orm(engine) as orm:
+        row = orm.scalars(
+            select(Resume).where(Resume.run_id == run_id, Resume.state == "due").order_by(Resume.id.desc()).limit(1)
+        ).first()
+        return plain(ResumeInfo, row) if row else None

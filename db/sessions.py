@@ -1,0 +1,160 @@
+"""Verbs on sessions, their attempts, and the journal. A phase and the event that led to it are one transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine, func, select, update
+from sqlalchemy.orm import Session as Orm
+
+from db.records import AttemptInfo, EventInfo, SessionInfo
+from db.runs import now, plain
+from db.tables import Attempt, EventRow, Session
+
+OVER = ("finished", "suspended", "cut off", "failed")
+
+
+def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
+    with Orm(engine) as orm, orm.begin():
+        last = orm.scalar(select(func.max(Session.number)).where(Session.run_id == run_id)) or 0
+        row = Session(run_id=run_id, number=last + 1, phase="queued", started_at=now(), **columns)
+        orm.add(row)
+        orm.flush()
+        return plain(SessionInfo, row)
+
+
+def last(engine: Engine, run_id: str) -> SessionInfo | None:
+    with Orm(engine) as orm:
+        row = orm.scalars(
+            select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
+        ).first()
+        return plain(SessionInfo, row) if row else None
+
+
+def of_run(engine: Engine, run_id: str) -> list[SessionInfo]:
+    with Orm(engine) as orm:
+        return [
+            plain(SessionInfo, row)
+            for row in orm.scalars(select(Session).where(Session.run_id == run_id).order_by(Session.number))
+        ]
+
+
+def record(
+    engine: Engine, run_id: str, session_id: int, *, kind: str, phase: str, facts: dict[str, Any], **columns: Any
+) -> None:
+    """The session's new phase and figures, and the event that led there."""
+    with Orm(engine) as orm, orm.begin():
+        if phase in OVER:
+            columns["ended_at"] = now()
+        orm.execute(update(Session).where(Session.id == session_id).values(phase=phase, **columns))
+        orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase=phase, facts=facts))
+
+
+def note(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], session_id: int | None = None) -> None:
+    """An event that moves no session."""
+    with Orm(engine) as orm, orm.begin():
+        orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase="", facts=facts))
+
+
+def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Session).where(Session.id == session_id).values(**columns))
+
+
+def beat(engine: Engine, session_id: int, attempt_id: int, **columns: Any) -> None:
+    """The live figures, about once a second."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Session).where(Session.id == session_id).values(beat_at=now(), **columns))
+        orm.execute(update(Attempt).where(Attempt.id == attempt_id).values(last_step=columns["step"]))
+
+
+def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
+    """The newest events of a run, oldest of them first."""
+    with Orm(engine) as orm:
+        rows = orm.scalars(
+            select(EventRow).where(EventRow.run_id == run_id).order_by(EventRow.id.desc()).limit(limit)
+        ).all()
+        return [plain(EventInfo, row) for row in reversed(rows)]
+
+
+def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: Any) -> AttemptInfo:
+    """`folder_of` makes the attempt's folder name from its number."""
+    with Orm(engine) as orm, orm.begin():
+        number = (orm.scalar(select(func.max(Attempt.number)).where(Attempt.session_id == session_id)) or 0) + 1
+        row = Attempt(session_id=session_id, number=number, folder=folder_of(number), started_at=now(), **columns)
+        row.last_step = row.first_step
+        orm.add(row)
+        orm.flush()
+        return plain(AttemptInfo, row)
+
+
+def close_attempt(engine: Engine, attempt_id: int, *, outcome: str, cause: str, last_step: int, gained: bool) -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(
+            update(Attempt)
+            .where(Attempt.id == attempt_id)
+            .values(outcome=outcome, cause=cause, last_step=last_step, gained=gained, ended_at=now())
+        )
+
+
+def last_attempt(engine: Engine, session_id: int) -> AttemptInfo | None:
+    with Orm(engine) as orm:
+        row = orm.scalars(
+            select(Attempt).where(Attempt.session_id == session_id).order_by(Attempt.number.desc()).limit(1)
+        ).first()
+        return plain(AttemptInfo, row) if row else None
+
+
+def attempts(engine: Engine, run_id: str) -> list[AttemptInfo]:
+    """All attempts of a run, oldest first."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Attempt)
+            .join(Session, Session.id == Attempt.session_id)
+            .where(Session.run_id == run_id)
+            .order_by(Attempt.id)
+        )
+        return [plain(AttemptInfo, row) for row in orm.scalars(chosen)]
+
+
+def furthest_step(engine: Engine, run_id: str, stage: str, *, before_attempt: int) -> int:
+    """The highest step of a stage that an earlier attempt has come to."""
+    with Orm(engine) as orm:
+        chosen = select(func.max(Attempt.last_step)).join(Session, Session.id == Attempt.session_id)
+        return (
+            orm.scalar(chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.id < before_attempt)) or 0
+        )
+
+
+def without_progress(engine: Engine, run_id: str) -> int:
+    """Attempts in a row, up to the newest ended one, that crashed or met the wall and came no step further.
+
+    Counting ends at a session that failed: who starts it again has done something about it.
+    """
+    with Orm(engine) as orm:
+        chosen = (
+            select(Attempt.gained, Attempt.outcome, Session.phase)
+            .join(Session, Session.id == Attempt.session_id)
+            .where(Session.run_id == run_id, Attempt.ended_at.is_not(None), Attempt.outcome != "lost")
+            .order_by(Attempt.id.desc())
+            .limit(50)
+        )
+        count = 0
+        for gained, outcome, phase in orm.execute(chosen):
+            if gained or outcome == "finished" or phase == "failed":
+                break
+            count += 1
+        return count
+
+
+def trained(engine: Engine, run_id: str) -> tuple[float, int]:
+    """Seconds that the run's ended sessions lasted, and attempts that crashed or were lost (failures; walls are none)."""
+    with Orm(engine) as orm:
+        ended = orm.execute(
+            select(Session.started_at, Session.ended_at).where(Session.run_id == run_id, Session.ended_at.is_not(None))
+        )
+        seconds = sum(((end - start).total_seconds() for start, end in ended if end is not None), 0.0)
+        chosen = select(func.count(Attempt.id)).join(Session, Session.id == Attempt.session_id)
+        return seconds, orm.scalar(
+            chosen.where(Session.run_id == run_id, Attempt.outcome.in_(("crashed", "lost")))
+        ) or 0

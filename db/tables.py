@@ -1,0 +1,204 @@
+"""The models. Columns carry their units; `…_at` is an instant in UTC, `…_s` a duration, `boot…_s` a CLOCK_BOOTTIME reading."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+
+class Utc(TypeDecorator[datetime]):
+    """An aware datetime in and out, kept as UTC: SQLite has no zones."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: Utc,
+        dict[str, Any]: JSON,
+        dict[str, float]: JSON,
+        list[str]: JSON,
+    }
+
+
+class Run(Base):
+    """One training from first to last step; `number` counts the runs of a name (`--fresh` begins the next)."""
+
+    __tablename__ = "runs"
+    __table_args__ = (UniqueConstraint("name", "number"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(128))
+    number: Mapped[int]
+    folder: Mapped[str] = mapped_column(Text)
+    workdir: Mapped[str] = mapped_column(Text)
+    plan: Mapped[str] = mapped_column(Text)
+    overrides: Mapped[list[str]]
+    plan_hash: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16), default="active")  # active, finished, failed
+    why: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class Stage(Base):
+    __tablename__ = "stages"
+    __table_args__ = (UniqueConstraint("run_id", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    position: Mapped[int]
+    name: Mapped[str] = mapped_column(String(128))
+    finished_at: Mapped[datetime | None]
+    note: Mapped[str] = mapped_column(Text, default="")  # how it came to be done, where no attempt of ours did it
+
+
+class Session(Base):
+    """One stretch of a run on one machine. The supervisor's identity and the live figures stand here, for `status`."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (UniqueConstraint("run_id", "number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    place: Mapped[str] = mapped_column(String(32), default="local")
+    phase: Mapped[str] = mapped_column(String(16), index=True)
+    why: Mapped[str] = mapped_column(Text, default="")
+    boot_id: Mapped[str] = mapped_column(String(64))
+    boot_wall_s: Mapped[float | None]
+    wall_at: Mapped[datetime | None]
+    lead_s: Mapped[float] = mapped_column(default=0.0)
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    supervisor_pid: Mapped[int | None]
+    supervisor_started_ticks: Mapped[int | None] = mapped_column(BigInteger)
+    stage: Mapped[str] = mapped_column(String(128), default="")
+    first_step: Mapped[int] = mapped_column(default=0)
+    epoch: Mapped[int] = mapped_column(default=0)
+    epochs_total: Mapped[int] = mapped_column(default=0)
+    step: Mapped[int] = mapped_column(default=0)
+    steps_total: Mapped[int] = mapped_column(default=0)
+    samples: Mapped[int] = mapped_column(BigInteger, default=0)
+    step_s: Mapped[float] = mapped_column(default=0.0)
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    beat_at: Mapped[datetime | None]
+
+
+class Attempt(Base):
+    """One launch of torchrun within a session."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("session_id", "number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    stage: Mapped[str] = mapped_column(String(128))
+    folder: Mapped[str] = mapped_column(Text)
+    ranks: Mapped[int]
+    first_step: Mapped[int] = mapped_column(default=0)
+    last_step: Mapped[int] = mapped_column(default=0)
+    gained: Mapped[bool | None]
+    outcome: Mapped[str | None] = mapped_column(String(32))
+    cause: Mapped[str] = mapped_column(Text, default="")
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class Checkpoint(Base):
+    __tablename__ = "checkpoints"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"))
+    stage: Mapped[str] = mapped_column(String(128))
+    step: Mapped[int]
+    final: Mapped[bool]
+    path: Mapped[str] = mapped_column(Text, unique=True)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))  # verified, broken, dropped
+    why: Mapped[str] = mapped_column(Text, default="")
+    took_s: Mapped[float] = mapped_column(default=0.0)
+    blocking_s: Mapped[float] = mapped_column(default=0.0)
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    created_at: Mapped[datetime]
+    verified_at: Mapped[datetime | None]
+
+
+class Charge(Base):
+    """Hours of an accelerator that a session has used, written as they are used."""
+
+    __tablename__ = "charges"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"))
+    accelerator: Mapped[str] = mapped_column(String(64))
+    factor: Mapped[float] = mapped_column(default=1.0)
+    from_at: Mapped[datetime] = mapped_column(index=True)
+    used_s: Mapped[float] = mapped_column(default=0.0)
+
+
+class Resume(Base):
+    """The queue: a run that goes on when `due_at` has come; without `due_at`, when a person asks."""
+
+    __tablename__ = "resumes"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    place: Mapped[str] = mapped_column(String(32), default="local")
+    due_at: Mapped[datetime | None] = mapped_column(index=True)
+    why: Mapped[str] = mapped_column(Text, default="")
+    tries: Mapped[int] = mapped_column(default=0)
+    state: Mapped[str] = mapped_column(String(16), default="due", index=True)  # due, claimed, done, failed
+    claimed_by: Mapped[str] = mapped_column(String(128), default="")
+    claimed_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+
+
+class Sample(Base):
+    """Telemetry: what was measured at an instant, or over `span_s` seconds from it. What was not measured is absent."""
+
+    __tablename__ = "samples"
+    __table_args__ = (Index("ix_samples_session_span_at", "session_id", "span_s", "at"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    at: Mapped[datetime]
+    span_s: Mapped[int] = mapped_column(default=0)
+    values: Mapped[dict[str, Any]]
+
+
+class EventRow(Base):
+    """The journal: what happened, the phase it led to, and the facts. Written in one transaction with the phase."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_run_id_id", "run_id", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    at: Mapped[datetime]
+    kind: Mapped[str] = mapped_column(String(48))
+    phase: Mapped[str] = mapped_column(String(16), default="")
+    facts: Mapped[dict[str, Any]] = mapped_column(default=dict)

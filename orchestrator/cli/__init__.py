@@ -1,0 +1,83 @@
+"""The command line: one file a verb, loaded when it is typed; here alone an error becomes text and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from orchestrator import __version__
+from orchestrator.errors import ExitCode, KgorchError
+
+VERBS = {
+    "start": "Begin the run of a plan, or go on with it.",
+    "resume": "Go on with a run, by the plan that it keeps.",
+    "status": "Where a run stands; also when no supervisor lives.",
+    "stop": "Save, then end the session.",
+    "save": "Save now and go on.",
+    "logs": "What the ranks print.",
+    "history": "The sessions of a run, or its journal.",
+    "checkpoints": "List, verify, prune, export.",
+    "init": "Write a commented plan.toml.",
+}
+
+
+class Verbs(click.Group):
+    """Imports a verb's module when it is used: `kgorch status` does not pay for what `kgorch start` needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"orchestrator.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from orchestrator.errors import nearest
+
+            raise click.UsageError(f"no verb {args[0]!r}{nearest(args[0], VERBS)}; known: {', '.join(VERBS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="kgorch")
+def cli() -> None:
+    """One training run that lives through many short GPU sessions.
+
+    \b
+    Example:
+      kgorch init                 write plan.toml
+      kgorch start plan.toml      train until the session's wall; saved in time
+      kgorch start plan.toml      the next session goes on at the exact sample
+      kgorch status               where it stands
+
+    Shell completion: eval "$(_KGORCH_COMPLETE=bash_source kgorch)" (or zsh_source, fish_source).
+    """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    try:
+        status = cli.main(args=args, prog_name="kgorch", standalone_mode=False)
+    except KgorchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(int(error.code))
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(ExitCode.MISTAKE))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our pipe has enough
+        sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)

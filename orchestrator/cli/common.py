@@ -1,0 +1,60 @@
+"""What several verbs begin with: the state folder, its database, the run meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.errors import NotFound, nearest
+from orchestrator.platforms.profile import Profile, detect
+from orchestrator.runtime.home import home_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from db.records import RunInfo
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON; its fields are a promise (docs/json.md)."
+)
+
+
+def _complete_run(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    try:
+        from db import runs
+
+        _, _, engine = state()
+        return sorted({run.name for run in runs.everyone(engine) if run.name.startswith(typed)})
+    except Exception:  # completion never disturbs a shell
+        return []
+
+
+run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=_complete_run)
+
+
+def state() -> tuple[Profile, Path, Engine]:
+    """The platform, the state folder and its database, made or migrated where needed."""
+    from db.engine import open_database
+
+    profile = detect()
+    home = home_of(profile)
+    return profile, home, open_database(home)
+
+
+def find_run(engine: Engine, name: str | None) -> RunInfo:
+    """The newest run of that name, or of any.
+
+    Raises: NotFound.
+    """
+    from db import runs
+
+    everyone = runs.everyone(engine, limit=None if name else 1)
+    for run in everyone:
+        if name in (None, run.name, f"{run.name}/{run.number}"):
+            return run
+    if name is None:
+        raise NotFound("there is no run yet", next_step="kgorch start plan.toml")
+    names = sorted({run.name for run in everyone})
+    raise NotFound(f"there is no run named {name!r}{nearest(name, names)}", f"runs: {', '.join(names) or 'none'}")

@@ -1,0 +1,74 @@
+"""How things look: durations, sizes, tables, JSON. Tables are plain text when piped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+
+def duration(seconds: float | None) -> str:
+    """`9h 05m`, `12m 30s`, `4.2s`; `–` for what is not known."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def ago(stamp: str | None) -> str:
+    if not stamp:
+        return "–"
+    passed = (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
+    return f"{duration(max(passed, 0.0))} ago"
+
+
+def clock(stamp: str | None) -> str:
+    """Local time of an instant, with the date when it is not today's."""
+    if not stamp:
+        return "–"
+    at = datetime.fromisoformat(stamp).astimezone()
+    return at.strftime("%H:%M:%S" if at.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M")
+
+
+def metrics(values: dict[str, float | None]) -> str:
+    return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in values.items())
+
+
+def as_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A rich table on a terminal; columns set apart by tabs when piped, for cut and awk."""
+    if not sys.stdout.isatty():
+        for row in (head, *rows):
+            click.echo("\t".join(row))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(*head, box=box.SIMPLE_HEAD, header_style="bold")
+    for row in rows:
+        made.add_row(*row)
+    Console().print(made)

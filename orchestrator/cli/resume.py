@@ -1,0 +1,32 @@
+"""kgorch resume"""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.common import json_option, run_argument, state
+from orchestrator.cli.session import report_nothing, run_session
+
+
+@click.command("resume")
+@run_argument
+@json_option
+def command(run: str | None, as_json: bool) -> int:
+    """Go on with RUN, or with the newest run that is not finished, by the plan that it keeps.
+
+    With nothing to do it says so and exits 0.
+
+    \b
+    Example:
+      kgorch resume ink-demo
+    """
+    from orchestrator.runtime import opening
+
+    profile, home, engine = state()
+    opened = opening.resume(engine, home, profile, run)
+    if opened is None:
+        click.echo("there is no run to go on with")
+        return 0
+    if isinstance(opened, opening.Nothing):
+        return report_nothing(engine, opened, as_json=as_json)
+    return run_session(engine, opened, as_json=as_json)

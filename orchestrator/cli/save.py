@@ -1,0 +1,48 @@
+"""kgorch save"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.common import find_run, run_argument, state
+from orchestrator.errors import KgorchError
+
+PATIENCE_S = 600.0
+
+
+@click.command("save")
+@run_argument
+@click.option("--wait/--no-wait", default=True, help="Return when the checkpoint is verified (default), or at once.")
+def command(run: str | None, wait: bool) -> int:
+    """Save RUN now; training goes on.
+
+    \b
+    Example:
+      kgorch save ink-demo
+    """
+    from db import checkpoints, sessions
+    from orchestrator.runtime import channel
+
+    _, _, engine = state()
+    found = find_run(engine, run)
+    before = checkpoints.newest_verified(engine, found.id)
+    seen = len(sessions.events(engine, found.id, limit=1_000_000))
+    if channel.ask(Path(found.folder) / "control.sock", "save") is None:
+        raise KgorchError(f"{found.name} is not running under a supervisor", next_step=f"kgorch status {found.name}")
+    deadline = time.monotonic() + PATIENCE_S
+    while wait and time.monotonic() < deadline:
+        now = checkpoints.newest_verified(engine, found.id)
+        if now and (before is None or now.path != before.path):
+            click.echo(f"{found.name}: step {now.step} is saved and verified in {now.path}")
+            return 0
+        for event in sessions.events(engine, found.id, limit=1_000_000)[seen:]:
+            if event.kind == "SaveFailed":
+                raise KgorchError(
+                    f"the save failed: {event.facts.get('why')}", next_step="free some disk; training goes on"
+                )
+        time.sleep(0.1)
+    click.echo(f"{found.name}: asked")
+    return 0

@@ -1,0 +1,152 @@
+"""What start and resume share: a session in the foreground, its line of progress, and how it ends in words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import render
+from orchestrator.core.session import Phase
+from orchestrator.errors import ExitCode
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from db.records import SessionInfo
+    from orchestrator.runtime.opening import Nothing, Opened
+
+EXIT = {
+    Phase.FINISHED: ExitCode.DONE,
+    Phase.SUSPENDED: ExitCode.SUSPENDED,
+    Phase.CUT_OFF: ExitCode.SUSPENDED,
+    Phase.FAILED: ExitCode.FAILED,
+}
+
+
+def run_session(engine: Engine, opened: Opened, *, as_json: bool) -> int:
+    from orchestrator.report import view
+
+    line = Progress(opened)
+    line.begin()
+    _tell_ready()
+    ended = opened.supervise(engine, line.show)
+    line.end()
+    found = view.of_run(engine, _again(engine, opened))
+    if as_json:
+        render.as_json(found)
+    _say_how_it_ended(found, ended.phase)
+    return int(EXIT[ended.phase])
+
+
+def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
+    """The run is live elsewhere, or finished: say so and do nothing."""
+    from orchestrator.report import view
+
+    found = view.of_run(engine, nothing.run)
+    if as_json:
+        render.as_json(found)
+    elif nothing.why == "live":
+        pid = found["session"]["supervisor"]["pid"] if found["session"] else "?"
+        click.echo(
+            f"{nothing.run.name} is live: pid {pid} supervises it, {found['phase']}, step {found['step']}; nothing was started"
+        )
+        click.echo(f"next: kgorch status {nothing.run.name}")
+    else:
+        click.echo(f"{nothing.run.name} is finished; nothing was started")
+        click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
+    return 0
+
+
+class Progress:
+    """One line that follows the session on a terminal; a line a change of phase or stage when piped."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._last = ("", "")
+        self._tty = sys.stderr.isatty()
+        self._status = None
+        if self._tty:
+            from rich.console import Console
+
+            self._console = Console(stderr=True)
+            self._status = self._console.status("")
+
+    def begin(self) -> None:
+        row = self._opened.row
+        wall = "" if row.wall_at is None else f", wall at {render.clock(row.wall_at.isoformat())}"
+        how = "taken over" if self._opened.adopted else "opened"
+        self._say(f"{self._opened.run.name}: session {row.number} {how} at step {row.step}{wall}")
+        if self._status:
+            self._status.start()
+
+    def show(self, row: SessionInfo) -> None:
+        if self._status:
+            self._status.update(self._text(row))
+        if (row.phase, row.stage) != self._last and row.phase not in ("saving",):
+            if self._last[0] != "saving" and (row.phase, row.stage) != self._last:
+                self._say(
+                    f"{row.stage or self._opened.run.name}: {row.phase}" + (f" (step {row.step})" if row.step else "")
+                )
+            self._last = (row.phase, row.stage)
+
+    def end(self) -> None:
+        if self._status:
+            self._status.stop()
+
+    def _text(self, row: SessionInfo) -> str:
+        from rich.markup import escape
+
+        total = f"/{row.steps_total}" if row.steps_total else ""
+        epochs = f"  epoch {row.epoch}/{row.epochs_total}" if row.epochs_total else ""
+        left = ""
+        if row.wall_at is not None:
+            from datetime import UTC, datetime
+
+            left = f"  wall in {render.duration(max((row.wall_at - datetime.now(UTC)).total_seconds(), 0))}"
+        eta = (
+            f"  {render.duration((row.steps_total - row.step) * row.step_s)} to go"
+            if row.steps_total and row.step_s
+            else ""
+        )
+        from orchestrator.report.view import plain
+
+        return escape(
+            f"{row.stage} {row.phase}  step {row.step}{total}{epochs}  {render.metrics(plain(row.metrics))}{eta}{left}"
+        )
+
+    def _say(self, text: str) -> None:
+        if self._status:
+            self._console.print(text, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
+    name, checkpoint = found["run"], found["checkpoint"]
+    at = f"step {checkpoint['step']}, verified" if isinstance(checkpoint, dict) else "no checkpoint yet"
+    if phase is Phase.FINISHED:
+        text = f"{name} is finished: {Path(str(found['folder'])) / 'outputs'}"
+    elif phase is Phase.FAILED:
+        text = f"error: {name} failed and will not be retried\n  {found['why']}\n  newest checkpoint: {at}"
+        text += f"\nnext: kgorch logs {name}; then kgorch resume {name}"
+    else:
+        how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
+        text = f"{name}: session {phase.value} by {found['why']}; {how}: {at}\nnext: kgorch resume {name}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _again(engine: Engine, opened: Opened):  # type: ignore[no-untyped-def]
+    from db import runs
+
+    return next(run for run in runs.everyone(engine) if run.id == opened.run.id)
+
+
+def _tell_ready() -> None:
+    """Tell the `start --detach` that waits for us that a session is open."""
+    if descriptor := os.environ.pop("KGORCH_READY_FD", None):
+        os.write(int(descriptor), b"ready")
+        os.close(int(descriptor))

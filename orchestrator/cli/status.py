@@ -1,0 +1,155 @@
+"""kgorch status"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from orchestrator.cli import render
+from orchestrator.cli.common import find_run, json_option, run_argument, state
+
+
+@click.command("status")
+@run_argument
+@json_option
+@click.option("--watch", is_flag=True, help="Look again every second until the session is over.")
+@click.option("--all", "everyone", is_flag=True, help="A line for every run.")
+def command(run: str | None, as_json: bool, watch: bool, everyone: bool) -> int:
+    """Where RUN stands (the newest run by default). Answers from the database, also when no supervisor lives.
+
+    \b
+    Example:
+      kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])'
+    """
+    if everyone:
+        return _list(as_json)
+    if watch and sys.stdout.isatty() and not as_json:
+        return _watch(run)
+    while True:
+        found = print_status(run, as_json=as_json)
+        if not watch or not (found["session"] or {}).get("training_alive"):
+            return 0
+        time.sleep(1)
+
+
+def print_status(name: str | None, *, as_json: bool) -> dict[str, Any]:
+    found = _look(name)
+    if as_json:
+        render.as_json(found)
+    else:
+        for line in lines(found):
+            click.echo(line)
+    return found
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The view as lines of `label  value`."""
+    session, checkpoint = found["session"], found["checkpoint"]
+    stages = " → ".join(_stage(item, found["stage"]) for item in found["stages"])
+    total = f" of {found['steps_total']}" if found["steps_total"] else ""
+    epochs = f", epoch {found['epoch']} of {found['epochs_total']}" if found["epochs_total"] else ""
+    pace = (
+        f", {render.duration(found['step_s'])} a step"
+        if found["step_s"] and session and session["training_alive"]
+        else ""
+    )
+    rows = [
+        ("run", f"{found['run']}" + (f" (number {found['run_number']})" if found["run_number"] > 1 else "")),
+        ("phase", found["phase"] + (f": {found['why']}" if found["why"] else "")),
+        ("stages", stages),
+        ("step", f"{found['step']}{total}{epochs}, {found['samples']} samples{pace}"),
+    ]
+    if session:
+        rows.append(("session", _session_line(session)))
+        rows.append(("supervisor", _supervisor_line(found, session)))
+    if checkpoint:
+        verified = "verified" if checkpoint["verified"] else "not verified"
+        where = f"step {checkpoint['step']} of {checkpoint['stage']}, {verified}, {render.ago(checkpoint['at'])}"
+        rows.append(("checkpoint", f"{where}, {render.size(checkpoint['bytes'])}"))
+    else:
+        rows.append(("checkpoint", "none yet"))
+    if found["metrics"]:
+        rows.append(("metrics", render.metrics(found["metrics"])))
+    rows.append(("next", _next_line(found["next"])))
+    return [f"{label:<11} {value}" for label, value in rows]
+
+
+def _stage(item: dict[str, Any], current: str) -> str:
+    if item["done"]:
+        return f"{item['name']} ✓"
+    return f"[{item['name']}]" if item["name"] == current else str(item["name"])
+
+
+def _session_line(session: dict[str, Any]) -> str:
+    began = f"number {session['number']}, {session['place']}, since {render.clock(session['started_at'])}"
+    if session["ended_at"]:
+        return f"{began} until {render.clock(session['ended_at'])}"
+    if session["left_s"] is None:
+        return f"{began}, no wall"
+    lead = f"last save asked for {render.duration(session['lead_s'])} before"
+    return f"{began}, wall in {render.duration(session['left_s'])} ({lead})"
+
+
+def _supervisor_line(found: dict[str, Any], session: dict[str, Any]) -> str:
+    if session["ended_at"]:
+        return "none: the session is over"
+    if session["supervisor"]["alive"]:
+        return f"alive, pid {session['supervisor']['pid']}"
+    heard = render.ago(session["heard_at"])
+    if session["training_alive"]:
+        return f"dead (pid {session['supervisor']['pid']}); training goes on without it, last heard {heard}"
+    return f"dead (pid {session['supervisor']['pid']}), and nothing of the session runs any more; last heard {heard}"
+
+
+def _next_line(following: dict[str, Any]) -> str:
+    match following["what"]:
+        case "nothing":
+            return "nothing: the run is finished"
+        case "train":
+            return "it trains"
+        case "mend":
+            return f"mend the cause, then {following['command']}"
+        case "adopt":
+            return f"{following['command']} takes it over"
+    return f"{following['command']}" + (f" (due {render.clock(following['at'])})" if following["at"] else "")
+
+
+def _look(name: str | None) -> dict[str, Any]:
+    from orchestrator.report import view
+
+    _, _, engine = state()
+    try:
+        return view.of_run(engine, find_run(engine, name))
+    finally:
+        engine.dispose()
+
+
+def _watch(name: str | None) -> int:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(refresh_per_second=4) as live:
+        while True:
+            found = _look(name)
+            live.update(Text("\n".join(lines(found))))
+            if not (found["session"] or {}).get("training_alive"):
+                return 0
+            time.sleep(1)
+
+
+def _list(as_json: bool) -> int:
+    from db import runs
+    from orchestrator.report import view
+
+    _, _, engine = state()
+    found = [view.of_run(engine, run) for run in runs.everyone(engine)]
+    if as_json:
+        render.as_json(found)
+    else:
+        columns = ("run", "run_number", "state", "phase", "stage", "step")
+        rows = [[*(str(item[name]) for name in columns), _next_line(item["next"])] for item in found]
+        render.table(["run", "number", "state", "phase", "stage", "step", "next"], rows)
+    return 0

@@ -1,0 +1,47 @@
+"""kgorch stop"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.common import find_run, run_argument, state
+from orchestrator.errors import KgorchError
+
+
+@click.command("stop")
+@run_argument
+@click.option("--wait/--no-wait", default=True, help="Return when the session is over (default), or at once.")
+def command(run: str | None, wait: bool) -> int:
+    """Save RUN, then end its session; `kgorch resume` goes on later.
+
+    \b
+    Example:
+      kgorch stop ink-demo
+    """
+    import time
+
+    from db import sessions
+    from orchestrator.runtime import channel, launcher
+
+    _, _, engine = state()
+    found = find_run(engine, run)
+    answer = channel.ask(Path(found.folder) / "control.sock", "stop")
+    if answer is None:
+        last = sessions.last(engine, found.id)
+        attempt = sessions.last_attempt(engine, last.id) if last else None
+        if attempt and launcher.is_running(Path(attempt.folder)):
+            raise KgorchError(
+                f"{found.name} trains on without a supervisor that could stop it",
+                next_step=f"kgorch resume {found.name} takes it over; Ctrl-C there, or kgorch stop, then saves and stops",
+            )
+        click.echo(f"{found.name} is not running")
+        return 0
+    if wait:
+        while (last := sessions.last(engine, found.id)) and last.phase not in sessions.OVER:
+            time.sleep(0.1)
+        click.echo(f"{found.name}: {last.phase if last else 'over'} at step {last.step if last else 0}")
+        return 0
+    click.echo(f"{found.name}: {answer.text}")
+    return 0

@@ -1,0 +1,1 @@
+"""What decides: pure functions on plain values. Nothing in here reads a clock, opens a file or logs."""

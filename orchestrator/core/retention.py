@@ -1,0 +1,61 @@
+"""Which checkpoints stay and which may go. The newest verified one always stays, and so does each stage's final one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint as retention sees it; `order` is its place in time."""
+
+    key: str
+    stage: str
+    step: int
+    bytes: int
+    order: float
+    verified: bool
+    final: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a plan wants kept: the last n, the best by a metric (`("dice", True)` for the highest), all within `disk_bytes`."""
+
+    last: int = 3
+    best: tuple[str, bool] | None = None
+    disk_bytes: int | None = None
+
+
+def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
+    """Keys of the checkpoints that may go, oldest first.
+
+    Nothing goes that is not older than a verified one: an unverified checkpoint neither counts nor protects.
+    """
+    verified = sorted((item for item in checkpoints if item.verified), key=lambda item: item.order)
+    if not verified:
+        return ()
+    newest = verified[-1]
+    sacred = {newest.key} | {item.key for item in verified if item.final}
+    wanted = sacred | {item.key for item in verified[-max(rule.last, 1) :]}
+    if rule.best:
+        metric, highest = rule.best
+        rated = [item for item in verified if item.stage == newest.stage and metric in item.metrics]
+        if rated:
+            wanted.add(
+                max(
+                    rated, key=lambda item: (item.metrics[metric] if highest else -item.metrics[metric], item.order)
+                ).key
+            )
+    going = [item for item in verified if item.key not in wanted]
+    if rule.disk_bytes is not None:
+        used = sum(item.bytes for item in verified if item.key in wanted)
+        for item in verified:  # oldest first, until what stays fits; what is sacred stays whatever it takes
+            if used <= rule.disk_bytes:
+                break
+            if item.key in wanted - sacred:
+                going.append(item)
+                used -= item.bytes
+    return tuple(item.key for item in sorted(going, key=lambda item: item.order))

@@ -1,0 +1,397 @@
+"""The lifecycle of a session: which phase it is in, what may happen to it, and what is to be done then.
+
+A session is one stretch of a run on one machine, between two walls. It opens (STARTING: torchrun is coming up), trains,
+saves now and then beside the training (SAVING), and ends in one of four ways: FINISHED, SUSPENDED (a checkpoint was
+put in order before the end), CUT_OFF (the end came first; the checkpoint before stands) or FAILED (it would fail
+again). SUSPENDED and CUT_OFF queue a resume.
+
+Why these phases. SAVING is apart from TRAINING so that one save is asked for at a time, and the next not before this one
+is verified or lost. STOPPING is apart from SAVING because it has no way back: from there on, what ends the processes is
+an end in order, and a crash is no reason to launch again. RECOVERING is a STARTING that follows a crash; it is a phase
+of its own because a person who looks wants to see it. There is no phase for "the supervisor is dead": it is not an
+event of the session, training goes on; its successor says Adopted.
+
+`advance` is the only way to move. A pair that TRANSITIONS does not hold is a mistake of the caller, not a state. Time
+enters as events too: `due` yields those whose moment has come. A choice that hangs on figures is made before the table
+(core/outcome.py turns the end of an attempt into one event), so each pair has one answer.
+
+Instants are seconds of CLOCK_BOOTTIME.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from orchestrator.core import cadence, deadline
+
+Instant = float
+
+LAST_WORDS_S = 0.5
+"""What is kept between killing what did not end and the wall: time to write down how it ended."""
+
+STOP_GRACE_S = 120.0
+"""How long a stop without a wall may take at least before what runs is killed."""
+
+
+class Phase(StrEnum):
+    QUEUED = "queued"
+    STARTING = "starting"
+    TRAINING = "training"
+    SAVING = "saving"
+    STOPPING = "stopping"
+    RECOVERING = "recovering"
+    FINISHED = "finished"
+    SUSPENDED = "suspended"
+    CUT_OFF = "cut off"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        return self in OVER
+
+
+OVER = frozenset({Phase.FINISHED, Phase.SUSPENDED, Phase.CUT_OFF, Phase.FAILED})
+
+
+class Event:
+    """Something that has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened(Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Attached(Event):
+    """A rank tracks its state and is ready to step."""
+
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDue(Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequested(Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointVerified(Event):
+    """`took_s`: asked for to read back; `blocking_s`: of it, what held the training up."""
+
+    step: int
+    took_s: float
+    blocking_s: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed(Event):
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached(Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    """`wall_s` when something outside will end us then; None when a person asks, who can wait for the save."""
+
+    why: str
+    wall_s: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraceExpired(Event):
+    """What was asked to stop has neither saved nor ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitOverdue(Event):
+    """What was asked to stop has saved, and has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished(Event):
+    """All ranks have come to the end of a stage that is not the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished(Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSuspended(Event):
+    """All ranks have ended at a step boundary, as asked or by their own watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCrashed(Event):
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetriesExhausted(Event):
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted(Event):
+    """A new supervisor has found the attempt running."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost(Event):
+    """A new supervisor has found nothing running."""
+
+    why: str
+
+
+class Action:
+    """Something to do. Each can be done twice: after a crash it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Action):
+    """Start the first stage that is not done, from the newest verified checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskToSave(Action):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AskToStop(Action):
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillAttempt(Action):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class QueueResume(Action):
+    """`when_asked`: a person stopped it, so a person says when it goes on."""
+
+    why: str
+    when_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Where a session stands, and all that its decisions hang on.
+
+    Attributes:
+        entered_s: when the phase began.
+        wall_s: when the platform ends us; None for a machine without such an end.
+        every_s: the plan's upper bound between two saves.
+        save_times_s: saves of this run, oldest first. guess_s: what to count on before the first one.
+        gap_s, step_s: the longest time between two steps lately; an ordinary step.
+        saved_s: end of the last save, or the beginning of training.
+        trained_s, failures: of the run before this session; blocking_s: of the last save.
+        is_in_order: a checkpoint was verified since the stop. why: what ends or has ended the session.
+    """
+
+    phase: Phase = Phase.QUEUED
+    entered_s: Instant = 0.0
+    wall_s: Instant | None = None
+    margin_s: float = 5.0
+    every_s: float | None = None
+    save_times_s: tuple[float, ...] = ()
+    guess_s: float = 2.0
+    gap_s: float = 0.0
+    step_s: float = 0.0
+    saved_s: Instant = 0.0
+    blocking_s: float = 0.0
+    trained_s: float = 0.0
+    failures: int = 0
+    write_bytes_per_s: float = 100e6
+    asked_by_person: bool = False
+    is_in_order: bool = False
+    why: str = ""
+
+    @property
+    def lead_s(self) -> float:
+        save_s = deadline.save_s(self.save_times_s, guess_s=self.guess_s)
+        return deadline.lead_s(save_s=save_s, gap_s=self.gap_s, step_s=self.step_s, margin_s=self.margin_s)
+
+    @property
+    def deadline_s(self) -> Instant | None:
+        return None if self.wall_s is None else self.wall_s - self.lead_s
+
+    @property
+    def next_save_s(self) -> Instant:
+        interval = cadence.interval_s(
+            self.blocking_s, trained_s=self.trained_s, failures=self.failures, at_most_s=self.every_s
+        )
+        return self.saved_s + interval
+
+    @property
+    def kill_s(self) -> Instant:
+        """When what has not ended after a stop is killed."""
+        graceful = self.entered_s + max(STOP_GRACE_S, 4 * self.lead_s)
+        return graceful if self.wall_s is None else min(graceful, self.wall_s - LAST_WORDS_S)
+
+    @property
+    def overdue_s(self) -> Instant:
+        """When a save that was asked for is given up as never coming."""
+        return self.entered_s + max(300.0, 10 * self.lead_s)
+
+    def observing(self, *, gap_s: float, step_s: float) -> Session:
+        """With the ranks' own times: the gap fades by a tenth with each report, so that one slow moment is forgotten."""
+        return replace(self, gap_s=max(gap_s, 0.9 * self.gap_s, step_s), step_s=step_s)
+
+
+P = Phase
+_RUNNING = (P.STARTING, P.TRAINING, P.SAVING, P.STOPPING, P.RECOVERING)
+
+TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
+    (P.QUEUED, SessionOpened): P.STARTING,
+    # coming up: nothing is unsaved yet, so an end costs nothing
+    **{(phase, Attached): P.TRAINING for phase in (P.STARTING, P.RECOVERING)},
+    **{(phase, DeadlineReached): P.SUSPENDED for phase in (P.STARTING, P.RECOVERING)},
+    **{(phase, StopRequested): P.SUSPENDED for phase in (P.STARTING, P.RECOVERING)},
+    **{(phase, SaveRequested): phase for phase in (P.STARTING, P.RECOVERING)},  # what there is to save is saved
+    # training, and saving beside it
+    (P.TRAINING, CheckpointDue): P.SAVING,
+    (P.TRAINING, SaveRequested): P.SAVING,
+    (P.SAVING, SaveRequested): P.SAVING,  # the one under way serves
+    (P.SAVING, CheckpointVerified): P.TRAINING,
+    (P.SAVING, SaveFailed): P.TRAINING,  # training goes on; the checkpoint before stands
+    **{(phase, DeadlineReached): P.STOPPING for phase in (P.TRAINING, P.SAVING)},
+    **{(phase, StopRequested): P.STOPPING for phase in (P.TRAINING, P.SAVING, P.STOPPING)},
+    **{(phase, Attached): phase for phase in (P.TRAINING, P.SAVING, P.STOPPING)},  # a line that was cut and made anew
+    # saves that ranks make by themselves: a stage's last, or one that came after it was given up
+    **{(phase, CheckpointVerified): phase for phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.STOPPING)},
+    **{(phase, SaveFailed): phase for phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.STOPPING)},
+    (P.STOPPING, SaveRequested): P.STOPPING,  # it saves anyway
+    # how an attempt ends
+    **{(phase, StageFinished): P.STARTING for phase in _RUNNING},
+    (P.STOPPING, StageFinished): P.SUSPENDED,
+    **{(phase, RunFinished): P.FINISHED for phase in _RUNNING},
+    **{(phase, AttemptSuspended): P.SUSPENDED for phase in _RUNNING},
+    **{(phase, AttemptCrashed): P.RECOVERING for phase in _RUNNING},
+    (P.STOPPING, AttemptCrashed): P.CUT_OFF,
+    **{(phase, RetriesExhausted): P.FAILED for phase in _RUNNING},
+    (P.STOPPING, GraceExpired): P.CUT_OFF,
+    (P.STOPPING, ExitOverdue): P.SUSPENDED,
+    # a supervisor that takes over from a dead one
+    **{(phase, Adopted): phase for phase in _RUNNING},
+    (P.SAVING, Adopted): P.TRAINING,
+    **{(phase, SessionLost): P.CUT_OFF for phase in _RUNNING},
+    (P.QUEUED, SessionLost): P.CUT_OFF,
+}
+
+
+class IllegalTransition(Exception):
+    """The event means nothing in this phase, and nothing has changed."""
+
+    def __init__(self, phase: Phase, event: Event) -> None:
+        super().__init__(f"{type(event).__name__} means nothing to a session that is {phase.value}")
+        self.phase, self.event = phase, event
+
+
+def advance(session: Session, event: Event, now: Instant) -> tuple[Session, tuple[Action, ...]]:
+    """Move by one event.
+
+    Raises: IllegalTransition if it means nothing here, and nothing has changed.
+    """
+    phase = TRANSITIONS.get((session.phase, type(event)))
+    if phase is None:
+        raise IllegalTransition(session.phase, event)
+    moved = _noting(session, event, now)
+    if phase is not session.phase:
+        moved = replace(moved, phase=phase, entered_s=now)
+    return moved, _actions(session, moved, event)
+
+
+def due(session: Session, now: Instant) -> Iterator[Event]:
+    """The events of time whose moment has come, at most one of them; asking twice without advancing gives it twice."""
+    deadline_s = session.deadline_s
+    if (
+        session.phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.SAVING)
+        and deadline_s is not None
+        and now >= deadline_s
+    ):
+        yield DeadlineReached()
+    elif session.phase is P.TRAINING and now >= session.next_save_s:
+        yield CheckpointDue()
+    elif session.phase is P.SAVING and now >= session.overdue_s:
+        yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking")
+    elif session.phase is P.STOPPING and now >= session.kill_s:
+        yield ExitOverdue() if session.is_in_order else GraceExpired()
+
+
+def next_due_s(session: Session) -> Instant | None:
+    """When `due` will have something to say, if nothing else happens before."""
+    instants = {
+        P.STARTING: (session.deadline_s,),
+        P.RECOVERING: (session.deadline_s,),
+        P.TRAINING: (session.deadline_s, session.next_save_s),
+        P.SAVING: (session.deadline_s, session.overdue_s),
+        P.STOPPING: (session.kill_s,),
+    }.get(session.phase, ())
+    return min((instant for instant in instants if instant is not None), default=None)
+
+
+def _noting(session: Session, event: Event, now: Instant) -> Session:
+    """The session with what the event tells, its phase left as it is."""
+    match event:
+        case Attached(state_bytes):
+            guess_s = deadline.first_guess_s(state_bytes, session.write_bytes_per_s)
+            fresh = session.phase in (P.STARTING, P.RECOVERING)
+            return replace(session, guess_s=guess_s, saved_s=now if fresh else session.saved_s)
+        case CheckpointVerified(took_s=took_s, blocking_s=blocking_s):
+            return replace(
+                session,
+                is_in_order=session.phase is P.STOPPING,
+                save_times_s=(*session.save_times_s, took_s)[-deadline.RECENT_SAVES :],
+                blocking_s=blocking_s,
+                saved_s=now,
+            )
+        case SaveFailed():
+            return replace(session, saved_s=now)  # asked again after one interval, not at once
+        case StopRequested(why, wall_s):
+            nearer = min((wall for wall in (session.wall_s, wall_s) if wall is not None), default=None)
+            return replace(session, wall_s=nearer, why=why, asked_by_person=wall_s is None)
+        case DeadlineReached() | AttemptSuspended() if not session.why:
+            return replace(session, why="the wall")
+        case GraceExpired():
+            return replace(session, why=f"{session.why or 'a stop'} came before the last save was done")
+        case AttemptCrashed(cause) if session.phase is P.STOPPING:
+            return replace(session, why=f"{session.why or 'a stop'}; then: {cause}")
+        case AttemptCrashed():
+            return replace(session, failures=session.failures + 1)
+        case RetriesExhausted(cause):
+            return replace(session, why=cause)
+        case SessionLost(why):
+            return replace(session, why=why)
+    return session
+
+
+def _actions(before: Session, after: Session, event: Event) -> tuple[Action, ...]:
+    """What a move asks for: by the phase it leads to, then by what may follow in the same phase."""
+    resume = QueueResume(after.why, when_asked=after.asked_by_person)
+    if after.phase in (P.SUSPENDED, P.CUT_OFF):
+        kill = isinstance(event, DeadlineReached | StopRequested | GraceExpired | ExitOverdue)
+        return (KillAttempt(), resume) if kill else (resume,)
+    if after.phase is P.FAILED:
+        return (KillAttempt(),)
+    if isinstance(event, SessionOpened | StageFinished | AttemptCrashed):
+        return (Launch(),) if after.phase in (P.STARTING, P.RECOVERING) else ()
+    if after.phase is P.SAVING and before.phase is P.TRAINING:
+        return (AskToSave(),)
+    if after.phase is P.STOPPING and (before.phase is not P.STOPPING or isinstance(event, Adopted | Attached)):
+        return (AskToStop(after.why),)
+    return ()

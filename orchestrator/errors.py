@@ -1,0 +1,67 @@
+"""The errors that a person may meet, each with its next step, and the exit codes of the command line.
+
+Anything else that reaches the command line is our own bug and shows a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a verb's exit status means; a promise (DESIGN.md, "Words on the command line")."""
+
+    DONE = 0
+    BUG = 1
+    MISTAKE = 2
+    SUSPENDED = 10
+    QUOTA_SPENT = 11
+    FAILED = 20
+
+
+class KgorchError(Exception):
+    """What went wrong, the facts (one a line), and what to type next."""
+
+    code = ExitCode.MISTAKE
+
+    def __init__(self, what: str, *facts: str, next_step: str | None = None) -> None:
+        super().__init__(what)
+        self.what, self.facts, self.next_step = what, facts, next_step
+
+    def __str__(self) -> str:
+        lines = [self.what, *(f"  {fact}" for fact in self.facts)]
+        return "\n".join(lines + ([f"next: {self.next_step}"] if self.next_step else []))
+
+
+class PlanError(KgorchError):
+    """The plan says something that kgorch cannot take."""
+
+
+class NotFound(KgorchError):
+    """No run, session or checkpoint of that name."""
+
+
+class StateUnusable(KgorchError):
+    """The state folder or its database cannot be read or written."""
+
+
+class CheckpointBroken(KgorchError):
+    """A checkpoint does not match its manifest, or has none that can be trusted."""
+
+
+class CannotRestore(KgorchError):
+    """A checkpoint is whole but does not fit what the script tracks."""
+
+
+class TrainingFailed(KgorchError):
+    """The run failed and will not be retried; `what` is the first cause."""
+
+    code = ExitCode.FAILED
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`(did you mean 'wall'?)`, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{near[0]}'?)" if near else ""

@@ -1,0 +1,356 @@
+"""plan.toml: what a person wrote, validated, handed on as plain values.
+
+An error names the file, the line, the key, what was expected and found, and the nearest known key.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from orchestrator.errors import PlanError, nearest
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+def seconds(value: Any) -> Any:
+    """`"90s"`, `"1h 30m"`, `45` (seconds) as seconds. Raises ValueError."""
+    if isinstance(value, str):
+        parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value)
+        if not parts or re.sub(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])|\s", "", value):
+            raise ValueError('expected a duration such as "30s", "90m" or "1h 30m"')
+        return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError('expected a duration such as "30s", "90m" or "1h 30m"')
+    return float(value)
+
+
+def size(value: Any) -> Any:
+    """`"15GiB"`, `"500 MB"`, `1024` (bytes) as bytes. Raises ValueError."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B|)", value.strip())
+        if not match:
+            raise ValueError('expected a size such as "500MB" or "15GiB"')
+        return int(float(match[1]) * _UNITS_BYTES[match[2]])
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError('expected a size such as "500MB" or "15GiB"')
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, allow_inf_nan=False)]
+Bytes = Annotated[int, BeforeValidator(size), Field(gt=0)]
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Stage(_Part):
+    """One program of the run: `module:function`, called with `args`, or a script path, given them as flags."""
+
+    name: Name
+    entry: str
+    ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    args: dict[str, Any] = {}
+
+    @field_validator("entry")
+    @classmethod
+    def _is_an_entry(cls, value: str) -> str:
+        if not (value.endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value)):
+            raise ValueError('expected "module:function" or the path of a script, "train.py"')
+        return value
+
+
+class SessionPart(_Part):
+    """How long a session may last; without `wall`, what the platform says."""
+
+    wall: Seconds | None = None
+    margin: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _leaves_time(self) -> SessionPart:
+        if self.wall is not None and self.margin is not None and self.margin >= self.wall:
+            raise ValueError(f"the margin ({self.margin:g} s) takes the whole session ({self.wall:g} s)")
+        return self
+
+
+class Keep(_Part):
+    """`best = "dice:max"` or `"loss:min"`."""
+
+    last: Annotated[int, Field(ge=1)] = 3
+    best: Annotated[str, StringConstraints(pattern=r"^[^:]+:(min|max)$")] | None = None
+
+
+class CheckpointPart(_Part):
+    dir: str | None = None
+    every: Literal["auto"] | Seconds = "auto"
+    keep: Keep = Keep()
+    disk: Bytes | None = None
+
+
+class QuotaPart(_Part):
+    hours: Annotated[float, Field(gt=0)] | None = None
+    resets: str | None = None
+
+
+class MemoryPart(_Part):
+    """Where to begin, and what may change when memory runs out, in this order."""
+
+    microbatch: Annotated[int, Field(ge=1)] | None = None
+    ladder: list[str | dict[str, Any]] = []
+
+
+class ResumePart(_Part):
+    """Read-only folders in which the state of earlier sessions may lie."""
+
+    sources: list[str] = []
+
+
+class Plan(_Part):
+    name: Name
+    stage: Annotated[list[Stage], Field(min_length=1)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    session: SessionPart = SessionPart()
+    quota: QuotaPart = QuotaPart()
+    checkpoint: CheckpointPart = CheckpointPart()
+    memory: MemoryPart = MemoryPart()
+    resume: ResumePart = ResumePart()
+
+    @model_validator(mode="after")
+    def _stages_differ(self) -> Plan:
+        names = [stage.name for stage in self.stage]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two stages are named {twice[0]!r}")
+        return self
+
+    @property
+    def hash(self) -> str:
+        """Of what the training's bits hang on: the stages and the seed. Walls and cadence may change between sessions."""
+        essence = self.model_dump(mode="json", include={"stage", "seed"})
+        return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
+    """The plan at `path` and its text.
+
+    Raises: PlanError.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(
+            f"the plan {path} cannot be read", str(error), next_step="`kgorch init` writes a commented plan.toml"
+        ) from None
+    return parse(text, str(path), overrides), text
+
+
+def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Plan:
+    """A plan out of TOML; `overrides` are `session.wall=30s`, later ones winning.
+
+    Raises: PlanError.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PlanError(f"{where} is not TOML", str(error) or "nested too deep") from None
+    for override in overrides:
+        _set(document, override)
+    try:
+        return Plan.model_validate(document)
+    except ValidationError as error:
+        facts = [_explained(problem, text, where, document) for problem in error.errors()[:8]]
+        raise PlanError(
+            f"{where} is not a plan", *facts, next_step="`kgorch init` writes a plan with every key explained"
+        ) from None
+    except RecursionError:
+        raise PlanError(f"{where} is nested too deep") from None
+
+
+def _set(document: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise PlanError(
+            f"--set {override!r}: expected KEY=VALUE",
+            next_step="for example --set session.wall=30s --set stage.train.args.epochs=3",
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word or 30s: text
+    at: Any = document
+    *path, last = key.strip().split(".")
+    for step in path:
+        if isinstance(at, dict) and isinstance(at.get(step), list):  # stage.train.args: the stage of that name
+            at = at[step]
+        elif isinstance(at, list):
+            at = next((item for item in at if isinstance(item, dict) and item.get("name") == step), None)
+            if at is None:
+                raise PlanError(f"--set {override!r}: there is no {step!r}", next_step="name a stage of the plan")
+        else:
+            at = at.setdefault(step, {})
+        if not isinstance(at, dict | list):
+            raise PlanError(f"--set {override!r}: {step!r} holds no keys")
+    if isinstance(at, list):
+        raise PlanError(f"--set {override!r}: name the stage, as in stage.NAME.args.epochs=3")
+    at[last] = value
+
+
+def _explained(problem: Mapping[str, Any], text: str, where: str, document: Any) -> str:
+    """One problem as `plan.toml:7: session.wal: unknown key (did you mean 'wall'?)`."""
+    path = [
+        part
+        for part in problem["loc"]
+        if not (isinstance(part, str) and part.startswith(("function-", "literal[", "constrained-", "lax-")))
+    ]
+    keys = [part for part in path if not isinstance(part, str) or part not in ("str", "int", "float", "dict[str,any]")]
+    dotted = ".".join(str(part) for part in keys) or "the plan"
+    line = _line_of(text, keys)
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(keys[:-1])
+        said = f"unknown key{nearest(str(keys[-1]), known)}; known here: {', '.join(known)}"
+    elif problem["type"] == "missing":
+        said = "missing; it must be given"
+    else:
+        said = f"{problem['msg'].removeprefix('Value error, ')}; found {_short(problem['input'])}"
+    return f"{where}:{line}: {dotted}: {said}" if line else f"{where}: {dotted}: {said}"
+
+
+def _keys_at(path: Sequence[Any]) -> list[str]:
+    model: type[BaseModel] = Plan
+    inner: dict[str, type[BaseModel]] = {
+        "stage": Stage,
+        "session": SessionPart,
+        "checkpoint": CheckpointPart,
+        "keep": Keep,
+        "quota": QuotaPart,
+        "memory": MemoryPart,
+        "resume": ResumePart,
+    }
+    for part in path:
+        model = inner.get(str(part), model)
+    return list(model.model_fields)
+
+
+def _line_of(text: str, path: Sequence[Any]) -> int | None:
+    """The line on which a key stands, found by reading the TOML's headers; None when it came by --set or inline."""
+    header: list[Any] = []
+    counts: dict[str, int] = {}
+    best = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := re.match(r"\s*\[\[?\s*([\w.\-]+)\s*\]\]?", line):
+            name = match[1]
+            header = list(name.split("."))
+            if line.lstrip().startswith("[["):
+                header.append(counts.get(name, 0))
+                counts[name] = counts.get(name, 0) + 1
+            if header == list(path[: len(header)]):
+                best = number
+        elif (match := re.match(r"\s*([\w\-.\"]+)\s*=", line)) and path:
+            here = header + [part.strip('"') for part in match[1].split(".")]
+            if here == list(path[: len(here)]):
+                return number
+    return best
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def check_entries(plan: Plan, workdir: Path) -> None:
+    """See that every entry is there, without importing it: an import of the person's code may take PyTorch along.
+
+    Raises: PlanError naming the stage, the entry and the nearest name.
+    """
+    for stage in plan.stage:
+        if stage.entry.endswith(".py"):
+            if not (workdir / stage.entry).is_file():
+                raise PlanError(
+                    f"stage {stage.name!r}: there is no script {workdir / stage.entry}",
+                    next_step="give entry relative to the plan's folder",
+                )
+            continue
+        module, _, function = stage.entry.partition(":")
+        path = _module_file(module, workdir)
+        if path is None:
+            raise PlanError(
+                f"stage {stage.name!r}: there is no module {module!r}",
+                f"looked in {workdir} and among what is installed",
+                next_step="mend the stage's entry",
+            )
+        names = _names_in(path)
+        if names is not None and function not in names:
+            raise PlanError(
+                f"stage {stage.name!r}: {path} has no {function!r}{nearest(function, names)}",
+                next_step="mend the stage's entry",
+            )
+
+
+def _module_file(module: str, workdir: Path) -> Path | None:
+    """Where a module lies: under the plan's folder first, else as installed; only its top package is looked up."""
+    top, *rest = module.split(".")
+    roots = [workdir / top]
+    try:
+        if (spec := importlib.util.find_spec(top)) is not None:
+            roots += [Path(place) for place in spec.submodule_search_locations or []] or [
+                Path(spec.origin or "").with_suffix("")
+            ]
+    except (ImportError, ValueError):
+        pass
+    for root in roots:
+        base = root.joinpath(*rest)
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _names_in(path: Path) -> set[str] | None:
+    """Names bound at the top of a module; None when that cannot be told (`import *`, a syntax error)."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            if any(alias.name == "*" for alias in node.names):
+                return None
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

@@ -1,0 +1,5 @@
+"""A machine of one's own: nothing ends the session but the plan."""
+
+from orchestrator.platforms.profile import Profile
+
+PROFILE = Profile(name="generic")

@@ -1,0 +1,32 @@
+"""A platform's promise in plain values, and which platform this is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Attributes:
+    wall_s: how long a session may last; None where nothing ends it.
+    home: folder that outlives the session; None for the XDG state folder.
+    sources: read-only folders in which another session's state may lie.
+    began_with_container: the session began with PID 1, before us; else it begins with the supervisor.
+    sources_of_figures: where each figure comes from, with the date it was read.
+    """
+
+    name: str
+    wall_s: float | None = None
+    home: Path | None = None
+    sources: tuple[str, ...] = ()
+    began_with_container: bool = False
+    sources_of_figures: str = ""
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Profile:
+    from orchestrator.platforms import colab, generic, kaggle
+
+    return next((platform.PROFILE for platform in (kaggle, colab) if platform.is_here(environ)), generic.PROFILE)

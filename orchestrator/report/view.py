@@ -1,0 +1,144 @@
+"""A run as it stands, in the fields that `status --json` and `start --json` promise (docs/json.md).
+
+Instants are ISO 8601 in UTC, durations seconds. A figure that is not known is null, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from db import checkpoints, runs, sessions
+from db.records import CheckpointInfo, ResumeInfo, RunInfo, SessionInfo
+from orchestrator.runtime import launcher, processes
+
+View = dict[str, Any]
+
+
+def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View:
+    now = now or datetime.now(UTC)
+    row = sessions.last(engine, run.id)
+    stages = runs.stages(engine, run.id)
+    newest = checkpoints.newest_verified(engine, run.id)
+    resume = runs.open_resume(engine, run.id)
+    alive = row is not None and is_supervised(row)
+    training = row is not None and not alive and row.phase not in sessions.OVER and _is_training(engine, row)
+    return {
+        "run": run.name,
+        "run_number": run.number,
+        "state": run.state,
+        "phase": row.phase if row else "queued",
+        "why": run.why or (row.why if row else ""),
+        "stage": row.stage if row else "",
+        "stages": [{"name": item.name, "done": item.finished_at is not None} for item in stages],
+        "epoch": row.epoch if row else 0,
+        "epochs_total": (row.epochs_total or None) if row else None,
+        "step": row.step if row else 0,
+        "steps_total": (row.steps_total or None) if row else None,
+        "step_s": (row.step_s or None) if row else None,
+        "samples": row.samples if row else 0,
+        "session": _session(row, alive, training, now) if row else None,
+        "checkpoint": _checkpoint(newest),
+        "metrics": plain(row.metrics) if row else {},
+        "next": _next(run, row, resume, alive, training),
+        "folder": run.folder,
+    }
+
+
+def history(engine: Engine, run: RunInfo) -> list[View]:
+    """One entry a session, oldest first."""
+    saved, tries = checkpoints.by_session(engine, run.id), sessions.attempts(engine, run.id)
+    entries = []
+    for row in sessions.of_run(engine, run.id):
+        mine = [attempt for attempt in tries if attempt.session_id == row.id]
+        until = row.ended_at or row.beat_at or row.started_at
+        entries.append(
+            {
+                "number": row.number,
+                "place": row.place,
+                "phase": row.phase,
+                "why": row.why,
+                "started_at": stamp(row.started_at),
+                "ended_at": stamp(row.ended_at),
+                "lasted_s": (until - row.started_at).total_seconds(),
+                "first_step": row.first_step,
+                "step": max(row.step, row.first_step) if mine else row.first_step,
+                "stages": list(dict.fromkeys(attempt.stage for attempt in mine)),
+                "attempts": [
+                    {"number": item.number, "stage": item.stage, "outcome": item.outcome, "cause": item.cause}
+                    for item in mine
+                ],
+                "checkpoint": _checkpoint(saved.get(row.id)),
+                "metrics": plain(row.metrics),
+            }
+        )
+    return entries
+
+
+def is_supervised(row: SessionInfo) -> bool:
+    return row.phase not in sessions.OVER and processes.is_alive(
+        row.supervisor_pid, row.supervisor_started_ticks, row.boot_id
+    )
+
+
+def stamp(at: datetime | None) -> str | None:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
+
+
+def plain(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN: a metric that is none is null."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _session(row: SessionInfo, alive: bool, training: bool, now: datetime) -> View:
+    over = row.phase in sessions.OVER
+    left_s = None if row.wall_at is None or over else max(0.0, (row.wall_at - now).total_seconds())
+    return {
+        "number": row.number,
+        "place": row.place,
+        "started_at": stamp(row.started_at),
+        "ended_at": stamp(row.ended_at),
+        "wall_at": stamp(row.wall_at),
+        "left_s": left_s,
+        "lead_s": row.lead_s,
+        "supervisor": {"pid": row.supervisor_pid, "alive": alive},
+        "training_alive": alive or training,
+        "heard_at": stamp(row.beat_at),
+    }
+
+
+def _checkpoint(found: CheckpointInfo | None) -> View | None:
+    if found is None:
+        return None
+    return {
+        "stage": found.stage,
+        "step": found.step,
+        "at": stamp(found.created_at),
+        "verified": found.verified_at is not None,
+        "final": found.final,
+        "bytes": found.bytes,
+        "path": found.path,
+    }
+
+
+def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:
+    command = f"kgorch resume {run.name}"
+    if run.state == "finished":
+        return {"what": "nothing", "at": None, "command": None}
+    if run.state == "failed":
+        return {"what": "mend", "at": None, "command": command}
+    if row is not None and row.phase not in sessions.OVER:
+        if alive:
+            return {"what": "train", "at": None, "command": None}
+        return {"what": "adopt" if training else "resume", "at": None, "command": command}
+    return {"what": "resume", "at": stamp(resume.due_at) if resume else None, "command": command}
+
+
+def _is_training(engine: Engine, row: SessionInfo) -> bool:
+    attempt = sessions.last_attempt(engine, row.id)
+    return attempt is not None and attempt.outcome is None and launcher.is_running(Path(attempt.folder))

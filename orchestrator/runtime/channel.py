@@ -1,0 +1,113 @@
+"""The socket on which ranks report and the command line asks: one thread that turns lines into posts and back.
+
+Only the owner of the socket (mode 0600, peer's uid compared) is heard. What cannot be read ends that connection alone.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator import wire
+from orchestrator.wire import Message
+
+Reply = Callable[[Message], None]
+
+
+class Channel:
+    """Args: post: takes each message and a way to answer it, from this thread; it must not block."""
+
+    def __init__(self, path: Path, post: Callable[[Message, Reply], None]) -> None:
+        self._path, self._post = path, post
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[socket.socket, wire.Lines] = {}
+        self._guard = threading.Lock()
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.unlink(missing_ok=True)  # a dead supervisor's; the run's lock is ours
+        name, folder = wire.address(path)
+        try:
+            self._server.bind(name)
+        finally:
+            os.close(folder)
+        path.chmod(0o600)
+        self._server.listen(128)
+        self._waker, self._wakes = socket.socketpair()
+        for listened in (self._server, self._wakes):
+            self._selector.register(listened, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
+        self._thread.start()
+
+    def tell_all(self, message: Message) -> None:
+        """To every rank and asker that is connected; who comes later is told when it says hello."""
+        with self._guard:
+            peers = list(self._peers)
+        for peer in peers:
+            self._send(peer, message)
+
+    def close(self) -> None:
+        self._waker.send(b"!")
+        self._thread.join(timeout=2.0)
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._wakes:
+                    for open_socket in (*self._peers, self._server):
+                        open_socket.close()
+                    return
+                if key.fileobj is self._server:
+                    self._accept()
+                else:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._read(key.fileobj)
+
+    def _accept(self) -> None:
+        peer, _ = self._server.accept()
+        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (os.getuid(), 0):
+            peer.close()
+            return
+        peer.settimeout(1.0)
+        with self._guard:
+            self._peers[peer] = wire.Lines()
+        self._selector.register(peer, selectors.EVENT_READ)
+
+    def _read(self, peer: socket.socket) -> None:
+        try:
+            data = peer.recv(65536)
+            if not data:
+                raise ConnectionError("closed")
+            for line in self._peers[peer].feed(data):
+                self._post(wire.decode(line), lambda answer, to=peer: self._send(to, answer))  # type: ignore[misc]
+        except (OSError, wire.WireError):
+            self._selector.unregister(peer)
+            with self._guard:
+                del self._peers[peer]
+            peer.close()
+
+    def _send(self, peer: socket.socket, message: Message) -> None:
+        try:
+            peer.sendall(wire.encode(message))
+        except OSError:
+            pass  # its reader finds out
+
+
+def ask(path: Path, what: str, *, timeout_s: float = 5.0) -> wire.Answer | None:
+    """Ask a live supervisor; None when there is none."""
+    try:
+        with wire.connect(path, timeout_s=timeout_s) as connection:
+            connection.sendall(wire.encode(wire.Ask(what)))
+            lines = wire.Lines()
+            while data := connection.recv(65536):
+                for line in lines.feed(data):
+                    if isinstance(answer := wire.decode(line), wire.Answer):
+                        return answer
+    except (OSError, wire.WireError):
+        pass
+    return None

@@ -1,0 +1,92 @@
+"""Checkpoints on disk, as the supervisor handles them: find the newest that can be trusted, set broken ones aside, drop,
+clear what killed saves left. Reads manifests and bytes; knows no tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator import manifest
+from orchestrator.errors import CheckpointBroken
+from orchestrator.manifest import Manifest
+
+_LEFTOVER = re.compile(manifest.FOLDER.pattern + r"\.tmp-[\w.-]+")
+
+
+def newest_verified(
+    root: Path, run_id: str, broken: Callable[[Path, CheckpointBroken], None]
+) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint of this run under `root` whose every byte was read back just now.
+
+    One that is broken, or another run's, is renamed to `….broken`, told to `broken`, and the one before is looked at.
+    """
+    for folder in manifest.checkpoints(root):
+        try:
+            found = manifest.verify(folder)
+            if found.run_id != run_id:
+                raise CheckpointBroken(
+                    f"{folder} belongs to another run", f"expected run {run_id}, found {found.run_id} ({found.run})"
+                )
+            return folder, found
+        except CheckpointBroken as error:
+            broken(set_aside(folder), error)
+    return None
+
+
+def set_aside(folder: Path) -> Path:
+    """Out of the way under a name that nobody takes for a checkpoint; where that is not possible, it stays."""
+    for number in range(1000):
+        place = folder.with_name(f"{folder.name}.broken{number or ''}")
+        if not place.exists():
+            try:
+                folder.rename(place)
+            except OSError:
+                return folder
+            return place
+    return folder
+
+
+def drop(folder: Path) -> None:
+    """Delete a checkpoint so that a kill half-way leaves no folder that looks like one."""
+    aside = folder.with_name(folder.name + ".dropping")
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def clear_leftovers(root: Path) -> int:
+    """Remove what killed saves and deletions left; only while no attempt runs. Returns how many."""
+    try:
+        found = [
+            Path(entry.path)
+            for entry in os.scandir(root)
+            if _LEFTOVER.fullmatch(entry.name) or entry.name.endswith(".dropping")
+        ]
+    except FileNotFoundError:
+        return 0
+    for folder in found:
+        shutil.rmtree(folder, ignore_errors=True)
+    return len(found)
+
+
+def write_speed(folder: Path, probe_bytes: int = 8 << 20) -> float:
+    """Bytes a second that reach this folder's disk, flushed: measured by writing a little. 100 MB/s when it cannot be."""
+    path = folder / f".speed-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        began_s = time.monotonic()
+        with open(path, "wb") as file:
+            file.write(os.urandom(1 << 20) * (probe_bytes >> 20))
+            file.flush()
+            os.fsync(file.fileno())
+        return probe_bytes / max(time.monotonic() - began_s, 1e-6)
+    except OSError:
+        return 100e6
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,65 @@
+"""Where state lies: `$KGORCH_HOME`, else the platform's folder that outlives the session, else the XDG state folder.
+
+kgorch.db
+runs/NAME/lock                    held by the live supervisor of a run of that name
+runs/NAME/NUMBER/                 one run
+    plan.toml                     its own copy
+    control.sock                  where ranks report and the command line asks
+    checkpoints/STAGE/step-…      (or under the plan's checkpoint.dir)
+    attempts/SESSION.NUMBER/      launch.json, lock, logs and records of one launch
+    outputs/                      what the run makes
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.errors import StateUnusable
+from orchestrator.platforms.profile import Profile
+
+
+def home_of(profile: Profile, environ: Mapping[str, str] = os.environ) -> Path:
+    if told := environ.get("KGORCH_HOME"):
+        return Path(told).expanduser().absolute()
+    if profile.home:
+        return profile.home
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").absolute() / "kgorch"
+
+
+def run_folder(home: Path, name: str, number: int) -> Path:
+    return home / "runs" / name / str(number)
+
+
+class Lock:
+    """A lock that lives as long as its holder: the kernel lets go of it when the process dies, however it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """True when it is ours now; False when a living process holds it."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateUnusable(
+                f"{self._path} cannot be written",
+                str(error),
+                next_step="point KGORCH_HOME at a folder that can be written",
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

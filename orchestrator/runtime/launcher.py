@@ -1,0 +1,129 @@
+"""One attempt's processes: start them, find them again, wait for their end, end them, read how they ended.
+
+The folder's `lock` is taken before the shim is started and handed to it, open and locked. So from the first moment to
+the last, "does it live" is a question to the kernel: no pid that may be another's, no gap between starting it and its
+writing down who it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.outcome import RankRecord
+from orchestrator.runtime.processes import started_ticks
+from orchestrator.wire import Launch
+
+
+def start(launch: Launch) -> subprocess.Popen[bytes]:
+    """Raises OSError."""
+    folder = Path(launch.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    launch.write()
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(folder / "shim.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.runtime.shim", str(folder)],
+                pass_fds=(lock,),
+                start_new_session=True,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+    finally:
+        os.close(lock)
+
+
+def is_running(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def wait(folder: Path) -> None:
+    """Return when the shim is gone: at once when it ends, whoever started it."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
+    """End all processes of an attempt, now. True when they are gone; safe to repeat."""
+    until = time.monotonic() + patience_s
+    sent: set[int] = set()
+    while is_running(folder):
+        shim = _read(folder / "shim.json")
+        if shim and started_ticks(shim["pid"]) == shim["started_ticks"]:
+            wanted = signal.SIGUSR1 if time.monotonic() < until - patience_s / 2 else signal.SIGKILL
+            if wanted not in sent:
+                os.kill(shim["pid"], wanted)
+                sent.add(wanted)
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def records(folder: Path, ranks: int) -> list[RankRecord]:
+    """What the ranks wrote down of their ends; a rank that was killed has written nothing."""
+    found = []
+    for rank in range(ranks):
+        if content := _read(folder / f"rank{rank}.status.json"):
+            error = content.get("error", {})
+            found.append(
+                RankRecord(
+                    rank,
+                    content["outcome"],
+                    content["at_s"],
+                    content["began"],
+                    error.get("type", ""),
+                    error.get("message", ""),
+                )
+            )
+    return found
+
+
+def ending(folder: Path) -> str:
+    """How torchrun ended, in words."""
+    status = (_read(folder / "exit.json") or {}).get("status")
+    if status is None:
+        return "the shim was killed"
+    if status < 0:
+        return f"torchrun was ended by {signal.Signals(-status).name}"
+    return f"torchrun ended with {status}"
+
+
+def last_words(folder: Path, lines: int = 10) -> list[str]:
+    """The end of what the launcher printed, for an attempt whose ranks left no word."""
+    try:
+        return (folder / "torchrun.log").read_text(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,349 @@
+"""From "start this plan" to a supervisor that runs: find the run, take its lock, settle what a dead supervisor left, open
+the next session or adopt the living one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from db import checkpoints as checkpoint_rows
+from db import runs, sessions
+from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator import manifest
+from orchestrator.core import deadline
+from orchestrator.core import session as core
+from orchestrator.core.session import Phase, Session
+from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError
+from orchestrator.plan import Plan, check_entries, parse
+from orchestrator.platforms.profile import Profile
+from orchestrator.runtime import attempts, checkpoints, keeping, launcher, processes
+from orchestrator.runtime.attempts import Running
+from orchestrator.runtime.home import Lock, run_folder
+from orchestrator.runtime.supervisor import Observer, Supervisor
+from orchestrator.wire import boottime_s
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is nothing to do: the run is live under another supervisor, or finished."""
+
+    run: RunInfo
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run whose lock is ours, with the session to supervise."""
+
+    run: RunInfo
+    plan: Plan
+    row: SessionInfo
+    session: Session
+    adopted: Running | None
+    lock: Lock
+
+    def supervise(self, engine: Engine, observer: Observer = lambda _: None) -> Session:
+        """Until the session is over; then the run is concluded and the lock let go."""
+        try:
+            ended = Supervisor(engine, self.run, self.plan, self.row, self.session, observer=observer).run(self.adopted)
+            conclude(engine, self.run, ended.phase, ended.why)
+            return ended
+        finally:
+            self.lock.release()
+
+
+def start(
+    engine: Engine,
+    home: Path,
+    profile: Profile,
+    plan_text: str,
+    where: Path,
+    overrides: Sequence[str],
+    *,
+    fresh: bool = False,
+) -> Opened | Nothing:
+    """Go on with the run of this plan's name, or begin it.
+
+    Raises: PlanError, StateUnusable.
+    """
+    plan = parse(plan_text, str(where), overrides)
+    workdir = where.absolute().parent
+    check_entries(plan, workdir)
+    lock = Lock(home / "runs" / plan.name / "lock")
+    known = runs.newest(engine, plan.name)
+    if not lock.take():
+        return Nothing(known or _wait_for_row(engine, plan.name), "live")
+    try:
+        if known and not fresh:
+            if known.state == "finished":
+                return Nothing(known, "finished")
+            merged = [*known.overrides, *(item for item in overrides if item not in known.overrides)]
+            plan = parse(plan_text, str(where), merged)
+            if (plan_text, merged, plan.hash) != (known.plan, known.overrides, known.plan_hash):
+                known = _take_changed_plan(engine, known, plan, plan_text, merged)
+            return _go_on(engine, known, plan, profile, lock)
+        if known:
+            _refuse_while_training(engine, known)
+        return _begin(
+            engine, home, plan, plan_text, workdir, overrides, (known.number if known else 0) + 1, profile, lock
+        )
+    except BaseException:
+        lock.release()
+        raise
+
+
+def resume(engine: Engine, home: Path, profile: Profile, name: str | None) -> Opened | Nothing | None:
+    """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
+
+    Raises: NotFound for a name that no run bears.
+    """
+    if name:
+        run = runs.newest(engine, name)
+        if run is None:
+            raise NotFound(f"there is no run named {name!r}", next_step="`kgorch status` lists the runs")
+    else:
+        run = next((item for item in runs.everyone(engine) if item.state != "finished"), None)
+        if run is None:
+            return None
+    if run.state == "finished":
+        return Nothing(run, "finished")
+    lock = Lock(home / "runs" / run.name / "lock")
+    if not lock.take():
+        return Nothing(run, "live")
+    try:
+        return _go_on(engine, run, plan_of(run), profile, lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def plan_of(run: RunInfo) -> Plan:
+    return parse(run.plan, f"{run.folder}/plan.toml", run.overrides)
+
+
+def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
+    """Bring the run's own state up to how its last session ended; safe to repeat."""
+    if phase is Phase.FINISHED:
+        runs.set_state(engine, run.id, "finished")
+    elif phase is Phase.FAILED:
+        runs.set_state(engine, run.id, "failed", why)
+
+
+def _begin(
+    engine: Engine,
+    home: Path,
+    plan: Plan,
+    text: str,
+    workdir: Path,
+    overrides: Sequence[str],
+    number: int,
+    profile: Profile,
+    lock: Lock,
+) -> Opened | Nothing:
+    folder = run_folder(home, plan.name, number)
+    try:
+        for name in ("attempts", "outputs"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "plan.toml").write_text(text)
+    except OSError as error:
+        raise PlanError(
+            f"the state of {plan.name!r} cannot be written",
+            str(error),
+            next_step="point KGORCH_HOME at a folder that can be written",
+        ) from None
+    run = runs.create(
+        engine,
+        id=uuid.uuid4().hex[:12],
+        name=plan.name,
+        number=number,
+        folder=str(folder),
+        workdir=str(workdir),
+        plan=text,
+        overrides=list(overrides),
+        plan_hash=plan.hash,
+        stages=[stage.name for stage in plan.stage],
+    )
+    return _open_session(engine, run, plan, profile, lock)
+
+
+def _go_on(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened | Nothing:
+    last = sessions.last(engine, run.id)
+    if last is not None and last.phase not in sessions.OVER:
+        attempt = sessions.last_attempt(engine, last.id)
+        if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
+            return _adopt(engine, run, plan, last, attempt, lock)
+        last = _settle(engine, run, plan, last, attempt)
+    if last is not None and last.phase == Phase.FINISHED.value:
+        conclude(engine, run, Phase.FINISHED, "")
+        lock.release()
+        return Nothing(run, "finished")
+    if run.state == "failed":
+        runs.set_state(
+            engine, run.id, "active"
+        )  # who starts it again has mended the cause, or wants to see it once more
+    return _open_session(engine, run, plan, profile, lock)
+
+
+def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened:
+    now_s = boottime_s()
+    began_s = processes.started_s(1 if profile.began_with_container else os.getpid()) or now_s
+    length_s = plan.session.wall or profile.wall_s
+    session = _session_of(engine, run, plan, None if length_s is None else began_s + length_s)
+    if length_s is not None and length_s <= session.lead_s:
+        raise PlanError(
+            f"session.wall = {length_s:g} s is over before a save would be",
+            f"a save of this run with its margin takes about {session.lead_s:.1f} s",
+            next_step="give the session a longer wall, or session.margin a smaller value",
+        )
+    wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
+    row = sessions.open_session(
+        engine,
+        run.id,
+        place="local",
+        boot_id=processes.boot_id(),
+        boot_wall_s=session.wall_s,
+        wall_at=wall_at,
+        lead_s=session.lead_s,
+        first_step=_last_step(engine, run),
+        step=_last_step(engine, run),
+        **_us(),
+    )
+    runs.resume_taken(engine, run.id, by=f"pid {os.getpid()}")
+    return Opened(run, plan, row, session, None, lock)
+
+
+def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall_s: float | None) -> Session:
+    root = attempts.checkpoint_root(run, plan, plan.stage[0].name)
+    speed = checkpoints.write_speed(root)
+    newest = checkpoint_rows.newest_verified(engine, run.id)
+    trained_s, failures = sessions.trained(engine, run.id)
+    length_s = None if wall_s is None else wall_s - boottime_s()
+    return Session(
+        wall_s=wall_s,
+        margin_s=plan.session.margin or deadline.default_margin_s(length_s),
+        every_s=None if plan.checkpoint.every == "auto" else plan.checkpoint.every,
+        save_times_s=checkpoint_rows.save_times_s(engine, run.id),
+        guess_s=deadline.first_guess_s(newest.bytes if newest else 0, speed),
+        blocking_s=newest.blocking_s if newest else 0.0,
+        trained_s=trained_s,
+        failures=failures,
+        write_bytes_per_s=speed,
+    )
+
+
+def _adopt(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo, lock: Lock) -> Opened:
+    """Training has outlived its supervisor: take it over as it runs."""
+    more = len(attempts.open_stages(engine, run, plan)) > 1
+    session = replace(
+        _session_of(engine, run, plan, last.boot_wall_s),
+        phase=Phase(last.phase),
+        entered_s=boottime_s(),
+        saved_s=boottime_s(),
+        why=last.why,
+    )
+    sessions.update_session(engine, last.id, **_us())
+    row = replace(last, **_us())  # type: ignore[arg-type]
+    return Opened(run, plan, row, session, attempts.running(engine, run, last, attempt, more_stages=more), lock)
+
+
+def _settle(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo | None) -> SessionInfo:
+    """Write down how a session ended while no supervisor lived, from what its ranks and the disk tell."""
+    step = last.step
+    for stage in plan.stage:
+        step = max(
+            step, _take_in(engine, run, plan, stage.name, last) if attempt and stage.name == attempt.stage else 0
+        )
+    event: core.Event = core.SessionLost("nothing of it was running any more")
+    if attempt and attempt.outcome is None:
+        running = attempts.running(
+            engine, run, last, attempt, more_stages=len(attempts.open_stages(engine, run, plan)) > 1
+        )
+        event = running.ended(step)
+        if isinstance(event, core.StageFinished | core.RunFinished):
+            runs.finish_stage(engine, run.id, attempt.stage)
+        if isinstance(event, core.StageFinished):
+            event = core.AttemptSuspended()
+        elif isinstance(event, core.AttemptCrashed | core.RetriesExhausted):
+            event = core.SessionLost(event.cause)
+        outcome = {core.RunFinished: "finished", core.AttemptSuspended: "suspended"}.get(type(event), "lost")
+        cause = getattr(event, "why", "")
+        sessions.close_attempt(
+            engine, attempt.id, outcome=outcome, cause=cause, last_step=step, gained=step > running.furthest
+        )
+    ended, actions = core.advance(Session(phase=Phase(last.phase), why=last.why), event, boottime_s())
+    facts = {"found_by": os.getpid(), "why": ended.why}
+    sessions.record(
+        engine,
+        run.id,
+        last.id,
+        kind=type(event).__name__,
+        phase=ended.phase.value,
+        facts=facts,
+        why=ended.why,
+        step=step,
+    )
+    for action in actions:
+        if isinstance(action, core.QueueResume):
+            runs.queue_resume(engine, run.id, why=action.why, due_at=datetime.now(UTC))
+    settled = sessions.last(engine, run.id)
+    assert settled is not None
+    return settled
+
+
+def _take_in(engine: Engine, run: RunInfo, plan: Plan, stage: str, last: SessionInfo) -> int:
+    """Write down the stage's checkpoints that no supervisor saw; the highest step among them."""
+    known, step = {row.path for row in checkpoint_rows.of_run(engine, run.id)}, 0
+    for folder, _ in manifest.newest_readable(attempts.checkpoint_root(run, plan, stage)):
+        if str(folder) in known:
+            continue
+        try:
+            found = manifest.verify(folder)
+        except CheckpointBroken:
+            continue  # the next launch sets it aside
+        if found.run_id == run.id:
+            keeping.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
+            step = max(step, found.step)
+    return step
+
+
+def _take_changed_plan(engine: Engine, run: RunInfo, plan: Plan, text: str, overrides: list[str]) -> RunInfo:
+    names = [stage.name for stage in plan.stage]
+    runs.set_plan(engine, run.id, plan=text, overrides=overrides, plan_hash=plan.hash, stages=names)
+    what = (
+        "stages, arguments or seed"
+        if plan.hash != run.plan_hash
+        else "walls, cadence or the like; the training itself is the same"
+    )
+    sessions.note(engine, run.id, "plan_changed", {"what": what, "from": run.plan_hash, "to": plan.hash})
+    (Path(run.folder) / "plan.toml").write_text(text)
+    return replace(run, plan=text, overrides=overrides, plan_hash=plan.hash)
+
+
+def _refuse_while_training(engine: Engine, run: RunInfo) -> None:
+    last = sessions.last(engine, run.id)
+    attempt = sessions.last_attempt(engine, last.id) if last else None
+    if attempt and launcher.is_running(Path(attempt.folder)):
+        raise KgorchError(
+            f"the run {run.name!r} is training still, without a supervisor",
+            next_step=f"kgorch resume {run.name} takes it over, kgorch stop {run.name} ends it; then --fresh",
+        )
+
+
+def _last_step(engine: Engine, run: RunInfo) -> int:
+    last = sessions.last(engine, run.id)
+    newest = checkpoint_rows.newest_verified(engine, run.id)
+    return newest.step if newest else (last.first_step if last else 0)
+
+
+def _us() -> dict[str, int | None]:
+    return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": processes.started_ticks(os.getpid())}
+
+
+def _wait_for_row(engine: Engine, name: str) -> RunInfo:
+    raise KgorchError(f"another kgorch is beginning the run {name!r} just now", next_step="kgorch status")

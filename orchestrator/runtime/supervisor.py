@@ -1,0 +1,477 @@
+"""The only loop: take what happened, ask the core, write it down, do it.
+
+Everything comes through one queue: what ranks and command line say (channel), that an attempt's processes are gone
+(a thread that waits on their lock), results of the reader (one thread that reads checkpoints back), the scheduler's
+wake-ups at the next instant on which the core will have something to say, and signals. The loop looks at the clock at
+least twice a second besides, so that no step of the wall clock, on which the scheduler hangs, moves a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import checkpoints as checkpoint_rows
+from db import runs, sessions
+from db.records import RunInfo, SessionInfo
+from orchestrator import manifest, wire
+from orchestrator.core import session as core
+from orchestrator.core.outcome import ATTEMPTS_WITHOUT_PROGRESS
+from orchestrator.core.session import Event, Phase, Session
+from orchestrator.errors import CheckpointBroken, KgorchError
+from orchestrator.manifest import Manifest
+from orchestrator.plan import Plan
+from orchestrator.runtime import attempts, checkpoints, keeping, launcher
+from orchestrator.runtime.attempts import Running
+from orchestrator.runtime.channel import Channel, Reply
+from orchestrator.runtime.clock import Clock, SystemClock
+
+LOOK_S = 0.5
+SIGTERM_GRACE_S = 25.0
+"""What a SIGTERM leaves before SIGKILL: 30 s at torchrun, Slurm and Kubernetes by default, less five to end in."""
+
+LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
+"""A launch that the disk or the database does not allow just now is tried again for a minute."""
+
+OUTCOMES: dict[type[Event], str] = {
+    core.StageFinished: "finished",
+    core.RunFinished: "finished",
+    core.AttemptSuspended: "suspended",
+    core.AttemptCrashed: "crashed",
+    core.RetriesExhausted: "crashed",
+    core.SessionLost: "lost",
+}
+
+Job = Callable[[], None]
+Observer = Callable[[SessionInfo], None]
+
+
+class Supervisor:
+    """One session of one run, from opening or adopting it to its end.
+
+    Args:
+        row: the session's row, just opened, or a living one to adopt.
+        session: where the core shall begin.
+        observer: is shown the session's row after each change; for a live line of progress.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        run: RunInfo,
+        plan: Plan,
+        row: SessionInfo,
+        session: Session,
+        *,
+        clock: Clock | None = None,
+        observer: Observer = lambda _: None,
+    ) -> None:
+        self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
+        self._clock, self._observer = clock or SystemClock(), observer
+        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._backlog: deque[Job] = deque()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._attempt: Running | None = None
+        self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id)}
+        self._attached = False
+        self._interrupts = self._launch_tries = 0
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._run.folder)
+
+    def run(self, adopted: Running | None = None) -> Session:
+        """Until the session is over; what ran is gone then. Returns where it ended."""
+        self._channel = Channel(
+            self.folder / "control.sock", lambda message, reply: self._queue.put(lambda: self._hear(message, reply))
+        )
+        self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
+        self._scheduler.start()
+        try:
+            with self._signals():
+                if adopted:
+                    self._attempt = adopted
+                    self._watch(adopted, None)
+                self._happened(core.Adopted() if adopted else core.SessionOpened())
+                while not self._session.phase.is_over:
+                    self._turn()
+            if self._attempt:
+                launcher.kill(self._attempt.folder)
+        finally:
+            self._reader.shutdown(wait=True)
+            self._scheduler.shutdown(wait=False)
+            self._channel.close()
+            self._catch_up()
+        return self._session
+
+    def _turn(self) -> None:
+        for event in core.due(self._session, self._clock.now_s()):
+            self._happened(self._weighed(event))
+        self._set_alarm()
+        try:
+            job = self._queue.get(timeout=LOOK_S)
+        except queue.Empty:
+            job = self._catch_up
+        job()
+
+    def _weighed(self, event: Event) -> Event:
+        """Look twice: at a wall that came before training for the third time, at a stop that seems to have saved nothing."""
+        in_vain = isinstance(event, core.DeadlineReached) and self._session.phase in (Phase.STARTING, Phase.RECOVERING)
+        if in_vain and self._attempt and self._attempt.without_progress + 1 >= ATTEMPTS_WITHOUT_PROGRESS:
+            return core.RetriesExhausted(
+                "the wall came before the first step, three sessions in a row: start-up and a save take longer"
+            )
+        if isinstance(event, core.GraceExpired) and self._attempt:
+            launcher.kill(self._attempt.folder)
+            self._take_in(self._attempt)  # it may have saved and not come to tell
+            return next(core.due(self._session, self._clock.now_s()), event)
+        return event
+
+    # What happens
+
+    def _happened(self, event: Event) -> None:
+        """Ask the core, write phase and event down in one transaction, then act."""
+        try:
+            self._session, actions = core.advance(self._session, event, self._clock.now_s())
+        except core.IllegalTransition as error:
+            self._note("ignored", {"event": type(event).__name__, "why": str(error)})
+            return
+        self._write_down(event)
+        for action in actions:
+            self._act(action)
+        self._tell_deadline()
+
+    def _write_down(self, event: Event) -> None:
+        facts = {
+            name: value for name in getattr(event, "__slots__", ()) if (value := getattr(event, name)) not in (None, "")
+        }
+        columns: dict[str, Any] = {
+            "why": self._session.why,
+            "lead_s": self._session.lead_s,
+            "boot_wall_s": self._session.wall_s,
+            "wall_at": self._wall_at(),
+        }
+        kind, phase = type(event).__name__, self._session.phase.value
+        self._row = replace(self._row, phase=phase, **columns)
+        self._remember(
+            lambda: sessions.record(
+                self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, **columns
+            )
+        )
+        if outcome := OUTCOMES.get(type(event)):
+            self._close_attempt(outcome, getattr(event, "cause", ""))
+        self._show()
+
+    def _act(self, action: core.Action) -> None:
+        match action:
+            case core.Launch():
+                self._launch()
+            case core.AskToSave():
+                self._channel.tell_all(wire.Order("save"))
+            case core.AskToStop(why):
+                self._channel.tell_all(wire.Order("stop", why))
+            case core.KillAttempt():
+                self._kill()
+            case core.QueueResume(why, when_asked):
+                due_at = None if when_asked else self._clock.utc()
+                self._remember(lambda: runs.queue_resume(self._engine, self._run.id, why=why, due_at=due_at))
+
+    def _launch(self) -> None:
+        try:
+            prepared = attempts.prepare(
+                self._engine, self._run, self._plan, self._row, self._session, self._found_broken
+            )
+            if prepared is None:
+                self._post(lambda: self._happened(core.RunFinished()))
+                return
+            self._attempt, launch = prepared
+            process = launcher.start(launch)
+        except KgorchError as error:
+            self._post(lambda why=str(error): self._happened(core.RetriesExhausted(why)))  # type: ignore[misc]
+            return
+        except (OSError, SQLAlchemyError) as error:
+            self._launch_later(f"an attempt could not be started: {error}")
+            return
+        self._attached, self._launch_tries = False, 0
+        attempt = self._attempt.row
+        self._row = row = replace(
+            self._row, stage=attempt.stage, step=attempt.first_step, steps_total=0, epochs_total=0
+        )
+        self._remember(
+            lambda: sessions.update_session(
+                self._engine, row.id, stage=row.stage, step=row.step, steps_total=0, epochs_total=0
+            )
+        )
+        self._watch(self._attempt, process)
+        self._show()
+
+    def _launch_later(self, why: str) -> None:
+        self._launch_tries += 1
+        self._note("launch_failed", {"why": why, "tries": self._launch_tries})
+        if self._launch_tries >= LAUNCH_TRIES:
+            self._post(lambda: self._happened(core.RetriesExhausted(why)))
+            return
+
+        def again() -> None:
+            if self._session.phase in (Phase.STARTING, Phase.RECOVERING):
+                self._launch()
+
+        at = self._clock.utc() + timedelta(seconds=LAUNCH_AGAIN_S)
+        self._scheduler.add_job(
+            self._post, "date", run_date=at, args=[again], id="launch", replace_existing=True, misfire_grace_time=None
+        )
+
+    def _kill(self) -> None:
+        if self._attempt:
+            launcher.kill(self._attempt.folder)
+            self._close_attempt("crashed" if self._session.phase is Phase.FAILED else "wall", self._session.why)
+
+    def _watch(self, attempt: Running, process: subprocess.Popen[bytes] | None) -> None:
+        def until_gone() -> None:
+            launcher.wait(attempt.folder)
+            if process is not None:
+                process.wait()
+            self._submit(lambda: self._judge(attempt))
+
+        threading.Thread(target=until_gone, name=f"wait-{attempt.name}", daemon=True).start()
+
+    # What is heard
+
+    def _hear(self, message: wire.Message, reply: Reply) -> None:
+        match message:
+            case wire.Ask(what):
+                self._asked(what, reply)
+            case wire.Hello(rank=0, attempt=attempt) if self._is_current(attempt):
+                self._attached = True
+                if message.ready:
+                    self._happened(core.Attached(message.state_bytes))
+                reply(wire.Deadline(self._session.deadline_s))
+            case wire.Beat(attempt=attempt) if self._is_current(attempt):
+                self._beat(message)
+            case wire.Saved(attempt=attempt) if self._is_current(attempt):
+                self._submit(lambda: self._read_back(message))
+            case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
+                self._happened(core.SaveFailed(f"rank {rank}: {error}"))
+
+    def _asked(self, what: str, reply: Reply) -> None:
+        if what == "stop":
+            self._happened(core.StopRequested("a person's stop"))
+        elif what == "save":
+            self._happened(core.SaveRequested())
+        reply(wire.Answer(what in ("stop", "save", "ping"), self._session.phase.value))
+
+    def _beat(self, beat: wire.Beat) -> None:
+        self._session = self._session.observing(gap_s=beat.gap_s, step_s=beat.step_s)
+        self._row = replace(
+            self._row,
+            epoch=beat.epoch,
+            step=beat.step,
+            samples=beat.samples,
+            step_s=beat.step_s,
+            steps_total=beat.steps_total,
+            epochs_total=beat.epochs_total,
+            metrics=beat.metrics,
+            lead_s=self._session.lead_s,
+            beat_at=self._clock.utc(),
+        )
+        row, attempt = self._row, self._attempt
+        if attempt and not self._backlog:  # a beat that cannot be written is not worth keeping
+            with contextlib.suppress(SQLAlchemyError):
+                sessions.beat(
+                    self._engine,
+                    row.id,
+                    attempt.row.id,
+                    epoch=row.epoch,
+                    step=row.step,
+                    samples=row.samples,
+                    step_s=row.step_s,
+                    steps_total=row.steps_total,
+                    epochs_total=row.epochs_total,
+                    metrics=dict(row.metrics),
+                    lead_s=row.lead_s,
+                )
+        self._tell_deadline()
+        self._show()
+
+    def _is_current(self, attempt: str) -> bool:
+        return self._attempt is not None and attempt == self._attempt.name
+
+    # The reader: slow looks at the disk, one after another, beside the loop. It reads and renames; the loop writes down.
+
+    def _read_back(self, saved: wire.Saved) -> None:
+        began_s = self._clock.now_s()
+        try:
+            found = manifest.verify(Path(saved.path))
+        except CheckpointBroken as error:
+            place = checkpoints.set_aside(Path(saved.path))
+            self._post(lambda why=error: self._found_broken(place, why, in_save=True))  # type: ignore[misc]
+            return
+        took_s = saved.took_s + self._clock.now_s() - began_s
+        self._post(lambda: self._verified(found, Path(saved.path), took_s, saved.blocking_s))
+
+    def _judge(self, attempt: Running) -> None:
+        """An attempt's processes are gone: take in what it saved and nobody told of, then how it ended."""
+        root = attempts.checkpoint_root(self._run, self._plan, attempt.row.stage)
+        for folder, found in manifest.newest_readable(root):
+            if str(folder) not in self._known and found.run_id == self._run.id:
+                self._read_back(
+                    wire.Saved(attempt.name, str(folder), found.step, found.total_bytes, 0.0, 0.0, found.final)
+                )
+        self._post(lambda: self._ended(attempt))
+
+    # What the reader found
+
+    def _verified(self, found: Manifest, folder: Path, took_s: float, blocking_s: float) -> None:
+        self._known.add(str(folder))
+        self._row = replace(
+            self._row, step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
+        )
+        session_id = self._row.id
+        self._remember(
+            lambda: keeping.record_verified(
+                self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
+            )
+        )
+        self._happened(core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes))
+        with contextlib.suppress(SQLAlchemyError):  # then the next one clears up
+            for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
+                self._submit(lambda path=doomed: checkpoints.drop(path))  # type: ignore[misc]
+                self._remember(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
+
+    def _found_broken(self, place: Path, error: CheckpointBroken, *, in_save: bool = False) -> None:
+        original = str(place).split(".broken")[0]
+        self._note("set_aside", {"checkpoint": place.name, "why": str(error)})
+        self._remember(lambda: checkpoint_rows.set_state(self._engine, original, "broken", error.what))
+        if in_save:
+            self._happened(core.SaveFailed(f"read back and found broken, now {place.name}: {error.what}"))
+
+    def _ended(self, attempt: Running) -> None:
+        if self._attempt is not attempt:
+            return  # we ended it ourselves and have written that down
+        if not self._attached:
+            self._note(
+                "never_attached",
+                {
+                    "stage": attempt.row.stage,
+                    "what": "no rank called orchestrator.worker.attach(): nothing of it could be saved",
+                },
+            )
+        event = attempt.ended(self._row.step)
+        if isinstance(event, core.StageFinished | core.RunFinished):
+            self._remember(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
+        self._happened(event)
+
+    def _close_attempt(self, outcome: str, cause: str) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt:
+            step, gained = self._row.step, self._row.step > attempt.furthest
+            self._remember(
+                lambda: sessions.close_attempt(
+                    self._engine, attempt.row.id, outcome=outcome, cause=cause, last_step=step, gained=gained
+                )
+            )
+
+    # Small hands
+
+    def _post(self, job: Job) -> None:
+        self._queue.put(job)
+
+    def _submit(self, job: Job) -> None:
+        def guarded() -> None:
+            try:
+                job()
+            except Exception as error:  # the reader must not die in silence, nor take the training along
+                why = f"{type(error).__name__}: {error}"
+                self._post(lambda: self._note("reader_failed", {"why": why}))
+
+        with contextlib.suppress(RuntimeError):  # shut down: the session is over
+            self._reader.submit(guarded)
+
+    def _remember(self, write: Job) -> None:
+        """Write now, or, while the database cannot be written (disk full, locked), later and in order: training goes on."""
+        self._backlog.append(write)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        while self._backlog:
+            try:
+                self._backlog[0]()
+            except SQLAlchemyError as error:
+                print(
+                    f"kgorch: the database cannot be written, {len(self._backlog)} entries wait: {getattr(error, 'orig', error)}",
+                    file=sys.stderr,
+                )
+                return
+            self._backlog.popleft()
+
+    def _note(self, kind: str, facts: dict[str, Any]) -> None:
+        self._remember(lambda: sessions.note(self._engine, self._run.id, kind, facts, self._row.id))
+
+    def _show(self) -> None:
+        try:
+            self._observer(self._row)
+        except OSError:
+            self._observer = lambda _: None  # the terminal is gone; the training is not
+
+    def _tell_deadline(self) -> None:
+        """Ranks watch the deadline themselves, a little later than we do, should we be dead by then."""
+        self._channel.tell_all(wire.Deadline(self._session.deadline_s))
+
+    def _wall_at(self) -> Any:
+        left = None if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()
+        return None if left is None else self._clock.utc() + timedelta(seconds=left)
+
+    def _set_alarm(self) -> None:
+        """Have the scheduler wake the loop at the next instant that the core names."""
+        due_s = core.next_due_s(self._session)
+        if due_s is None:
+            return
+        at = self._clock.utc() + timedelta(seconds=max(0.0, due_s - self._clock.now_s()))
+        self._scheduler.add_job(
+            self._post,
+            "date",
+            run_date=at,
+            args=[lambda: None],
+            id="next",
+            replace_existing=True,
+            misfire_grace_time=None,
+        )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM: the platform ends us soon. Ctrl-C: save and stop; twice: stop at once. A closed terminal: go on."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def platform(*_: Any) -> None:
+            wall_s = self._clock.now_s() + SIGTERM_GRACE_S
+            self._post(lambda: self._happened(core.StopRequested("SIGTERM", wall_s)))
+
+        def person(*_: Any) -> None:
+            self._interrupts += 1
+            wall_s = None if self._interrupts == 1 else self._clock.now_s()
+            self._post(lambda: self._happened(core.StopRequested("a person's stop", wall_s)))
+
+        wanted: dict[int, Any] = {signal.SIGTERM: platform, signal.SIGINT: person, signal.SIGHUP: signal.SIG_IGN}
+        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

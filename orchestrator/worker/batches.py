@@ -1,0 +1,55 @@
+"""Batches of any structure (tensors in tuples, named tuples, lists, dicts): their length, their parts, their device.
+
+What is no tensor (text, numbers in a list of the batch's length) is cut along when it is a list of that length, else
+handed to every part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from orchestrator.errors import KgorchError
+
+
+def length(batch: Any) -> int:
+    """Samples in a batch: the first axis of its first tensor that has one."""
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            return leaf.shape[0]
+    raise KgorchError(
+        f"a batch without a tensor cannot be counted: {type(batch).__name__}",
+        next_step="give session.backward() what the loader gave",
+    )
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """The batch in parts of `size` samples, in order; the last may be smaller."""
+    samples = length(batch)
+    if size >= samples:
+        return [batch]
+    return [_mapped(batch, samples, slice(start, start + size)) for start in range(0, samples, size)]
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    return pytree.tree_map(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, batch
+    )
+
+
+def _mapped(value: Any, samples: int, span: slice) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[span] if value.ndim and value.shape[0] == samples else value
+    if isinstance(value, Mapping):
+        return type(value)({key: _mapped(item, samples, span) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple):
+        items = [_mapped(item, samples, span) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        if len(value) == samples and not any(isinstance(item, torch.Tensor | Mapping | list | tuple) for item in value):
+            return value[span]
+        return [_mapped(item, samples, span) for item in value]
+    return value

@@ -1,0 +1,159 @@
+"""What torchrun runs in every rank: the person's entry, with its arguments, its log and a record of how it ended.
+
+torchrun's exit code tells nothing of the reason (1 for every failure, and after a stop in good order): the record
+`rankK.status.json` does. `python -m orchestrator.worker.entry`, with KGORCH_LAUNCH naming the launch file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator import worker
+from orchestrator.errors import KgorchError, nearest
+from orchestrator.wire import Launch, boottime_s
+
+
+def die_with_parent() -> None:
+    """A torchrun that is killed must not leave ranks that hold the GPU (FACTS.md, "torchrun and processes")."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent or parent == 1:
+        os._exit(1)
+
+
+def log_to(path: Path) -> None:
+    """Everything this rank prints, from Python and from C, into one file in the order it was printed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def function_of(entry: str) -> Callable[..., Any]:
+    module_name, _, name = entry.partition(":")
+    module = importlib.import_module(module_name)
+    try:
+        found: Callable[..., Any] = getattr(module, name)
+    except AttributeError:
+        raise KgorchError(f"entry {entry!r}: {module_name} has no {name!r}{nearest(name, vars(module))}") from None
+    return found
+
+
+def check_arguments(function: Callable[..., Any], args: dict[str, Any], entry: str) -> None:
+    """Raises KgorchError naming the argument that `function` does not take, or that it misses."""
+    parameters = inspect.signature(function).parameters
+    if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
+        for name in args.keys() - parameters.keys():
+            raise KgorchError(
+                f"entry {entry!r} takes no argument {name!r}{nearest(name, parameters)}",
+                f"it takes: {', '.join(parameters)}",
+            )
+    try:
+        inspect.signature(function).bind(**args)
+    except TypeError as error:
+        raise KgorchError(f"entry {entry!r}: {error}", next_step="give it in the stage's args") from None
+
+
+def flags_of(args: dict[str, Any]) -> list[str]:
+    """A script's arguments as flags: `{lr: 0.1, amp: true, tags: ["a", "b"]}` as `--lr 0.1 --amp --tags a b`."""
+    flags: list[str] = []
+    for name, value in args.items():
+        if value is not False and value is not None:
+            flags += [
+                f"--{name}",
+                *([] if value is True else [str(item) for item in (value if isinstance(value, list) else [value])]),
+            ]
+    return flags
+
+
+def call(launch: Launch, record: Record) -> None:
+    os.chdir(launch.workdir)
+    sys.path.insert(0, launch.workdir)
+    if launch.entry.endswith(".py"):
+        script = str(Path(launch.workdir, launch.entry))
+        sys.argv = [script, *flags_of(launch.args)]
+        sys.path.insert(0, str(Path(script).parent))
+        record.began = True
+        runpy.run_path(script, run_name="__main__")
+    else:
+        function = function_of(launch.entry)
+        check_arguments(function, launch.args, launch.entry)
+        record.began = True
+        function(**launch.args)
+
+
+class Record:
+    """How a rank ended, for whoever supervises: outcome `finished`, `suspended` or `failed`, and the error.
+
+    `began` is false until the person's code runs: what fails before that would fail again.
+    """
+
+    def __init__(self, launch: Launch, rank: int) -> None:
+        self._path = Path(launch.folder) / f"rank{rank}.status.json"
+        self._rank, self.began = rank, False
+
+    def write(self, outcome: str, error: BaseException | None = None) -> None:
+        content: dict[str, Any] = {
+            "rank": self._rank,
+            "outcome": outcome,
+            "at": datetime.now(UTC).isoformat(),
+            "at_s": boottime_s(),
+            "began": self.began,
+        }
+        if error is not None:
+            content["error"] = {
+                "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
+                "message": str(error)[:4000],
+                "traceback": "".join(traceback.format_exception(error))[-16000:],
+            }
+        aside = self._path.with_suffix(".part")
+        aside.write_text(json.dumps(content))
+        aside.rename(self._path)
+
+
+def main() -> int:
+    die_with_parent()
+    launch = worker.launch()
+    if launch is None:
+        print("orchestrator.worker.entry is started by kgorch, through torchrun", file=sys.stderr)
+        return 2
+    rank = int(os.environ.get("RANK", 0))
+    record = Record(launch, rank)
+    log_to(Path(launch.folder) / f"rank{rank}.log")
+    try:
+        call(launch, record)
+    except SystemExit as ending:
+        over = sys.modules.get("orchestrator.worker.session")
+        if over and isinstance(ending, over.SessionOver):
+            record.write("suspended")
+        elif ending.code in (None, 0):
+            record.write("finished")
+        else:
+            record.write("failed", ending)
+            raise
+    except BaseException as error:
+        record.write("failed", error)
+        traceback.print_exc()
+        return 1
+    else:
+        record.write("finished")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

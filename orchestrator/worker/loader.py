@@ -1,0 +1,164 @@
+"""A DataLoader whose order does not depend on the machine.
+
+Which samples make up global batch b of epoch e is a function of (seed, e, b) alone; each rank takes its slice of it,
+whatever their number. Before a sample is read, the random generators of its process are seeded from (seed, epoch,
+sample), so an augmentation comes out the same with any number of ranks and workers, before and after a resume. A
+resume begins at a batch by its number: nothing is read to be thrown away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from orchestrator.errors import KgorchError
+
+Key = tuple[int, int]  # epoch, index of the sample
+
+
+class Loader:
+    """Iterates over this rank's slices of the global batches; `seek` says where to begin.
+
+    Attributes: global_batch (samples of one optimizer step over all ranks), epoch, batch (where the next iteration begins).
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        global_batch: int,
+        *,
+        rank: int,
+        world_size: int,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        **options: Any,
+    ) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise KgorchError(
+                f"session.loader() needs a dataset with a length and an index, found {type(dataset).__name__}"
+            )
+        if global_batch < world_size:
+            raise KgorchError(
+                f"a global batch of {global_batch} cannot be split over {world_size} ranks",
+                next_step="raise global_batch, or lower the stage's ranks",
+            )
+        self.global_batch, self.epoch, self.batch = global_batch, 0, 0
+        self._size, self._rank, self._world, self._seed = len(dataset), rank, world_size, seed
+        self._shuffle, self._drop_last = shuffle, drop_last
+        if len(self) == 0:
+            raise KgorchError(
+                f"the dataset has {self._size} samples: not one global batch of {global_batch}",
+                next_step="lower global_batch, or give drop_last=False",
+            )
+        if options.get("num_workers", 0):
+            options.setdefault("persistent_workers", True)
+        options["worker_init_fn"] = _WorkerStart(options.get("worker_init_fn"))
+        options.setdefault("pin_memory", torch.cuda.is_available())
+        generator = torch.Generator().manual_seed(seed)  # a DataLoader draws from the global one otherwise
+        self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=_Order(self), generator=generator, **options)
+
+    def __len__(self) -> int:
+        """Global batches of an epoch."""
+        return self._size // self.global_batch if self._drop_last else -(-self._size // self.global_batch)
+
+    def samples_in(self, batch: int) -> int:
+        """Samples of global batch `batch`, over all ranks; only the last one of an epoch may be smaller."""
+        return min(self.global_batch, self._size - batch * self.global_batch)
+
+    def share_of(self, batch: int) -> int:
+        """This rank's samples of it; 0 in a last batch smaller than the number of ranks, where it gets one to no effect."""
+        first, end = self._slice(self.samples_in(batch))
+        return end - first
+
+    def seek(self, epoch: int, batch: int) -> None:
+        self.epoch, self.batch = epoch, batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches from where `seek` said to the end of the epoch."""
+        return iter(self._inner) if self.batch < len(self) else iter(())
+
+    def keys(self) -> Iterator[list[Key]]:
+        order = (
+            torch.randperm(self._size, generator=torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1)))
+            if self._shuffle
+            else torch.arange(self._size)
+        )
+        for batch in range(self.batch, len(self)):
+            samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
+            first, end = self._slice(len(samples))
+            yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
+
+    def _slice(self, samples: int) -> tuple[int, int]:
+        return self._rank * samples // self._world, (self._rank + 1) * samples // self._world
+
+
+class _Order:
+    """What the DataLoader takes for a batch sampler."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader) - self._loader.batch
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self._loader.keys()
+
+
+class _Keyed(Dataset[Any]):
+    """The person's dataset, each sample read under random generators seeded for it."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        numpy = sys.modules.get("numpy")
+        kept = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+        try:
+            return [self._read(epoch, index, numpy) for epoch, index in keys]
+        finally:  # in the training's own process the generators are the model's, too
+            random.setstate(kept[0])
+            torch.set_rng_state(kept[1])
+            if numpy:
+                numpy.random.set_state(kept[2])
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.__getitems__([key])[0]
+
+    def _read(self, epoch: int, index: int, numpy: Any) -> Any:
+        seed = _mixed(self._seed, epoch, index)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy:
+            numpy.random.seed(seed & 0xFFFFFFFF)
+        return self._dataset[index]
+
+
+class _WorkerStart:
+    """In a loading process: outlive the SIGTERM that goes to the whole group (the rank saves first), die with the rank."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if self._then:
+            self._then(worker)
+
+
+def _mixed(seed: int, epoch: int, index: int) -> int:
+    """A 63-bit seed that differs in every bit between neighbours (splitmix64's finisher)."""
+    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + index * 0x8CB92BA72F3D8DD7) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) >> 1
