@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,12 +87,10 @@ class Progress:
     def show(self, row: SessionInfo) -> None:
         if self._status:
             self._status.update(self._text(row))
-        if (row.phase, row.stage) != self._last and row.phase not in ("saving",):
-            if self._last[0] != "saving" and (row.phase, row.stage) != self._last:
-                self._say(
-                    f"{row.stage or self._opened.run.name}: {row.phase}" + (f" (step {row.step})" if row.step else "")
-                )
-            self._last = (row.phase, row.stage)
+        now = ("training" if row.phase == "saving" else row.phase, row.stage)  # saves beside training are no news
+        if now != self._last and row.stage:
+            self._say(f"{row.stage}: {now[0]}" + (f" (step {row.step})" if row.step else ""))
+            self._last = now
 
     def end(self) -> None:
         if self._status:
@@ -102,20 +101,12 @@ class Progress:
 
         total = f"/{row.steps_total}" if row.steps_total else ""
         epochs = f"  epoch {row.epoch}/{row.epochs_total}" if row.epochs_total else ""
-        left = ""
-        if row.wall_at is not None:
-            from datetime import UTC, datetime
-
-            left = f"  wall in {render.duration(max((row.wall_at - datetime.now(UTC)).total_seconds(), 0))}"
-        eta = (
-            f"  {render.duration((row.steps_total - row.step) * row.step_s)} to go"
-            if row.steps_total and row.step_s
-            else ""
-        )
-        from orchestrator.report.view import plain
-
+        left_s = (row.wall_at - datetime.now(UTC)).total_seconds() if row.wall_at else None
+        left = "" if left_s is None else f"  wall in {render.duration(max(left_s, 0.0))}"
+        to_go_s = (row.steps_total - row.step) * row.step_s if row.steps_total else 0.0
+        eta = f"  {render.duration(to_go_s)} to go" if to_go_s > 0 else ""
         return escape(
-            f"{row.stage} {row.phase}  step {row.step}{total}{epochs}  {render.metrics(plain(row.metrics))}{eta}{left}"
+            f"{row.stage} {row.phase}  step {row.step}{total}{epochs}  {render.metrics(dict(row.metrics))}{eta}{left}"
         )
 
     def _say(self, text: str) -> None:

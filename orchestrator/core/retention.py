@@ -22,7 +22,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a plan wants kept: the last n, the best by a metric (`("dice", True)` for the highest), all within `disk_bytes`."""
+    """What a plan wants kept of each stage: the last n, and the best by a metric (`("dice", True)` for the highest).
+
+    All stages together stay within `disk_bytes`.
+    """
 
     last: int = 3
     best: tuple[str, bool] | None = None
@@ -37,18 +40,11 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
     verified = sorted((item for item in checkpoints if item.verified), key=lambda item: item.order)
     if not verified:
         return ()
-    newest = verified[-1]
-    sacred = {newest.key} | {item.key for item in verified if item.final}
-    wanted = sacred | {item.key for item in verified[-max(rule.last, 1) :]}
-    if rule.best:
-        metric, highest = rule.best
-        rated = [item for item in verified if item.stage == newest.stage and metric in item.metrics]
-        if rated:
-            wanted.add(
-                max(
-                    rated, key=lambda item: (item.metrics[metric] if highest else -item.metrics[metric], item.order)
-                ).key
-            )
+    sacred = {verified[-1].key} | {item.key for item in verified if item.final}
+    wanted = set(sacred)
+    for stage in {item.stage for item in verified}:
+        of_stage = [item for item in verified if item.stage == stage]
+        wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | _best(of_stage, rule)
     going = [item for item in verified if item.key not in wanted]
     if rule.disk_bytes is not None:
         used = sum(item.bytes for item in verified if item.key in wanted)
@@ -59,3 +55,12 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
                 going.append(item)
                 used -= item.bytes
     return tuple(item.key for item in sorted(going, key=lambda item: item.order))
+
+
+def _best(of_stage: Sequence[Kept], rule: Rule) -> set[str]:
+    if rule.best is None:
+        return set()
+    metric, highest = rule.best
+    rated = [item for item in of_stage if metric in item.metrics]
+    best = max(rated, key=lambda item: (item.metrics[metric] * (1 if highest else -1), item.order), default=None)
+    return {best.key} if best else set()

@@ -52,6 +52,7 @@ OUTCOMES: dict[type[Event], str] = {
     core.StageFinished: "finished",
     core.RunFinished: "finished",
     core.AttemptSuspended: "suspended",
+    core.ExitOverdue: "suspended",
     core.AttemptCrashed: "crashed",
     core.RetriesExhausted: "crashed",
     core.SessionLost: "lost",
@@ -87,6 +88,7 @@ class Supervisor:
         self._backlog: deque[Job] = deque()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._attempt: Running | None = None
+        self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
         self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id)}
         self._attached = False
         self._interrupts = self._launch_tries = 0
@@ -110,8 +112,8 @@ class Supervisor:
                 self._happened(core.Adopted() if adopted else core.SessionOpened())
                 while not self._session.phase.is_over:
                     self._turn()
-            if self._attempt:
-                launcher.kill(self._attempt.folder)
+            if self._processes:
+                launcher.kill(self._processes)
         finally:
             self._reader.shutdown(wait=True)
             self._scheduler.shutdown(wait=False)
@@ -173,7 +175,7 @@ class Supervisor:
                 self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, **columns
             )
         )
-        if outcome := OUTCOMES.get(type(event)):
+        if outcome := OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None):
             self._close_attempt(outcome, getattr(event, "cause", ""))
         self._show()
 
@@ -185,8 +187,8 @@ class Supervisor:
                 self._channel.tell_all(wire.Order("save"))
             case core.AskToStop(why):
                 self._channel.tell_all(wire.Order("stop", why))
-            case core.KillAttempt():
-                self._kill()
+            case core.KillAttempt() if self._processes:
+                launcher.kill(self._processes)
             case core.QueueResume(why, when_asked):
                 due_at = None if when_asked else self._clock.utc()
                 self._remember(lambda: runs.queue_resume(self._engine, self._run.id, why=why, due_at=due_at))
@@ -209,14 +211,14 @@ class Supervisor:
             return
         self._attached, self._launch_tries = False, 0
         attempt = self._attempt.row
-        self._row = row = replace(
-            self._row, stage=attempt.stage, step=attempt.first_step, steps_total=0, epochs_total=0
-        )
-        self._remember(
-            lambda: sessions.update_session(
-                self._engine, row.id, stage=row.stage, step=row.step, steps_total=0, epochs_total=0
-            )
-        )
+        begun: dict[str, Any] = {
+            "stage": attempt.stage,
+            "step": attempt.first_step,
+            "steps_total": 0,
+            "epochs_total": 0,
+        }
+        self._row = replace(self._row, **begun)
+        self._remember(lambda: sessions.update_session(self._engine, self._row.id, **begun))
         self._watch(self._attempt, process)
         self._show()
 
@@ -236,12 +238,9 @@ class Supervisor:
             self._post, "date", run_date=at, args=[again], id="launch", replace_existing=True, misfire_grace_time=None
         )
 
-    def _kill(self) -> None:
-        if self._attempt:
-            launcher.kill(self._attempt.folder)
-            self._close_attempt("crashed" if self._session.phase is Phase.FAILED else "wall", self._session.why)
-
     def _watch(self, attempt: Running, process: subprocess.Popen[bytes] | None) -> None:
+        self._processes = attempt.folder
+
         def until_gone() -> None:
             launcher.wait(attempt.folder)
             if process is not None:
@@ -326,13 +325,23 @@ class Supervisor:
 
     def _judge(self, attempt: Running) -> None:
         """An attempt's processes are gone: take in what it saved and nobody told of, then how it ended."""
-        root = attempts.checkpoint_root(self._run, self._plan, attempt.row.stage)
-        for folder, found in manifest.newest_readable(root):
-            if str(folder) not in self._known and found.run_id == self._run.id:
-                self._read_back(
-                    wire.Saved(attempt.name, str(folder), found.step, found.total_bytes, 0.0, 0.0, found.final)
-                )
+        for saved in self._untold(attempt):
+            self._read_back(saved)
         self._post(lambda: self._ended(attempt))
+
+    def _untold(self, attempt: Running) -> list[wire.Saved]:
+        root = attempts.checkpoint_root(self._run, self._plan, attempt.row.stage)
+        return [
+            wire.Saved(attempt.name, str(folder), found.step, found.total_bytes, 0.0, 0.0, found.final)
+            for folder, found in manifest.newest_readable(root)
+            if str(folder) not in self._known and found.run_id == self._run.id
+        ]
+
+    def _take_in(self, attempt: Running) -> None:
+        """The same from the loop, at once, when the session is ending."""
+        for saved in self._untold(attempt):
+            with contextlib.suppress(CheckpointBroken):
+                self._verified(manifest.verify(Path(saved.path)), Path(saved.path), 0.0, 0.0)
 
     # What the reader found
 

@@ -8,10 +8,12 @@ resume begins at a batch by its number: nothing is read to be thrown away.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import random
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -65,6 +67,8 @@ class Loader:
         generator = torch.Generator().manual_seed(seed)  # a DataLoader draws from the global one otherwise
         self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=_Order(self), generator=generator, **options)
 
+        atexit.register(_end_workers, weakref.ref(self._inner))
+
     def __len__(self) -> int:
         """Global batches of an epoch."""
         return self._size // self.global_batch if self._drop_last else -(-self._size // self.global_batch)
@@ -98,6 +102,12 @@ class Loader:
 
     def _slice(self, samples: int) -> tuple[int, int]:
         return self._rank * samples // self._world, (self._rank + 1) * samples // self._world
+
+
+def _end_workers(loader: weakref.ref[DataLoader[Any]]) -> None:
+    """Persistent workers end when their iterator goes; at exit multiprocessing would send the SIGTERM that they ignore."""
+    if (inner := loader()) is not None:
+        inner._iterator = None
 
 
 class _Order:

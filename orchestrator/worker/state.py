@@ -70,11 +70,10 @@ def expected_bytes(tracked: Mapping[str, Any]) -> int:
     """Size of the state once training has begun: an optimizer without one yet is taken to keep two values a parameter."""
     found: int = sum(tensor.nbytes for tensor in capture(tracked).tensors.values())
     unborn: list[Any] = [
-        thing for thing in tracked.values() if isinstance(thing, torch.optim.Optimizer) and not thing.state
+        item for item in tracked.values() if isinstance(item, torch.optim.Optimizer) and not item.state
     ]
-    return found + sum(
-        2 * weight.nbytes for optimizer in unborn for group in optimizer.param_groups for weight in group["params"]
-    )
+    weights = (weight for optimizer in unborn for group in optimizer.param_groups for weight in group["params"])
+    return found + sum(2 * int(weight.nbytes) for weight in weights)
 
 
 def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Callable[[str], torch.Tensor]) -> None:

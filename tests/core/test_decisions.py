@@ -1,0 +1,123 @@
+"""Deadline, cadence, retention, outcome: the small decisions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core import cadence, deadline, retention
+from orchestrator.core.outcome import Ended, RankRecord, first_cause, verdict
+from orchestrator.core.retention import Kept, Rule, to_drop
+from orchestrator.core.session import AttemptCrashed, AttemptSuspended, RetriesExhausted, RunFinished, StageFinished
+
+
+def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
+    assert deadline.first_guess_s(300_000_000, 100e6) == pytest.approx(2 + 9)
+    assert deadline.first_guess_s(0, 0) == 2.0
+
+
+def test_the_lead_forgets_saves_that_are_long_ago():
+    assert deadline.save_s([60.0] + [2.0] * 8, guess_s=99) == pytest.approx(3.0)
+    assert deadline.save_s([2.0, 4.0], guess_s=99) == pytest.approx(6.0)
+    assert deadline.save_s([], guess_s=99) == 99
+
+
+def test_the_interval_is_youngs_and_bounded_by_the_plan():
+    assert cadence.interval_s(0.06, trained_s=0, failures=0) == pytest.approx(math.sqrt(2 * 0.06 * 9 * 3600), rel=1e-6)
+    assert cadence.interval_s(0.06, trained_s=0, failures=0, at_most_s=5) == 5
+    assert cadence.interval_s(1.0, trained_s=3600, failures=20) < cadence.interval_s(1.0, trained_s=3600, failures=0)
+
+
+kept = st.builds(
+    Kept,
+    key=st.uuids().map(str),
+    stage=st.sampled_from(["train", "predict"]),
+    step=st.integers(0, 1000),
+    bytes=st.integers(0, 10**9),
+    order=st.floats(0, 1e6),
+    verified=st.booleans(),
+    final=st.booleans(),
+    metrics=st.dictionaries(st.just("dice"), st.floats(0, 1)),
+)
+rules = st.builds(
+    Rule,
+    last=st.integers(1, 5),
+    best=st.sampled_from([None, ("dice", True), ("dice", False)]),
+    disk_bytes=st.none() | st.integers(0, 10**9),
+)
+
+
+@given(st.lists(kept, max_size=12, unique_by=(lambda item: item.key, lambda item: item.order)), rules)
+def test_the_newest_verified_checkpoint_and_the_final_ones_are_never_dropped(checkpoints, rule):
+    dropped = set(to_drop(checkpoints, rule))
+    verified = [item for item in checkpoints if item.verified]
+    if verified:
+        assert max(verified, key=lambda item: item.order).key not in dropped
+    assert not dropped & {item.key for item in checkpoints if item.final or not item.verified}
+
+
+def _saved(step, **more):
+    return Kept(key=str(step), stage="train", step=step, bytes=100, order=float(step), verified=True, **more)
+
+
+def test_the_last_and_the_best_are_kept():
+    saves = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, 0.5), (2, 0.9), (3, 0.6), (4, 0.7), (5, 0.8)]]
+    assert to_drop(saves, Rule(last=2, best=("dice", True))) == ("1", "3")
+    assert to_drop(saves, Rule(last=2, best=("dice", False))) == ("2", "3")
+
+
+def test_a_disk_budget_takes_the_oldest_first_and_stops_at_the_newest():
+    saves = [_saved(step) for step in (1, 2, 3)]
+    assert to_drop(saves, Rule(last=3, disk_bytes=250)) == ("1",)
+    assert to_drop(saves, Rule(last=3, disk_bytes=10)) == ("1", "2")
+
+
+def test_nothing_goes_before_something_newer_is_verified():
+    assert to_drop([retention.Kept("1", "train", 1, 10, 1.0, verified=False)], Rule(last=1)) == ()
+
+
+def _ended(*records, ranks=2, gained=True, without_progress=0, more=False):
+    return Ended(ranks, records, "torchrun ended with 1", gained, without_progress, more)
+
+
+def _record(rank, outcome, at_s=1.0, **more):
+    return RankRecord(rank, outcome, at_s, **more)
+
+
+def test_ranks_that_all_finish_end_the_stage_or_the_run():
+    done = [_record(0, "finished"), _record(1, "finished")]
+    assert verdict(_ended(*done, more=True)) == StageFinished()
+    assert verdict(_ended(*done)) == RunFinished()
+
+
+def test_ranks_that_all_stop_at_a_boundary_are_suspended():
+    assert verdict(_ended(_record(0, "suspended"), _record(1, "suspended"))) == AttemptSuspended()
+
+
+def test_the_earliest_failure_is_the_cause_and_broken_connections_are_collateral():
+    peer = _record(
+        0, "failed", 1.0, error_type="RuntimeError", message="[gloo] Connection closed by peer [127.0.0.1]:1"
+    )
+    cause = _record(1, "failed", 1.1, error_type="ValueError", message="bad pixel\nmore")
+    assert first_cause(_ended(peer, cause)) == "rank 1: ValueError: bad pixel"
+
+
+def test_a_killed_rank_is_the_cause_when_its_peer_only_lost_the_connection():
+    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
+    assert first_cause(_ended(peer)) == "rank 1 was killed (torchrun ended with 1)"
+
+
+def test_the_third_attempt_without_a_step_more_is_the_last():
+    boom = _record(0, "failed", error_type="ValueError", message="boom")
+    assert isinstance(verdict(_ended(boom, gained=False, without_progress=1)), AttemptCrashed)
+    assert isinstance(verdict(_ended(boom, gained=True, without_progress=5)), AttemptCrashed)
+    last = verdict(_ended(boom, gained=False, without_progress=2))
+    assert isinstance(last, RetriesExhausted) and "ValueError: boom" in last.cause
+
+
+def test_what_fails_before_the_first_line_of_the_script_is_not_tried_again():
+    missing = _record(0, "failed", began=False, error_type="ModuleNotFoundError", message="No module named 'nets'")
+    assert isinstance(verdict(_ended(missing)), RetriesExhausted)

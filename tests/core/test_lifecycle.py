@@ -1,0 +1,233 @@
+"""The lifecycle of a session, told in stories and walked pair by pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core import session as core
+from orchestrator.core.session import (
+    OVER,
+    TRANSITIONS,
+    Adopted,
+    AskToSave,
+    AskToStop,
+    Attached,
+    AttemptCrashed,
+    AttemptSuspended,
+    CheckpointDue,
+    CheckpointVerified,
+    DeadlineReached,
+    ExitOverdue,
+    GraceExpired,
+    IllegalTransition,
+    KillAttempt,
+    Launch,
+    Phase,
+    QueueResume,
+    RetriesExhausted,
+    RunFinished,
+    SaveFailed,
+    SaveRequested,
+    Session,
+    SessionLost,
+    SessionOpened,
+    StageFinished,
+    StopRequested,
+    advance,
+    due,
+    next_due_s,
+)  # fmt: skip
+
+EVENTS = [
+    SessionOpened(), Attached(1000), CheckpointDue(), SaveRequested(), CheckpointVerified(5, 1.0), SaveFailed("disk full"), DeadlineReached(),
+    StopRequested("a person"), StopRequested("SIGTERM", 50.0), GraceExpired(), ExitOverdue(), StageFinished(), RunFinished(), AttemptSuspended(),
+    AttemptCrashed("boom"), RetriesExhausted("boom"), Adopted(), SessionLost("gone"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def training() -> Session:
+    """A session that trains, its wall 100 s away, saves known to take 4 s."""
+    session = Session(wall_s=100.0, margin_s=2.0, every_s=1000.0, save_times_s=(4.0,))
+    session, _ = advance(session, SessionOpened(), 0.0)
+    session, _ = advance(session, Attached(1000), 5.0)
+    return session
+
+
+def test_an_opened_session_launches_its_first_attempt():
+    session, actions = advance(Session(), SessionOpened(), 0.0)
+    assert session.phase is Phase.STARTING
+    assert actions == (Launch(),)
+
+
+def test_a_session_at_its_deadline_is_asked_to_stop_once(training):
+    assert training.deadline_s is not None
+    [event] = due(training, training.deadline_s)
+    assert event == DeadlineReached()
+    stopping, actions = advance(training, event, training.deadline_s)
+    assert stopping.phase is Phase.STOPPING
+    assert actions == (AskToStop("the wall"),)
+    assert not list(due(stopping, training.deadline_s + 0.1))  # asked at the edge, not on every tick after it
+
+
+def test_nothing_is_due_a_moment_before_the_deadline(training):
+    assert DeadlineReached() not in due(training, training.deadline_s - 0.001)
+
+
+def test_the_deadline_leaves_room_for_the_save_the_steps_the_exit_and_the_margin(training):
+    slow = training.observing(gap_s=3.0, step_s=0.5)
+    # 1.5 × 4 s of save, 3 s of the longest step, 2 × 0.5 s to agree, 2 s to exit, 2 s of margin
+    assert slow.lead_s == pytest.approx(6.0 + 3.0 + 1.0 + 2.0 + 2.0)
+
+
+def test_a_verified_save_in_time_ends_in_suspended_with_a_resume_queued(training):
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    saved, _ = advance(stopping, CheckpointVerified(7, 2.0), 93.0)
+    over, actions = advance(saved, AttemptSuspended(), 94.0)
+    assert over.phase is Phase.SUSPENDED
+    assert actions == (QueueResume("the wall"),)
+
+
+def test_a_save_that_comes_too_late_ends_in_cut_off_and_the_processes_are_killed_before_the_wall(training):
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    assert stopping.kill_s < 100.0
+    [event] = due(stopping, stopping.kill_s)
+    over, actions = advance(stopping, event, stopping.kill_s)
+    assert over.phase is Phase.CUT_OFF
+    assert actions[0] == KillAttempt() and isinstance(actions[1], QueueResume)
+
+
+def test_processes_that_saved_but_do_not_end_are_killed_and_nothing_is_lost(training):
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    saved, _ = advance(stopping, CheckpointVerified(7, 2.0), 93.0)
+    [event] = due(saved, saved.kill_s)
+    over, actions = advance(saved, event, saved.kill_s)
+    assert over.phase is Phase.SUSPENDED
+    assert KillAttempt() in actions
+
+
+def test_a_periodic_save_is_asked_for_once_and_training_goes_on_after_it():
+    session = Session(every_s=10.0)
+    session, _ = advance(session, SessionOpened(), 0.0)
+    session, _ = advance(session, Attached(), 5.0)
+    assert not list(due(session, 14.9))
+    saving, actions = advance(session, next(due(session, 15.0)), 15.0)
+    assert actions == (AskToSave(),)
+    assert not list(due(saving, 16.0))
+    merged, actions = advance(saving, SaveRequested(), 16.0)  # a person asks meanwhile: the one under way serves
+    assert merged.phase is Phase.SAVING and actions == ()
+    trains, _ = advance(merged, CheckpointVerified(9, 1.0, blocking_s=0.1), 17.0)
+    assert trains.phase is Phase.TRAINING
+    assert trains.next_save_s == pytest.approx(27.0)
+
+
+def test_a_failed_save_leaves_the_training_and_the_next_try_waits_an_interval(training):
+    saving, _ = advance(replace(training, every_s=10.0), CheckpointDue(), 20.0)
+    trains, actions = advance(saving, SaveFailed("disk full"), 21.0)
+    assert trains.phase is Phase.TRAINING and actions == ()
+    assert trains.next_save_s == pytest.approx(31.0)
+
+
+def test_a_save_that_never_comes_is_given_up(training):
+    saving, _ = advance(replace(training, wall_s=None), CheckpointDue(), 20.0)
+    [event] = due(saving, saving.overdue_s)
+    assert isinstance(event, SaveFailed)
+
+
+def test_a_sigterm_brings_the_wall_nearer_and_is_the_same_path(training):
+    stopping, actions = advance(training, StopRequested("SIGTERM", 40.0), 15.0)
+    assert stopping.phase is Phase.STOPPING and stopping.wall_s == 40.0
+    assert actions == (AskToStop("SIGTERM"),)
+    assert stopping.kill_s < 40.0
+
+
+def test_a_stop_by_a_person_waits_for_the_save_and_queues_a_resume_for_when_asked(training):
+    stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
+    assert stopping.kill_s >= 15.0 + core.STOP_GRACE_S
+    _, actions = advance(stopping, AttemptSuspended(), 16.0)
+    assert actions == (QueueResume("a person", when_asked=True),)
+
+
+def test_a_wall_before_the_first_step_costs_nothing_and_ends_at_once():
+    session, _ = advance(Session(wall_s=10.0), SessionOpened(), 0.0)
+    over, actions = advance(session, DeadlineReached(), 8.0)
+    assert over.phase is Phase.SUSPENDED
+    assert actions == (KillAttempt(), QueueResume("the wall"))
+
+
+def test_a_crash_in_training_launches_again_and_counts_as_a_failure(training):
+    recovering, actions = advance(training, AttemptCrashed("rank 1: boom"), 30.0)
+    assert recovering.phase is Phase.RECOVERING and actions == (Launch(),)
+    assert recovering.failures == 1
+    again, _ = advance(recovering, Attached(1000), 36.0)
+    assert again.phase is Phase.TRAINING
+
+
+def test_a_crash_while_stopping_does_not_launch_again(training):
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    over, actions = advance(stopping, AttemptCrashed("boom"), 91.0)
+    assert over.phase is Phase.CUT_OFF
+    assert [type(action) for action in actions] == [QueueResume]
+
+
+def test_a_finished_stage_launches_the_next_one_but_not_while_stopping(training):
+    assert advance(training, StageFinished(), 30.0)[1] == (Launch(),)
+    stopping, _ = advance(training, StopRequested("a person"), 30.0)
+    over, actions = advance(stopping, StageFinished(), 31.0)
+    assert over.phase is Phase.SUSPENDED and Launch() not in actions
+
+
+def test_a_supervisor_that_takes_over_a_stopping_session_asks_again(training):
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    assert advance(stopping, Adopted(), 91.0)[1] == (AskToStop("the wall"),)
+
+
+def test_a_supervisor_that_takes_over_a_save_lets_the_training_go_on(training):
+    saving, _ = advance(training, CheckpointDue(), 20.0)
+    assert advance(saving, Adopted(), 21.0)[0].phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: repr(event))
+def test_every_pair_is_in_the_table_or_changes_nothing(phase, event):
+    session = Session(phase=phase, wall_s=100.0)
+    if (phase, type(event)) in TRANSITIONS:
+        moved, _ = advance(session, event, 10.0)
+        assert moved.phase is TRANSITIONS[phase, type(event)]
+    else:
+        with pytest.raises(IllegalTransition):
+            advance(session, event, 10.0)
+
+
+def test_there_is_no_way_out_of_an_end():
+    assert not [phase for phase, _ in TRANSITIONS if phase in OVER]
+
+
+def test_every_phase_can_be_reached_and_every_living_one_can_end():
+    reached = {Phase.QUEUED} | set(TRANSITIONS.values())
+    assert reached == set(Phase)
+    for phase in set(Phase) - OVER:
+        frontier, seen = {phase}, set()
+        while frontier:
+            seen |= frontier
+            frontier = {to for (at, _), to in TRANSITIONS.items() if at in frontier} - seen
+        assert seen & OVER, phase
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=40), st.floats(0.1, 50))
+def test_whatever_happens_an_end_queues_a_resume_unless_it_is_finished_or_failed(events, step_s):
+    session, now, queued = Session(wall_s=500.0, every_s=20.0), 0.0, 0
+    for event in [SessionOpened(), *events]:
+        now += step_s
+        try:
+            session, actions = advance(session, event, now)
+        except IllegalTransition:
+            continue
+        queued += sum(isinstance(action, QueueResume) for action in actions)
+        at = next_due_s(session)
+        assert at is None or list(due(session, at)), "what is announced as due is due then"
+    assert queued == (session.phase in (Phase.SUSPENDED, Phase.CUT_OFF))

@@ -1,0 +1,28 @@
+"""Trains, and fails at a step: always (`--at 5`), or the first time that it comes there (`--once FILE`)."""
+
+import argparse
+import pathlib
+import time
+
+import torch
+
+from orchestrator.worker import attach
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--at", type=int, default=5)
+parser.add_argument("--once", type=str, default="")
+options = parser.parse_args()
+with attach(seed=0) as session:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    session.track(model=model, optimizer=optimizer)
+    data = torch.utils.data.TensorDataset(torch.ones(32, 2), torch.ones(32, 1))
+    for step, (x, y) in enumerate(session.steps(session.loader(data, 4), 4)):
+        session.backward((x, y), lambda part: (model(part[0]) - part[1]).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.05)
+        if step == options.at and not (options.once and pathlib.Path(options.once).exists()):
+            if options.once:
+                pathlib.Path(options.once).touch()
+            raise ValueError(f"the loss went wrong at step {step}")

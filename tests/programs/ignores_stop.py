@@ -1,0 +1,13 @@
+"""Attaches and trains one step, then sits in it: no stop can take effect."""
+
+import time
+
+import torch
+
+from orchestrator.worker import attach
+
+with attach() as session:
+    model = torch.nn.Linear(2, 1)
+    session.track(model=model)
+    for _ in session.steps(session.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), 2), 100):
+        time.sleep(600)

@@ -1,0 +1,1 @@
+"""Reference trainings that live through many sessions; each also runs alone."""

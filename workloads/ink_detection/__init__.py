@@ -1,0 +1,1 @@
+"""Ink in volumes of carbonised papyrus (Vesuvius Challenge): train, predict, package."""

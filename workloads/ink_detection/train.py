@@ -1,0 +1,120 @@
+"""Train a 3D U-Net to find ink: DDP, mixed precision on CUDA, Dice after every epoch.
+
+    alone:          python -m workloads.ink_detection.train --data fragments --epochs 2
+    on two ranks:   torchrun --nproc-per-node 2 -m workloads.ink_detection.train --data fragments --epochs 2
+    through walls:  kgorch start workloads/ink_detection/plan.toml
+
+Lives through cuts: everything that training changes is tracked, and all else is made anew from the arguments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, SequentialLR
+
+from orchestrator.worker import attach
+from workloads import cli
+from workloads.ink_detection.data import Fragments, Tile
+from workloads.ink_detection.model import InkUNet, dice_loss, dice_parts
+
+if TYPE_CHECKING:
+    from orchestrator.worker.loader import Loader
+    from orchestrator.worker.session import Session
+
+
+def main(
+    data: str,
+    epochs: int = 32,
+    lr: float = 1e-3,
+    global_batch: int = 16,
+    layers: int = 8,
+    tile: int = 64,
+    stride: int = 10,
+    channels: list[int] = [16, 32, 64],  # noqa: B006  (read only)
+    warmup: int = 2,
+    validation: str | None = None,
+    num_workers: int = 0,
+    prefetch: int = 3,
+    seed: int | None = None,
+) -> None:
+    """Train on all fragments but one, which scores each epoch.
+
+    The defaults suit the fragments of make_fragments.py; plan.toml has those for the real ones.
+    --layers is how many of the middle layers to use, --stride the step between tiles, --channels the width
+    of each level of the network, --warmup a number of epochs, --validation the fragment held out.
+    """
+    with attach(seed=seed) as session:
+        train = Fragments(data, "train", layers=layers, tile=tile, stride=stride, validation=validation)
+        valid = Fragments(data, "valid", layers=layers, tile=tile, stride=tile, validation=validation)
+        loader = session.loader(
+            train, global_batch, num_workers=num_workers, prefetch_factor=prefetch if num_workers else None
+        )
+        together = session.world_size * (session.microbatch or 16)
+        scored = session.loader(
+            valid, together, shuffle=False, drop_last=False, num_workers=num_workers, persistent_workers=False
+        )
+
+        amp = session.device.type == "cuda"
+        model = DistributedDataParallel(InkUNet(channels).to(session.device))
+        optimizer = torch.optim.AdamW(model.parameters(), lr)
+        scheduler = schedule(optimizer, steps_per_epoch=len(loader), warmup=warmup)
+        scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
+        session.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+
+        loss_of = dice_loss()
+
+        def loss(part: Tile) -> Tensor:
+            with torch.autocast(session.device.type, torch.float16, enabled=amp):
+                logits = model(part.volume)
+            return loss_of(logits, part.ink)
+
+        for _ in session.epochs(epochs):
+            for batch in session.steps(loader):
+                mean_loss = session.backward(batch, loss, scaler=scaler if amp else None)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=True)
+                session.report(loss=mean_loss, lr=optimizer.param_groups[0]["lr"])
+                scheduler.step()
+            session.report(dice=dice(session, model.module, scored, amp))
+
+        if session.rank == 0 and not session.supervised:  # under kgorch the last checkpoint holds the weights
+            save_file(model.module.state_dict(), session.output / "ink.safetensors")
+
+
+def schedule(optimizer: torch.optim.Optimizer, steps_per_epoch: int, warmup: int) -> SequentialLR:
+    """Linear warm-up, then cosines of 10, 20, 40, ... epochs, stepped once a batch."""
+    restarts = CosineAnnealingWarmRestarts(optimizer, T_0=10 * steps_per_epoch, T_mult=2, eta_min=1e-6)
+    if not warmup:
+        return SequentialLR(optimizer, [restarts], [])
+    rise = LinearLR(optimizer, start_factor=0.01, total_iters=warmup * steps_per_epoch)
+    return SequentialLR(optimizer, [rise, restarts], [warmup * steps_per_epoch])
+
+
+@torch.no_grad()
+def dice(session: Session, model: InkUNet, scored: Loader, amp: bool) -> float:
+    """Dice over all validation tiles; every rank takes its share of them and gets the same figure.
+
+    Takes the bare model: forward through DDP may call collectives, and the ranks' shares may differ.
+    """
+    model.eval()
+    parts = torch.zeros(2, dtype=torch.float64, device=session.device)
+    for number, batch in enumerate(scored):
+        if scored.share_of(number):  # else the batch is too small for all ranks, and another counts it
+            batch = session.to_device(batch)
+            with torch.autocast(session.device.type, torch.float16, enabled=amp):
+                parts += dice_parts(model(batch.volume), batch.ink)
+    dist.all_reduce(parts)
+    model.train()
+    overlap, areas = parts.tolist()
+    return overlap / max(areas, 1)
+
+
+if __name__ == "__main__":
+    cli.run(main)
