@@ -16,7 +16,8 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from db.migrations import HEAD, KNOWN
 from orchestrator.errors import StateUnusable
 
-BUSY_MS = 15_000
+BUSY_MS = 3_000
+"""The supervisor must not sit in a write for long: what cannot be written now it writes later."""
 
 
 def open_database(home: Path) -> Engine:

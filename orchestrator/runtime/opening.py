@@ -4,6 +4,7 @@ the next session or adopt the living one."""
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ def start(
     lock = Lock(home / "runs" / plan.name / "lock")
     known = runs.newest(engine, plan.name)
     if not lock.take():
-        return Nothing(known or _wait_for_row(engine, plan.name), "live")
+        return Nothing(known or _begun_elsewhere(engine, plan.name), "live")
     try:
         if known and not fresh:
             if known.state == "finished":
@@ -345,5 +346,10 @@ def _us() -> dict[str, int | None]:
     return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": processes.started_ticks(os.getpid())}
 
 
-def _wait_for_row(engine: Engine, name: str) -> RunInfo:
-    raise KgorchError(f"another kgorch is beginning the run {name!r} just now", next_step="kgorch status")
+def _begun_elsewhere(engine: Engine, name: str) -> RunInfo:
+    """The row of a run whose lock another process has just taken and that it is about to write."""
+    for _ in range(100):
+        if run := runs.newest(engine, name):
+            return run
+        time.sleep(0.05)
+    raise KgorchError(f"another kgorch holds the lock of {name!r} and has not begun the run", next_step="kgorch status")

@@ -1,0 +1,160 @@
+"""kgorch as a person types it, over a state folder of the test's own; and waiting for a condition."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: str = "") -> Any:
+    """The condition's first true value; fails the test when none comes in time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {within_s:.0f} s: {what or condition}")
+
+
+@dataclass
+class Kgorch:
+    """The command line over a state folder of the test's own.
+
+    `folder` is where plans and programs lie; `home` is $KGORCH_HOME.
+    """
+
+    folder: Path
+    home: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "KGORCH_HOME": str(self.home), "COLUMNS": "200"}
+
+    def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator.cli", *args],
+            cwd=self.folder, env=self.env(), capture_output=True, text=True, timeout=timeout_s,
+        )  # fmt: skip
+        assert code is None or done.returncode == code, (
+            f"exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def background(self, *args: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli", *args],
+            cwd=self.folder, env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def status(self, *args: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", "--json", *args).stdout)
+        return found
+
+    def try_status(self) -> dict[str, Any]:
+        """The status, or {} while there is no run yet."""
+        done = self("status", "--json", code=None)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def wait_for_step(self, step: int, *, within_s: float = 60) -> dict[str, Any]:
+        found: dict[str, Any] = wait_until(
+            lambda: (s := self.try_status()) and s["step"] >= step and s["phase"] in ("training", "saving") and s,
+            within_s=within_s, what=f"step {step}: {self.try_status()}",
+        )  # fmt: skip
+        return found
+
+    def history(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = json.loads(self("history", "--json").stdout)
+        return entries
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        entries = json.loads(self("history", "--events", "--json", "-n", "100000").stdout)
+        return [entry for entry in entries if kind in (None, entry["kind"])]
+
+    def plan(self, program: str = "learns.py", **changes: Any) -> Path:
+        """A plan around a program of tests/programs, which is copied beside it."""
+        for name in os.listdir(PROGRAMS):
+            if name.endswith(".py"):
+                shutil.copy(PROGRAMS / name, self.folder)
+        parts = {
+            "name": "test",
+            "ranks": 2,
+            "args": {},
+            "wall": None,
+            "margin": None,
+            "every": "3s",
+            "extra": "",
+        } | changes
+        args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in parts["args"].items())
+        lines = [
+            f'name = "{parts["name"]}"', "[[stage]]", 'name = "train"', f'entry = "{program}"', f"ranks = {parts['ranks']}",
+            f"args = {{ {args} }}", "[checkpoint]", f'every = "{parts["every"]}"', "[session]",
+        ]  # fmt: skip
+        lines += [f'{key} = "{parts[key]}"' for key in ("wall", "margin") if parts[key]]
+        path = self.folder / "plan.toml"
+        path.write_text("\n".join([*lines, parts["extra"]]) + "\n")
+        return path
+
+    def attempt(self) -> Path:
+        """The folder of the newest attempt."""
+        return max(self.home.glob("runs/*/*/attempts/*"), key=lambda path: [int(part) for part in path.name.split(".")])
+
+    def pids(self) -> dict[str, int]:
+        """shim, torchrun, rank0, rank1 … of the newest attempt, as far as they live."""
+        told = json.loads((self.attempt() / "shim.json").read_text())
+        found = {"shim": told["pid"], "torchrun": told["torchrun"]}
+        for child in psutil.Process(told["torchrun"]).children():
+            found[f"rank{child.environ().get('RANK', '?')}"] = child.pid
+        return found
+
+    def checkpoints(self) -> list[Path]:
+        return sorted(self.home.glob("runs/*/*/checkpoints/*/step-*"))
+
+    def export(self, name: str = "test") -> bytes:
+        out = self.folder / "exported.safetensors"
+        self("checkpoints", "export", name, str(out), "--all")
+        return out.read_bytes()
+
+    def logs(self) -> str:
+        texts = [
+            f"── {path}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted(self.home.glob("runs/*/*/attempts/*/*.log"))
+        ]
+        return "\n".join(texts)[-12000:]
+
+    def kill_everything(self) -> None:
+        """SIGKILL to every process that belongs to this state folder."""
+        for process in processes_of(self.home):
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.pid != os.getpid()
+                and process.environ().get("KGORCH_HOME") == str(home)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found

@@ -1,0 +1,205 @@
+"""What ends a training early: kills at every place, crashes, full disks, broken checkpoints, mistakes in the plan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+
+import pytest
+from harness import processes_of, wait_until
+
+
+@pytest.mark.parametrize("victim", ["rank1", "torchrun", "shim"])
+def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch, victim):
+    plan = kgorch.plan(args={"epochs": 25, "sleep": 0.03}, every="1s")
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(kgorch.checkpoints)
+    kgorch.wait_for_step(20)
+    pids = kgorch.pids()
+    os.kill(pids[victim], signal.SIGKILL)
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids.values()), within_s=15, what="all of the attempt gone")
+    assert supervisor.wait(timeout=90) == 0, supervisor.communicate()[0]
+    [session] = kgorch.history()
+    assert [attempt["outcome"] for attempt in session["attempts"]] == ["crashed", "finished"]
+    if victim == "rank1":
+        assert "rank 1 was killed" in session["attempts"][0]["cause"]
+    assert kgorch.status()["step"] == 25 * 6
+
+
+def test_when_all_is_killed_the_next_start_goes_on_from_the_newest_checkpoint(kgorch):
+    plan = kgorch.plan(args={"epochs": 25, "sleep": 0.03}, every="1s")
+    kgorch.background("start", str(plan))
+    wait_until(kgorch.checkpoints)
+    kgorch.kill_everything()
+    wait_until(lambda: not processes_of(kgorch.home))
+    dead = kgorch("status").stdout
+    assert "dead" in dead and "nothing of the session runs" in dead
+    kgorch("start", str(plan))
+    first, second = kgorch.history()
+    assert (first["phase"], second["phase"]) == ("cut off", "finished")
+    assert second["first_step"] == first["checkpoint"]["step"] > 0
+
+
+def test_a_crash_is_tried_again_and_the_run_finishes(kgorch):
+    plan = kgorch.plan("crashes.py", ranks=1, args={"at": 5, "once": str(kgorch.folder / "happened")})
+    kgorch("start", str(plan))
+    [session] = kgorch.history()
+    assert [attempt["outcome"] for attempt in session["attempts"]] == ["crashed", "finished"]
+    assert "ValueError: the loss went wrong at step 5" in session["attempts"][0]["cause"]
+
+
+def test_a_crash_that_comes_again_and_again_ends_the_run_with_its_first_cause(kgorch):
+    plan = kgorch.plan("crashes.py", ranks=1, args={"at": 5})
+    done = kgorch("start", str(plan), code=20)
+    assert "ValueError: the loss went wrong at step 5" in done.stderr and "next:" in done.stderr
+    assert len(kgorch.history()[0]["attempts"]) == 4, "one that came further, and three that did not"
+    status = kgorch.status()
+    assert status["state"] == "failed" and "ValueError" in status["why"]
+
+
+def test_a_rank_whose_entry_cannot_be_imported_fails_the_run_at_once(kgorch):
+    (kgorch.folder / "broken_module.py").write_text("import no_such_library\n\ndef main():\n    pass\n")
+    plan = kgorch.plan("broken_module:main", ranks=1)
+    done = kgorch("start", str(plan), code=20)
+    assert "no_such_library" in done.stderr
+    assert len(kgorch.history()[0]["attempts"]) == 1
+
+
+def test_an_argument_that_the_entry_does_not_take_is_named(kgorch):
+    (kgorch.folder / "module.py").write_text("def main(epochs: int):\n    pass\n")
+    plan = kgorch.plan("module:main", ranks=1, args={"epoch": 3})
+    done = kgorch("start", str(plan), code=20)
+    assert "takes no argument 'epoch' (did you mean 'epochs'?)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("nothing_here:main", "there is no module 'nothing_here'"),
+        ("learns:mian", "has no 'mian' (did you mean 'main'?)"),
+        ("trian.py", "there is no script"),
+    ],
+)
+def test_an_entry_that_is_not_there_is_refused_before_anything_starts(kgorch, entry, said):
+    plan = kgorch.plan(entry)
+    done = kgorch("start", str(plan), code=2)
+    assert said in done.stderr
+    assert not list(kgorch.home.glob("runs/*/*"))
+
+
+def test_a_wall_that_no_save_fits_into_is_refused(kgorch):
+    done = kgorch("start", str(kgorch.plan(wall="2s")), code=2)
+    assert "session.wall = 2 s is over before a save would be" in done.stderr
+
+
+def test_a_wall_before_the_first_step_is_tried_three_times_then_the_run_says_why(kgorch):
+    plan = kgorch.plan(wall="6500ms", margin="500ms", args={"epochs": 100})
+    assert [kgorch("start", str(plan), code=None).returncode for _ in range(3)] == [10, 10, 20]
+    assert "the wall came before the first step" in kgorch.status()["why"]
+    kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.epochs=1")  # mended, it goes on
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "no manifest", "another run's"])
+def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch, damage):
+    plan = kgorch.plan(ranks=1, args={"epochs": 1000, "sleep": 0.02})
+    kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    for _ in range(2):
+        kgorch("save")
+    kgorch.kill_everything()
+    before, newest = kgorch.checkpoints()[-2:]
+    shard, manifest = newest / "rank0.safetensors", newest / "manifest.json"
+    if damage == "flipped":
+        content = bytearray(shard.read_bytes())
+        content[-5] ^= 1
+        shard.write_bytes(content)
+    elif damage == "truncated":
+        os.truncate(shard, 100)
+    elif damage == "missing":
+        shard.unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text().replace('"run_id": "', '"run_id": "other'))
+    if damage in ("flipped", "truncated", "missing"):
+        assert "BROKEN" in kgorch("checkpoints", "verify", code=2).stdout
+    kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", code=None)
+    assert (newest.parent / (newest.name + ".broken")).is_dir()
+    assert kgorch.history()[-1]["first_step"] == int(before.name.split("-")[1]) or kgorch.events("set_aside")
+    [event] = kgorch.events("set_aside")
+    assert newest.name in event["facts"]["checkpoint"]
+    attempt = (kgorch.attempt() / "launch.json").read_text()
+    assert before.name in attempt and newest.name not in attempt
+
+
+@pytest.fixture
+def small_disk(kgorch):
+    """A file system of 4 MB under the plan's folder."""
+    place = kgorch.folder / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("no right to mount a small file system")
+    yield place
+    kgorch.kill_everything()
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_before(kgorch, small_disk):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02, "pad": 100_000}, every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    kgorch("save")
+    good = kgorch.status()["checkpoint"]
+    (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 300_000))
+    failed = kgorch("save", code=2)
+    assert "No space left" in failed.stderr or "no room" in failed.stderr
+    step = kgorch.status()["step"]
+    kgorch.wait_for_step(step + 10)
+    assert kgorch.status()["checkpoint"] == good, "the verified one stays"
+    assert kgorch.events("SaveFailed")
+    assert [path.name for path in small_disk.glob("test/1/train/*")] == [os.path.basename(good["path"])], "no leftovers"
+    (small_disk / "filler").unlink()
+    kgorch("save")
+    assert kgorch.status()["checkpoint"]["step"] > good["step"]
+    kgorch("stop")
+    supervisor.wait(timeout=20)
+
+
+def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000}, every="2s")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    count = len(kgorch.checkpoints())
+    other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    time.sleep(6)
+    other.execute("ROLLBACK")
+    other.close()
+    wait_until(lambda: len(kgorch.events("CheckpointVerified")) > count + 1, within_s=20)
+    assert supervisor.poll() is None
+    kgorch("stop")
+
+
+@pytest.mark.parametrize("home", ["/proc/kgorch", "a file"])
+def test_a_state_folder_that_cannot_be_written_is_named(kgorch, home):
+    if home == "a file":
+        kgorch.home.write_text("not a folder")
+    else:
+        kgorch.home = type(kgorch.home)(home)
+    done = kgorch("start", str(kgorch.plan()), code=2)
+    assert "cannot be written" in done.stderr and "KGORCH_HOME" in done.stderr
+
+
+def test_a_changed_plan_is_taken_with_a_note_and_another_model_is_refused_by_name(kgorch):
+    plan = kgorch.plan(ranks=1, args={"epochs": 10_000})
+    kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    kgorch("stop")
+    done = kgorch("start", str(plan), "--set", "stage.train.args.pad=7", code=20)
+    assert kgorch.events("plan_changed")
+    assert "CannotRestore" in done.stderr and "padding" in done.stderr

@@ -1,0 +1,145 @@
+"""Real supervisors, torchrun and gloo ranks: starting, saving, stopping, going on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import psutil
+from harness import processes_of, wait_until
+
+
+def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
+    plan = kgorch.plan(args={"epochs": 400, "sleep": 0.02})
+    first = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+
+    second = kgorch("start", str(plan))
+    assert "is live" in second.stdout and "nothing was started" in second.stdout
+    assert len([p for p in processes_of(kgorch.home) if "torch.distributed.run" in " ".join(p.cmdline())]) == 1
+
+    saved = kgorch("save", "test")
+    assert "saved and verified" in saved.stdout
+    at_save = kgorch.status()
+    assert at_save["checkpoint"]["verified"] is True and at_save["checkpoint"]["step"] > 0
+
+    stopped = kgorch("stop", "test")
+    assert "suspended" in stopped.stdout
+    assert first.wait(timeout=20) == 10
+    over = kgorch.status()
+    assert over["phase"] == "suspended"
+    assert over["checkpoint"]["step"] == over["step"] > at_save["checkpoint"]["step"], "saved at the step at which it stopped"
+    assert over["next"] == {"what": "resume", "at": None, "command": "kgorch resume test"}
+    assert not processes_of(kgorch.home)
+
+    again = kgorch.background("resume")
+    gone_on = kgorch.wait_for_step(over["step"] + 3)
+    assert gone_on["session"]["number"] == 2
+    assert [entry["first_step"] for entry in kgorch.history()] == [0, over["step"]]
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(timeout=40) == 10
+    assert kgorch.status()["why"] == "SIGTERM"
+
+
+def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.01}, wall="14s")
+    began = time.monotonic()
+    done = kgorch("start", str(plan), "--json", code=10)
+    assert time.monotonic() - began < 14.5
+    view = json.loads(done.stdout)
+    assert view["phase"] == "suspended" and view["why"] == "the wall"
+    assert view["checkpoint"]["verified"] and view["checkpoint"]["step"] == view["step"] > 0
+    assert view["next"]["what"] == "resume" and view["next"]["at"]
+    assert not processes_of(kgorch.home)
+
+
+def test_killing_the_supervisor_stops_no_training_and_its_successor_takes_it_over(kgorch):
+    plan = kgorch.plan(args={"epochs": 60, "sleep": 0.05}, every="2s")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(10)
+    supervisor.kill()
+    supervisor.wait()
+    before, step = kgorch.pids(), kgorch.status()["step"]
+    alone = kgorch("status").stdout
+    assert "dead" in alone and "training goes on" in alone
+    time.sleep(2)
+    assert kgorch.pids() == before, "the same processes train on"
+
+    done = kgorch("start", str(plan))
+    assert "taken over" in done.stderr
+    assert [len(entry["attempts"]) for entry in kgorch.history()] == [1], "one session, one launch"
+    assert kgorch.status()["state"] == "finished"
+    assert kgorch.status()["step"] > step
+
+
+def test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02}, wall="16s", every="600s")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    wall_s = time.monotonic() + kgorch.status()["session"]["left_s"]
+    supervisor.kill()
+    shim = psutil.Process(kgorch.pids()["shim"])
+    wait_until(lambda: not shim.is_running() or shim.status() == "zombie", within_s=20)
+    assert time.monotonic() < wall_s, "ended by itself in time"
+    [saved] = kgorch.checkpoints()
+    kgorch("start", str(plan), "--set", "session.wall=20s", "--set", "stage.train.args.epochs=1", code=None)
+    first, second = kgorch.history()
+    assert first["phase"] == "suspended" and first["checkpoint"]["step"] == int(saved.name.split("-")[1])
+    assert second["first_step"] == first["step"]
+
+
+def test_a_detached_start_returns_once_the_session_is_open(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000})
+    done = kgorch("start", str(plan), "--detach")
+    assert "supervising from the background" in done.stdout
+    kgorch.wait_for_step(2)
+    assert "is live" in kgorch("start", str(plan), "--detach").stdout
+    kgorch("stop")
+
+
+def test_of_two_starts_at_once_one_supervises_and_the_other_says_so(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000})
+    both = [kgorch.background("start", str(plan)) for _ in range(2)]
+    kgorch.wait_for_step(1)
+    ended = [process for process in both if process.poll() is not None]
+    assert len(ended) == 1 and ended[0].returncode == 0
+    assert "is live" in ended[0].communicate()[0]
+    assert len(kgorch.history()) == 1
+    kgorch("stop")
+
+
+def test_a_script_that_never_attaches_is_supervised_and_the_journal_says_so(kgorch):
+    plan = kgorch.plan("never_attaches.py", args={"seconds": 0.5})
+    kgorch("start", str(plan))
+    assert kgorch.status()["state"] == "finished"
+    [event] = kgorch.events("never_attached")
+    assert "attach()" in event["facts"]["what"]
+    assert "hello from a plain script" in kgorch("logs").stdout
+
+
+def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
+    plan = kgorch.plan("never_attaches.py", args={"seconds": 600}, wall="9s")
+    began = time.monotonic()
+    kgorch("start", str(plan), code=10)
+    assert time.monotonic() - began < 9.5
+    assert not processes_of(kgorch.home)
+
+
+def test_a_training_that_ignores_the_stop_is_cut_off_and_nothing_of_it_is_left(kgorch):
+    plan = kgorch.plan("ignores_stop.py", wall="12s")
+    kgorch("start", str(plan), code=10)
+    assert kgorch.status()["phase"] == "cut off"
+    assert not processes_of(kgorch.home)
+
+
+def test_a_closed_terminal_does_not_end_the_session(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000})
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(2)
+    supervisor.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    step = kgorch.status()["step"]
+    kgorch.wait_for_step(step + 10)
+    assert kgorch.status()["session"]["supervisor"]["alive"]
+    kgorch("stop")
