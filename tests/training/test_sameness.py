@@ -1,0 +1,79 @@
+"""The first promise: however a run is cut, its final state equals the uninterrupted run's, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from harness import Kgorch, processes_of, wait_until
+
+pytestmark = pytest.mark.slow
+
+TRAINING = {"epochs": 30, "sleep": 0.08}
+STEPS = 30 * 6
+
+
+def _uninterrupted(kgorch: Kgorch, tmp_path, ranks: int, **args) -> bytes:
+    alone = Kgorch(kgorch.folder, tmp_path / "uninterrupted")
+    alone("start", str(kgorch.plan(ranks=ranks, args=TRAINING | args | {"sleep": 0.0}, every="600s")), timeout_s=200)
+    assert alone.status()["step"] == STEPS
+    return alone.export()
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (2, 2), (4, 0)])
+def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, workers):
+    expected = _uninterrupted(kgorch, tmp_path, ranks, workers=workers)
+    wall = {2: "13s", 4: "17s"}[ranks]
+    plan = kgorch.plan(ranks=ranks, args=TRAINING | {"workers": workers}, wall=wall, every="2s")
+    codes = []
+    while not codes or codes[-1] == 10:
+        codes.append(kgorch("start", str(plan), code=None).returncode)
+        assert len(codes) < 12
+    assert codes[-1] == 0 and len(codes) >= 3, codes
+    assert kgorch.export() == expected
+
+
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (2, 2), (4, 3)])
+def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, seed):
+    expected = _uninterrupted(kgorch, tmp_path, ranks)
+    chance = random.Random(seed)
+    plan = kgorch.plan(ranks=ranks, args=TRAINING, every="700ms")
+    victims = ["rank", "torchrun", "shim", "supervisor", "everything"]
+    chance.shuffle(victims)
+    supervisor, step = None, 0
+    for victim in victims:
+        if supervisor is None or supervisor.poll() is not None:
+            supervisor = kgorch.background("start", str(plan))
+        step = wait_until(lambda beyond=step: _trained_beyond(kgorch, beyond), within_s=60)
+        time.sleep(chance.random())
+        _kill(kgorch, supervisor, victim, ranks, chance)
+    kgorch("start", str(plan), code=None, timeout_s=200)
+    wait_until(lambda: kgorch.status()["state"] == "finished" and not processes_of(kgorch.home), within_s=120)
+    attempts = [attempt["outcome"] for entry in kgorch.history() for attempt in entry["attempts"]]
+    assert len(attempts) >= 4, "it was cut, really"
+    assert kgorch.status()["step"] == STEPS
+    assert kgorch.export() == expected
+
+
+def _trained_beyond(kgorch: Kgorch, step: int) -> int:
+    """The step at which the run trains, once a supervised attempt has come further than `step`; else 0."""
+    found = kgorch.try_status()
+    assert found.get("state") != "finished", "it finished before all were killed: give it more steps"
+    alive = found and found["session"]["supervisor"]["alive"] and found["phase"] in ("training", "saving")
+    return found["step"] if alive and found["step"] > step else 0
+
+
+def _kill(kgorch: Kgorch, supervisor, victim: str, ranks: int, chance: random.Random) -> None:
+    if victim == "everything":
+        kgorch.kill_everything()
+    elif victim == "supervisor":
+        supervisor.kill()
+    else:
+        before = len(kgorch.history()[-1]["attempts"])
+        os.kill(kgorch.pids()[f"rank{chance.randrange(ranks)}" if victim == "rank" else victim], signal.SIGKILL)
+        wait_until(lambda: len(kgorch.history()[-1]["attempts"]) > before, within_s=30, what="launched again")
+        return
+    supervisor.wait()
