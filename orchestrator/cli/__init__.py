@@ -83,6 +83,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except Exception as error:
         if type(error).__module__ != "sqlalchemy.exc" or not (cause := getattr(error, "orig", None)):
             raise
-        print(f"error: the database cannot be used just now: {cause}\nnext: try again; see that no other program holds it", file=sys.stderr)
+        print(
+            f"error: the database cannot be used just now: {cause}\nnext: try again; see that no other program holds it",
+            file=sys.stderr,
+        )
         sys.exit(int(ExitCode.MISTAKE))
     sys.exit(status if isinstance(status, int) else 0)

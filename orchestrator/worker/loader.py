@@ -8,12 +8,12 @@ resume begins at a batch by its number: nothing is read to be thrown away.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
+import os
 import random
 import signal
 import sys
-import weakref
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,24 +25,51 @@ from orchestrator.errors import KgorchError
 Key = tuple[int, int]  # epoch, index of the sample
 
 
-class Loader:
-    """Iterates over this rank's slices of the global batches; `seek` says where to begin.
+class Order:
+    """Which samples each global batch holds, and which of them are this rank's; also what a DataLoader takes for a batch sampler.
 
-    Attributes: global_batch (samples of one optimizer step over all ranks), epoch, batch (where the next iteration begins).
+    Attributes: epoch, batch: where the next iteration begins.
     """
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        global_batch: int,
-        *,
-        rank: int,
-        world_size: int,
-        seed: int,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        **options: Any,
+        self, size: int, global_batch: int, *, rank: int, world_size: int, seed: int, shuffle: bool, drop_last: bool
     ) -> None:
+        self.global_batch, self.epoch, self.batch = global_batch, 0, 0
+        self._size, self._rank, self._world, self._seed = size, rank, world_size, seed
+        self._shuffle = shuffle
+        self.batches = size // global_batch if drop_last else -(-size // global_batch)
+
+    def samples_in(self, batch: int) -> int:
+        return min(self.global_batch, self._size - batch * self.global_batch)
+
+    def slice_of(self, samples: int) -> tuple[int, int]:
+        """This rank's part of a global batch with so many samples: first and end."""
+        return self._rank * samples // self._world, (self._rank + 1) * samples // self._world
+
+    def __len__(self) -> int:
+        return self.batches - self.batch
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = torch.arange(self._size)
+        if self._shuffle:
+            generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1))
+            order = torch.randperm(self._size, generator=generator)
+        for batch in range(self.batch, self.batches):
+            samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
+            first, end = self.slice_of(len(samples))
+            yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
+
+
+class Loader:
+    """Iterates over this rank's slices of the global batches; `seek` says where to begin.
+
+    Attributes: global_batch: samples of one optimizer step, over all ranks.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], global_batch: int, *, rank: int, world_size: int, seed: int,
+        shuffle: bool = True, drop_last: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise KgorchError(
                 f"session.loader() needs a dataset with a length and an index, found {type(dataset).__name__}"
@@ -52,12 +79,14 @@ class Loader:
                 f"a global batch of {global_batch} cannot be split over {world_size} ranks",
                 next_step="raise global_batch, or lower the stage's ranks",
             )
-        self.global_batch, self.epoch, self.batch = global_batch, 0, 0
-        self._size, self._rank, self._world, self._seed = len(dataset), rank, world_size, seed
-        self._shuffle, self._drop_last = shuffle, drop_last
+        size = len(dataset)
+        self.global_batch = global_batch
+        self._order = Order(
+            size, global_batch, rank=rank, world_size=world_size, seed=seed, shuffle=shuffle, drop_last=drop_last
+        )
         if len(self) == 0:
             raise KgorchError(
-                f"the dataset has {self._size} samples: not one global batch of {global_batch}",
+                f"the dataset has {size} samples: not one global batch of {global_batch}",
                 next_step="lower global_batch, or give drop_last=False",
             )
         if options.get("num_workers", 0):
@@ -65,62 +94,27 @@ class Loader:
         options["worker_init_fn"] = _WorkerStart(options.get("worker_init_fn"))
         options.setdefault("pin_memory", torch.cuda.is_available())
         generator = torch.Generator().manual_seed(seed)  # a DataLoader draws from the global one otherwise
-        self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=_Order(self), generator=generator, **options)
-
-        atexit.register(_end_workers, weakref.ref(self._inner))
+        self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=self._order, generator=generator, **options)
 
     def __len__(self) -> int:
         """Global batches of an epoch."""
-        return self._size // self.global_batch if self._drop_last else -(-self._size // self.global_batch)
+        return self._order.batches
 
     def samples_in(self, batch: int) -> int:
         """Samples of global batch `batch`, over all ranks; only the last one of an epoch may be smaller."""
-        return min(self.global_batch, self._size - batch * self.global_batch)
+        return self._order.samples_in(batch)
 
     def share_of(self, batch: int) -> int:
-        """This rank's samples of it; 0 in a last batch smaller than the number of ranks, where it gets one to no effect."""
-        first, end = self._slice(self.samples_in(batch))
+        """This rank's samples of it; 0 in a last batch smaller than the ranks, where it gets one to no effect."""
+        first, end = self._order.slice_of(self.samples_in(batch))
         return end - first
 
     def seek(self, epoch: int, batch: int) -> None:
-        self.epoch, self.batch = epoch, batch
+        self._order.epoch, self._order.batch = epoch, batch
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches from where `seek` said to the end of the epoch."""
-        return iter(self._inner) if self.batch < len(self) else iter(())
-
-    def keys(self) -> Iterator[list[Key]]:
-        order = (
-            torch.randperm(self._size, generator=torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1)))
-            if self._shuffle
-            else torch.arange(self._size)
-        )
-        for batch in range(self.batch, len(self)):
-            samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
-            first, end = self._slice(len(samples))
-            yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
-
-    def _slice(self, samples: int) -> tuple[int, int]:
-        return self._rank * samples // self._world, (self._rank + 1) * samples // self._world
-
-
-def _end_workers(loader: weakref.ref[DataLoader[Any]]) -> None:
-    """Persistent workers end when their iterator goes; at exit multiprocessing would send the SIGTERM that they ignore."""
-    if (inner := loader()) is not None:
-        inner._iterator = None
-
-
-class _Order:
-    """What the DataLoader takes for a batch sampler."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __len__(self) -> int:
-        return len(self._loader) - self._loader.batch
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self._loader.keys()
+        return iter(self._inner) if len(self._order) else iter(())
 
 
 class _Keyed(Dataset[Any]):
@@ -153,17 +147,28 @@ class _Keyed(Dataset[Any]):
 
 
 class _WorkerStart:
-    """In a loading process: outlive the SIGTERM that goes to the whole group (the rank saves first), die with the rank."""
+    """In a loading process: die with the rank, and outlive the SIGTERM that torchrun sends to the rank's whole group.
+
+    The rank saves first and needs its data for that long. A SIGTERM from the rank itself ends the process, as PyTorch
+    and multiprocessing count on; who sent it only a wait for the signal tells, hence the thread.
+    """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_the_rank_says, daemon=True).start()
         if self._then:
             self._then(worker)
+
+
+def _end_when_the_rank_says() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _mixed(seed: int, epoch: int, index: int) -> int:

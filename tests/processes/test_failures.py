@@ -21,7 +21,11 @@ def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch, victim):
     kgorch.wait_for_step(20)
     pids = kgorch.pids()
     os.kill(pids[victim], signal.SIGKILL)
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids.values()), within_s=15, what="all of the attempt gone")
+    wait_until(
+        lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids.values()),
+        within_s=15,
+        what="all of the attempt gone",
+    )
     assert supervisor.wait(timeout=90) == 0, supervisor.communicate()[0]
     [session] = kgorch.history()
     assert [attempt["outcome"] for attempt in session["attempts"]] == ["crashed", "finished"]

@@ -29,7 +29,9 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
     assert first.wait(timeout=20) == 10
     over = kgorch.status()
     assert over["phase"] == "suspended"
-    assert over["checkpoint"]["step"] == over["step"] > at_save["checkpoint"]["step"], "saved at the step at which it stopped"
+    assert over["checkpoint"]["step"] == over["step"] > at_save["checkpoint"]["step"], (
+        "saved at the step at which it stopped"
+    )
     assert over["next"] == {"what": "resume", "at": None, "command": "kgorch resume test"}
     assert not processes_of(kgorch.home)
 

@@ -1,0 +1,155 @@
+"""plan.toml: what is taken, and how a mistake is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import PlanError
+from orchestrator.plan import Plan, parse, seconds, size
+
+GOOD = """\
+name = "ink"
+[[stage]]
+name = "train"
+entry = "package.train:main"
+ranks = 2
+args = { data = "d", epochs = 40 }
+[[stage]]
+name = "predict"
+entry = "predict.py"
+[session]
+wall = "9h"
+margin = "1m 30s"
+[checkpoint]
+every = "60m"
+keep = { last = 3, best = "dice:max" }
+disk = "15GiB"
+[memory]
+microbatch = 16
+ladder = ["microbatch/2", { set = { crop = 96 }, changes_result = true }]
+[quota]
+hours = 30
+resets = "Sat 00:00 UTC"
+[resume]
+sources = ["/kaggle/input/**"]
+"""
+
+
+def test_a_plan_with_every_part_is_read_in_plain_units():
+    plan = parse(GOOD, "plan.toml")
+    assert plan.session.wall == 9 * 3600 and plan.session.margin == 90
+    assert plan.checkpoint.every == 3600 and plan.checkpoint.disk == 15 << 30
+    assert [stage.ranks for stage in plan.stage] == [2, "auto"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("wall =", "wal ="), "plan.toml:11: session.wal: unknown key (did you mean 'wall'?)"),
+        (('"9h"', '"9 hours"'), "plan.toml:11: session.wall: expected a duration such as"),
+        (('"9h"', '"0s"'), "plan.toml:11: session.wall: Input should be greater than 0"),
+        (('"9h"', "-5"), "plan.toml:11: session.wall: Input should be greater than 0"),
+        (('"9h"', '"1m"'), "the margin (90 s) takes the whole session (60 s)"),
+        (("last = 3", "lst = 3"), "plan.toml:15: checkpoint.keep.lst: unknown key (did you mean 'last'?)"),
+        (("last = 3", "last = 0"), "plan.toml:15: checkpoint.keep.last"),
+        (("ranks = 2", "ranks = 0"), "plan.toml:5: stage.0.ranks"),
+        (
+            ('"predict.py"', '"predict"'),
+            'plan.toml:9: stage.1.entry: expected "module:function" or the path of a script',
+        ),
+        (('name = "predict"', 'name = "train"'), "two stages are named 'train'"),
+        (('name = "ink"', 'name = "../x"'), "plan.toml:1: name"),
+        (('name = "ink"\n', ""), "name: missing; it must be given"),
+        (("hours = 30", 'hours = "many"'), "plan.toml:21: quota.hours"),
+        (("microbatch = 16", "microbatch = 2.5"), "plan.toml:18: memory.microbatch"),
+        (("[session]", "[session"), "plan.toml is not TOML"),
+    ],
+)
+def test_a_mistake_names_file_line_key_and_what_was_expected(change, said):
+    with pytest.raises(PlanError) as caught:
+        parse(GOOD.replace(*change, 1), "plan.toml")
+    assert said in str(caught.value)
+
+
+def test_overrides_reach_any_value_and_the_later_one_wins():
+    plan = parse(
+        GOOD,
+        "plan.toml",
+        [
+            "session.margin=1s",
+            "session.wall=30s",
+            "session.wall=40s",
+            "stage.train.args.lr=0.1",
+            "checkpoint.keep.last=1",
+            "name=other",
+        ],
+    )
+    assert plan.session.wall == 40
+    assert plan.stage[0].args == {"data": "d", "epochs": 40, "lr": 0.1}
+    assert plan.checkpoint.keep.last == 1 and plan.name == "other"
+
+
+@pytest.mark.parametrize(
+    "override", ["session.wall", "=3", "stage.nosuch.ranks=2", "stage.ranks=2", "name.x=3", "session.wal=3s"]
+)
+def test_an_override_that_reaches_nothing_is_a_mistake(override):
+    with pytest.raises(PlanError):
+        parse(GOOD.replace('margin = "1m 30s"\n', ""), "plan.toml", [override])
+
+
+def test_the_hash_follows_what_the_bits_hang_on_and_nothing_else():
+    base = parse(GOOD, "plan.toml").hash
+    assert parse(GOOD, "plan.toml", ["session.wall=2h", "checkpoint.every=5s"]).hash == base
+    assert parse(GOOD, "plan.toml", ["stage.train.args.epochs=41"]).hash != base
+
+
+def test_the_plan_that_init_writes_is_valid_also_with_its_comments_taken_away():
+    from importlib import resources
+
+    text = resources.files("orchestrator.cli").joinpath("template.toml").read_text()
+    assert parse(text, "template").name == "my-run"
+    keys = [
+        line.removeprefix("# ") if line.startswith("# ") and (" = " in line or line.startswith("# [")) else line
+        for line in text.splitlines()
+    ]
+    full = parse("\n".join(keys), "template")
+    assert full.session.wall and full.quota.hours and full.resume.sources and full.memory.microbatch
+
+
+@given(st.floats(0.001, 1e6), st.sampled_from(["ms", "s", "m", "h", "d"]))
+def test_a_duration_is_its_number_times_its_unit(number, unit):
+    factor = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+    assert seconds(f"{number:.3f}{unit}") == pytest.approx(float(f"{number:.3f}") * factor)
+
+
+def test_a_size_is_read_in_both_families_of_units():
+    assert (size("1GiB"), size("1GB"), size("512"), size("1.5 KiB")) == (1 << 30, 10**9, 512, 1536)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_a_plan_or_a_plan_error(text):
+    try:
+        assert isinstance(parse(text, "plan.toml"), Plan)
+    except PlanError as error:
+        assert "plan.toml" in str(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_value_in_any_place_is_taken_or_a_plan_error(data):
+    place = data.draw(
+        st.sampled_from(["name", "seed", "session.wall", "session.margin", "checkpoint.every", "checkpoint.disk", "checkpoint.keep", "checkpoint.keep.best",
+                         "memory.ladder", "stage.train.ranks", "stage.train.args", "stage.train.entry", "quota.hours", "resume.sources"])
+    )  # fmt: skip
+    value = data.draw(
+        st.text(max_size=20)
+        | st.integers().map(str)
+        | st.sampled_from(["[]", "{}", "nan", "inf", "1e400", "true", '""', "[[1]]", "0x10"])
+    )
+    try:
+        assert isinstance(parse(GOOD, "plan.toml", [f"{place}={value}"]), Plan)
+    except PlanError as error:
+        assert str(error)
