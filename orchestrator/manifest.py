@@ -125,7 +125,7 @@ def read(folder: Path) -> Manifest:
             manifest = _parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
     except OSError as error:
         raise CheckpointBroken(f"{folder} has no readable manifest", str(error)) from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise CheckpointBroken(f"{folder / NAME} is not a manifest", f"{type(error).__name__}: {error}"[:300]) from None
     for name, entry in manifest.files.items():
         try:
@@ -200,7 +200,7 @@ def _parse(document: Any) -> Manifest:
         raise ValueError(f"version {document['version']!r}: this kgorch reads version {VERSION}; a newer one wrote it")
     files = {
         str(name): FileEntry(_count(entry["bytes"]), _hex(entry["xxh3_128"]))
-        for name, entry in document["files"].items()
+        for name, entry in _table(document["files"]).items()
     }
     if strange := [name for name in files if not FILE.fullmatch(name) or name == NAME]:
         raise ValueError(f"not a plain file name: {strange[0]!r}")
@@ -208,15 +208,21 @@ def _parse(document: Any) -> Manifest:
         run=_text(document["run"]),
         run_id=_text(document["run_id"]),
         stage=_text(document["stage"]),
-        position=Position(**{key: _count(value) for key, value in document["position"].items()}),
+        position=Position(**{key: _count(value) for key, value in _table(document["position"]).items()}),
         world_size=_count(document["world_size"]),
         created_at=datetime.fromisoformat(_text(document["created_at"])).astimezone(UTC).isoformat(),
         final=document["final"] is True,
         plan_hash=_text(document["plan_hash"]),
-        metrics={str(key): float(value) for key, value in document["metrics"].items()},
-        versions={str(key): _text(value) for key, value in document["versions"].items()},
+        metrics={str(key): float(value) for key, value in _table(document["metrics"]).items()},
+        versions={str(key): _text(value) for key, value in _table(document["versions"]).items()},
         files=files,
     )
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected a table, found {value!r:.80}")
+    return value
 
 
 def _text(value: Any) -> str:

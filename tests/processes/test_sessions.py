@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 
@@ -145,3 +146,14 @@ def test_a_closed_terminal_does_not_end_the_session(kgorch):
     kgorch.wait_for_step(step + 10)
     assert kgorch.status()["session"]["supervisor"]["alive"]
     kgorch("stop")
+
+
+def test_a_sigterm_to_the_launcher_saves_and_suspends_also_with_loading_processes(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000, "workers": 2})
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    os.kill(kgorch.pids()["torchrun"], signal.SIGTERM)
+    assert supervisor.wait(timeout=40) == 10
+    found = kgorch.status()
+    assert found["phase"] == "suspended"
+    assert found["checkpoint"]["step"] == found["step"] > 0

@@ -1,0 +1,94 @@
+"""The house as ARCHITECTURE.md draws it: who may import whom, and what stays unloaded."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted([*ROOT.glob("orchestrator/**/*.py"), *ROOT.glob("db/**/*.py")])
+
+# package → what of this project it may import; the rest of the world is checked below
+MAY = {
+    "orchestrator.core": {"orchestrator.core"},
+    "orchestrator.platforms": {"orchestrator.platforms"},
+    "orchestrator.worker": {"orchestrator.worker", "orchestrator.wire", "orchestrator.manifest", "orchestrator.errors", "orchestrator"},
+    "db": {"db", "orchestrator.errors"},
+    "orchestrator.runtime": {"orchestrator.runtime", "orchestrator.core", "orchestrator.platforms", "orchestrator.wire", "orchestrator.manifest",
+                             "orchestrator.errors", "orchestrator.plan", "orchestrator", "db"},
+    "orchestrator.report": {"orchestrator.report", "orchestrator.core", "orchestrator.runtime", "db"},
+    "orchestrator.cli": {"orchestrator", "db"},
+    "orchestrator.errors": set(),
+    "orchestrator.wire": set(),
+    "orchestrator.manifest": {"orchestrator.errors"},
+    "orchestrator.plan": {"orchestrator.errors"},
+}  # fmt: skip
+STANDARD_LIBRARY_ALONE = ("orchestrator.core", "orchestrator.wire", "orchestrator.errors", "orchestrator.platforms", "orchestrator.runtime.shim")
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = (ROOT / Path(*node.module.split("."))).is_dir()
+            found |= {f"{node.module}.{alias.name}" if inside else node.module for alias in node.names}
+    return found
+
+
+def _below(name: str, parent: str) -> bool:
+    return name == parent or name.startswith(parent + ".")
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_imports_point_one_way(path):
+    module, imports = _module(path), _imports(path)
+    package = next((name for name in MAY if _below(module, name)), None)
+    ours = {name for name in imports if name.split(".")[0] in ("orchestrator", "db", "workloads")}
+    if package:
+        allowed = MAY[package]
+        for name in ours:
+            bare = name in ("orchestrator.__version__", "orchestrator.manifest", "orchestrator.wire", "orchestrator.worker") or name == "orchestrator"
+            fits = any(_below(name, parent) for parent in allowed if parent != "orchestrator")
+            assert fits or ("orchestrator" in allowed and (bare or package == "orchestrator.cli")), f"{module} imports {name}"
+    if any(_below(module, alone) for alone in STANDARD_LIBRARY_ALONE):
+        strangers = {name for name in imports - ours if name.split(".")[0] not in sys.stdlib_module_names}
+        assert not strangers, f"{module} imports {strangers}"
+    if not _below(module, "orchestrator.worker"):
+        assert not [name for name in imports if name.split(".")[0] == "torch"], f"{module} imports torch"
+        assert not [name for name in ours if _below(name, "orchestrator.worker")], f"{module} imports the worker"
+
+
+def _loaded_by(statement: str) -> set[str]:
+    program = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_workers_door_is_cheap():
+    loaded = _loaded_by("import orchestrator.worker")
+    assert not loaded & {"torch", "sqlalchemy", "click", "pydantic", "numpy", "rich"}
+
+
+def test_command_line_and_supervisor_never_load_torch():
+    loaded = _loaded_by("import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.runtime.export")
+    assert "torch" not in loaded and "numpy" not in loaded
+    assert "apscheduler" in loaded
+
+
+def test_status_does_not_pay_for_what_start_needs():
+    loaded = _loaded_by("import orchestrator.cli.status, orchestrator.report.view, db.engine")
+    assert not loaded & {"pydantic", "alembic", "apscheduler", "torch", "psutil", "rich"}
+
+
+def test_the_shim_stays_small():
+    loaded = _loaded_by("import orchestrator.runtime.shim")
+    assert not loaded & {"torch", "sqlalchemy", "psutil", "pydantic", "apscheduler"}

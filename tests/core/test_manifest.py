@@ -1,0 +1,194 @@
+"""Manifests: what is trusted, what is not, and that nothing from elsewhere leads out of its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator import manifest, wire
+from orchestrator.errors import CheckpointBroken
+from orchestrator.manifest import FileEntry, Manifest, Position
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return _checkpoint(tmp_path, 7)
+
+
+def _checkpoint(root: Path, step: int, *, final: bool = False) -> Path:
+    place = root / manifest.folder_name(step, final=final)
+    place.mkdir(parents=True)
+    files = {}
+    for name, content in {"rank0.safetensors": b"weights" * 100, "state.json": b"{}"}.items():
+        (place / name).write_bytes(content)
+        files[name] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
+    at = "2026-11-20T10:00:00+00:00"
+    manifest.write(place, Manifest("run", "id", "train", Position(step=step), 1, at, final=final, metrics={"loss": 0.5}, files=files))
+    return place
+
+
+def test_what_is_written_is_read_again_and_verifies(folder):
+    assert manifest.verify(folder) == manifest.read(folder)
+    assert manifest.read(folder).metrics == {"loss": 0.5}
+
+
+def test_a_flipped_bit_is_found_by_verify_and_the_file_is_named(folder):
+    content = bytearray((folder / "rank0.safetensors").read_bytes())
+    content[13] ^= 4
+    (folder / "rank0.safetensors").write_bytes(content)
+    assert manifest.read(folder)
+    with pytest.raises(CheckpointBroken, match=r"rank0\.safetensors: expected xxh3"):
+        manifest.verify(folder)
+
+
+def _altered(folder: Path, **changes) -> None:
+    document = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "a/b", "..", ".hidden", "", "manifest.json", "x" * 200, "a\0b", "rank0.safetensors\n"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(folder, name):
+    _altered(folder, files={name: {"bytes": 1, "xxh3_128": "0" * 32}})
+    with pytest.raises(CheckpointBroken):
+        manifest.read(folder)
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(folder, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes((folder / "state.json").read_bytes())
+    (folder / "state.json").unlink()
+    (folder / "state.json").symlink_to(outside)
+    with pytest.raises(CheckpointBroken):
+        manifest.verify(folder)
+
+
+def test_a_manifest_too_large_to_be_one_is_not_read(folder):
+    with open(folder / "manifest.json", "ab") as file:
+        file.truncate(manifest.MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(CheckpointBroken, match="larger than any manifest"):
+        manifest.read(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"version": 2}, {"format": "other"}, {"position": {"step": -1}}, {"position": {"stp": 1}}, {"world_size": 2.5}, {"files": []}, {"files": {"a": 3}},
+     {"created_at": "yesterday"}, {"metrics": {"x": "y"}}],
+)  # fmt: skip
+def test_a_manifest_of_another_form_is_refused_with_a_word(folder, changes):
+    _altered(folder, **changes)
+    with pytest.raises(CheckpointBroken, match="is not a manifest"):
+        manifest.read(folder)
+
+
+def test_folders_are_found_newest_first_and_the_unfinished_ones_not_at_all(tmp_path):
+    for step, final in [(2, False), (10, False), (10, True), (9, False)]:
+        _checkpoint(tmp_path, step, final=final)
+    for other in ["step-00000011.tmp-1.1", "step-00000012.broken", "step-x", "other"]:
+        (tmp_path / other).mkdir()
+    names = [path.name for path in manifest.checkpoints(tmp_path)]
+    assert names == ["step-00000010-final", "step-00000010", "step-00000009", "step-00000002"]
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_any_json_in_any_place_is_a_manifest_or_broken(tmp_path_factory, data):
+    folder = _checkpoint(tmp_path_factory.mktemp("fuzz"), 1)
+    document = json.loads((folder / "manifest.json").read_text())
+    key = data.draw(st.sampled_from([*document, None]))
+    document = data.draw(_json) if key is None else document | {key: data.draw(_json)}
+    (folder / "manifest.json").write_text(json.dumps(document))
+    try:
+        assert isinstance(manifest.verify(folder), Manifest)
+    except CheckpointBroken as error:
+        assert str(folder) in str(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_manifest_or_broken(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "manifest.json").write_bytes(content)
+    with pytest.raises(CheckpointBroken):
+        manifest.read(folder)
+
+
+# Messages
+
+MESSAGES = [
+    wire.Hello("1.1", 0, 5, 3, 100, True), wire.Beat("1.1", 1, 2, 3, 0.5, 0.1, metrics={"loss": 0.5}), wire.Saved("1.1", "/x", 3, 10, 0.1, 0.2),
+    wire.SaveFailed("1.1", 1, 3, "disk"), wire.Order("stop", "the wall"), wire.Deadline(5.0), wire.Deadline(None), wire.Ask("stop"), wire.Answer(True, "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_as_it_was(message):
+    assert wire.decode(wire.encode(message).rstrip(b"\n")) == message
+
+
+def test_a_field_that_a_newer_side_adds_is_passed_over():
+    document = json.loads(wire.encode(wire.Ask("stop"))) | {"new": 1}
+    assert wire.decode(json.dumps(document).encode()) == wire.Ask("stop")
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200) | _json.map(lambda value: json.dumps(value).encode()))
+def test_any_line_is_a_message_or_a_wire_error(line):
+    with pytest.raises(wire.WireError):
+        wire.decode(line)
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_any_value_in_a_field_is_taken_only_if_it_fits(message, data):
+    document = json.loads(wire.encode(message))
+    key = data.draw(st.sampled_from(sorted(document)))
+    document[key] = data.draw(_json)
+    try:
+        decoded = wire.decode(json.dumps(document).encode())
+    except wire.WireError:
+        return
+    assert type(decoded) is type(message) or key == "kind"
+    assert wire.encode(decoded)
+
+
+@given(st.lists(st.binary(max_size=30).filter(lambda part: b"\n" not in part), max_size=6), st.integers(1, 7))
+def test_lines_are_the_same_however_the_stream_is_cut(lines, size):
+    stream, reader, found = b"".join(line + b"\n" for line in lines), wire.Lines(), []
+    for start in range(0, len(stream), size):
+        found += reader.feed(stream[start : start + size])
+    assert found == lines
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory():
+    reader = wire.Lines()
+    with pytest.raises(wire.WireError):
+        for _ in range(3):
+            reader.feed(b"x" * (wire.MAX_LINE_BYTES // 2 + 1))
+
+
+def test_a_socket_may_lie_deeper_than_a_socket_name_is_long(tmp_path):
+    import socket
+
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    name, folder = wire.address(deep / "control.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        os.close(folder)
+        server.listen()
+        wire.connect(deep / "control.sock").close()

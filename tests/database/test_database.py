@@ -1,0 +1,143 @@
+"""The real SQLite: opened one way, migrated by itself, remembered rows as plain values."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from db import checkpoints, runs, sessions
+from db.engine import open_database
+from db.migrations import HEAD, KNOWN
+from db.migrations.run import config
+from db.tables import Base
+from orchestrator.errors import StateUnusable
+
+
+@pytest.fixture
+def engine(tmp_path):
+    made = open_database(tmp_path / "home")
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def run(engine):
+    return runs.create(
+        engine, id="r1", name="ink", number=1, folder="/f", workdir="/w", plan="", overrides=[], plan_hash="h", stages=["train", "predict"]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def session(engine, run):
+    return sessions.open_session(engine, run.id, boot_id="b")
+
+
+def test_the_database_is_the_owners_alone_and_opened_for_many_readers(engine, tmp_path):
+    assert stat.S_IMODE((tmp_path / "home" / "kgorch.db").stat().st_mode) == 0o600
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
+        assert connection.execute(text("PRAGMA busy_timeout")).scalar() == 3000
+
+
+def test_the_migrations_lead_to_the_models(engine):
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_the_revisions_named_in_the_package_are_the_revisions():
+    script = ScriptDirectory.from_config(config())
+    assert script.get_current_head() == HEAD
+    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == KNOWN
+
+
+def test_a_database_from_a_newer_kgorch_is_refused_with_a_word(engine, tmp_path):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StateUnusable, match="written by a newer kgorch"):
+        open_database(tmp_path / "home")
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "kgorch.db").write_text("I am a poem, not a database. " * 50)
+    with pytest.raises(StateUnusable, match="cannot be used"):
+        open_database(tmp_path)
+    assert (tmp_path / "kgorch.db").read_text().startswith("I am a poem")
+
+
+def test_many_processes_may_open_a_new_database_at_once(tmp_path):
+    program = "import sys; from pathlib import Path; from db.engine import open_database; open_database(Path(sys.argv[1]))"
+    several = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [(process.communicate()[1], process.returncode) for process in several] == [("", 0)] * 4
+
+
+@pytest.mark.parametrize("dump", sorted((Path(__file__).parents[1] / "promises").glob("database_*.sql")), ids=lambda path: path.stem)
+def test_databases_of_all_releases_are_brought_up_to_date_and_read(tmp_path, dump):
+    with sqlite3.connect(tmp_path / "kgorch.db") as old:
+        old.executescript(dump.read_text())
+    old.close()
+    engine = open_database(tmp_path)
+    [found] = runs.everyone(engine)
+    assert found.name == "ink" and sessions.last(engine, found.id).step == 42
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_instants_come_back_aware_and_in_utc(engine, run, session):
+    wall_at = datetime(2026, 11, 20, 12, tzinfo=UTC).astimezone(tz=None)
+    sessions.update_session(engine, session.id, wall_at=wall_at)
+    found = sessions.last(engine, run.id).wall_at
+    assert found == wall_at and found.tzinfo is UTC
+
+
+def test_a_phase_and_its_event_are_written_together_or_not_at_all(engine, run, session):
+    with pytest.raises(Exception, match="JSON"):
+        sessions.record(engine, run.id, session.id, kind="Broken", phase="training", facts={"x": object()})
+    assert sessions.last(engine, run.id).phase == "queued"
+    assert sessions.events(engine, run.id, limit=10) == []
+
+
+def test_attempts_without_progress_are_counted_back_to_the_last_gain_and_lost_ones_not_at_all(engine, run, session):
+    outcomes = [("crashed", True), ("crashed", False), ("lost", False), ("wall", False)]
+    for outcome, gained in outcomes:
+        attempt = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+        sessions.close_attempt(engine, attempt.id, outcome=outcome, cause="", last_step=5, gained=gained)
+    assert sessions.without_progress(engine, run.id) == 2
+    sessions.record(engine, run.id, session.id, kind="RetriesExhausted", phase="failed", facts={})
+    assert sessions.without_progress(engine, run.id) == 0, "who starts a failed run again has done something about it"
+
+
+def test_a_queued_resume_takes_the_place_of_the_one_before(engine, run):
+    due_at = datetime.now(UTC) + timedelta(hours=1)
+    runs.queue_resume(engine, run.id, why="the wall", due_at=None)
+    runs.queue_resume(engine, run.id, why="quota", due_at=due_at)
+    assert runs.open_resume(engine, run.id).why == "quota"
+    runs.resume_taken(engine, run.id, by="pid 1")
+    assert runs.open_resume(engine, run.id) is None
+
+
+def test_the_newest_verified_checkpoint_is_the_newest_made_not_the_last_written_down(engine, run, session):
+    for step, minute in [(20, 2), (10, 1)]:
+        checkpoints.record(
+            engine, run.id, f"/cp/{step}", state="verified", session_id=session.id, stage="train", step=step, final=False, bytes=1,
+            created_at=datetime(2026, 11, 20, 12, minute, tzinfo=UTC),
+        )  # fmt: skip
+    assert checkpoints.newest_verified(engine, run.id).step == 20
+    checkpoints.set_state(engine, "/cp/20", "broken")
+    assert checkpoints.newest_verified(engine, run.id).step == 10
+
+
+def test_a_changed_plan_brings_new_stages_in_and_keeps_those_that_are_done(engine, run):
+    runs.finish_stage(engine, run.id, "train")
+    runs.set_plan(engine, run.id, plan="", overrides=[], plan_hash="x", stages=["package"])
+    assert {stage.name: stage.finished_at is not None for stage in runs.stages(engine, run.id)} == {"train": True, "package": False}
