@@ -17,7 +17,7 @@ Info = TypeVar("Info")
 
 def plain(kind: type[Info], row: Base) -> Info:
     """A row as the record of that kind, whose fields are named as the columns."""
-    return kind(**{name: getattr(row, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+    return kind(**{name: getattr(row, name) for name in kind._fields})  # type: ignore[attr-defined]
 
 
 def now() -> datetime:

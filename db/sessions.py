@@ -117,6 +117,18 @@ def attempts(engine: Engine, run_id: str) -> list[AttemptInfo]:
         return [plain(AttemptInfo, row) for row in orm.scalars(chosen)]
 
 
+def reached(engine: Engine, run_id: str) -> dict[str, int]:
+    """The highest step of each stage that has been launched."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Attempt.stage, func.max(Attempt.last_step))
+            .join(Session, Session.id == Attempt.session_id)
+            .where(Session.run_id == run_id)
+            .group_by(Attempt.stage)
+        )
+        return {row[0]: row[1] for row in orm.execute(chosen)}
+
+
 def furthest_step(engine: Engine, run_id: str, stage: str, *, before_attempt: int) -> int:
     """The highest step of a stage that an earlier attempt has come to."""
     with Orm(engine) as orm:

@@ -45,8 +45,12 @@ class Kgorch:
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator.cli", *args],
-            cwd=self.folder, env=self.env(), capture_output=True, text=True, timeout=timeout_s,
-        )  # fmt: skip
+            cwd=self.folder,
+            env=self.env(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
         assert code is None or done.returncode == code, (
             f"exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         )
@@ -56,8 +60,13 @@ class Kgorch:
     def background(self, *args: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.cli", *args],
-            cwd=self.folder, env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            cwd=self.folder,
+            env=self.env(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         self.started.append(process)
         return process
 
@@ -73,8 +82,9 @@ class Kgorch:
     def wait_for_step(self, step: int, *, within_s: float = 60) -> dict[str, Any]:
         found: dict[str, Any] = wait_until(
             lambda: (s := self.try_status()) and s["step"] >= step and s["phase"] in ("training", "saving") and s,
-            within_s=within_s, what=f"step {step}: {self.try_status()}",
-        )  # fmt: skip
+            within_s=within_s,
+            what=f"step {step}: {self.try_status()}",
+        )
         return found
 
     def history(self) -> list[dict[str, Any]]:
@@ -87,9 +97,8 @@ class Kgorch:
 
     def plan(self, program: str = "learns.py", **changes: Any) -> Path:
         """A plan around a program of tests/programs, which is copied beside it."""
-        for name in os.listdir(PROGRAMS):
-            if name.endswith(".py"):
-                shutil.copy(PROGRAMS / name, self.folder)
+        for path in PROGRAMS.glob("*.py"):
+            shutil.copy(path, self.folder)
         parts = {
             "name": "test",
             "ranks": 2,
@@ -101,9 +110,16 @@ class Kgorch:
         } | changes
         args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in parts["args"].items())
         lines = [
-            f'name = "{parts["name"]}"', "[[stage]]", 'name = "train"', f'entry = "{program}"', f"ranks = {parts['ranks']}",
-            f"args = {{ {args} }}", "[checkpoint]", f'every = "{parts["every"]}"', "[session]",
-        ]  # fmt: skip
+            f'name = "{parts["name"]}"',
+            "[[stage]]",
+            'name = "train"',
+            f'entry = "{program}"',
+            f"ranks = {parts['ranks']}",
+            f"args = {{ {args} }}",
+            "[checkpoint]",
+            f'every = "{parts["every"]}"',
+            "[session]",
+        ]
         lines += [f'{key} = "{parts[key]}"' for key in ("wall", "margin") if parts[key]]
         path = self.folder / "plan.toml"
         path.write_text("\n".join([*lines, parts["extra"]]) + "\n")

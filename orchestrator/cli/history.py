@@ -37,16 +37,15 @@ def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
             str(item["number"]),
             render.clock(item["started_at"]),
             render.duration(item["lasted_s"]),
-            " ".join(item["stages"]),
-            f"{item['first_step']} → {item['step']}",
+            ", ".join(f"{stage['name']} {stage['first_step']}→{stage['last_step']}" for stage in item["stages"]) or "–",
             str(len(item["attempts"])),
-            f"step {item['checkpoint']['step']}" if item["checkpoint"] else "–",
+            f"{item['checkpoint']['stage']} {item['checkpoint']['step']}" if item["checkpoint"] else "–",
             item["phase"],
             item["why"][:60],
         ]
         for item in entries
     ]
-    render.table(["session", "began", "lasted", "stages", "steps", "attempts", "checkpoint", "ended", "by"], rows)
+    render.table(["session", "began", "lasted", "steps", "attempts", "checkpoint", "ended", "by"], rows)
     return 0
 
 

@@ -60,8 +60,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         ("run", f"{found['run']}" + (f" (number {found['run_number']})" if found["run_number"] > 1 else "")),
         ("phase", found["phase"] + (f": {found['why']}" if found["why"] else "")),
         ("stages", stages),
-        ("step", f"{found['step']}{total}{epochs}, {found['samples']} samples{pace}"),
     ]
+    if found["step"]:
+        rows.append(("step", f"{found['step']}{total}{epochs}, {found['samples']} samples{pace}"))
     if session:
         rows.append(("session", _session_line(session)))
         rows.append(("supervisor", _supervisor_line(found, session)))
@@ -78,9 +79,10 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _stage(item: dict[str, Any], current: str) -> str:
+    steps = f" {item['step']}" if item["step"] else ""
     if item["done"]:
-        return f"{item['name']} ✓"
-    return f"[{item['name']}]" if item["name"] == current else str(item["name"])
+        return f"{item['name']}{steps} ✓"
+    return f"[{item['name']}{steps}]" if item["name"] == current else str(item["name"])
 
 
 def _session_line(session: dict[str, Any]) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import checkpoints, runs, sessions
-from db.records import CheckpointInfo, ResumeInfo, RunInfo, SessionInfo
-from orchestrator.runtime import launcher, processes
+from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RunInfo, SessionInfo
+from orchestrator.runtime import processes
+from orchestrator.runtime.home import is_held
 
 View = dict[str, Any]
 
@@ -26,6 +27,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     stages = runs.stages(engine, run.id)
     newest = checkpoints.newest_verified(engine, run.id)
     resume = runs.open_resume(engine, run.id)
+    reached = sessions.reached(engine, run.id)
     alive = row is not None and is_supervised(row)
     training = row is not None and not alive and row.phase not in sessions.OVER and _is_training(engine, row)
     return {
@@ -35,7 +37,9 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "phase": row.phase if row else "queued",
         "why": run.why or (row.why if row else ""),
         "stage": row.stage if row else "",
-        "stages": [{"name": item.name, "done": item.finished_at is not None} for item in stages],
+        "stages": [
+            {"name": item.name, "done": item.finished_at is not None, "step": reached.get(item.name)} for item in stages
+        ],
         "epoch": row.epoch if row else 0,
         "epochs_total": (row.epochs_total or None) if row else None,
         "step": row.step if row else 0,
@@ -66,11 +70,16 @@ def history(engine: Engine, run: RunInfo) -> list[View]:
                 "started_at": stamp(row.started_at),
                 "ended_at": stamp(row.ended_at),
                 "lasted_s": (until - row.started_at).total_seconds(),
-                "first_step": row.first_step,
-                "step": max(row.step, row.first_step) if mine else row.first_step,
-                "stages": list(dict.fromkeys(attempt.stage for attempt in mine)),
+                "stages": _stages(mine),
                 "attempts": [
-                    {"number": item.number, "stage": item.stage, "outcome": item.outcome, "cause": item.cause}
+                    {
+                        "number": item.number,
+                        "stage": item.stage,
+                        "first_step": item.first_step,
+                        "last_step": item.last_step,
+                        "outcome": item.outcome,
+                        "cause": item.cause,
+                    }
                     for item in mine
                 ],
                 "checkpoint": _checkpoint(saved.get(row.id)),
@@ -78,6 +87,19 @@ def history(engine: Engine, run: RunInfo) -> list[View]:
             }
         )
     return entries
+
+
+def _stages(mine: list[AttemptInfo]) -> list[View]:
+    """The stages of a session and how far each came in it."""
+    names = dict.fromkeys(attempt.stage for attempt in mine)
+    return [
+        {
+            "name": name,
+            "first_step": min(item.first_step for item in mine if item.stage == name),
+            "last_step": max(item.last_step for item in mine if item.stage == name),
+        }
+        for name in names
+    ]
 
 
 def is_supervised(row: SessionInfo) -> bool:
@@ -141,4 +163,4 @@ def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, aliv
 
 def _is_training(engine: Engine, row: SessionInfo) -> bool:
     attempt = sessions.last_attempt(engine, row.id)
-    return attempt is not None and attempt.outcome is None and launcher.is_running(Path(attempt.folder))
+    return attempt is not None and attempt.outcome is None and is_held(Path(attempt.folder, "lock"))

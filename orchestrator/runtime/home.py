@@ -33,6 +33,21 @@ def run_folder(home: Path, name: str, number: int) -> Path:
     return home / "runs" / name / str(number)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock at `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
 class Lock:
     """A lock that lives as long as its holder: the kernel lets go of it when the process dies, however it dies."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.outcome import RankRecord
+from orchestrator.runtime.home import is_held
 from orchestrator.runtime.processes import started_ticks
 from orchestrator.wire import Launch
 
@@ -45,17 +46,7 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
 
 
 def is_running(folder: Path) -> bool:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
+    return is_held(folder / "lock")
 
 
 def wait(folder: Path) -> None:

@@ -249,7 +249,7 @@ def _adopt(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
         why=last.why,
     )
     sessions.update_session(engine, last.id, **_us())
-    row = replace(last, **_us())  # type: ignore[arg-type]
+    row = last._replace(**_us())  # type: ignore[arg-type]
     return Opened(run, plan, row, session, attempts.running(engine, run, last, attempt, more_stages=more), lock)
 
 
@@ -323,7 +323,7 @@ def _take_changed_plan(engine: Engine, run: RunInfo, plan: Plan, text: str, over
     )
     sessions.note(engine, run.id, "plan_changed", {"what": what, "from": run.plan_hash, "to": plan.hash})
     (Path(run.folder) / "plan.toml").write_text(text)
-    return replace(run, plan=text, overrides=overrides, plan_hash=plan.hash)
+    return run._replace(plan=text, overrides=overrides, plan_hash=plan.hash)
 
 
 def _refuse_while_training(engine: Engine, run: RunInfo) -> None:

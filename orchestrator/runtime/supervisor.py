@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -90,6 +89,8 @@ class Supervisor:
         self._attempt: Running | None = None
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
         self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id)}
+        self._told_s: float | None = None
+        self._alarm_s: float | None = None
         self._attached = False
         self._interrupts = self._launch_tries = 0
 
@@ -157,6 +158,7 @@ class Supervisor:
         for action in actions:
             self._act(action)
         self._tell_deadline()
+        self._show()
 
     def _write_down(self, event: Event) -> None:
         facts = {
@@ -169,7 +171,7 @@ class Supervisor:
             "wall_at": self._wall_at(),
         }
         kind, phase = type(event).__name__, self._session.phase.value
-        self._row = replace(self._row, phase=phase, **columns)
+        self._row = self._row._replace(phase=phase, **columns)
         self._remember(
             lambda: sessions.record(
                 self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, **columns
@@ -177,7 +179,6 @@ class Supervisor:
         )
         if outcome := OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None):
             self._close_attempt(outcome, getattr(event, "cause", ""))
-        self._show()
 
     def _act(self, action: core.Action) -> None:
         match action:
@@ -217,10 +218,9 @@ class Supervisor:
             "steps_total": 0,
             "epochs_total": 0,
         }
-        self._row = replace(self._row, **begun)
+        self._row = self._row._replace(**begun)
         self._remember(lambda: sessions.update_session(self._engine, self._row.id, **begun))
         self._watch(self._attempt, process)
-        self._show()
 
     def _launch_later(self, why: str) -> None:
         self._launch_tries += 1
@@ -276,8 +276,7 @@ class Supervisor:
 
     def _beat(self, beat: wire.Beat) -> None:
         self._session = self._session.observing(gap_s=beat.gap_s, step_s=beat.step_s)
-        self._row = replace(
-            self._row,
+        self._row = self._row._replace(
             epoch=beat.epoch,
             step=beat.step,
             samples=beat.samples,
@@ -347,8 +346,8 @@ class Supervisor:
 
     def _verified(self, found: Manifest, folder: Path, took_s: float, blocking_s: float) -> None:
         self._known.add(str(folder))
-        self._row = replace(
-            self._row, step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
+        self._row = self._row._replace(
+            step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
         )
         session_id = self._row.id
         self._remember(
@@ -439,7 +438,10 @@ class Supervisor:
 
     def _tell_deadline(self) -> None:
         """Ranks watch the deadline themselves, a little later than we do, should we be dead by then."""
-        self._channel.tell_all(wire.Deadline(self._session.deadline_s))
+        at_s = self._session.deadline_s
+        if at_s != self._told_s and (at_s is None or self._told_s is None or abs(at_s - self._told_s) > 0.05):
+            self._told_s = at_s
+            self._channel.tell_all(wire.Deadline(at_s))
 
     def _wall_at(self) -> Any:
         left = None if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()
@@ -448,8 +450,9 @@ class Supervisor:
     def _set_alarm(self) -> None:
         """Have the scheduler wake the loop at the next instant that the core names."""
         due_s = core.next_due_s(self._session)
-        if due_s is None:
+        if due_s is None or due_s == self._alarm_s:
             return
+        self._alarm_s = due_s
         at = self._clock.utc() + timedelta(seconds=max(0.0, due_s - self._clock.now_s()))
         self._scheduler.add_job(
             self._post,

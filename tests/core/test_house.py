@@ -16,18 +16,39 @@ FILES = sorted([*ROOT.glob("orchestrator/**/*.py"), *ROOT.glob("db/**/*.py")])
 MAY = {
     "orchestrator.core": {"orchestrator.core"},
     "orchestrator.platforms": {"orchestrator.platforms"},
-    "orchestrator.worker": {"orchestrator.worker", "orchestrator.wire", "orchestrator.manifest", "orchestrator.errors", "orchestrator"},
+    "orchestrator.worker": {
+        "orchestrator.worker",
+        "orchestrator.wire",
+        "orchestrator.manifest",
+        "orchestrator.errors",
+        "orchestrator",
+    },
     "db": {"db", "orchestrator.errors"},
-    "orchestrator.runtime": {"orchestrator.runtime", "orchestrator.core", "orchestrator.platforms", "orchestrator.wire", "orchestrator.manifest",
-                             "orchestrator.errors", "orchestrator.plan", "orchestrator", "db"},
+    "orchestrator.runtime": {
+        "orchestrator.runtime",
+        "orchestrator.core",
+        "orchestrator.platforms",
+        "orchestrator.wire",
+        "orchestrator.manifest",
+        "orchestrator.errors",
+        "orchestrator.plan",
+        "orchestrator",
+        "db",
+    },
     "orchestrator.report": {"orchestrator.report", "orchestrator.core", "orchestrator.runtime", "db"},
     "orchestrator.cli": {"orchestrator", "db"},
     "orchestrator.errors": set(),
     "orchestrator.wire": set(),
     "orchestrator.manifest": {"orchestrator.errors"},
     "orchestrator.plan": {"orchestrator.errors"},
-}  # fmt: skip
-STANDARD_LIBRARY_ALONE = ("orchestrator.core", "orchestrator.wire", "orchestrator.errors", "orchestrator.platforms", "orchestrator.runtime.shim")
+}
+STANDARD_LIBRARY_ALONE = (
+    "orchestrator.core",
+    "orchestrator.wire",
+    "orchestrator.errors",
+    "orchestrator.platforms",
+    "orchestrator.runtime.shim",
+)
 
 
 def _module(path: Path) -> str:
@@ -57,9 +78,15 @@ def test_imports_point_one_way(path):
     if package:
         allowed = MAY[package]
         for name in ours:
-            bare = name in ("orchestrator.__version__", "orchestrator.manifest", "orchestrator.wire", "orchestrator.worker") or name == "orchestrator"
+            bare = (
+                name
+                in ("orchestrator.__version__", "orchestrator.manifest", "orchestrator.wire", "orchestrator.worker")
+                or name == "orchestrator"
+            )
             fits = any(_below(name, parent) for parent in allowed if parent != "orchestrator")
-            assert fits or ("orchestrator" in allowed and (bare or package == "orchestrator.cli")), f"{module} imports {name}"
+            assert fits or ("orchestrator" in allowed and (bare or package == "orchestrator.cli")), (
+                f"{module} imports {name}"
+            )
     if any(_below(module, alone) for alone in STANDARD_LIBRARY_ALONE):
         strangers = {name for name in imports - ours if name.split(".")[0] not in sys.stdlib_module_names}
         assert not strangers, f"{module} imports {strangers}"
@@ -70,7 +97,9 @@ def test_imports_point_one_way(path):
 
 def _loaded_by(statement: str) -> set[str]:
     program = f"import sys; {statement}; print(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
 
 
 def test_the_workers_door_is_cheap():
@@ -79,14 +108,25 @@ def test_the_workers_door_is_cheap():
 
 
 def test_command_line_and_supervisor_never_load_torch():
-    loaded = _loaded_by("import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.runtime.export")
+    loaded = _loaded_by(
+        "import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.runtime.export"
+    )
     assert "torch" not in loaded and "numpy" not in loaded
     assert "apscheduler" in loaded
 
 
 def test_status_does_not_pay_for_what_start_needs():
     loaded = _loaded_by("import orchestrator.cli.status, orchestrator.report.view, db.engine")
-    assert not loaded & {"pydantic", "alembic", "apscheduler", "torch", "psutil", "rich"}
+    assert not loaded & {
+        "pydantic",
+        "alembic",
+        "apscheduler",
+        "torch",
+        "psutil",
+        "rich",
+        "subprocess",
+        "orchestrator.core.session",
+    }
 
 
 def test_the_shim_stays_small():

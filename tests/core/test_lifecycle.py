@@ -40,13 +40,28 @@ from orchestrator.core.session import (
     advance,
     due,
     next_due_s,
-)  # fmt: skip
+)
 
 EVENTS = [
-    SessionOpened(), Attached(1000), CheckpointDue(), SaveRequested(), CheckpointVerified(5, 1.0), SaveFailed("disk full"), DeadlineReached(),
-    StopRequested("a person"), StopRequested("SIGTERM", 50.0), GraceExpired(), ExitOverdue(), StageFinished(), RunFinished(), AttemptSuspended(),
-    AttemptCrashed("boom"), RetriesExhausted("boom"), Adopted(), SessionLost("gone"),
-]  # fmt: skip
+    SessionOpened(),
+    Attached(1000),
+    CheckpointDue(),
+    SaveRequested(),
+    CheckpointVerified(5, 1.0),
+    SaveFailed("disk full"),
+    DeadlineReached(),
+    StopRequested("a person"),
+    StopRequested("SIGTERM", 50.0),
+    GraceExpired(),
+    ExitOverdue(),
+    StageFinished(),
+    RunFinished(),
+    AttemptSuspended(),
+    AttemptCrashed("boom"),
+    RetriesExhausted("boom"),
+    Adopted(),
+    SessionLost("gone"),
+]
 
 
 @pytest.fixture

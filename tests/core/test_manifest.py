@@ -29,7 +29,10 @@ def _checkpoint(root: Path, step: int, *, final: bool = False) -> Path:
         (place / name).write_bytes(content)
         files[name] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
     at = "2026-11-20T10:00:00+00:00"
-    manifest.write(place, Manifest("run", "id", "train", Position(step=step), 1, at, final=final, metrics={"loss": 0.5}, files=files))
+    manifest.write(
+        place,
+        Manifest("run", "id", "train", Position(step=step), 1, at, final=final, metrics={"loss": 0.5}, files=files),
+    )
     return place
 
 
@@ -53,7 +56,19 @@ def _altered(folder: Path, **changes) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "/etc/passwd", "a/b", "..", ".hidden", "", "manifest.json", "x" * 200, "a\0b", "rank0.safetensors\n"]
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        ".hidden",
+        "",
+        "manifest.json",
+        "x" * 200,
+        "a\0b",
+        "rank0.safetensors\n",
+    ],
 )
 def test_a_name_that_leads_out_of_the_folder_is_refused(folder, name):
     _altered(folder, files={name: {"bytes": 1, "xxh3_128": "0" * 32}})
@@ -79,9 +94,18 @@ def test_a_manifest_too_large_to_be_one_is_not_read(folder):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"version": 2}, {"format": "other"}, {"position": {"step": -1}}, {"position": {"stp": 1}}, {"world_size": 2.5}, {"files": []}, {"files": {"a": 3}},
-     {"created_at": "yesterday"}, {"metrics": {"x": "y"}}],
-)  # fmt: skip
+    [
+        {"version": 2},
+        {"format": "other"},
+        {"position": {"step": -1}},
+        {"position": {"stp": 1}},
+        {"world_size": 2.5},
+        {"files": []},
+        {"files": {"a": 3}},
+        {"created_at": "yesterday"},
+        {"metrics": {"x": "y"}},
+    ],
+)
 def test_a_manifest_of_another_form_is_refused_with_a_word(folder, changes):
     _altered(folder, **changes)
     with pytest.raises(CheckpointBroken, match="is not a manifest"):
@@ -130,9 +154,16 @@ def test_any_bytes_are_a_manifest_or_broken(tmp_path_factory, content):
 # Messages
 
 MESSAGES = [
-    wire.Hello("1.1", 0, 5, 3, 100, True), wire.Beat("1.1", 1, 2, 3, 0.5, 0.1, metrics={"loss": 0.5}), wire.Saved("1.1", "/x", 3, 10, 0.1, 0.2),
-    wire.SaveFailed("1.1", 1, 3, "disk"), wire.Order("stop", "the wall"), wire.Deadline(5.0), wire.Deadline(None), wire.Ask("stop"), wire.Answer(True, "x"),
-]  # fmt: skip
+    wire.Hello("1.1", 0, 5, 3, 100, True),
+    wire.Beat("1.1", 1, 2, 3, 0.5, 0.1, metrics={"loss": 0.5}),
+    wire.Saved("1.1", "/x", 3, 10, 0.1, 0.2),
+    wire.SaveFailed("1.1", 1, 3, "disk"),
+    wire.Order("stop", "the wall"),
+    wire.Deadline(5.0),
+    wire.Deadline(None),
+    wire.Ask("stop"),
+    wire.Answer(True, "x"),
+]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -141,9 +141,25 @@ def test_any_text_is_a_plan_or_a_plan_error(text):
 @given(st.data())
 def test_any_value_in_any_place_is_taken_or_a_plan_error(data):
     place = data.draw(
-        st.sampled_from(["name", "seed", "session.wall", "session.margin", "checkpoint.every", "checkpoint.disk", "checkpoint.keep", "checkpoint.keep.best",
-                         "memory.ladder", "stage.train.ranks", "stage.train.args", "stage.train.entry", "quota.hours", "resume.sources"])
-    )  # fmt: skip
+        st.sampled_from(
+            [
+                "name",
+                "seed",
+                "session.wall",
+                "session.margin",
+                "checkpoint.every",
+                "checkpoint.disk",
+                "checkpoint.keep",
+                "checkpoint.keep.best",
+                "memory.ladder",
+                "stage.train.ranks",
+                "stage.train.args",
+                "stage.train.entry",
+                "quota.hours",
+                "resume.sources",
+            ]
+        )
+    )
     value = data.draw(
         st.text(max_size=20)
         | st.integers().map(str)

@@ -33,8 +33,17 @@ def engine(tmp_path):
 @pytest.fixture
 def run(engine):
     return runs.create(
-        engine, id="r1", name="ink", number=1, folder="/f", workdir="/w", plan="", overrides=[], plan_hash="h", stages=["train", "predict"]
-    )  # fmt: skip
+        engine,
+        id="r1",
+        name="ink",
+        number=1,
+        folder="/f",
+        workdir="/w",
+        plan="",
+        overrides=[],
+        plan_hash="h",
+        stages=["train", "predict"],
+    )
 
 
 @pytest.fixture
@@ -76,12 +85,19 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_many_processes_may_open_a_new_database_at_once(tmp_path):
-    program = "import sys; from pathlib import Path; from db.engine import open_database; open_database(Path(sys.argv[1]))"
-    several = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    program = (
+        "import sys; from pathlib import Path; from db.engine import open_database; open_database(Path(sys.argv[1]))"
+    )
+    several = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     assert [(process.communicate()[1], process.returncode) for process in several] == [("", 0)] * 4
 
 
-@pytest.mark.parametrize("dump", sorted((Path(__file__).parents[1] / "promises").glob("database_*.sql")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "dump", sorted((Path(__file__).parents[1] / "promises").glob("database_*.sql")), ids=lambda path: path.stem
+)
 def test_databases_of_all_releases_are_brought_up_to_date_and_read(tmp_path, dump):
     with sqlite3.connect(tmp_path / "kgorch.db") as old:
         old.executescript(dump.read_text())
@@ -129,9 +145,17 @@ def test_a_queued_resume_takes_the_place_of_the_one_before(engine, run):
 def test_the_newest_verified_checkpoint_is_the_newest_made_not_the_last_written_down(engine, run, session):
     for step, minute in [(20, 2), (10, 1)]:
         checkpoints.record(
-            engine, run.id, f"/cp/{step}", state="verified", session_id=session.id, stage="train", step=step, final=False, bytes=1,
+            engine,
+            run.id,
+            f"/cp/{step}",
+            state="verified",
+            session_id=session.id,
+            stage="train",
+            step=step,
+            final=False,
+            bytes=1,
             created_at=datetime(2026, 11, 20, 12, minute, tzinfo=UTC),
-        )  # fmt: skip
+        )
     assert checkpoints.newest_verified(engine, run.id).step == 20
     checkpoints.set_state(engine, "/cp/20", "broken")
     assert checkpoints.newest_verified(engine, run.id).step == 10
@@ -140,4 +164,7 @@ def test_the_newest_verified_checkpoint_is_the_newest_made_not_the_last_written_
 def test_a_changed_plan_brings_new_stages_in_and_keeps_those_that_are_done(engine, run):
     runs.finish_stage(engine, run.id, "train")
     runs.set_plan(engine, run.id, plan="", overrides=[], plan_hash="x", stages=["package"])
-    assert {stage.name: stage.finished_at is not None for stage in runs.stages(engine, run.id)} == {"train": True, "package": False}
+    assert {stage.name: stage.finished_at is not None for stage in runs.stages(engine, run.id)} == {
+        "train": True,
+        "package": False,
+    }

@@ -39,7 +39,7 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
     again = kgorch.background("resume")
     gone_on = kgorch.wait_for_step(over["step"] + 3)
     assert gone_on["session"]["number"] == 2
-    assert [entry["first_step"] for entry in kgorch.history()] == [0, over["step"]]
+    assert [entry["stages"][0]["first_step"] for entry in kgorch.history()] == [0, over["step"]]
     again.send_signal(signal.SIGTERM)
     assert again.wait(timeout=40) == 10
     assert kgorch.status()["why"] == "SIGTERM"
@@ -89,7 +89,7 @@ def test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves(kgorc
     kgorch("start", str(plan), "--set", "session.wall=20s", "--set", "stage.train.args.epochs=1", code=None)
     first, second = kgorch.history()
     assert first["phase"] == "suspended" and first["checkpoint"]["step"] == int(saved.name.split("-")[1])
-    assert second["first_step"] == first["step"]
+    assert second["stages"][0]["first_step"] == first["checkpoint"]["step"]
 
 
 def test_a_detached_start_returns_once_the_session_is_open(kgorch):

@@ -43,7 +43,7 @@ def main(epochs: int, sleep: float, workers: int, pad: int) -> None:
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
         session.track(model=model, optimizer=optimizer, scheduler=scheduler)
         loader = session.loader(Points(), 32, num_workers=workers)
-        for epoch in session.epochs(epochs):
+        for _ in session.epochs(epochs):
             for batch in session.steps(loader):
                 loss = session.backward(batch, lambda part: ((model(part[0]) - part[1]) ** 2).mean())
                 optimizer.step()

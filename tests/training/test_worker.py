@@ -148,10 +148,15 @@ def test_plain_values_of_any_shape_come_back_as_they_were(value):
 
 def test_numpy_counters_and_tensors_of_every_type_come_back():
     value = {
-        "counter": collections.Counter({3: 2, 5: 1}), "array": np.arange(6, dtype=np.uint32).reshape(2, 3), "scalar": np.float32(0.1),
-        "bf16": torch.randn(3, 2).bfloat16(), "empty": torch.empty(0, 3), "bool": torch.tensor([True, False]), "zero": torch.tensor(2.5),
+        "counter": collections.Counter({3: 2, 5: 1}),
+        "array": np.arange(6, dtype=np.uint32).reshape(2, 3),
+        "scalar": np.float32(0.1),
+        "bf16": torch.randn(3, 2).bfloat16(),
+        "empty": torch.empty(0, 3),
+        "bool": torch.tensor([True, False]),
+        "zero": torch.tensor(2.5),
         "inf": math.inf,
-    }  # fmt: skip
+    }
     back = _through_json(Holder(value))
     assert back["counter"] == value["counter"] and type(back["counter"]) is collections.Counter
     assert np.array_equal(back["array"], value["array"]) and back["array"].dtype == np.uint32

@@ -1,0 +1,39 @@
+# Everything that a person types: `make demo` and `make test` do all the set-up on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test test-fast check bench docs clean
+
+setup: $(VENV)/.ready
+
+# constraints.txt pins what CI tests with; a torch that is there already is kept.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh demo
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m slow
+
+test-fast: setup
+	$(BIN)/python -m pytest tests/core tests/database tests/cli tests/training -m "not slow"
+
+check: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/overhead.py
+
+docs: setup
+	$(BIN)/python docs/lifecycle.py
+
+clean:
+	rm -rf demo build outputs .pytest_cache .mypy_cache .ruff_cache

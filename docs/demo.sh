@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The main job in small: a 3D U-Net that finds ink, trained by two real DDP ranks through sessions of 30 seconds, one of
+# them killed without a word, until the run is finished and the submission is packed.   bash docs/demo.sh [FOLDER]
+set -euo pipefail
+folder=${1:-demo}
+here=$(cd "$(dirname "$0")/.." && pwd)
+rm -rf "$folder" && mkdir -p "$folder" && cd "$folder"
+export KGORCH_HOME=$PWD/state
+
+say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
+start() { say "kgorch start plan.toml"; kgorch start plan.toml || code=$?; }
+
+cp "$here/workloads/ink_detection/demo.toml" plan.toml
+say "fragments, laid out as the real data set"
+python -m workloads.ink_detection.make_fragments fragments
+
+code=0; start
+[ "$code" = 10 ] || { echo "expected a session that ends at its wall (10), got $code"; exit 1; }
+
+say "kgorch start plan.toml --detach, and then SIGKILL to everything of it"
+kgorch start plan.toml --detach
+begun=$(kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])')
+until kgorch status --json | python -c "import json, sys; s = json.load(sys.stdin); sys.exit(not (s['step'] > $begun + 30 and s['phase'] == 'training'))"; do
+    sleep 0.5
+done
+python - <<'END'
+import os, psutil
+
+for process in psutil.process_iter():
+    words = " ".join(process.cmdline())
+    if ("orchestrator" in words or "torch.distributed" in words) and process.environ().get("KGORCH_HOME") == os.environ["KGORCH_HOME"]:
+        process.kill()
+END
+sleep 1
+kgorch status
+
+code=10
+for session in 3 4 5 6 7 8; do
+    code=0; start
+    [ "$code" = 10 ] || break
+done
+[ "$code" = 0 ] || { echo "expected a finished run (0), got $code"; exit 1; }
+
+say "kgorch history"
+kgorch history
+say "kgorch checkpoints list"
+kgorch checkpoints list
+say "kgorch status"
+kgorch status
+say "what the run made"
+find state/runs/ink-demo/1/outputs -type f -printf '%P\t%s bytes\n'
+test -s state/runs/ink-demo/1/outputs/submission.zip

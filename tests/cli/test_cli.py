@@ -1,0 +1,225 @@
+"""What a person types and reads: help, errors, exit codes, --json as promised. No training runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from db import checkpoints, runs, sessions
+from db.engine import open_database
+from orchestrator.cli import VERBS
+from orchestrator.runtime import processes
+
+PROMISES = Path(__file__).parents[1] / "promises"
+
+
+@pytest.fixture
+def engine(kgorch):
+    return open_database(kgorch.home)
+
+
+@pytest.fixture
+def run(kgorch, engine):
+    """A run in its second session, supervised by this very process, one checkpoint verified."""
+    folder = kgorch.home / "runs" / "ink" / "1"
+    (folder / "attempts").mkdir(parents=True)
+    made = runs.create(
+        engine,
+        id="r1",
+        name="ink",
+        number=1,
+        folder=str(folder),
+        workdir=str(kgorch.folder),
+        plan='name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"',
+        overrides=[],
+        plan_hash="h",
+        stages=["train", "predict"],
+    )
+    first = sessions.open_session(engine, made.id, boot_id="b")
+    sessions.record(
+        engine, made.id, first.id, kind="AttemptSuspended", phase="suspended", facts={"step": 10}, why="the wall"
+    )
+    us = os.getpid()
+    second = sessions.open_session(
+        engine,
+        made.id,
+        boot_id=processes.boot_id(),
+        supervisor_pid=us,
+        supervisor_started_ticks=processes.started_ticks(us),
+        wall_at=datetime.now(UTC) + timedelta(seconds=100),
+        lead_s=4.0,
+    )
+    attempt = sessions.open_attempt(
+        engine,
+        second.id,
+        stage="train",
+        ranks=2,
+        first_step=10,
+        folder_of=lambda number: str(folder / "attempts" / f"2.{number}"),
+    )
+    sessions.record(engine, made.id, second.id, kind="Attached", phase="training", facts={}, stage="train")
+    sessions.beat(
+        engine,
+        second.id,
+        attempt.id,
+        epoch=1,
+        epochs_total=4,
+        step=15,
+        steps_total=40,
+        samples=240,
+        step_s=0.5,
+        metrics={"dice": 0.5, "loss": float("nan")},
+    )
+    checkpoints.record(
+        engine,
+        made.id,
+        str(folder / "checkpoints" / "train" / "step-00000012"),
+        state="verified",
+        session_id=second.id,
+        stage="train",
+        step=12,
+        final=False,
+        bytes=2048,
+        took_s=0.5,
+        blocking_s=0.01,
+        metrics={"dice": 0.4},
+    )
+    return made
+
+
+def _shape(value):
+    """JSON as its types, for comparing with what is promised."""
+    if isinstance(value, dict):
+        return {key: _shape(item) for key, item in sorted(value.items())}
+    if isinstance(value, list):
+        return [_shape(value[-1])] if value else []
+    return "null" if value is None else type(value).__name__
+
+
+@pytest.mark.parametrize(
+    ("verb", "promise"), [(["status"], "status"), (["history"], "history"), (["history", "--events"], "events")]
+)
+def test_the_fields_of_json_are_those_that_were_promised(kgorch, run, verb, promise):
+    found = _shape(json.loads(kgorch(*verb, "--json").stdout))
+    promised = json.loads((PROMISES / f"{promise}.json").read_text())
+    assert found == promised, (
+        "a field that is promised may not change; a new one is written into tests/promises and docs/json.md"
+    )
+
+
+def test_every_promised_field_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+
+    def keys(value):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield key
+                yield from keys(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from keys(item)
+
+    for promise in PROMISES.glob("*.json"):
+        for key in keys(json.loads(promise.read_text())):
+            assert f"`{key}`" in text or key in ("dice", "loss"), key
+
+
+def test_status_tells_where_the_run_stands(kgorch, run):
+    text = kgorch("status").stdout
+    assert "[train 15] → predict" in text
+    assert "15 of 40, epoch 1 of 4" in text
+    assert f"alive, pid {os.getpid()}" in text
+    assert "step 12 of train, verified" in text and "2.0 KiB" in text
+    assert "dice 0.5  loss nan" in text
+
+
+def test_status_of_a_dead_supervisor_says_so_and_what_to_type(kgorch, run, engine):
+    last = sessions.last(engine, run.id)
+    sessions.update_session(engine, last.id, supervisor_started_ticks=1)
+    text = kgorch("status", "ink").stdout
+    assert "dead" in text and "kgorch resume ink" in text
+
+
+def test_a_nan_metric_is_null_in_json_which_has_no_nan(kgorch, run):
+    assert '"loss": null' in kgorch("status", "--json").stdout
+
+
+def test_tables_are_tab_separated_when_piped(kgorch, run):
+    head, *rows = kgorch("history").stdout.splitlines()
+    assert head.split("\t")[0] == "session" and [row.split("\t")[0] for row in rows] == ["1", "2"]
+
+
+def test_all_runs_are_listed(kgorch, run):
+    assert "ink\t1\tactive\ttraining" in kgorch("status", "--all").stdout
+    assert [item["run"] for item in json.loads(kgorch("status", "--all", "--json").stdout)] == ["ink"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verbs_help_ends_with_an_example(kgorch, verb):
+    text = kgorch(verb, "--help").stdout
+    assert f"kgorch {verb}" in text.split("Example:")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stats"], "no verb 'stats' (did you mean 'status'?)"),
+        (["status"], "there is no run yet"),
+        (["resume", "nothing"], "there is no run named 'nothing'"),
+        (["start", "nowhere.toml"], "cannot be read"),
+        (["start", "plan.toml", "--fsh"], "No such option"),
+        (["checkpoints", "export", "nothing", "x"], "there is no run"),
+        (["save"], "there is no run yet"),
+    ],
+)
+def test_a_mistake_exits_2_with_a_word_and_no_traceback(kgorch, words, said):
+    done = kgorch(*words, code=2)
+    assert said in done.stderr and not done.stdout
+
+
+def test_a_run_named_nearly_right_is_suggested(kgorch, run):
+    assert "did you mean 'ink'?" in kgorch("status", "inkk", code=2).stderr
+
+
+def test_resume_with_nothing_to_do_says_so_and_exits_0(kgorch, engine):
+    assert "no run to go on with" in kgorch("resume").stdout
+
+
+def test_stop_of_a_run_that_does_not_run_says_so(kgorch, run, engine):
+    assert "is not running" in kgorch("stop", "ink").stdout
+
+
+def test_init_writes_a_plan_and_never_over_one(kgorch):
+    kgorch("init")
+    text = (kgorch.folder / "plan.toml").read_text()
+    assert "is there already" in kgorch("init", code=2).stderr
+    (kgorch.folder / "plan.toml").write_text("changed")
+    kgorch("init", "--force")
+    assert (kgorch.folder / "plan.toml").read_text() == text
+
+
+def test_a_database_held_by_another_program_is_said_not_thrown(kgorch, run, engine):
+    engine.dispose()
+    other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
+    other.execute("PRAGMA journal_mode=DELETE")
+    other.execute("BEGIN EXCLUSIVE")
+    done = kgorch("status", code=2)
+    other.close()
+    assert "database" in done.stderr and "next:" in done.stderr
+
+
+def test_completion_offers_verbs_and_runs(kgorch, run):
+    import subprocess
+    import sys
+
+    env = kgorch.env() | {"_KGORCH_COMPLETE": "bash_complete"}
+    program = "from orchestrator.cli import cli; cli(prog_name='kgorch')"
+    for words, cword, offered in [("kgorch st", "1", "status"), ("kgorch status in", "2", "ink")]:
+        more = {"COMP_WORDS": words, "COMP_CWORD": cword}
+        done = subprocess.run([sys.executable, "-c", program], env=env | more, capture_output=True, text=True)
+        assert offered in done.stdout
