@@ -111,7 +111,7 @@ def plan(folder: Path, program: str, words: list[str], ranks: int) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "bench.py").write_text(program)
     (folder / "wrapped.py").write_text(
-        f"import runpy, sys\nsys.argv = ['bench.py', {', '.join(map(repr, words))}]\nrunpy.run_path('bench.py', run_name='__main__')\n"
+        f"import runpy, sys\nsys.argv = {['bench.py', *words]!r}\nrunpy.run_path('bench.py', run_name='__main__')\n"
     )
     (folder / "plan.toml").write_text(
         f'name = "bench"\n[[stage]]\nname = "train"\nentry = "wrapped.py"\nranks = {ranks}\n[checkpoint]\nevery = "10m"\n'
