@@ -68,7 +68,7 @@ with attach(seed=0) as session:
         for batch in Ready(): pass
         plain = time.perf_counter() - began
         session._epoch = session._batch = 0
-        session._epochs_total = 1
+        session._epochs_total, session._epoch_is_open = 1, True
         began = time.perf_counter()
         for batch in session.steps(Ready()): pass
         results.append((time.perf_counter() - began - plain) / n)

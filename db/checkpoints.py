@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, Select, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from db.records import CheckpointInfo
 from db.runs import now, plain
-from db.tables import Checkpoint, Session
+from db.tables import Checkpoint, Session, Stage
 
 
 def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any) -> None:
@@ -32,22 +32,21 @@ def set_state(engine: Engine, path: str, state: str, why: str = "") -> None:
 
 
 def of_run(engine: Engine, run_id: str) -> list[CheckpointInfo]:
-    """Oldest first, those that were dropped or found broken among them."""
+    """By the run's own order (stage, step), not by a clock; those that were dropped or found broken among them."""
     with Orm(engine) as orm:
-        chosen = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.created_at, Checkpoint.id)
-        return [plain(CheckpointInfo, row) for row in orm.scalars(chosen)]
+        return [plain(CheckpointInfo, row) for row in orm.scalars(_in_order(run_id))]
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
     with Orm(engine) as orm:
-        chosen = (
-            select(Checkpoint)
-            .where(Checkpoint.run_id == run_id, Checkpoint.state == "verified")
-            .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
-            .limit(1)
-        )
-        row = orm.scalars(chosen).first()
-        return plain(CheckpointInfo, row) if row else None
+        rows = orm.scalars(_in_order(run_id).where(Checkpoint.state == "verified")).all()
+        return plain(CheckpointInfo, rows[-1]) if rows else None
+
+
+def _in_order(run_id: str) -> Select[Any]:
+    stage = (Stage.run_id == Checkpoint.run_id) & (Stage.name == Checkpoint.stage)
+    chosen = select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
+    return chosen.order_by(func.coalesce(Stage.position, -1), Checkpoint.step, Checkpoint.final, Checkpoint.id)
 
 
 def save_times_s(engine: Engine, run_id: str, *, limit: int = 8) -> tuple[float, ...]:

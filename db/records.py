@@ -16,6 +16,7 @@ class RunInfo(NamedTuple):
     number: int
     folder: str
     workdir: str
+    checkpoints: str
     plan: str
     overrides: list[str]
     plan_hash: str

@@ -51,12 +51,10 @@ def set_state(engine: Engine, run_id: str, state: str, why: str = "") -> None:
         orm.execute(update(Run).where(Run.id == run_id).values(state=state, why=why, finished_at=finished_at))
 
 
-def set_plan(
-    engine: Engine, run_id: str, *, plan: str, overrides: list[str], plan_hash: str, stages: Sequence[str]
-) -> None:
+def set_plan(engine: Engine, run_id: str, *, stages: Sequence[str], **columns: Any) -> None:
     """Take a changed plan; stages that it names anew come in, those that it drops go if they were never done."""
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(Run).where(Run.id == run_id).values(plan=plan, overrides=overrides, plan_hash=plan_hash))
+        orm.execute(update(Run).where(Run.id == run_id).values(**columns))
         known = {stage.name: stage for stage in orm.scalars(select(Stage).where(Stage.run_id == run_id))}
         for position, name in enumerate(stages):
             if name in known:
@@ -81,11 +79,17 @@ def finish_stage(engine: Engine, run_id: str, name: str, note: str = "") -> None
         )
 
 
-def queue_resume(engine: Engine, run_id: str, *, why: str, due_at: datetime | None, place: str = "local") -> None:
-    """Put the run into the queue, in the place of an entry that nobody has taken yet."""
+def supersede(engine: Engine, run_id: str, why: str) -> None:
+    """A run that another has taken the place of: it is not gone on with by itself any more."""
     with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Run).where(Run.id == run_id, Run.state != "finished").values(state="superseded", why=why))
         orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state == "due"))
-        orm.add(Resume(run_id=run_id, place=place, why=why, due_at=due_at, state="due", created_at=now()))
+
+
+def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, place: str = "local") -> None:
+    """Put the run into the queue, in the place of an entry that nobody has taken yet; part of another transaction."""
+    orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state == "due"))
+    orm.add(Resume(run_id=run_id, place=place, why=why, due_at=due_at, state="due", created_at=now()))
 
 
 def resume_taken(engine: Engine, run_id: str, *, by: str) -> None:

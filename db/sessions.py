@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from db.records import AttemptInfo, EventInfo, SessionInfo
-from db.runs import now, plain
+from db.runs import now, plain, queue_resume
 from db.tables import Attempt, EventRow, Session
 
 OVER = ("finished", "suspended", "cut off", "failed")
@@ -40,14 +41,24 @@ def of_run(engine: Engine, run_id: str) -> list[SessionInfo]:
 
 
 def record(
-    engine: Engine, run_id: str, session_id: int, *, kind: str, phase: str, facts: dict[str, Any], **columns: Any
+    engine: Engine,
+    run_id: str,
+    session_id: int,
+    *,
+    kind: str,
+    phase: str,
+    facts: dict[str, Any],
+    resume: Mapping[str, Any] | None = None,
+    **columns: Any,
 ) -> None:
-    """The session's new phase and figures, and the event that led there."""
+    """The session's new phase and figures, the event that led there, and the resume that it queues: all or nothing."""
     with Orm(engine) as orm, orm.begin():
         if phase in OVER:
             columns["ended_at"] = now()
         orm.execute(update(Session).where(Session.id == session_id).values(phase=phase, **columns))
         orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase=phase, facts=facts))
+        if resume is not None:
+            queue_resume(orm, run_id, **resume)
 
 
 def note(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], session_id: int | None = None) -> None:
@@ -147,7 +158,7 @@ def without_progress(engine: Engine, run_id: str) -> int:
         chosen = (
             select(Attempt.gained, Attempt.outcome, Session.phase)
             .join(Session, Session.id == Attempt.session_id)
-            .where(Session.run_id == run_id, Attempt.ended_at.is_not(None), Attempt.outcome != "lost")
+            .where(Session.run_id == run_id, Attempt.ended_at.is_not(None), Attempt.outcome.not_in(("lost", "stopped")))
             .order_by(Attempt.id.desc())
             .limit(50)
         )

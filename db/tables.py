@@ -52,10 +52,11 @@ class Run(Base):
     number: Mapped[int]
     folder: Mapped[str] = mapped_column(Text)
     workdir: Mapped[str] = mapped_column(Text)
+    checkpoints: Mapped[str] = mapped_column(Text)  # folder of its checkpoints, one below it a stage; never changes
     plan: Mapped[str] = mapped_column(Text)
     overrides: Mapped[list[str]]
     plan_hash: Mapped[str] = mapped_column(String(64))
-    state: Mapped[str] = mapped_column(String(16), default="active")  # active, finished, failed
+    state: Mapped[str] = mapped_column(String(16), default="active")  # active, finished, failed, superseded
     why: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]

@@ -51,6 +51,10 @@ class CheckpointBroken(KgorchError):
     """A checkpoint does not match its manifest, or has none that can be trusted."""
 
 
+class CheckpointUnreadable(KgorchError):
+    """A checkpoint that may be whole, but not for us or not now: a disk that fails to read, a newer kgorch's format."""
+
+
 class CannotRestore(KgorchError):
     """A checkpoint is whole but does not fit what the script tracks."""
 

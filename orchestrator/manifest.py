@@ -12,6 +12,7 @@ Nothing here runs code from the folder, follows a link, or opens a name that lea
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from typing import Any
 
 import xxhash
 
-from orchestrator.errors import CheckpointBroken
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 
 FORMAT = "kgorch-checkpoint"
 VERSION = 1
@@ -116,7 +117,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 def read(folder: Path) -> Manifest:
     """The folder's manifest, its form checked and its files' sizes compared; contents are not read.
 
-    Raises: CheckpointBroken.
+    Raises: CheckpointBroken; CheckpointUnreadable when that is not proven.
     """
     try:
         if (folder / NAME).lstat().st_size > MAX_MANIFEST_BYTES:
@@ -124,14 +125,14 @@ def read(folder: Path) -> Manifest:
         with _open(folder, NAME) as file:
             manifest = _parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
     except OSError as error:
-        raise CheckpointBroken(f"{folder} has no readable manifest", str(error)) from None
+        raise _verdict(error, f"{folder} has no readable manifest", str(error)) from None
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise CheckpointBroken(f"{folder / NAME} is not a manifest", f"{type(error).__name__}: {error}"[:300]) from None
     for name, entry in manifest.files.items():
         try:
             found = (folder / name).lstat()
         except OSError as error:
-            raise CheckpointBroken(f"{folder} lacks {name}", str(error)) from None
+            raise _verdict(error, f"{folder} lacks {name}", str(error)) from None
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.bytes:
             raise CheckpointBroken(
                 f"{folder} does not match its manifest", f"{name}: expected {entry.bytes} bytes, found {found.st_size}"
@@ -142,14 +143,14 @@ def read(folder: Path) -> Manifest:
 def verify(folder: Path) -> Manifest:
     """The folder's manifest after every byte of it was read back and hashed.
 
-    Raises: CheckpointBroken, with the file, what was expected and what was found.
+    Raises: CheckpointBroken, with the file, what was expected and what was found; CheckpointUnreadable.
     """
     manifest = read(folder)
     for name, entry in manifest.files.items():
         try:
             found = hash_of(folder, name)
         except OSError as error:
-            raise CheckpointBroken(f"{folder} cannot be read back", f"{name}: {error}") from None
+            raise _verdict(error, f"{folder} cannot be read back", f"{name}: {error}") from None
         if found != entry.xxh3_128:
             raise CheckpointBroken(
                 f"{folder} does not match its manifest",
@@ -164,6 +165,14 @@ def hash_of(folder: Path, name: str) -> str:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def shards(described: Manifest) -> list[str]:
+    """The names of the shards that a manifest lists, in the order of their ranks; what else lies there is nobody's."""
+    ranked = {
+        int(match[1]): name for name in described.files if (match := re.fullmatch(r"rank(\d+)\.safetensors", name))
+    }
+    return [ranked[rank] for rank in sorted(ranked)]
 
 
 def checkpoints(root: Path) -> list[Path]:
@@ -184,8 +193,14 @@ def newest_readable(root: Path) -> Iterator[tuple[Path, Manifest]]:
     for folder in checkpoints(root):
         try:
             yield folder, read(folder)
-        except CheckpointBroken:
+        except (CheckpointBroken, CheckpointUnreadable):
             continue
+
+
+def _verdict(error: OSError, what: str, fact: str) -> CheckpointBroken | CheckpointUnreadable:
+    """A file that is not there, or is a link or a folder, is proof; a disk or network that fails to read is none."""
+    proof = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
+    return (CheckpointBroken if error.errno in proof else CheckpointUnreadable)(what, fact)
 
 
 def _open(folder: Path, name: str) -> Any:
@@ -196,8 +211,14 @@ def _parse(document: Any) -> Manifest:
     """A manifest out of JSON that may come from anywhere. Raises ValueError, TypeError or KeyError."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT}")
+    if type(document["version"]) is int and document["version"] > VERSION:
+        raise CheckpointUnreadable(
+            f"a checkpoint was written by a newer kgorch, in format {document['version']}",
+            f"this one reads up to format {VERSION}",
+            next_step="install that newer kgorch",
+        )
     if document["version"] != VERSION:
-        raise ValueError(f"version {document['version']!r}: this kgorch reads version {VERSION}; a newer one wrote it")
+        raise ValueError(f"version {document['version']!r}")
     files = {
         str(name): FileEntry(_count(entry["bytes"]), _hex(entry["xxh3_128"]))
         for name, entry in _table(document["files"]).items()

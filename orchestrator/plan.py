@@ -68,7 +68,7 @@ def size(value: Any) -> Any:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, BeforeValidator(size), Field(gt=0)]
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 
@@ -84,6 +84,15 @@ class Stage(_Part):
     entry: str
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     args: dict[str, Any] = {}
+
+    @field_validator("args")
+    @classmethod
+    def _can_be_told(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value, allow_nan=True)
+        except TypeError:
+            raise ValueError("expected text, numbers, true, false, lists and tables (a date goes in quotes)") from None
+        return value
 
     @field_validator("entry")
     @classmethod

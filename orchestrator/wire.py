@@ -173,6 +173,7 @@ def decode(line: bytes) -> Message:
         if document["v"] != VERSION:
             raise WireError(f"version {document['v']!r}, expected {VERSION}")
         values = {item.name: document[item.name] for item in fields(kind) if item.name in document}
+        values = {name: plain_text(value) if isinstance(value, str) else value for name, value in values.items()}
         for item in fields(kind):
             fits = _FITS[str(item.type)]
             if item.name in values and (
@@ -183,6 +184,11 @@ def decode(line: bytes) -> Message:
         return message
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def plain_text(text: str) -> str:
+    """Text that every file and database takes: a lone surrogate (of a file name that is no UTF-8, say) written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Lines:

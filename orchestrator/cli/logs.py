@@ -26,6 +26,7 @@ def command(run: str | None, follow: bool, rank: int, of_launcher: bool, lines: 
       kgorch logs ink-demo -f --rank 1
     """
     from db import sessions
+    from orchestrator.report import view
 
     _, _, engine = state()
     found = find_run(engine, run)
@@ -37,8 +38,7 @@ def command(run: str | None, follow: bool, rank: int, of_launcher: bool, lines: 
         raise NotFound(f"{found.name} has no attempt" + (f" {attempt}" if attempt else " yet"))
     at, path = 0, Path(attempts[-1].folder, name)
     if path.exists() and lines:
-        content = path.read_bytes()
-        at = max(0, len(content) - len(b"".join(content.splitlines(keepends=True)[-lines:])))
+        at = _start_of_last(path, lines)
     elif not path.exists() and not follow:
         raise NotFound(
             f"there is no {name} in {path.parent}", next_step="see --rank, or --launcher for torchrun's own words"
@@ -52,11 +52,28 @@ def command(run: str | None, follow: bool, rank: int, of_launcher: bool, lines: 
         if not attempt and Path(newest.folder) != path.parent:
             at, path = 0, Path(newest.folder, name)
             click.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
-        elif last is None or last.phase in sessions.OVER:
+        elif last is None or not view.is_supervised(last):
             _print_from(path, at)
             return 0
         else:
             time.sleep(0.3)
+
+
+def _start_of_last(path: Path, lines: int) -> int:
+    """Where the last `lines` lines of a file begin; read from its end, for a log may be large."""
+    with open(path, "rb") as file:
+        at = file.seek(0, 2)
+        found = 0
+        while at > 0 and found <= lines:
+            size = min(65536, at)
+            at -= size
+            file.seek(at)
+            block = file.read(size)
+            found += block.count(b"\n")
+        file.seek(at)
+        rest = file.read()
+    kept = rest.splitlines(keepends=True)[-lines:]
+    return at + len(rest) - sum(map(len, kept))
 
 
 def _print_from(path: Path, at: int) -> int:

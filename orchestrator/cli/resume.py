@@ -25,7 +25,7 @@ def command(run: str | None, as_json: bool) -> int:
     profile, home, engine = state()
     opened = opening.resume(engine, home, profile, run)
     if opened is None:
-        click.echo("there is no run to go on with")
+        click.echo("null" if as_json else "there is no run to go on with")
         return 0
     if isinstance(opened, opening.Nothing):
         return report_nothing(engine, opened, as_json=as_json)

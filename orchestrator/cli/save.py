@@ -23,13 +23,13 @@ def command(run: str | None, wait: bool) -> int:
     Example:
       kgorch save ink-demo
     """
-    from db import checkpoints, sessions
+    from db import checkpoints, runs, sessions
     from orchestrator.runtime import channel
 
     _, _, engine = state()
     found = find_run(engine, run)
     before = checkpoints.newest_verified(engine, found.id)
-    seen = len(sessions.events(engine, found.id, limit=1_000_000))
+    asked_at = runs.now()
     if channel.ask(Path(found.folder) / "control.sock", "save") is None:
         raise KgorchError(f"{found.name} is not running under a supervisor", next_step=f"kgorch status {found.name}")
     deadline = time.monotonic() + PATIENCE_S
@@ -38,8 +38,8 @@ def command(run: str | None, wait: bool) -> int:
         if now and (before is None or now.path != before.path):
             click.echo(f"{found.name}: step {now.step} is saved and verified in {now.path}")
             return 0
-        for event in sessions.events(engine, found.id, limit=1_000_000)[seen:]:
-            if event.kind == "SaveFailed":
+        for event in sessions.events(engine, found.id, limit=20):
+            if event.kind == "SaveFailed" and event.at >= asked_at:
                 raise KgorchError(
                     f"the save failed: {event.facts.get('why')}", next_step="free some disk; training goes on"
                 )

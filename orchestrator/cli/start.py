@@ -43,9 +43,9 @@ def command(plan: Path, overrides: tuple[str, ...], fresh: bool, detach: bool, a
     from orchestrator.plan import load
     from orchestrator.runtime import opening
 
-    _, text = load(plan, overrides)
+    loaded, text = load(plan, overrides)
     if detach:
-        return _detach(plan, overrides, fresh=fresh, as_json=as_json)
+        return _detach(plan, loaded.name, overrides, fresh=fresh, as_json=as_json)
     profile, home, engine = state()
     opened = opening.start(engine, home, profile, text, plan, overrides, fresh=fresh)
     if isinstance(opened, opening.Nothing):
@@ -53,7 +53,7 @@ def command(plan: Path, overrides: tuple[str, ...], fresh: bool, detach: bool, a
     return run_session(engine, opened, as_json=as_json)
 
 
-def _detach(plan: Path, overrides: tuple[str, ...], *, fresh: bool, as_json: bool) -> int:
+def _detach(plan: Path, name: str, overrides: tuple[str, ...], *, fresh: bool, as_json: bool) -> int:
     """The same command in a session of its own; its words go into the state folder."""
     _, home, _ = state()
     log = home / "supervisor.log"
@@ -82,12 +82,13 @@ def _detach(plan: Path, overrides: tuple[str, ...], *, fresh: bool, as_json: boo
         said = log.read_bytes()[file_start:].decode(errors="replace").strip()
         if child.returncode:
             raise KgorchError(said.removeprefix("error: ") or f"the supervisor ended with {child.returncode}")
-        click.echo(said)
-        return 0
+        if not as_json:
+            click.echo(said)
+            return 0
     if as_json:
         from orchestrator.cli.status import print_status
 
-        print_status(None, as_json=True)
+        print_status(name, as_json=True)
     else:
         click.echo(f"supervising from the background as pid {child.pid}; its words go to {log}")
         click.echo("next: kgorch status --watch, kgorch logs -f, kgorch stop")

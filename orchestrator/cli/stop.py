@@ -23,6 +23,7 @@ def command(run: str | None, wait: bool) -> int:
     import time
 
     from db import sessions
+    from orchestrator.report import view
     from orchestrator.runtime import channel, launcher
 
     _, _, engine = state()
@@ -39,8 +40,12 @@ def command(run: str | None, wait: bool) -> int:
         click.echo(f"{found.name} is not running")
         return 0
     if wait:
-        while (last := sessions.last(engine, found.id)) and last.phase not in sessions.OVER:
+        while (last := sessions.last(engine, found.id)) and view.is_supervised(last):
             time.sleep(0.1)
+        if last and last.phase not in sessions.OVER:
+            raise KgorchError(
+                f"the supervisor of {found.name} has died meanwhile", next_step=f"kgorch status {found.name}"
+            )
         click.echo(f"{found.name}: {last.phase if last else 'over'} at step {last.step if last else 0}")
         return 0
     click.echo(f"{found.name}: {answer.text}")

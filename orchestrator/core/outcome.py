@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orchestrator.core.session import (
     AttemptCrashed,
     AttemptSuspended,
+    AttemptUnsaved,
     Event,
     RetriesExhausted,
     RunFinished,
@@ -34,7 +35,7 @@ _HOPELESS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "orchestrator.
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank wrote down last. `outcome`: finished, suspended or failed; `began`: the person's code was reached."""
+    """What one rank wrote down last. `outcome`: finished, suspended, unsaved or failed; `began`: the person's code was reached."""
 
     rank: int
     outcome: str
@@ -73,7 +74,7 @@ def verdict(ended: Ended) -> Event:
     if len(ended.records) == ended.ranks and "failed" not in outcomes:
         if outcomes == {"finished"}:
             return StageFinished() if ended.more_stages else RunFinished()
-        return AttemptSuspended()
+        return AttemptUnsaved("the last save failed") if "unsaved" in outcomes else AttemptSuspended()
     cause = first_cause(ended)
     if any(_is_hopeless(record) for record in ended.records):
         return RetriesExhausted(cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,6 +62,6 @@ def _best(of_stage: Sequence[Kept], rule: Rule) -> set[str]:
     if rule.best is None:
         return set()
     metric, highest = rule.best
-    rated = [item for item in of_stage if metric in item.metrics]
+    rated = [item for item in of_stage if math.isfinite(item.metrics.get(metric, math.nan))]
     best = max(rated, key=lambda item: (item.metrics[metric] * (1 if highest else -1), item.order), default=None)
     return {best.key} if best else set()

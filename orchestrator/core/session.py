@@ -31,6 +31,11 @@ Instant = float
 LAST_WORDS_S = 0.5
 """What is kept between killing what did not end and the wall: time to write down how it ended."""
 
+GAP_FADES = 0.9998
+"""The longest gap between steps is half forgotten in an hour of reports: an evaluation comes again, a freak does not."""
+
+PERSONS_STOP = "a person's stop"
+
 STOP_GRACE_S = 120.0
 """How long a stop without a wall may take at least before what runs is killed."""
 
@@ -132,6 +137,13 @@ class RunFinished(Event):
 @dataclass(frozen=True, slots=True)
 class AttemptSuspended(Event):
     """All ranks have ended at a step boundary, as asked or by their own watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUnsaved(Event):
+    """The same, but the save at that boundary failed."""
+
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +261,8 @@ class Session:
         return self.entered_s + max(300.0, 10 * self.lead_s)
 
     def observing(self, *, gap_s: float, step_s: float) -> Session:
-        """With the ranks' own times: the gap fades by a tenth with each report, so that one slow moment is forgotten."""
-        return replace(self, gap_s=max(gap_s, 0.9 * self.gap_s, step_s), step_s=step_s)
+        """With the ranks' own times, told about once a second."""
+        return replace(self, gap_s=max(gap_s, GAP_FADES * self.gap_s, step_s), step_s=step_s)
 
 
 P = Phase
@@ -281,6 +293,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
     (P.STOPPING, StageFinished): P.SUSPENDED,
     **{(phase, RunFinished): P.FINISHED for phase in _RUNNING},
     **{(phase, AttemptSuspended): P.SUSPENDED for phase in _RUNNING},
+    **{(phase, AttemptUnsaved): P.CUT_OFF for phase in _RUNNING},
     **{(phase, AttemptCrashed): P.RECOVERING for phase in _RUNNING},
     (P.STOPPING, AttemptCrashed): P.CUT_OFF,
     **{(phase, RetriesExhausted): P.FAILED for phase in _RUNNING},
@@ -353,20 +366,21 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
             fresh = session.phase in (P.STARTING, P.RECOVERING)
             return replace(session, guess_s=guess_s, saved_s=now if fresh else session.saved_s)
         case CheckpointVerified(took_s=took_s, blocking_s=blocking_s):
+            saved = replace(session, is_in_order=session.phase is P.STOPPING, saved_s=now)
+            if took_s <= 0:  # found on disk: nobody knows how long it took
+                return saved
             return replace(
-                session,
-                is_in_order=session.phase is P.STOPPING,
-                save_times_s=(*session.save_times_s, took_s)[-deadline.RECENT_SAVES :],
-                blocking_s=blocking_s,
-                saved_s=now,
+                saved, save_times_s=(*session.save_times_s, took_s)[-deadline.RECENT_SAVES :], blocking_s=blocking_s
             )
         case SaveFailed():
             return replace(session, saved_s=now)  # asked again after one interval, not at once
         case StopRequested(why, wall_s):
             nearer = min((wall for wall in (session.wall_s, wall_s) if wall is not None), default=None)
-            return replace(session, wall_s=nearer, why=why, asked_by_person=wall_s is None)
+            return replace(session, wall_s=nearer, why=why, asked_by_person=session.asked_by_person or wall_s is None)
         case DeadlineReached() | AttemptSuspended() if not session.why:
             return replace(session, why="the wall")
+        case AttemptUnsaved(cause):
+            return replace(session, why=f"{session.why or 'the wall'}; {cause}")
         case GraceExpired():
             return replace(session, why=f"{session.why or 'a stop'} came before the last save was done")
         case AttemptCrashed(cause) if session.phase is P.STOPPING:

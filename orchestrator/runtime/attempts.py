@@ -8,18 +8,20 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
 from orchestrator.core.outcome import Ended, verdict
 from orchestrator.core.session import Event, Session
-from orchestrator.errors import CheckpointBroken
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
 from orchestrator.runtime import checkpoints, devices, launcher
 from orchestrator.wire import Launch
 
-Broken = Callable[[Path, CheckpointBroken], None]
+Skipped = Callable[[Path, KgorchError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,54 +57,79 @@ class Running:
         )
 
 
-def checkpoint_root(run: RunInfo, plan: Plan, stage: str) -> Path:
-    base = (
-        Path(run.workdir, plan.checkpoint.dir) / run.name / str(run.number)
-        if plan.checkpoint.dir
-        else Path(run.folder) / "checkpoints"
-    )
-    return base / stage
+def checkpoint_root(run: RunInfo, stage: str) -> Path:
+    return Path(run.checkpoints) / stage
 
 
 def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
-    """Stages still to do, in the plan's order. One whose final checkpoint lies there is done, whoever did it."""
+    """Stages still to do, in the plan's order. One whose verified final checkpoint lies there is done, whoever did it."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
     for stage in plan.stage:
-        if stage.name not in finished:
-            for folder, found in manifest.newest_readable(checkpoint_root(run, plan, stage.name)):
-                if found.final and found.run_id == run.id:
-                    runs.finish_stage(engine, run.id, stage.name, note=f"its final checkpoint lies in {folder}")
-                    finished.add(stage.name)
-                break
+        if stage.name not in finished and (folder := _final_checkpoint(run, stage.name)):
+            runs.finish_stage(engine, run.id, stage.name, note=f"its final checkpoint lies in {folder}")
+            finished.add(stage.name)
     return [stage for stage in plan.stage if stage.name not in finished]
 
 
-def prepare(
-    engine: Engine, run: RunInfo, plan: Plan, session: SessionInfo, state: Session, broken: Broken
-) -> tuple[Running, Launch] | None:
-    """The next attempt, written into the database, and what its processes are told; nothing is started.
+def more_after(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> bool:
+    """Whether something is left to do once `stage` is done."""
+    return any(other.name != stage for other in open_stages(engine, run, plan))
 
-    None when all stages are done.
 
-    Raises: OSError, SQLAlchemyError.
+def _final_checkpoint(run: RunInfo, stage: str) -> Path | None:
+    newest = next(manifest.newest_readable(checkpoint_root(run, stage)), None)
+    if newest and newest[1].final and newest[1].run_id == run.id:
+        try:
+            manifest.verify(newest[0])
+            return newest[0]
+        except (CheckpointBroken, CheckpointUnreadable):
+            pass  # the launch of the stage deals with it
+    return None
+
+
+Found = tuple[Path, Manifest]
+
+
+def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped) -> Found | None:
+    """The checkpoint that the stage goes on from: verified just now. None when it begins; slow, it reads all bytes.
+
+    Raises: KgorchError when there ought to be one and none can be used: beginning anew is for a person to say.
     """
-    todo = open_stages(engine, run, plan)
-    if not todo:
-        return None
-    stage = todo[0]
-    root = checkpoint_root(run, plan, stage.name)
+    root = checkpoint_root(run, stage)
     root.mkdir(parents=True, exist_ok=True)
     checkpoints.clear_leftovers(root)
-    found = checkpoints.newest_verified(root, run.id, broken)
+    found = checkpoints.newest_verified(root, run.id, skipped)
+    known = [row for row in rows.of_run(engine, run.id) if row.stage == stage and row.state in ("verified", "broken")]
+    if found is None and known:
+        raise KgorchError(
+            f"no checkpoint of stage {stage!r} can be used, and the run had come to step {known[-1].step}",
+            f"looked in {root}",
+            next_step="put the folder back where it was, or begin anew with `kgorch start PLAN --fresh`",
+        )
+    return found
+
+
+def prepare(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    session: SessionInfo,
+    state: Session,
+    stage: StagePlan,
+    found: Found | None,
+) -> tuple[Running, Launch]:
+    """The stage's next attempt, written into the database, and what its processes are told; nothing is started.
+
+    Raises: SQLAlchemyError.
+    """
     ranks = devices.ranks_for(stage.ranks)
     folder = Path(run.folder) / "attempts"
-    first_step = found[1].step if found else 0
     row = sessions.open_attempt(
         engine,
         session.id,
         stage=stage.name,
         ranks=ranks,
-        first_step=first_step,
+        first_step=found[1].step if found else 0,
         folder_of=lambda number: str(folder / f"{session.number}.{number}"),
     )
     launch = Launch(
@@ -116,7 +143,7 @@ def prepare(
         workdir=run.workdir,
         ranks=ranks,
         socket=str(Path(run.folder) / "control.sock"),
-        checkpoints=str(root),
+        checkpoints=str(checkpoint_root(run, stage.name)),
         output=str(Path(run.folder) / "outputs"),
         plan_hash=run.plan_hash,
         seed=plan.seed,
@@ -125,7 +152,7 @@ def prepare(
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,
     )
-    return running(engine, run, session, row, more_stages=len(todo) > 1), launch
+    return running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name)), launch
 
 
 def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo, *, more_stages: bool) -> Running:

@@ -68,7 +68,10 @@ class Channel:
                     self._read(key.fileobj)
 
     def _accept(self) -> None:
-        peer, _ = self._server.accept()
+        try:
+            peer, _ = self._server.accept()
+        except OSError:
+            return  # gone again, or no descriptor free just now
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (os.getuid(), 0):
             peer.close()
@@ -99,10 +102,12 @@ class Channel:
 
 
 def ask(path: Path, what: str, *, timeout_s: float = 5.0) -> wire.Answer | None:
-    """Ask a live supervisor; None when there is none."""
+    """Ask a live supervisor; None when there is none. One that is busy for too long has heard all the same."""
+    connected = False
     try:
         with wire.connect(path, timeout_s=timeout_s) as connection:
             connection.sendall(wire.encode(wire.Ask(what)))
+            connected = True
             lines = wire.Lines()
             while data := connection.recv(65536):
                 for line in lines.feed(data):
@@ -110,4 +115,4 @@ def ask(path: Path, what: str, *, timeout_s: float = 5.0) -> wire.Answer | None:
                         return answer
     except (OSError, wire.WireError):
         pass
-    return None
+    return wire.Answer(False, "asked, not answered yet") if connected else None

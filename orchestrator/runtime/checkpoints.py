@@ -3,6 +3,7 @@ clear what killed saves left. Reads manifests and bytes; knows no tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,29 +12,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator import manifest
-from orchestrator.errors import CheckpointBroken
+from orchestrator.errors import CheckpointBroken, KgorchError
 from orchestrator.manifest import Manifest
 
 _LEFTOVER = re.compile(manifest.FOLDER.pattern + r"\.tmp-[\w.-]+")
 
 
 def newest_verified(
-    root: Path, run_id: str, broken: Callable[[Path, CheckpointBroken], None]
+    root: Path, run_id: str, skipped: Callable[[Path, KgorchError], None]
 ) -> tuple[Path, Manifest] | None:
     """The newest checkpoint of this run under `root` whose every byte was read back just now.
 
-    One that is broken, or another run's, is renamed to `….broken`, told to `broken`, and the one before is looked at.
+    One that is proven broken is renamed to `….broken`; another run's is left as it is. Both are told to `skipped`, and the
+    one before is looked at.
+
+    Raises: CheckpointUnreadable: what cannot be read now is not given up.
     """
     for folder in manifest.checkpoints(root):
         try:
             found = manifest.verify(folder)
-            if found.run_id != run_id:
-                raise CheckpointBroken(
-                    f"{folder} belongs to another run", f"expected run {run_id}, found {found.run_id} ({found.run})"
-                )
-            return folder, found
         except CheckpointBroken as error:
-            broken(set_aside(folder), error)
+            skipped(set_aside(folder), error)
+            continue
+        if found.run_id == run_id:
+            return folder, found
+        skipped(
+            folder,
+            KgorchError(f"{folder} belongs to another run", f"expected {run_id}, found {found.run_id} ({found.run})"),
+        )
     return None
 
 
@@ -89,4 +95,5 @@ def write_speed(folder: Path, probe_bytes: int = 8 << 20) -> float:
     except OSError:
         return 100e6
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()

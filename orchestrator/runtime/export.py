@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, KgorchError
 
 MAX_HEADER_BYTES = 100 << 20
@@ -57,8 +58,8 @@ def export(folder: Path, out: Path, name: str | None) -> int:
 def _spans(folder: Path) -> dict[str, Span]:
     """Every tensor of the checkpoint; of one that each rank keeps for itself, rank 0's."""
     found: dict[str, Span] = {}
-    for shard in sorted(folder.glob("rank*.safetensors"), key=lambda path: int(path.stem[4:])):
-        for path, span in _header(shard):
+    for shard in manifest.shards(manifest.read(folder)):
+        for path, span in _header(folder / shard):
             found.setdefault(path, span)
     return found
 

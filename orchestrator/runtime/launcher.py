@@ -7,6 +7,7 @@ writing down who it is.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Any
 from orchestrator.core.outcome import RankRecord
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.processes import started_ticks
-from orchestrator.wire import Launch
+from orchestrator.wire import Launch, plain_text
 
 
 def start(launch: Launch) -> subprocess.Popen[bytes]:
@@ -31,6 +32,8 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for stale in (*folder.glob("*.status.json"), folder / "exit.json", folder / "shim.json"):
+            stale.unlink(missing_ok=True)  # an attempt of that name in a database that is no more
         with open(folder / "shim.log", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.runtime.shim", str(folder)],
@@ -51,7 +54,10 @@ def is_running(folder: Path) -> bool:
 
 def wait(folder: Path) -> None:
     """Return when the shim is gone: at once when it ends, whoever started it."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
     finally:
@@ -67,7 +73,8 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
         if shim and started_ticks(shim["pid"]) == shim["started_ticks"]:
             wanted = signal.SIGUSR1 if time.monotonic() < until - patience_s / 2 else signal.SIGKILL
             if wanted not in sent:
-                os.kill(shim["pid"], wanted)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(shim["pid"], wanted)
                 sent.add(wanted)
         if time.monotonic() > until:
             return False
@@ -87,8 +94,8 @@ def records(folder: Path, ranks: int) -> list[RankRecord]:
                     content["outcome"],
                     content["at_s"],
                     content["began"],
-                    error.get("type", ""),
-                    error.get("message", ""),
+                    plain_text(error.get("type", "")),
+                    plain_text(error.get("message", "")),
                 )
             )
     return found

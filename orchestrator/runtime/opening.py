@@ -10,22 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import manifest
 from orchestrator.core import deadline
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
-from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError
+from orchestrator.errors import KgorchError, NotFound, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, checkpoints, keeping, launcher, processes
+from orchestrator.runtime import attempts, checkpoints, launcher, processes
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.home import Lock, run_folder
+from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
 from orchestrator.wire import boottime_s
 
@@ -77,20 +78,21 @@ def start(
     workdir = where.absolute().parent
     check_entries(plan, workdir)
     lock = Lock(home / "runs" / plan.name / "lock")
-    known = runs.newest(engine, plan.name)
     if not lock.take():
-        return Nothing(known or _begun_elsewhere(engine, plan.name), "live")
+        return Nothing(_run_elsewhere(engine, plan.name), "live")
     try:
+        known = runs.newest(engine, plan.name)
         if known and not fresh:
             if known.state == "finished":
                 return Nothing(known, "finished")
-            merged = [*known.overrides, *(item for item in overrides if item not in known.overrides)]
+            merged = [*(item for item in known.overrides if item not in overrides), *overrides]
             plan = parse(plan_text, str(where), merged)
-            if (plan_text, merged, plan.hash) != (known.plan, known.overrides, known.plan_hash):
-                known = _take_changed_plan(engine, known, plan, plan_text, merged)
+            if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
+                known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
             return _go_on(engine, known, plan, profile, lock)
         if known:
             _refuse_while_training(engine, known)
+            runs.supersede(engine, known.id, "--fresh began another run of this name")
         return _begin(
             engine, home, plan, plan_text, workdir, overrides, (known.number if known else 0) + 1, profile, lock
         )
@@ -109,7 +111,7 @@ def resume(engine: Engine, home: Path, profile: Profile, name: str | None) -> Op
         if run is None:
             raise NotFound(f"there is no run named {name!r}", next_step="`kgorch status` lists the runs")
     else:
-        run = next((item for item in runs.everyone(engine) if item.state != "finished"), None)
+        run = next((item for item in runs.everyone(engine) if item.state in ("active", "failed")), None)
         if run is None:
             return None
     if run.state == "finished":
@@ -147,7 +149,7 @@ def _begin(
     profile: Profile,
     lock: Lock,
 ) -> Opened | Nothing:
-    folder = run_folder(home, plan.name, number)
+    folder, run_id = run_folder(home, plan.name, number), uuid.uuid4().hex[:12]
     try:
         for name in ("attempts", "outputs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -160,11 +162,12 @@ def _begin(
         ) from None
     run = runs.create(
         engine,
-        id=uuid.uuid4().hex[:12],
+        id=run_id,
         name=plan.name,
         number=number,
         folder=str(folder),
         workdir=str(workdir),
+        checkpoints=str(_checkpoints_of(plan, workdir, folder, run_id)),
         plan=text,
         overrides=list(overrides),
         plan_hash=plan.hash,
@@ -175,19 +178,21 @@ def _begin(
 
 def _go_on(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened | Nothing:
     last = sessions.last(engine, run.id)
-    if last is not None and last.phase not in sessions.OVER:
-        attempt = sessions.last_attempt(engine, last.id)
+    attempt = sessions.last_attempt(engine, last.id) if last else None
+    if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             return _adopt(engine, run, plan, last, attempt, lock)
-        last = _settle(engine, run, plan, last, attempt)
-    if last is not None and last.phase == Phase.FINISHED.value:
+        last = settle(engine, run, plan, last, attempt)
+    if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
+        raise KgorchError(
+            f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
+        )
+    if last and last.phase == Phase.FINISHED.value:
         conclude(engine, run, Phase.FINISHED, "")
         lock.release()
         return Nothing(run, "finished")
-    if run.state == "failed":
-        runs.set_state(
-            engine, run.id, "active"
-        )  # who starts it again has mended the cause, or wants to see it once more
+    if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
+        runs.set_state(engine, run.id, "active")
     return _open_session(engine, run, plan, profile, lock)
 
 
@@ -220,7 +225,7 @@ def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lo
 
 
 def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall_s: float | None) -> Session:
-    root = attempts.checkpoint_root(run, plan, plan.stage[0].name)
+    root = Path(run.checkpoints)
     speed = checkpoints.write_speed(root)
     newest = checkpoint_rows.newest_verified(engine, run.id)
     trained_s, failures = sessions.trained(engine, run.id)
@@ -240,90 +245,45 @@ def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall_s: float | None) 
 
 def _adopt(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo, lock: Lock) -> Opened:
     """Training has outlived its supervisor: take it over as it runs."""
-    more = len(attempts.open_stages(engine, run, plan)) > 1
+    more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
         _session_of(engine, run, plan, last.boot_wall_s),
         phase=Phase(last.phase),
         entered_s=boottime_s(),
         saved_s=boottime_s(),
         why=last.why,
+        asked_by_person=last.why == core.PERSONS_STOP,
     )
     sessions.update_session(engine, last.id, **_us())
     row = last._replace(**_us())  # type: ignore[arg-type]
     return Opened(run, plan, row, session, attempts.running(engine, run, last, attempt, more_stages=more), lock)
 
 
-def _settle(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo | None) -> SessionInfo:
-    """Write down how a session ended while no supervisor lived, from what its ranks and the disk tell."""
-    step = last.step
-    for stage in plan.stage:
-        step = max(
-            step, _take_in(engine, run, plan, stage.name, last) if attempt and stage.name == attempt.stage else 0
+def _take_changed_plan(
+    engine: Engine, run: RunInfo, plan: Plan, text: str, overrides: list[str], workdir: Path
+) -> RunInfo:
+    """What may change between sessions is taken, with a note; where the checkpoints lie may not."""
+    if plan.checkpoint.dir != plan_of(run).checkpoint.dir:
+        raise PlanError(
+            f"checkpoint.dir of {run.name!r} has changed, and its checkpoints lie in {run.checkpoints}",
+            next_step="put the old value back, or begin anew there with --fresh",
         )
-    event: core.Event = core.SessionLost("nothing of it was running any more")
-    if attempt and attempt.outcome is None:
-        running = attempts.running(
-            engine, run, last, attempt, more_stages=len(attempts.open_stages(engine, run, plan)) > 1
-        )
-        event = running.ended(step)
-        if isinstance(event, core.StageFinished | core.RunFinished):
-            runs.finish_stage(engine, run.id, attempt.stage)
-        if isinstance(event, core.StageFinished):
-            event = core.AttemptSuspended()
-        elif isinstance(event, core.AttemptCrashed | core.RetriesExhausted):
-            event = core.SessionLost(event.cause)
-        outcome = {core.RunFinished: "finished", core.AttemptSuspended: "suspended"}.get(type(event), "lost")
-        cause = getattr(event, "why", "")
-        sessions.close_attempt(
-            engine, attempt.id, outcome=outcome, cause=cause, last_step=step, gained=step > running.furthest
-        )
-    ended, actions = core.advance(Session(phase=Phase(last.phase), why=last.why), event, boottime_s())
-    facts = {"found_by": os.getpid(), "why": ended.why}
-    sessions.record(
-        engine,
-        run.id,
-        last.id,
-        kind=type(event).__name__,
-        phase=ended.phase.value,
-        facts=facts,
-        why=ended.why,
-        step=step,
-    )
-    for action in actions:
-        if isinstance(action, core.QueueResume):
-            runs.queue_resume(engine, run.id, why=action.why, due_at=datetime.now(UTC))
-    settled = sessions.last(engine, run.id)
-    assert settled is not None
-    return settled
-
-
-def _take_in(engine: Engine, run: RunInfo, plan: Plan, stage: str, last: SessionInfo) -> int:
-    """Write down the stage's checkpoints that no supervisor saw; the highest step among them."""
-    known, step = {row.path for row in checkpoint_rows.of_run(engine, run.id)}, 0
-    for folder, _ in manifest.newest_readable(attempts.checkpoint_root(run, plan, stage)):
-        if str(folder) in known:
-            continue
-        try:
-            found = manifest.verify(folder)
-        except CheckpointBroken:
-            continue  # the next launch sets it aside
-        if found.run_id == run.id:
-            keeping.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
-            step = max(step, found.step)
-    return step
-
-
-def _take_changed_plan(engine: Engine, run: RunInfo, plan: Plan, text: str, overrides: list[str]) -> RunInfo:
-    names = [stage.name for stage in plan.stage]
-    runs.set_plan(engine, run.id, plan=text, overrides=overrides, plan_hash=plan.hash, stages=names)
+    changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
+    runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
     what = (
-        "stages, arguments or seed"
+        "the training (stages, arguments or seed)"
         if plan.hash != run.plan_hash
-        else "walls, cadence or the like; the training itself is the same"
+        else "only what the bits do not hang on"
     )
-    sessions.note(engine, run.id, "plan_changed", {"what": what, "from": run.plan_hash, "to": plan.hash})
+    facts = {"what": what, "from": run.plan_hash, "to": plan.hash, "workdir": str(workdir)}
+    sessions.note(engine, run.id, "plan_changed", facts)
     (Path(run.folder) / "plan.toml").write_text(text)
-    return run._replace(plan=text, overrides=overrides, plan_hash=plan.hash)
+    return run._replace(**changed)
+
+
+def _checkpoints_of(plan: Plan, workdir: Path, folder: Path, run_id: str) -> Path:
+    """For as long as the run lives. A folder of the plan's own may be shared by runs of several state folders."""
+    return workdir / plan.checkpoint.dir / f"{plan.name}-{run_id}" if plan.checkpoint.dir else folder / "checkpoints"
 
 
 def _refuse_while_training(engine: Engine, run: RunInfo) -> None:
@@ -346,8 +306,8 @@ def _us() -> dict[str, int | None]:
     return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": processes.started_ticks(os.getpid())}
 
 
-def _begun_elsewhere(engine: Engine, name: str) -> RunInfo:
-    """The row of a run whose lock another process has just taken and that it is about to write."""
+def _run_elsewhere(engine: Engine, name: str) -> RunInfo:
+    """The row of a run whose lock another process holds; it may have taken it just now and be about to write."""
     for _ in range(100):
         if run := runs.newest(engine, name):
             return run

@@ -12,6 +12,7 @@ SIGTERM and the like are for the ranks, who save first; SIGUSR1 means: end it al
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -45,7 +46,7 @@ def main(folder: Path) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_in_child,
+            preexec_fn=functools.partial(_in_child, os.getpid()),
         )
     signal.signal(signal.SIGUSR1, lambda *_: torchrun.kill())
     _write(
@@ -119,8 +120,10 @@ def _wait_for(wanted: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _in_child() -> None:
+def _in_child(shim: int) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != shim:
+        os._exit(1)  # it died before the call
     for given in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(given, signal.SIG_DFL)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
@@ -32,9 +32,9 @@ from orchestrator import manifest, wire
 from orchestrator.core import session as core
 from orchestrator.core.outcome import ATTEMPTS_WITHOUT_PROGRESS
 from orchestrator.core.session import Event, Phase, Session
-from orchestrator.errors import CheckpointBroken, KgorchError
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Stage
 from orchestrator.runtime import attempts, checkpoints, keeping, launcher
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
@@ -52,6 +52,7 @@ OUTCOMES: dict[type[Event], str] = {
     core.RunFinished: "finished",
     core.AttemptSuspended: "suspended",
     core.ExitOverdue: "suspended",
+    core.AttemptUnsaved: "unsaved",
     core.AttemptCrashed: "crashed",
     core.RetriesExhausted: "crashed",
     core.SessionLost: "lost",
@@ -137,7 +138,8 @@ class Supervisor:
         in_vain = isinstance(event, core.DeadlineReached) and self._session.phase in (Phase.STARTING, Phase.RECOVERING)
         if in_vain and self._attempt and self._attempt.without_progress + 1 >= ATTEMPTS_WITHOUT_PROGRESS:
             return core.RetriesExhausted(
-                "the wall came before the first step, three sessions in a row: start-up and a save take longer"
+                "the wall came before the first step, three sessions in a row:"
+                " start-up and a save take longer, or the script never attaches"
             )
         if isinstance(event, core.GraceExpired) and self._attempt:
             launcher.kill(self._attempt.folder)
@@ -154,13 +156,14 @@ class Supervisor:
         except core.IllegalTransition as error:
             self._note("ignored", {"event": type(event).__name__, "why": str(error)})
             return
-        self._write_down(event)
+        self._write_down(event, actions)
         for action in actions:
             self._act(action)
         self._tell_deadline()
         self._show()
 
-    def _write_down(self, event: Event) -> None:
+    def _write_down(self, event: Event, actions: tuple[core.Action, ...]) -> None:
+        """One transaction: phase, figures, event, and the resume that it queues."""
         facts = {
             name: value for name in getattr(event, "__slots__", ()) if (value := getattr(event, name)) not in (None, "")
         }
@@ -171,14 +174,21 @@ class Supervisor:
             "wall_at": self._wall_at(),
         }
         kind, phase = type(event).__name__, self._session.phase.value
+        resume = next((self._queued(action) for action in actions if isinstance(action, core.QueueResume)), None)
         self._row = self._row._replace(phase=phase, **columns)
         self._remember(
             lambda: sessions.record(
-                self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, **columns
+                self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, resume=resume, **columns
             )
         )
-        if outcome := OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None):
+        outcome = OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None)
+        if outcome:
+            if self._session.asked_by_person and outcome in ("suspended", "wall"):
+                outcome = "stopped"
             self._close_attempt(outcome, getattr(event, "cause", ""))
+
+    def _queued(self, action: core.QueueResume) -> dict[str, Any]:
+        return {"why": action.why, "due_at": None if action.when_asked else self._clock.utc()}
 
     def _act(self, action: core.Action) -> None:
         match action:
@@ -190,37 +200,55 @@ class Supervisor:
                 self._channel.tell_all(wire.Order("stop", why))
             case core.KillAttempt() if self._processes:
                 launcher.kill(self._processes)
-            case core.QueueResume(why, when_asked):
-                due_at = None if when_asked else self._clock.utc()
-                self._remember(lambda: runs.queue_resume(self._engine, self._run.id, why=why, due_at=due_at))
 
     def _launch(self) -> None:
+        """In three steps, for the second reads gigabytes: choose the stage, find its checkpoint (reader), start."""
         try:
-            prepared = attempts.prepare(
-                self._engine, self._run, self._plan, self._row, self._session, self._found_broken
-            )
-            if prepared is None:
-                self._post(lambda: self._happened(core.RunFinished()))
-                return
-            self._attempt, launch = prepared
-            process = launcher.start(launch)
-        except KgorchError as error:
-            self._post(lambda why=str(error): self._happened(core.RetriesExhausted(why)))  # type: ignore[misc]
+            todo = attempts.open_stages(self._engine, self._run, self._plan)
+        except (OSError, SQLAlchemyError) as error:
+            self._launch_later(f"an attempt could not be prepared: {error}")
             return
+        if not todo:
+            self._post(lambda: self._happened(core.RunFinished()))
+            return
+
+        def look() -> None:
+            try:
+                found = attempts.newest_checkpoint(self._engine, self._run, todo[0].name, self._skipped)
+            except Exception as error:
+                hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
+                again = self._fail if hopeless else self._launch_later
+                self._post(lambda why=str(error): again(why))  # type: ignore[misc]
+            else:
+                self._post(lambda: self._start(todo[0], found))
+
+        self._submit(look)
+
+    def _start(self, stage: Stage, found: attempts.Found | None) -> None:
+        if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
+            return  # stopped meanwhile
+        try:
+            self._attempt, launch = attempts.prepare(
+                self._engine, self._run, self._plan, self._row, self._session, stage, found
+            )
+            process = launcher.start(launch)
         except (OSError, SQLAlchemyError) as error:
             self._launch_later(f"an attempt could not be started: {error}")
             return
         self._attached, self._launch_tries = False, 0
-        attempt = self._attempt.row
         begun: dict[str, Any] = {
-            "stage": attempt.stage,
-            "step": attempt.first_step,
+            "stage": stage.name,
+            "step": self._attempt.row.first_step,
             "steps_total": 0,
             "epochs_total": 0,
         }
         self._row = self._row._replace(**begun)
         self._remember(lambda: sessions.update_session(self._engine, self._row.id, **begun))
         self._watch(self._attempt, process)
+        self._show()
+
+    def _fail(self, why: str) -> None:
+        self._happened(core.RetriesExhausted(why))
 
     def _launch_later(self, why: str) -> None:
         self._launch_tries += 1
@@ -269,7 +297,7 @@ class Supervisor:
 
     def _asked(self, what: str, reply: Reply) -> None:
         if what == "stop":
-            self._happened(core.StopRequested("a person's stop"))
+            self._happened(core.StopRequested(core.PERSONS_STOP))
         elif what == "save":
             self._happened(core.SaveRequested())
         reply(wire.Answer(what in ("stop", "save", "ping"), self._session.phase.value))
@@ -317,19 +345,29 @@ class Supervisor:
             found = manifest.verify(Path(saved.path))
         except CheckpointBroken as error:
             place = checkpoints.set_aside(Path(saved.path))
-            self._post(lambda why=error: self._found_broken(place, why, in_save=True))  # type: ignore[misc]
+            self._skipped(place, error)
+            self._post(lambda: self._happened(core.SaveFailed(f"read back and found broken, now {place.name}")))
+            return
+        except CheckpointUnreadable as error:
+            why = str(error)
+            self._post(lambda: self._happened(core.SaveFailed(why)))
+            return
+        if found.run_id != self._run.id:
+            self._post(lambda: self._happened(core.SaveFailed(f"{saved.path} belongs to another run")))
             return
         took_s = saved.took_s + self._clock.now_s() - began_s
         self._post(lambda: self._verified(found, Path(saved.path), took_s, saved.blocking_s))
 
     def _judge(self, attempt: Running) -> None:
         """An attempt's processes are gone: take in what it saved and nobody told of, then how it ended."""
-        for saved in self._untold(attempt):
-            self._read_back(saved)
-        self._post(lambda: self._ended(attempt))
+        try:
+            for saved in self._untold(attempt):
+                self._read_back(saved)
+        finally:  # whatever the disk does: that it has ended is known
+            self._post(lambda: self._ended(attempt))
 
     def _untold(self, attempt: Running) -> list[wire.Saved]:
-        root = attempts.checkpoint_root(self._run, self._plan, attempt.row.stage)
+        root = attempts.checkpoint_root(self._run, attempt.row.stage)
         return [
             wire.Saved(attempt.name, str(folder), found.step, found.total_bytes, 0.0, 0.0, found.final)
             for folder, found in manifest.newest_readable(root)
@@ -338,8 +376,8 @@ class Supervisor:
 
     def _take_in(self, attempt: Running) -> None:
         """The same from the loop, at once, when the session is ending."""
-        for saved in self._untold(attempt):
-            with contextlib.suppress(CheckpointBroken):
+        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError):
+            for saved in self._untold(attempt):
                 self._verified(manifest.verify(Path(saved.path)), Path(saved.path), 0.0, 0.0)
 
     # What the reader found
@@ -361,24 +399,22 @@ class Supervisor:
                 self._submit(lambda path=doomed: checkpoints.drop(path))  # type: ignore[misc]
                 self._remember(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
 
-    def _found_broken(self, place: Path, error: CheckpointBroken, *, in_save: bool = False) -> None:
+    def _skipped(self, place: Path, error: KgorchError) -> None:
+        """From the reader: a checkpoint that cannot be used, and where it lies now."""
         original = str(place).split(".broken")[0]
-        self._note("set_aside", {"checkpoint": place.name, "why": str(error)})
-        self._remember(lambda: checkpoint_rows.set_state(self._engine, original, "broken", error.what))
-        if in_save:
-            self._happened(core.SaveFailed(f"read back and found broken, now {place.name}: {error.what}"))
+
+        def write_down() -> None:
+            self._note(
+                "set_aside" if original != str(place) else "passed_over", {"checkpoint": place.name, "why": str(error)}
+            )
+            if original != str(place):
+                self._remember(lambda: checkpoint_rows.set_state(self._engine, original, "broken", error.what))
+
+        self._post(write_down)
 
     def _ended(self, attempt: Running) -> None:
         if self._attempt is not attempt:
             return  # we ended it ourselves and have written that down
-        if not self._attached:
-            self._note(
-                "never_attached",
-                {
-                    "stage": attempt.row.stage,
-                    "what": "no rank called orchestrator.worker.attach(): nothing of it could be saved",
-                },
-            )
         event = attempt.ended(self._row.step)
         if isinstance(event, core.StageFinished | core.RunFinished):
             self._remember(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
@@ -387,6 +423,9 @@ class Supervisor:
     def _close_attempt(self, outcome: str, cause: str) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt:
+            if not self._attached and outcome != "crashed":
+                what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
+                self._note("never_attached", {"stage": attempt.row.stage, "what": what})
             step, gained = self._row.step, self._row.step > attempt.furthest
             self._remember(
                 lambda: sessions.close_attempt(
@@ -419,12 +458,14 @@ class Supervisor:
         while self._backlog:
             try:
                 self._backlog[0]()
-            except SQLAlchemyError as error:
+            except OperationalError as error:
                 print(
                     f"kgorch: the database cannot be written, {len(self._backlog)} entries wait: {getattr(error, 'orig', error)}",
                     file=sys.stderr,
                 )
                 return
+            except Exception as error:  # it would fail again and hold up what comes after it
+                print(f"kgorch: an entry cannot be written down: {type(error).__name__}: {error}", file=sys.stderr)
             self._backlog.popleft()
 
     def _note(self, kind: str, facts: dict[str, Any]) -> None:
@@ -478,7 +519,7 @@ class Supervisor:
         def person(*_: Any) -> None:
             self._interrupts += 1
             wall_s = None if self._interrupts == 1 else self._clock.now_s()
-            self._post(lambda: self._happened(core.StopRequested("a person's stop", wall_s)))
+            self._post(lambda: self._happened(core.StopRequested(core.PERSONS_STOP, wall_s)))
 
         wanted: dict[int, Any] = {signal.SIGTERM: platform, signal.SIGINT: person, signal.SIGHUP: signal.SIG_IGN}
         before = {number: signal.signal(number, handler) for number, handler in wanted.items()}

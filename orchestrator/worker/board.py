@@ -42,7 +42,7 @@ class Board:
         finally:
             os.close(descriptor)
         self._rank, self._world, self._patience_s = rank, world_size, patience_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while this very thread posts
         self._wanted = 0  # kinds asked for and not yet written as a request (rank 0)
         self._settled = 0  # the request word that this rank has acted on
         self._request = 0  # the request word that this rank has acknowledged

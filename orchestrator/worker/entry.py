@@ -98,7 +98,9 @@ def call(launch: Launch, record: Record) -> None:
 
 
 class Record:
-    """How a rank ended, for whoever supervises: outcome `finished`, `suspended` or `failed`, and the error.
+    """How a rank ended, for whoever supervises: the outcome, and the error of one that `failed`.
+
+    `finished`; `suspended`: stopped at a step boundary, its part saved; `unsaved`: the same, but the save failed.
 
     `began` is false until the person's code runs: what fails before that would fail again.
     """
@@ -140,7 +142,7 @@ def main() -> int:
     except SystemExit as ending:
         over = sys.modules.get("orchestrator.worker.session")
         if over and isinstance(ending, over.SessionOver):
-            record.write("suspended")
+            record.write("suspended" if ending.saved else "unsaved")
         elif ending.code in (None, 0):
             record.write("finished")
         else:

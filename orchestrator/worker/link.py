@@ -10,6 +10,8 @@ import collections
 import selectors
 import socket
 import threading
+import time
+import traceback
 from collections.abc import Callable
 
 from orchestrator import wire
@@ -60,6 +62,16 @@ class Link:
         self._board.ask(SAVE | STOP)
 
     def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._talk()
+                return
+            except Exception:  # a rank that hears nothing would miss its wall: say what it was, and begin anew
+                traceback.print_exc()
+                self._connection = None
+                time.sleep(BEAT_S)
+
+    def _talk(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_receiver, selectors.EVENT_READ)
             next_beat_s = 0.0

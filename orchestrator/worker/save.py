@@ -34,11 +34,16 @@ MARK_PATIENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A filled image and all that goes into the files around it."""
+    """A filled image and all that goes into the files around it.
+
+    `own`: this rank's own part of the tree. `names`: all tensors of the state, and those that this rank writes.
+    """
 
     number: int
     manifest: Manifest
     tree: Mapping[str, Any]
+    own: Mapping[str, Any]
+    names: tuple[frozenset[str], frozenset[str]]
     rng: Mapping[str, Any]
     began_s: float
     blocking_s: float
@@ -73,6 +78,8 @@ class Saver:
         self._image: Image | None = None
         self._thread: threading.Thread | None = None
         self._number = 0
+        self.succeeded = True
+        """How this rank's part of the last save ended; on rank 0, how the save did. Known after wait()."""
 
     def save(self, captured: Captured, rng: Mapping[str, Any], described: Manifest) -> float:
         """Copy the state aside and write it beside the training; returns the seconds that training was held up."""
@@ -85,7 +92,8 @@ class Saver:
         self._image.fill(mine)
         blocking_s = time.monotonic() - began_s
         self._number += 1
-        job = Job(self._number, described, captured.tree, rng, began_s, blocking_s)
+        names = frozenset(captured.tensors), frozenset(mine)
+        job = Job(self._number, described, captured.tree, captured.own_tree, names, rng, began_s, blocking_s)
         self._thread = threading.Thread(target=self._persist, args=(job,), name="kgorch-save")
         self._thread.start()
         return blocking_s
@@ -101,7 +109,9 @@ class Saver:
             self._write_share(aside, job)
             if self._rank == 0:
                 self._publish(aside, job)
+            self.succeeded = True
         except OSError as error:
+            self.succeeded = False
             self._board.save_failed(job.number)
             for name in (
                 [path.name for path in aside.glob("*")]
@@ -127,14 +137,22 @@ class Saver:
         files = {shard: asdict(entry)}
         if self._rank == 0:
             files["state.json"] = asdict(manifest.write_durably(aside / "state.json", json.dumps(job.tree).encode()))
-        manifest.write_durably(aside / f"rank{self._rank}.json", json.dumps({"rng": job.rng, "files": files}).encode())
+        manifest.write_durably(
+            aside / f"rank{self._rank}.json",
+            json.dumps({"rng": job.rng, "own": job.own, "tensors": sorted(job.names[1]), "files": files}).encode(),
+        )
 
     def _publish(self, aside: Path, job: Job) -> None:
         files: dict[str, FileEntry] = {}
+        missing = set(job.names[0])
         for rank in range(self._world):
             content = self._mark_of(aside, rank, job.number)
             files[f"rank{rank}.json"] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
-            files |= {name: FileEntry(**entry) for name, entry in json.loads(content)["files"].items()}
+            mark = json.loads(content)
+            files |= {name: FileEntry(**entry) for name, entry in mark["files"].items()}
+            missing -= set(mark["tensors"])
+        if missing:  # ranks whose tensors differ have split them differently
+            raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
         manifest.write(aside, replace(job.manifest, files=files))
         manifest.fsync_folder(aside)
         place = self._root / manifest.folder_name(job.manifest.step, final=job.manifest.final)

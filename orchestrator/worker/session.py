@@ -34,7 +34,15 @@ from orchestrator.worker.save import Saver
 
 
 class SessionOver(SystemExit):
-    """Ends the script at a step boundary, its state saved. Exit status 0; let it pass."""
+    """Ends the script at a step boundary. Exit status 0; let it pass. `saved`: whether its last save is in place."""
+
+    def __init__(self, *, saved: bool) -> None:
+        super().__init__(0)
+        self.saved = saved
+
+
+class SaveLost(RuntimeError):
+    """A save that must not fail has failed."""
 
 
 class Session:
@@ -58,10 +66,10 @@ class Session:
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
         self._steps_total = self._epochs_total = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
-        self._rehearse = self._rehearsing = False
+        self._rehearse = self._rehearsing = self._epoch_is_open = False
         self._saved_at: int | None = None
         self._state_bytes = 0
-        self._ticked_s, self._gap_s, self._step_s = time.monotonic(), 0.0, 0.0
+        self._ticked_s = self._gap_s = self._step_s = 0.0
         self._board: Board | None = None
         if launch:
             self._supervise(launch)
@@ -82,14 +90,17 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        over = isinstance(error, SessionOver)
+        finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
         if self._board:
-            if kind is None:
-                if self._tracked:
-                    self._save(final=True)
+            if finished:
+                self._save(final=True)
                 self._board.leave()
             self._saver.wait()
             self._link.close()
-        if self._made_group and kind is None:
+            if finished and not self._saver.succeeded:
+                raise SaveLost("the stage is done, but its last save failed", "see kgorch history --events")
+        if self._made_group and (finished or over):
             dist.destroy_process_group()
 
     # What is to be remembered
@@ -114,20 +125,20 @@ class Session:
         if self._launch:
             if self._launch.resume:
                 self._restore(Path(self._launch.resume))
-                # DDP orders its buckets anew after its first backward; sums of three terms and more depend on that order
-                self._rehearse = self.world_size > 2 and any(
-                    isinstance(thing, DistributedDataParallel) for thing in things.values()
-                )
+                # DDP orders its buckets anew after its first backward; sums of three terms and more depend on that order.
+                # The script may have tracked the module inside its DDP, so any module will do.
+                self._rehearse = self.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
             self._link.send(self._hello())
 
     def _restore(self, folder: Path) -> None:
         described = manifest.read(folder)
-        own = folder / f"rank{self.rank if self.rank < described.world_size else 0}.json"
+        own = state.read_json(folder / f"rank{self.rank if self.rank < described.world_size else 0}.json")
+        tree = state.read_json(folder / "state.json") | own["own"]
         try:
-            state.restore(self._tracked, state.read_json(folder / "state.json"), state.Shards(folder, self.rank).fetch)
+            state.restore(self._tracked, tree, state.Shards(folder, described, self.rank).fetch)
         except CannotRestore as error:
             raise CannotRestore(error.what, *error.facts, f"checkpoint: {folder}", next_step=error.next_step) from None
-        self._rng = state.read_json(own)["rng"]
+        self._rng = own["rng"]
         at = described.position
         self._loop, self._epoch, self._batch, self._step, self._samples = (
             at.loop,
@@ -142,22 +153,27 @@ class Session:
     def weights(self, stage: str, name: str = "model") -> dict[str, torch.Tensor]:
         """What the module `name` held at the end of another stage of this run, by the names of its state_dict.
 
-        Raises: CannotRestore when that stage has left no checkpoint.
+        Every byte is read back and compared with the manifest first.
+
+        Raises: CannotRestore when that stage has left no final checkpoint; CheckpointBroken.
         """
         if not self._launch:
             raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
         root = Path(self._launch.checkpoints).parent / stage
-        for folder, _ in manifest.newest_readable(root):
+        for folder, described in manifest.newest_readable(root):
+            if not described.final or described.run_id != self._launch.run_id:
+                continue
+            manifest.verify(folder)
             tree = state.read_json(folder / "state.json")
             if name not in tree:
                 raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
-            shards = state.Shards(folder, 0)
+            shards = state.Shards(folder, described, 0)
             return {
                 key: shards.fetch(item["$tensor"])
                 for key, item in tree[name].items()
                 if isinstance(item, dict) and "$tensor" in item
             }
-        raise CannotRestore(f"stage {stage!r} has left no checkpoint in {root}")
+        raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
 
     # Loops
 
@@ -186,8 +202,11 @@ class Session:
         number, self._loops_seen = self._loops_seen, self._loops_seen + 1
         if number < self._loop:
             return
-        self._epochs_total = count
+        if number > self._loop:  # the script has left the loop before it early
+            self._loop, self._epoch, self._batch = number, 0, 0
+        self._epochs_total = count = int(count)
         while self._epoch < count:
+            self._epoch_is_open = True
             yield self._epoch
             self._epoch, self._batch = self._epoch + 1, 0
         self._loop, self._epoch, self._batch, self._epochs_done = self._loop + 1, 0, 0, count
@@ -204,12 +223,18 @@ class Session:
         return (batch for _ in self.epochs(epochs) for batch in self._steps_of_epoch(loader))
 
     def _steps_of_epoch(self, loader: Loader) -> Iterator[Any]:
+        if not self._epoch_is_open:
+            raise KgorchError(
+                "session.steps(loader) was called outside of an epoch, or twice in one",
+                next_step="write `for epoch in session.epochs(n): for batch in session.steps(loader):`, or steps(loader, n)",
+            )
+        self._epoch_is_open = False
         self._steps_total = self._step - self._batch + len(loader) * (self._epochs_total - self._epoch)
         loader.seek(self._epoch, self._batch)
         if self._rng:
             state.set_rng_state(self._rng, self.device)
             self._rng = None
-        self._ticked_s = time.monotonic()
+        self._tick()  # what came since the last step, an evaluation perhaps
         for batch in loader:
             self._samples_now = loader.samples_in(self._batch)
             self.weight = loader.share_of(self._batch) * self.world_size / self._samples_now
@@ -231,21 +256,25 @@ class Session:
         for thing in self._tracked.values():
             if isinstance(thing, nn.Module):
                 thing.zero_grad(set_to_none=True)
-        state.restore(self._tracked, kept.tree, copies.__getitem__)
+        state.restore(self._tracked, kept.tree | kept.own_tree, copies.__getitem__)
         state.set_rng_state(rng, self.device)
 
-    def _boundary(self) -> None:
+    def _tick(self) -> float:
+        """Seconds since this was called last; the longest of them is told."""
         now_s = time.monotonic()
-        self._step_s = now_s - self._ticked_s
-        if self._step_s > self._gap_s:
-            self._gap_s = self._step_s
+        passed_s = now_s - self._ticked_s if self._ticked_s else 0.0
+        if passed_s > self._gap_s:
+            self._gap_s = passed_s
         self._ticked_s = now_s
+        return passed_s
+
+    def _boundary(self) -> None:
+        self._step_s = self._tick()
         if self._board and (act := self._board.tick(self._step)):
             self._save()
             if act & STOP:
                 self._saver.wait()
-                raise SessionOver(0)
-            self._ticked_s = time.monotonic()
+                raise SessionOver(saved=self._saver.succeeded)
 
     def _save(self, *, final: bool = False) -> None:
         """Copy the state aside; a step that is saved already is not saved twice, except as a stage's last."""
@@ -306,7 +335,10 @@ class Session:
         """Figures for `status`, the checkpoint and `keep.best`: numbers, or scalar tensors, which are not waited for."""
         if not self._rehearsing:
             for name, value in metrics.items():
-                self._metrics[name] = value.detach() if isinstance(value, torch.Tensor) else value
+                if isinstance(value, torch.Tensor) and value.numel() == 1:
+                    self._metrics[name] = value.detach()
+                else:
+                    self._metrics[name] = _number(name, value)
 
     # What is told
 
@@ -320,7 +352,9 @@ class Session:
     def _beat(self) -> Beat | None:
         if not self._launch or self.rank != 0:
             return None
-        gap_s, self._gap_s = max(self._gap_s, time.monotonic() - self._ticked_s), 0.0
+        gap_s, self._gap_s = self._gap_s, 0.0
+        if self._ticked_s:
+            gap_s = max(gap_s, time.monotonic() - self._ticked_s)
         return Beat(
             self._launch.attempt,
             self._epoch or self._epochs_done,
@@ -332,3 +366,17 @@ class Session:
             epochs_total=self._epochs_total,
             metrics=self._plain_metrics(),
         )
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise KgorchError(
+            f"session.report({name}=…): expected a number or a tensor of one element, found {_described(value)}",
+            next_step=f"report {name} as one figure, its mean perhaps",
+        ) from None
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

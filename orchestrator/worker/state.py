@@ -23,7 +23,17 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from orchestrator import manifest
 from orchestrator.errors import CannotRestore, nearest
+from orchestrator.manifest import Manifest
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+"""What a safetensors file can hold, by the names of its format."""
 
 SCALARS = (str, int, bool, type(None))
 
@@ -31,12 +41,15 @@ SCALARS = (str, int, bool, type(None))
 @dataclass(slots=True)
 class Captured:
     """Attributes:
-    tree: JSON of what is tracked, the tensors cut out.
+    tree: JSON of what is tracked, the tensors cut out; of modules and optimizers, which are the same on every rank.
+    own_tree: the same of all else (schedulers, scalers, samplers, generators), which each rank keeps for itself.
     tensors: by path, as they lie on the device; not copied.
-    own: paths of the tensors that each rank keeps for itself (buffers of modules: BatchNorm's differ between ranks).
+    own: paths of the tensors that each rank keeps for itself: those of own_tree, and buffers of modules (BatchNorm's
+        differ between ranks).
     """
 
-    tree: dict[str, Any]
+    tree: dict[str, Any] = field(default_factory=dict)
+    own_tree: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
 
@@ -55,15 +68,24 @@ def unwrapped(value: Any) -> Any:
 
 def capture(tracked: Mapping[str, Any]) -> Captured:
     """Raises: CannotRestore, naming the first value that is neither a tensor nor plain."""
-    captured = Captured({})
+    captured = Captured()
+    shared = {name: unwrapped(thing) for name, thing in tracked.items() if is_replicated(thing)}
     seen: dict[tuple[Any, ...], str] = {}
-    for name, thing in tracked.items():
-        thing = unwrapped(thing)
+    for name, thing in shared.items():
         captured.tree[name] = _cut(thing.state_dict(), name, captured.tensors, seen)
         if isinstance(thing, nn.Module):
             captured.own.update(f"{name}.{buffer}" for buffer, _ in thing.named_buffers())
     captured.own &= captured.tensors.keys()
+    seen, replicated = {}, set(captured.tensors)
+    for name in tracked.keys() - shared.keys():
+        captured.own_tree[name] = _cut(tracked[name].state_dict(), name, captured.tensors, seen)
+    captured.own |= captured.tensors.keys() - replicated
     return captured
+
+
+def is_replicated(thing: Any) -> bool:
+    """Modules and optimizers are the same on every rank of DistributedDataParallel; of anything else nobody can know."""
+    return isinstance(thing, nn.Module | torch.optim.Optimizer)
 
 
 def expected_bytes(tracked: Mapping[str, Any]) -> int:
@@ -150,9 +172,9 @@ def _cut(value: Any, path: str, tensors: dict[str, torch.Tensor], seen: dict[tup
 
 
 def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], seen: dict[tuple[Any, ...], str]) -> str:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPES or tensor.is_meta:
         raise CannotRestore(
-            f"{path} is a {tensor.layout} tensor on {tensor.device}: only dense tensors can be saved",
+            f"{path} is a {tensor.dtype} tensor ({tensor.layout}, {tensor.device}): only dense tensors of plain types can be saved",
             next_step="keep it as a dense tensor",
         )
     identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -194,11 +216,11 @@ def _join(value: Any, fetch: Callable[[str], torch.Tensor]) -> Any:
 class Shards:
     """The tensors of a checkpoint folder, as one rank sees them: its own where it has them, else rank 0's."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, described: Manifest, rank: int) -> None:
         self._files: dict[str, Any] = {}
-        order = sorted(folder.glob("rank*.safetensors"), key=lambda path: int(path.stem[4:]))
-        mine = [path for path in order if path.stem == f"rank{rank}"]
-        for path in mine + order:
+        order = manifest.shards(described)
+        mine = [name for name in order if name == f"rank{rank}.safetensors"]
+        for path in (folder / name for name in mine + order):
             file: Any = safe_open(path, framework="pt")
             for name in file.keys():  # noqa: SIM118  (no dict)
                 self._files.setdefault(name, file)

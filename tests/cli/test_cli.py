@@ -35,6 +35,7 @@ def run(kgorch, engine):
         number=1,
         folder=str(folder),
         workdir=str(kgorch.folder),
+        checkpoints=str(folder / "checkpoints"),
         plan='name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"',
         overrides=[],
         plan_hash="h",

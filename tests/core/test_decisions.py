@@ -69,6 +69,21 @@ def test_the_last_and_the_best_are_kept():
     assert to_drop(saves, Rule(last=2, best=("dice", False))) == ("2", "3")
 
 
+def test_a_nan_is_never_the_best():
+    saves = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, math.nan), (2, 0.9), (3, 0.6), (4, 0.5)]]
+    assert to_drop(saves, Rule(last=1, best=("dice", True))) == ("1", "3")
+    assert to_drop(saves, Rule(last=1, best=("dice", False))) == ("1", "2", "3")
+
+
+def test_the_best_of_a_stage_stays_when_the_next_stage_saves():
+    saves = [
+        _saved(1, metrics={"dice": 0.9}),
+        _saved(2, metrics={"dice": 0.5}),
+        Kept("p", "predict", 1, 100, 9.0, True),
+    ]
+    assert to_drop(saves, Rule(last=1, best=("dice", True))) == ()
+
+
 def test_a_disk_budget_takes_the_oldest_first_and_stops_at_the_newest():
     saves = [_saved(step) for step in (1, 2, 3)]
     assert to_drop(saves, Rule(last=3, disk_bytes=250)) == ("1",)

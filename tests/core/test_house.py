@@ -124,7 +124,6 @@ def test_status_does_not_pay_for_what_start_needs():
         "torch",
         "psutil",
         "rich",
-        "subprocess",
         "orchestrator.core.session",
     }
 

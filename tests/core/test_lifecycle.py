@@ -18,6 +18,7 @@ from orchestrator.core.session import (
     Attached,
     AttemptCrashed,
     AttemptSuspended,
+    AttemptUnsaved,
     CheckpointDue,
     CheckpointVerified,
     DeadlineReached,
@@ -57,6 +58,7 @@ EVENTS = [
     StageFinished(),
     RunFinished(),
     AttemptSuspended(),
+    AttemptUnsaved("disk full"),
     AttemptCrashed("boom"),
     RetriesExhausted("boom"),
     Adopted(),
@@ -165,6 +167,31 @@ def test_a_stop_by_a_person_waits_for_the_save_and_queues_a_resume_for_when_aske
     assert stopping.kill_s >= 15.0 + core.STOP_GRACE_S
     _, actions = advance(stopping, AttemptSuspended(), 16.0)
     assert actions == (QueueResume("a person", when_asked=True),)
+
+
+def test_a_person_who_stops_and_is_then_hurried_still_says_when_it_goes_on(training):
+    stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
+    hurried, _ = advance(stopping, StopRequested("SIGTERM", 20.0), 16.0)
+    _, actions = advance(hurried, AttemptSuspended(), 17.0)
+    assert actions == (QueueResume("SIGTERM", when_asked=True),)
+
+
+def test_an_evaluation_is_remembered_until_the_next_one(training):
+    after = training.observing(gap_s=60.0, step_s=0.5)
+    for _ in range(1800):  # half an hour of ordinary steps
+        after = after.observing(gap_s=0.5, step_s=0.5)
+    assert after.gap_s > 40
+
+
+def test_a_stop_whose_save_failed_is_no_suspension(training):
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    over, actions = advance(stopping, AttemptUnsaved("the last save failed"), 93.0)
+    assert over.phase is Phase.CUT_OFF and "the last save failed" in over.why
+    assert [type(action) for action in actions] == [QueueResume]
+
+
+def test_a_checkpoint_found_on_disk_teaches_nothing_about_how_long_saves_take(training):
+    assert advance(training, CheckpointVerified(5, 0.0), 20.0)[0].save_times_s == (4.0,)
 
 
 def test_a_wall_before_the_first_step_costs_nothing_and_ends_at_once():

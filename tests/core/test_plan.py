@@ -64,6 +64,8 @@ def test_a_plan_with_every_part_is_read_in_plain_units():
         (('name = "ink"\n', ""), "name: missing; it must be given"),
         (("hours = 30", 'hours = "many"'), "plan.toml:21: quota.hours"),
         (("microbatch = 16", "microbatch = 2.5"), "plan.toml:18: memory.microbatch"),
+        (('data = "d"', "data = 2024-01-01"), "a date goes in quotes"),
+        (('"9h"', '"9999999d"'), "plan.toml:11: session.wall: Input should be less than or equal to"),
         (("[session]", "[session"), "plan.toml is not TOML"),
     ],
 )

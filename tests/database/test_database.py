@@ -39,6 +39,7 @@ def run(engine):
         number=1,
         folder="/f",
         workdir="/w",
+        checkpoints="/f/checkpoints",
         plan="",
         overrides=[],
         plan_hash="h",
@@ -135,15 +136,20 @@ def test_attempts_without_progress_are_counted_back_to_the_last_gain_and_lost_on
 
 def test_a_queued_resume_takes_the_place_of_the_one_before(engine, run):
     due_at = datetime.now(UTC) + timedelta(hours=1)
-    runs.queue_resume(engine, run.id, why="the wall", due_at=None)
-    runs.queue_resume(engine, run.id, why="quota", due_at=due_at)
+    session = sessions.open_session(engine, run.id, boot_id="b")
+    for why, at in [("the wall", None), ("quota", due_at)]:
+        sessions.record(
+            engine, run.id, session.id, kind="x", phase="suspended", facts={}, resume={"why": why, "due_at": at}
+        )
     assert runs.open_resume(engine, run.id).why == "quota"
     runs.resume_taken(engine, run.id, by="pid 1")
     assert runs.open_resume(engine, run.id) is None
 
 
-def test_the_newest_verified_checkpoint_is_the_newest_made_not_the_last_written_down(engine, run, session):
-    for step, minute in [(20, 2), (10, 1)]:
+def test_the_newest_verified_checkpoint_is_the_furthest_whatever_the_clock_said_and_whoever_wrote_first(
+    engine, run, session
+):
+    for step, minute in [(20, 1), (10, 2)]:
         checkpoints.record(
             engine,
             run.id,

@@ -133,9 +133,14 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch, dam
     if damage in ("flipped", "truncated", "missing"):
         assert "BROKEN" in kgorch("checkpoints", "verify", code=2).stdout
     kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", code=None)
-    assert (newest.parent / (newest.name + ".broken")).is_dir()
+    if damage == "another run's":
+        assert newest.is_dir(), "not ours: left as it is"
+        kind = "passed_over"
+    else:
+        assert (newest.parent / (newest.name + ".broken")).is_dir()
+        kind = "set_aside"
     assert kgorch.history()[-1]["stages"][0]["first_step"] == int(before.name.split("-")[1])
-    [event] = kgorch.events("set_aside")
+    [event] = kgorch.events(kind)
     assert newest.name in event["facts"]["checkpoint"]
     attempt = (kgorch.attempt() / "launch.json").read_text()
     assert before.name in attempt and newest.name not in attempt
@@ -167,7 +172,7 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     kgorch.wait_for_step(step + 10)
     assert kgorch.status()["checkpoint"] == good, "the verified one stays"
     assert kgorch.events("SaveFailed")
-    assert [path.name for path in small_disk.glob("test/1/train/*")] == [Path(good["path"]).name], "no leftovers"
+    assert [path.name for path in small_disk.glob("test-*/train/*")] == [Path(good["path"]).name], "no leftovers"
     (small_disk / "filler").unlink()
     kgorch("save")
     assert kgorch.status()["checkpoint"]["step"] > good["step"]
@@ -208,3 +213,67 @@ def test_a_changed_plan_is_taken_with_a_note_and_another_model_is_refused_by_nam
     done = kgorch("start", str(plan), "--set", "stage.train.args.pad=7", code=20)
     assert kgorch.events("plan_changed")
     assert "CannotRestore" in done.stderr and "padding" in done.stderr
+
+
+def test_a_last_save_that_fails_is_never_called_finished(kgorch, small_disk):
+    (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 300_000))
+    plan = kgorch.plan(ranks=1, args={"epochs": 2, "sleep": 0, "pad": 100_000}, every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
+    done = kgorch("start", str(plan), code=20)
+    assert "its last save failed" in done.stderr
+    assert kgorch.status()["state"] == "failed"
+
+
+def test_a_text_that_is_no_unicode_does_not_upset_the_supervisor(kgorch):
+    (kgorch.folder / "fails.py").write_text('raise ValueError("caf\\udce9.tif")')
+    done = kgorch("start", str(kgorch.plan("fails.py", ranks=1)), code=20)
+    assert "ValueError: caf" in done.stderr
+
+
+def test_a_metric_that_is_no_number_is_named(kgorch):
+    program = """
+import torch
+from orchestrator.worker import attach
+with attach() as session:
+    session.report(per_class=torch.ones(3))
+"""
+    (kgorch.folder / "reports.py").write_text(program)
+    done = kgorch("start", str(kgorch.plan("reports.py", ranks=1)), code=20)
+    assert "session.report(per_class=…): expected a number" in done.stderr
+
+
+def test_where_checkpoints_lie_cannot_change_in_a_run(kgorch):
+    plan = kgorch.plan(ranks=1, args={"epochs": 10_000})
+    kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    kgorch("stop")
+    done = kgorch("start", str(plan), "--set", "checkpoint.dir=elsewhere", code=2)
+    assert "checkpoint.dir of 'test' has changed" in done.stderr and "--fresh" in done.stderr
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_by_itself(kgorch):
+    plan = kgorch.plan(ranks=1, args={"epochs": 10_000})
+    kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    kgorch("stop")
+    for folder in kgorch.checkpoints():
+        shutil.rmtree(folder)
+    done = kgorch("start", str(plan), code=20)
+    assert "no checkpoint of stage 'train' can be used" in done.stderr
+
+
+def test_training_left_over_from_a_session_that_is_over_is_ended_before_the_next_begins(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000}, every="1s")
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(kgorch.checkpoints)
+    supervisor.kill()
+    supervisor.wait()
+    left_over = kgorch.pids()
+    with sqlite3.connect(kgorch.home / "kgorch.db") as database:  # killed between "over" and the end of its processes
+        database.execute("UPDATE sessions SET phase = 'suspended'")
+        database.execute("UPDATE attempts SET outcome = 'wall'")
+    database.close()
+    kgorch.background("resume")
+    wait_until(lambda: len(kgorch.history()) == 2 and kgorch.attempt().name == "2.1")
+    assert not [pid for pid in left_over.values() if Path(f"/proc/{pid}").exists()]
+    kgorch("stop")

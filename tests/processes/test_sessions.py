@@ -157,3 +157,17 @@ def test_a_sigterm_to_the_launcher_saves_and_suspends_also_with_loading_processe
     found = kgorch.status()
     assert found["phase"] == "suspended"
     assert found["checkpoint"]["step"] == found["step"] > 0
+
+
+def test_a_stage_that_ends_without_a_supervisor_is_followed_by_the_next_one(kgorch):
+    plan = kgorch.plan(args={"epochs": 20, "sleep": 0.03})
+    plan.write_text(plan.read_text() + '[[stage]]\nname = "after"\nentry = "never_attaches.py"\nranks = 1\n')
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(10)
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: not processes_of(kgorch.home), what="the training to end by itself")
+    kgorch("resume")
+    found = kgorch.status()
+    assert found["state"] == "finished" and [stage["done"] for stage in found["stages"]] == [True, True]
+    assert [stage["name"] for entry in kgorch.history() for stage in entry["stages"]] == ["train", "after"]

@@ -26,7 +26,20 @@ class Points(torch.utils.data.Dataset):
         return self.x[index] + noise, self.y[index]
 
 
-def main(epochs: int, sleep: float, workers: int, pad: int) -> None:
+class Chance:
+    """A generator of each rank's own, remembered like anything with state_dict."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def state_dict(self):
+        return {"state": self.generator.get_state()}
+
+    def load_state_dict(self, loaded):
+        self.generator.set_state(loaded["state"])
+
+
+def main(epochs: int, sleep: float, workers: int, pad: int, bare: bool) -> None:
     with attach(seed=3) as session:
         net = nn.Sequential(
             nn.Linear(16, 33),
@@ -41,11 +54,15 @@ def main(epochs: int, sleep: float, workers: int, pad: int) -> None:
         model = DistributedDataParallel(net.to(session.device), bucket_cap_mb=0.005)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        session.track(model=model, optimizer=optimizer, scheduler=scheduler)
+        chance = Chance(session.rank)
+        session.track(model=net if bare else model, optimizer=optimizer, scheduler=scheduler, chance=chance)
         loader = session.loader(Points(), 32, num_workers=workers)
         for _ in session.epochs(epochs):
             for batch in session.steps(loader):
-                loss = session.backward(batch, lambda part: ((model(part[0]) - part[1]) ** 2).mean())
+                weight = torch.rand((), generator=chance.generator) + 0.5
+                loss = session.backward(
+                    batch, lambda part, weight=weight: weight * ((model(part[0]) - part[1]) ** 2).mean()
+                )
                 optimizer.step()
                 optimizer.zero_grad()
                 session.report(loss=loss)
@@ -61,5 +78,6 @@ if __name__ == "__main__":
     parser.add_argument("--sleep", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pad", type=int, default=0)
+    parser.add_argument("--bare", action="store_true", help="track the module inside its DDP")
     options = parser.parse_args()
-    main(options.epochs, options.sleep, options.workers, options.pad)
+    main(options.epochs, options.sleep, options.workers, options.pad, options.bare)

@@ -22,7 +22,7 @@ CREATE TABLE attempts (
 	CONSTRAINT fk_attempts_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE, 
 	CONSTRAINT uq_attempts_session_id UNIQUE (session_id, number)
 );
-INSERT INTO "attempts" VALUES(1,1,1,'train','/state/runs/ink/1/attempts/1.1',2,0,42,1,'suspended','','2026-11-20 19:28:28.097892','2026-11-20 19:28:28.101855');
+INSERT INTO "attempts" VALUES(1,1,1,'train','/state/runs/ink/1/attempts/1.1',2,0,42,1,'suspended','','2026-11-20 20:04:31.660951','2026-11-20 20:04:31.665149');
 CREATE TABLE charges (
 	id INTEGER NOT NULL, 
 	session_id INTEGER, 
@@ -54,7 +54,7 @@ CREATE TABLE checkpoints (
 	CONSTRAINT fk_checkpoints_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL, 
 	CONSTRAINT uq_checkpoints_path UNIQUE (path)
 );
-INSERT INTO "checkpoints" VALUES(1,'r1',1,'train',42,0,'/state/runs/ink/1/checkpoints/train/step-00000042',1000,'verified','',0.5,0.1,'{"dice": 0.5}','2026-11-20 19:28:28.104341','2026-11-20 19:28:28.104423');
+INSERT INTO "checkpoints" VALUES(1,'r1',1,'train',42,0,'/state/runs/ink/1/checkpoints/train/step-00000042',1000,'verified','',0.5,0.1,'{"dice": 0.5}','2026-11-20 20:04:31.667775','2026-11-20 20:04:31.667863');
 CREATE TABLE events (
 	id INTEGER NOT NULL, 
 	run_id VARCHAR(32) NOT NULL, 
@@ -67,7 +67,7 @@ CREATE TABLE events (
 	CONSTRAINT fk_events_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
 	CONSTRAINT fk_events_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE
 );
-INSERT INTO "events" VALUES(1,'r1',1,'2026-11-20 19:28:28.106453','AttemptSuspended','suspended','{"why": "the wall"}');
+INSERT INTO "events" VALUES(1,'r1',1,'2026-11-20 20:04:31.669871','AttemptSuspended','suspended','{"why": "the wall"}');
 CREATE TABLE resumes (
 	id INTEGER NOT NULL, 
 	run_id VARCHAR(32) NOT NULL, 
@@ -82,13 +82,14 @@ CREATE TABLE resumes (
 	CONSTRAINT pk_resumes PRIMARY KEY (id), 
 	CONSTRAINT fk_resumes_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
 );
-INSERT INTO "resumes" VALUES(1,'r1','local','2026-11-20 12:00:00.000000','the wall',0,'due','',NULL,'2026-11-20 19:28:28.108338');
+INSERT INTO "resumes" VALUES(1,'r1','local','2026-11-20 12:00:00.000000','the wall',0,'due','',NULL,'2026-11-20 20:04:31.671904');
 CREATE TABLE runs (
 	id VARCHAR(32) NOT NULL, 
 	name VARCHAR(128) NOT NULL, 
 	number INTEGER NOT NULL, 
 	folder TEXT NOT NULL, 
 	workdir TEXT NOT NULL, 
+	checkpoints TEXT NOT NULL, 
 	"plan" TEXT NOT NULL, 
 	overrides JSON NOT NULL, 
 	plan_hash VARCHAR(64) NOT NULL, 
@@ -99,7 +100,7 @@ CREATE TABLE runs (
 	CONSTRAINT pk_runs PRIMARY KEY (id), 
 	CONSTRAINT uq_runs_name UNIQUE (name, number)
 );
-INSERT INTO "runs" VALUES('r1','ink',1,'/state/runs/ink/1','/work','name = "ink"','["session.wall=30s"]','0123456789abcdef','active','','2026-11-20 19:28:28.083438',NULL);
+INSERT INTO "runs" VALUES('r1','ink',1,'/state/runs/ink/1','/project','/state/runs/ink/1/checkpoints','name = "ink"','["session.wall=30s"]','0123456789abcdef','active','','2026-11-20 20:04:31.646281',NULL);
 CREATE TABLE samples (
 	id INTEGER NOT NULL, 
 	session_id INTEGER NOT NULL, 
@@ -138,7 +139,7 @@ CREATE TABLE sessions (
 	CONSTRAINT fk_sessions_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
 	CONSTRAINT uq_sessions_run_id UNIQUE (run_id, number)
 );
-INSERT INTO "sessions" VALUES(1,'r1',1,'local','suspended','the wall','b',100.0,'2026-11-20 12:00:00.000000',3.0,'2026-11-20 19:28:28.095075','2026-11-20 19:28:28.105514',NULL,NULL,'',0,1,4,42,100,420,0.5,'{"dice": 0.5}','2026-11-20 19:28:28.099674');
+INSERT INTO "sessions" VALUES(1,'r1',1,'local','suspended','the wall','b',100.0,'2026-11-20 12:00:00.000000',3.0,'2026-11-20 20:04:31.657908','2026-11-20 20:04:31.669001',NULL,NULL,'',0,1,4,42,100,420,0.5,'{"dice": 0.5}','2026-11-20 20:04:31.662844');
 CREATE TABLE stages (
 	id INTEGER NOT NULL, 
 	run_id VARCHAR(32) NOT NULL, 

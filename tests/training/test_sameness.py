@@ -23,11 +23,11 @@ def _uninterrupted(kgorch: Kgorch, tmp_path, ranks: int, **args) -> bytes:
     return alone.export()
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (2, 2), (4, 0)])
-def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, workers):
-    expected = _uninterrupted(kgorch, tmp_path, ranks, workers=workers)
+@pytest.mark.parametrize(("ranks", "workers", "bare"), [(2, 0, False), (2, 2, False), (4, 0, True)])
+def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, workers, bare):
+    expected = _uninterrupted(kgorch, tmp_path, ranks, workers=workers, bare=bare)
     wall = {2: "13s", 4: "17s"}[ranks]
-    plan = kgorch.plan(ranks=ranks, args=TRAINING | {"workers": workers}, wall=wall, every="2s")
+    plan = kgorch.plan(ranks=ranks, args=TRAINING | {"workers": workers, "bare": bare}, wall=wall, every="2s")
     codes = []
     while not codes or codes[-1] == 10:
         codes.append(kgorch("start", str(plan), code=None).returncode)

@@ -136,7 +136,7 @@ def _through_json(thing):
     captured = state.capture({"thing": thing})
     kept = {name: tensor.clone() for name, tensor in captured.tensors.items()}
     empty = Holder(None)
-    state.restore({"thing": empty}, json.loads(json.dumps(captured.tree)), kept.__getitem__)
+    state.restore({"thing": empty}, json.loads(json.dumps(captured.tree | captured.own_tree)), kept.__getitem__)
     return empty.value
 
 
@@ -337,7 +337,9 @@ def test_a_save_is_put_in_place_whole_and_verifies(tmp_path, page):
     [saved] = told
     assert isinstance(saved, Saved)
     assert manifest.verify(Path(saved.path)).step == 3
-    assert torch.equal(state.Shards(Path(saved.path), 0).fetch("model.weight"), expected)
+    assert torch.equal(
+        state.Shards(Path(saved.path), manifest.read(Path(saved.path)), 0).fetch("model.weight"), expected
+    )
     assert [path.name for path in (tmp_path / "cp").iterdir()] == ["step-00000003"]
 
 

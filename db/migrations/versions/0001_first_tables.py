@@ -15,6 +15,7 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("folder", sa.Text(), nullable=False),
         sa.Column("workdir", sa.Text(), nullable=False),
+        sa.Column("checkpoints", sa.Text(), nullable=False),
         sa.Column("plan", sa.Text(), nullable=False),
         sa.Column("overrides", sa.JSON(), nullable=False),
         sa.Column("plan_hash", sa.String(length=64), nullable=False),

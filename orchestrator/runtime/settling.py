@@ -1,0 +1,83 @@
+"""How a session ended while no supervisor lived: written down from what its ranks and the disk tell."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine
+
+from db import checkpoints as checkpoint_rows
+from db import runs, sessions
+from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator import manifest
+from orchestrator.core import session as core
+from orchestrator.core.session import Event, Phase, Session
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
+from orchestrator.plan import Plan
+from orchestrator.runtime import attempts, keeping
+from orchestrator.wire import boottime_s
+
+
+def settle(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo | None) -> SessionInfo:
+    """End the session `last`, nothing of which runs any more. Returns its row as it is then."""
+    step = last.step
+    event: Event = core.SessionLost("nothing of it was running any more")
+    if attempt and attempt.outcome is None:
+        step = max(step, _take_in(engine, run, attempt.stage, last))
+        event = _close(engine, run, plan, last, attempt, step)
+    before = Session(phase=Phase(last.phase), why=last.why, asked_by_person=last.why == core.PERSONS_STOP)
+    ended, actions = core.advance(before, event, boottime_s())
+    queued = next((action for action in actions if isinstance(action, core.QueueResume)), None)
+    due_at = None if queued is None or queued.when_asked else datetime.now(UTC)
+    sessions.record(
+        engine,
+        run.id,
+        last.id,
+        kind=type(event).__name__,
+        phase=ended.phase.value,
+        facts={"found_by": os.getpid(), "why": ended.why},
+        resume={"why": queued.why, "due_at": due_at} if queued else None,
+        why=ended.why,
+        step=step,
+    )
+    settled = sessions.last(engine, run.id)
+    assert settled is not None
+    return settled
+
+
+def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo, step: int) -> Event:
+    """Write down how the attempt ended; what that is to a session that nobody supervised."""
+    more = attempts.more_after(engine, run, plan, attempt.stage)
+    running = attempts.running(engine, run, last, attempt, more_stages=more)
+    event, outcome = running.ended(step), "lost"
+    if isinstance(event, core.StageFinished | core.RunFinished):
+        runs.finish_stage(engine, run.id, attempt.stage)
+        outcome = "finished"
+    elif isinstance(event, core.AttemptSuspended):
+        outcome = "suspended"
+    cause = getattr(event, "cause", "")
+    sessions.close_attempt(
+        engine, attempt.id, outcome=outcome, cause=cause, last_step=step, gained=step > running.furthest
+    )
+    if isinstance(event, core.StageFinished):
+        return core.AttemptSuspended()  # the next stage is for the next session
+    if isinstance(event, core.AttemptCrashed | core.RetriesExhausted):
+        return core.SessionLost(event.cause)
+    return event
+
+
+def _take_in(engine: Engine, run: RunInfo, stage: str, last: SessionInfo) -> int:
+    """Write down the stage's checkpoints that no supervisor saw; the highest step among them."""
+    known, step = {row.path for row in checkpoint_rows.of_run(engine, run.id)}, 0
+    for folder, _ in manifest.newest_readable(attempts.checkpoint_root(run, stage)):
+        if str(folder) in known:
+            continue
+        try:
+            found = manifest.verify(folder)
+        except (CheckpointBroken, CheckpointUnreadable):
+            continue  # for the next launch to deal with
+        if found.run_id == run.id:
+            keeping.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
+            step = max(step, found.step)
+    return step
