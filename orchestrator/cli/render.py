@@ -12,9 +12,11 @@ import click
 
 
 def duration(seconds: float | None) -> str:
-    """`9h 05m`, `12m 30s`, `4.2s`; `–` for what is not known."""
+    """`9h 05m`, `12m 30s`, `4.2s`, `8ms`; `–` for what is not known."""
     if seconds is None:
         return "–"
+    if 0 < seconds < 0.95:
+        return f"{1000 * seconds:.0f}ms"
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = round(seconds)

@@ -8,6 +8,7 @@ reads; nothing is ever overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -109,19 +110,24 @@ class Saver:
             self._write_share(aside, job)
             if self._rank == 0:
                 self._publish(aside, job)
+            elif (failed := self._board.failed_rank(job.number)) is not None:
+                raise OSError(errno.EIO, f"rank {failed} could not write its share")
             self.succeeded = True
         except OSError as error:
             self.succeeded = False
             self._board.save_failed(job.number)
-            for name in (
-                [path.name for path in aside.glob("*")]
-                if self._rank == 0
-                else [f"rank{self._rank}.safetensors", f"rank{self._rank}.json"]
-            ):
-                (aside / name).unlink(missing_ok=True)
-            if self._rank == 0:
-                shutil.rmtree(aside, ignore_errors=True)
+            self._clear(aside)
             self._tell(SaveFailed(self._attempt, self._rank, job.manifest.step, f"{type(error).__name__}: {error}"))
+
+    def _clear(self, aside: Path) -> None:
+        """Take away what this rank has written of a save that failed; rank 0 takes all. The last one out takes the folder."""
+        if self._rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+            return
+        for path in aside.glob(f"rank{self._rank}.*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.rmdir()
 
     def _write_share(self, aside: Path, job: Job) -> None:
         assert self._image is not None

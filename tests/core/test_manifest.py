@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from orchestrator import manifest, wire
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.runtime import checkpoints
 
 
 @pytest.fixture
@@ -155,6 +157,48 @@ def test_any_bytes_are_a_manifest_or_broken(tmp_path_factory, content):
     (folder / "manifest.json").write_bytes(content)
     with pytest.raises(CheckpointBroken):
         manifest.read(folder)
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped", "truncated", "missing", "no manifest", "another run's", "unreadable", "a link"]
+)
+def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(tmp_path, monkeypatch, damage):
+    before, newest = _checkpoint(tmp_path, 1), _checkpoint(tmp_path, 2)
+    shard, told = newest / "rank0.safetensors", []
+    if damage == "flipped":
+        shard.write_bytes(b"X" + shard.read_bytes()[1:])
+    elif damage == "truncated":
+        os.truncate(shard, 10)
+    elif damage == "missing":
+        shard.unlink()
+    elif damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    elif damage == "another run's":
+        _altered(newest, run_id="other")
+    elif damage == "a link":
+        shard.rename(tmp_path / "elsewhere")
+        shard.symlink_to(tmp_path / "elsewhere")
+    else:
+        monkeypatch.setattr(
+            manifest, "hash_of", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "the disk failed"))
+        )
+        with pytest.raises(CheckpointUnreadable):
+            checkpoints.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
+        assert newest.is_dir() and before.is_dir() and not told, "what cannot be read now is not given up"
+        return
+    found = checkpoints.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
+    assert found is not None and found[0] == before
+    left_alone = damage == "another run's"
+    assert told == [newest if left_alone else tmp_path / "step-00000002.broken"] and told[0].is_dir()
+
+
+def test_what_killed_saves_left_is_cleared_and_checkpoints_are_not(tmp_path):
+    kept = _checkpoint(tmp_path, 1)
+    for name in ("step-00000002.tmp-1.1", "step-00000003-final.tmp-2.1", "step-00000001.dropping"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes").mkdir()
+    assert checkpoints.clear_leftovers(tmp_path) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", kept.name]
 
 
 # Messages

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from harness import processes_of, wait_until
 
+from orchestrator.runtime.processes import started_ticks
+
 
 @pytest.mark.parametrize("victim", ["rank1", "torchrun", "shim"])
 def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch, victim):
@@ -108,8 +110,7 @@ def test_a_wall_before_the_first_step_is_tried_three_times_then_the_run_says_why
     kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.epochs=1")  # mended, it goes on
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "no manifest", "another run's"])
-def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch, damage):
+def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):
     plan = kgorch.plan(ranks=1, args={"epochs": 1000, "sleep": 0.02})
     kgorch.background("start", str(plan))
     kgorch.wait_for_step(3)
@@ -117,33 +118,16 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch, dam
         kgorch("save")
     kgorch.kill_everything()
     before, newest = kgorch.checkpoints()[-2:]
-    shard, manifest = newest / "rank0.safetensors", newest / "manifest.json"
-    if damage == "flipped":
-        content = bytearray(shard.read_bytes())
-        content[-5] ^= 1
-        shard.write_bytes(content)
-    elif damage == "truncated":
-        os.truncate(shard, 100)
-    elif damage == "missing":
-        shard.unlink()
-    elif damage == "no manifest":
-        manifest.unlink()
-    else:
-        manifest.write_text(manifest.read_text().replace('"run_id": "', '"run_id": "other'))
-    if damage in ("flipped", "truncated", "missing"):
-        assert "BROKEN" in kgorch("checkpoints", "verify", code=2).stdout
+    shard = newest / "rank0.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    assert "BROKEN" in kgorch("checkpoints", "verify", code=2).stdout
     kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", code=None)
-    if damage == "another run's":
-        assert newest.is_dir(), "not ours: left as it is"
-        kind = "passed_over"
-    else:
-        assert (newest.parent / (newest.name + ".broken")).is_dir()
-        kind = "set_aside"
+    assert (newest.parent / (newest.name + ".broken")).is_dir()
     assert kgorch.history()[-1]["stages"][0]["first_step"] == int(before.name.split("-")[1])
-    [event] = kgorch.events(kind)
-    assert newest.name in event["facts"]["checkpoint"]
-    attempt = (kgorch.attempt() / "launch.json").read_text()
-    assert before.name in attempt and newest.name not in attempt
+    [event] = kgorch.events("set_aside")
+    assert newest.name in event["facts"]["checkpoint"] and "xxh3" in event["facts"]["why"]
 
 
 @pytest.fixture
@@ -275,5 +259,5 @@ def test_training_left_over_from_a_session_that_is_over_is_ended_before_the_next
     database.close()
     kgorch.background("resume")
     wait_until(lambda: len(kgorch.history()) == 2 and kgorch.attempt().name == "2.1")
-    assert not [pid for pid in left_over.values() if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in left_over.values() if started_ticks(pid)], "nothing but zombies"
     kgorch("stop")

@@ -36,7 +36,7 @@ def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_pat
     assert kgorch.export() == expected
 
 
-@pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (4, 3)])
 def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, seed):
     expected = _uninterrupted(kgorch, tmp_path, ranks)
     chance = random.Random(seed)
