@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.errors import NotFound, nearest
-from orchestrator.platforms.profile import Profile, detect
+from orchestrator.platforms.detect import detect
+from orchestrator.platforms.profile import Profile
 from orchestrator.runtime.home import home_of
 
 if TYPE_CHECKING:

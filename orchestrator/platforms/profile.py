@@ -1,9 +1,7 @@
-"""A platform's promise in plain values, and which platform this is."""
+"""A platform's promise in plain values."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +22,3 @@ class Profile:
     sources: tuple[str, ...] = ()
     began_with_container: bool = False
     sources_of_figures: str = ""
-
-
-def detect(environ: Mapping[str, str] = os.environ) -> Profile:
-    from orchestrator.platforms import colab, generic, kaggle
-
-    return next((platform.PROFILE for platform in (kaggle, colab) if platform.is_here(environ)), generic.PROFILE)

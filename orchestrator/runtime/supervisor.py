@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import signal
 import subprocess
-import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
@@ -35,10 +33,11 @@ from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
-from orchestrator.runtime import attempts, checkpoints, keeping, launcher
+from orchestrator.runtime import attempts, checkpoints, keeping, launcher, signals
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.clock import Clock, SystemClock
+from orchestrator.runtime.journal import Journal
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
@@ -85,7 +84,7 @@ class Supervisor:
         self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
         self._clock, self._observer = clock or SystemClock(), observer
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._backlog: deque[Job] = deque()
+        self._journal = Journal(engine, run.id, row.id)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._attempt: Running | None = None
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
@@ -107,7 +106,7 @@ class Supervisor:
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._scheduler.start()
         try:
-            with self._signals():
+            with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
                 if adopted:
                     self._attempt = adopted
                     self._watch(adopted, None)
@@ -120,7 +119,7 @@ class Supervisor:
             self._reader.shutdown(wait=True)
             self._scheduler.shutdown(wait=False)
             self._channel.close()
-            self._catch_up()
+            self._journal.catch_up()
         return self._session
 
     def _turn(self) -> None:
@@ -130,8 +129,12 @@ class Supervisor:
         try:
             job = self._queue.get(timeout=LOOK_S)
         except queue.Empty:
-            job = self._catch_up
-        job()
+            job = self._journal.catch_up
+        try:
+            job()
+        except Exception as error:  # our own bug; the training must not pay for it
+            traceback.print_exc()
+            self._journal.note("bug", {"what": f"{type(error).__name__}: {error}"})
 
     def _weighed(self, event: Event) -> Event:
         """Look twice: at a wall that came before training for the third time, at a stop that seems to have saved nothing."""
@@ -154,7 +157,7 @@ class Supervisor:
         try:
             self._session, actions = core.advance(self._session, event, self._clock.now_s())
         except core.IllegalTransition as error:
-            self._note("ignored", {"event": type(event).__name__, "why": str(error)})
+            self._journal.note("ignored", {"event": type(event).__name__, "why": str(error)})
             return
         self._write_down(event, actions)
         for action in actions:
@@ -176,7 +179,7 @@ class Supervisor:
         kind, phase = type(event).__name__, self._session.phase.value
         resume = next((self._queued(action) for action in actions if isinstance(action, core.QueueResume)), None)
         self._row = self._row._replace(phase=phase, **columns)
-        self._remember(
+        self._journal.write(
             lambda: sessions.record(
                 self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, resume=resume, **columns
             )
@@ -243,7 +246,7 @@ class Supervisor:
             "epochs_total": 0,
         }
         self._row = self._row._replace(**begun)
-        self._remember(lambda: sessions.update_session(self._engine, self._row.id, **begun))
+        self._journal.write(lambda: sessions.update_session(self._engine, self._row.id, **begun))
         self._watch(self._attempt, process)
         self._show()
 
@@ -252,7 +255,7 @@ class Supervisor:
 
     def _launch_later(self, why: str) -> None:
         self._launch_tries += 1
-        self._note("launch_failed", {"why": why, "tries": self._launch_tries})
+        self._journal.note("launch_failed", {"why": why, "tries": self._launch_tries})
         if self._launch_tries >= LAUNCH_TRIES:
             self._post(lambda: self._happened(core.RetriesExhausted(why)))
             return
@@ -316,7 +319,7 @@ class Supervisor:
             beat_at=self._clock.utc(),
         )
         row, attempt = self._row, self._attempt
-        if attempt and not self._backlog:  # a beat that cannot be written is not worth keeping
+        if attempt and not self._journal.is_behind:  # a beat that cannot be written is not worth keeping
             with contextlib.suppress(SQLAlchemyError):
                 sessions.beat(
                     self._engine,
@@ -388,7 +391,7 @@ class Supervisor:
             step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
         )
         session_id = self._row.id
-        self._remember(
+        self._journal.write(
             lambda: keeping.record_verified(
                 self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
             )
@@ -397,18 +400,18 @@ class Supervisor:
         with contextlib.suppress(SQLAlchemyError):  # then the next one clears up
             for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
                 self._submit(lambda path=doomed: checkpoints.drop(path))  # type: ignore[misc]
-                self._remember(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
+                self._journal.write(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
 
     def _skipped(self, place: Path, error: KgorchError) -> None:
         """From the reader: a checkpoint that cannot be used, and where it lies now."""
         original = str(place).split(".broken")[0]
 
         def write_down() -> None:
-            self._note(
+            self._journal.note(
                 "set_aside" if original != str(place) else "passed_over", {"checkpoint": place.name, "why": str(error)}
             )
             if original != str(place):
-                self._remember(lambda: checkpoint_rows.set_state(self._engine, original, "broken", error.what))
+                self._journal.write(lambda: checkpoint_rows.set_state(self._engine, original, "broken", error.what))
 
         self._post(write_down)
 
@@ -417,7 +420,7 @@ class Supervisor:
             return  # we ended it ourselves and have written that down
         event = attempt.ended(self._row.step)
         if isinstance(event, core.StageFinished | core.RunFinished):
-            self._remember(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
+            self._journal.write(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
         self._happened(event)
 
     def _close_attempt(self, outcome: str, cause: str) -> None:
@@ -425,9 +428,9 @@ class Supervisor:
         if attempt:
             if not self._attached and outcome != "crashed":
                 what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
-                self._note("never_attached", {"stage": attempt.row.stage, "what": what})
+                self._journal.note("never_attached", {"stage": attempt.row.stage, "what": what})
             step, gained = self._row.step, self._row.step > attempt.furthest
-            self._remember(
+            self._journal.write(
                 lambda: sessions.close_attempt(
                     self._engine, attempt.row.id, outcome=outcome, cause=cause, last_step=step, gained=gained
                 )
@@ -444,32 +447,10 @@ class Supervisor:
                 job()
             except Exception as error:  # the reader must not die in silence, nor take the training along
                 why = f"{type(error).__name__}: {error}"
-                self._post(lambda: self._note("reader_failed", {"why": why}))
+                self._post(lambda: self._journal.note("reader_failed", {"why": why}))
 
         with contextlib.suppress(RuntimeError):  # shut down: the session is over
             self._reader.submit(guarded)
-
-    def _remember(self, write: Job) -> None:
-        """Write now, or, while the database cannot be written (disk full, locked), later and in order: training goes on."""
-        self._backlog.append(write)
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        while self._backlog:
-            try:
-                self._backlog[0]()
-            except OperationalError as error:
-                print(
-                    f"kgorch: the database cannot be written, {len(self._backlog)} entries wait: {getattr(error, 'orig', error)}",
-                    file=sys.stderr,
-                )
-                return
-            except Exception as error:  # it would fail again and hold up what comes after it
-                print(f"kgorch: an entry cannot be written down: {type(error).__name__}: {error}", file=sys.stderr)
-            self._backlog.popleft()
-
-    def _note(self, kind: str, facts: dict[str, Any]) -> None:
-        self._remember(lambda: sessions.note(self._engine, self._run.id, kind, facts, self._row.id))
 
     def _show(self) -> None:
         try:
@@ -505,26 +486,12 @@ class Supervisor:
             misfire_grace_time=None,
         )
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM: the platform ends us soon. Ctrl-C: save and stop; twice: stop at once. A closed terminal: go on."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def _platform_ends_us(self) -> None:
+        wall_s = self._clock.now_s() + SIGTERM_GRACE_S
+        self._post(lambda: self._happened(core.StopRequested("SIGTERM", wall_s)))
 
-        def platform(*_: Any) -> None:
-            wall_s = self._clock.now_s() + SIGTERM_GRACE_S
-            self._post(lambda: self._happened(core.StopRequested("SIGTERM", wall_s)))
-
-        def person(*_: Any) -> None:
-            self._interrupts += 1
-            wall_s = None if self._interrupts == 1 else self._clock.now_s()
-            self._post(lambda: self._happened(core.StopRequested(core.PERSONS_STOP, wall_s)))
-
-        wanted: dict[int, Any] = {signal.SIGTERM: platform, signal.SIGINT: person, signal.SIGHUP: signal.SIG_IGN}
-        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _person_interrupts(self) -> None:
+        """Ctrl-C: save and stop; twice: stop at once."""
+        self._interrupts += 1
+        wall_s = None if self._interrupts == 1 else self._clock.now_s()
+        self._post(lambda: self._happened(core.StopRequested(core.PERSONS_STOP, wall_s)))

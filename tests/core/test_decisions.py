@@ -12,6 +12,7 @@ from orchestrator.core import cadence, deadline, retention
 from orchestrator.core.outcome import Ended, RankRecord, first_cause, verdict
 from orchestrator.core.retention import Kept, Rule, to_drop
 from orchestrator.core.session import AttemptCrashed, AttemptSuspended, RetriesExhausted, RunFinished, StageFinished
+from orchestrator.platforms.detect import detect
 
 
 def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
@@ -136,3 +137,14 @@ def test_the_third_attempt_without_a_step_more_is_the_last():
 def test_what_fails_before_the_first_line_of_the_script_is_not_tried_again():
     missing = _record(0, "failed", began=False, error_type="ModuleNotFoundError", message="No module named 'nets'")
     assert isinstance(verdict(_ended(missing)), RetriesExhausted)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "wall_h"),
+    [({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "kaggle", 9), ({"COLAB_RELEASE_TAG": "x"}, "colab", 12), ({}, "generic", None)],
+)
+def test_a_platform_is_known_by_its_environment(environ, name, wall_h):
+    profile = detect(environ)
+    assert profile.name == name
+    assert profile.wall_s == (wall_h * 3600 if wall_h else None)
+    assert profile.began_with_container == (name != "generic")
