@@ -99,7 +99,7 @@ class Session:
             self._saver.wait()
             self._link.close()
             if finished and not self._saver.succeeded:
-                raise SaveLost("the stage is done, but its last save failed", "see kgorch history --events")
+                raise SaveLost("the stage is done, but its last save failed (kgorch history --events tells why)")
         if self._made_group and (finished or over):
             dist.destroy_process_group()
 

@@ -141,7 +141,11 @@ def test_what_fails_before_the_first_line_of_the_script_is_not_tried_again():
 
 @pytest.mark.parametrize(
     ("environ", "name", "wall_h"),
-    [({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "kaggle", 9), ({"COLAB_RELEASE_TAG": "x"}, "colab", 12), ({}, "generic", None)],
+    [
+        ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "kaggle", 9),
+        ({"COLAB_RELEASE_TAG": "x"}, "colab", 12),
+        ({}, "generic", None),
+    ],
 )
 def test_a_platform_is_known_by_its_environment(environ, name, wall_h):
     profile = detect(environ)
