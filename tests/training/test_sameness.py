@@ -12,35 +12,43 @@ from harness import Kgorch, processes_of, wait_until
 
 pytestmark = pytest.mark.slow
 
-TRAINING = {"epochs": 30, "sleep": 0.08}
+TRAINING = {"epochs": 30, "sleep": 0.12}
 STEPS = 30 * 6
 
 
-def _uninterrupted(kgorch: Kgorch, tmp_path, ranks: int, **args) -> bytes:
-    alone = Kgorch(kgorch.folder, tmp_path / "uninterrupted")
-    alone("start", str(kgorch.plan(ranks=ranks, args=TRAINING | args | {"sleep": 0.0}, every="600s")), timeout_s=200)
-    assert alone.status()["step"] == STEPS
-    return alone.export()
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The final state of a run that nothing cuts, by its number of ranks. Loading workers make no difference to it."""
+    found: dict[int, bytes] = {}
+
+    def of(ranks: int) -> bytes:
+        if ranks not in found:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            alone = Kgorch(folder, folder / "home")
+            alone("start", str(alone.plan(ranks=ranks, args=TRAINING | {"sleep": 0.0}, every="600s")), timeout_s=200)
+            assert alone.status()["step"] == STEPS
+            found[ranks] = alone.export()
+        return found[ranks]
+
+    return of
 
 
 @pytest.mark.parametrize(("ranks", "workers", "bare"), [(2, 0, False), (2, 2, False), (4, 0, True)])
-def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, workers, bare):
-    expected = _uninterrupted(kgorch, tmp_path, ranks, workers=workers, bare=bare)
-    wall = {2: "13s", 4: "17s"}[ranks]
+def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, uninterrupted, ranks, workers, bare):
+    wall = {2: "15s", 4: "16s"}[ranks]
     plan = kgorch.plan(ranks=ranks, args=TRAINING | {"workers": workers, "bare": bare}, wall=wall, every="2s")
     codes = []
     while not codes or codes[-1] == 10:
         codes.append(kgorch("start", str(plan), code=None).returncode)
         assert len(codes) < 12
     assert codes[-1] == 0 and len(codes) >= 3, codes
-    assert kgorch.export() == expected
+    assert kgorch.export() == uninterrupted(ranks)
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (4, 3)])
-def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, ranks, seed):
-    expected = _uninterrupted(kgorch, tmp_path, ranks)
+def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, uninterrupted, ranks, seed):
     chance = random.Random(seed)
-    plan = kgorch.plan(ranks=ranks, args=TRAINING, every="700ms")
+    plan = kgorch.plan(ranks=ranks, args=TRAINING | {"sleep": 0.08}, every="700ms")
     victims = ["rank", "torchrun", "shim", "supervisor", "everything"]
     chance.shuffle(victims)
     supervisor, step = None, 0
@@ -55,7 +63,7 @@ def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, tmp
     attempts = [attempt["outcome"] for entry in kgorch.history() for attempt in entry["attempts"]]
     assert len(attempts) >= 4, "it was cut, really"
     assert kgorch.status()["step"] == STEPS
-    assert kgorch.export() == expected
+    assert kgorch.export() == uninterrupted(ranks)
 
 
 def _trained_beyond(kgorch: Kgorch, step: int) -> int:
