@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli import render
+from orchestrator.cli import USUAL_GC, render
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
 
@@ -31,6 +32,7 @@ EXIT = {
 def run_session(engine: Engine, opened: Opened, *, as_json: bool) -> int:
     from orchestrator.report import view
 
+    gc.set_threshold(*USUAL_GC)  # from here on hours
     line = Progress(opened)
     line.begin()
     _tell_ready()
