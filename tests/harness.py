@@ -138,7 +138,8 @@ class Kgorch:
         return found
 
     def checkpoints(self) -> list[Path]:
-        return sorted(self.home.glob("runs/*/*/checkpoints/*/step-*"))
+        """Those in their place; saves under way have a dot in their names."""
+        return sorted(path for path in self.home.glob("runs/*/*/checkpoints/*/step-*") if "." not in path.name)
 
     def export(self, name: str = "test") -> bytes:
         out = self.folder / "exported.safetensors"
