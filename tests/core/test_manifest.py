@@ -272,4 +272,5 @@ def test_a_socket_may_lie_deeper_than_a_socket_name_is_long(tmp_path):
         server.bind(name)
         os.close(folder)
         server.listen()
-        wire.connect(deep / "control.sock").close()
+        with wire.connect(deep / "control.sock") as connection:
+            assert connection.getpeername() == name
