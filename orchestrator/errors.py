@@ -59,12 +59,6 @@ class CannotRestore(KgorchError):
     """A checkpoint is whole but does not fit what the script tracks."""
 
 
-class TrainingFailed(KgorchError):
-    """The run failed and will not be retried; `what` is the first cause."""
-
-    code = ExitCode.FAILED
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """`(did you mean 'wall'?)`, or nothing when no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -111,14 +111,6 @@ def ending(folder: Path) -> str:
     return f"torchrun ended with {status}"
 
 
-def last_words(folder: Path, lines: int = 10) -> list[str]:
-    """The end of what the launcher printed, for an attempt whose ranks left no word."""
-    try:
-        return (folder / "torchrun.log").read_text(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text())

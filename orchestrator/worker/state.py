@@ -225,9 +225,6 @@ class Shards:
             for name in file.keys():  # noqa: SIM118  (no dict)
                 self._files.setdefault(name, file)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def fetch(self, name: str) -> torch.Tensor:
         if name not in self._files:
             raise CannotRestore(f"the checkpoint's shards lack the tensor {name}")

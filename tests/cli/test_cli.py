@@ -224,3 +224,37 @@ def test_completion_offers_verbs_and_runs(kgorch, run):
         more = {"COMP_WORDS": words, "COMP_CWORD": cword}
         done = subprocess.run([sys.executable, "-c", program], env=env | more, capture_output=True, text=True)
         assert offered in done.stdout
+
+
+@pytest.fixture
+def five_checkpoints(run, engine):
+    """Steps 1 to 5 of `train`, all verified, their folders there."""
+    folders = []
+    for step in range(1, 6):
+        folder = Path(run.checkpoints) / "train" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        checkpoints.record(
+            engine, run.id, str(folder), state="verified", stage="train", step=step, final=False, bytes=10, metrics={}
+        )
+        folders.append(folder)
+    return folders
+
+
+def test_prune_drops_what_the_rule_lets_go_and_a_dry_run_only_says_so(kgorch, five_checkpoints):
+    said = kgorch("checkpoints", "prune", "ink", "--keep", "2", "--dry-run").stdout
+    assert said.count("would drop") == 3 and all(folder.is_dir() for folder in five_checkpoints)
+    kgorch("checkpoints", "prune", "ink", "--keep", "2")
+    assert [folder.is_dir() for folder in five_checkpoints] == [False, False, False, True, True]
+    assert "1\t\tdropped" in kgorch("checkpoints", "list", "ink", "--dropped").stdout
+    assert kgorch("checkpoints", "prune", "ink", "--keep", "2").stdout == ""
+
+
+def test_logs_print_the_end_of_what_a_rank_said_and_follow_until_nobody_supervises(kgorch, run, engine):
+    folder = kgorch.home / "runs" / "ink" / "1" / "attempts" / "2.1"
+    folder.mkdir()
+    (folder / "rank1.log").write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert kgorch("logs", "ink", "--rank", "1", "-n", "2").stdout == "line 99998\nline 99999\n"
+    assert "there is no rank0.log" in kgorch("logs", "ink", code=2).stderr
+    last = sessions.last(engine, run.id)
+    sessions.record(engine, run.id, last.id, kind="x", phase="suspended", facts={})
+    assert kgorch("logs", "ink", "-f", "--rank", "1", "-n", "1").stdout == "line 99999\n"

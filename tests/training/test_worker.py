@@ -24,6 +24,7 @@ from torch import nn
 from orchestrator import manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
+from orchestrator.runtime.export import export
 from orchestrator.wire import Saved, SaveFailed
 from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
@@ -341,6 +342,23 @@ def test_a_save_is_put_in_place_whole_and_verifies(tmp_path, page):
         state.Shards(Path(saved.path), manifest.read(Path(saved.path)), 0).fetch("model.weight"), expected
     )
     assert [path.name for path in (tmp_path / "cp").iterdir()] == ["step-00000003"]
+
+
+def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(tmp_path, page):
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3)})
+    net["b"].weight = net["a"].weight
+    told = []
+    saver = _saver(tmp_path / "cp", page, told)
+    tracked = {"model": net, "optimizer": torch.optim.AdamW(net.parameters())}
+    saver.save(state.capture(tracked), state.rng_state(torch.device("cpu")), _described(3))
+    saver.wait()
+    out = tmp_path / "model.safetensors"
+    assert export(Path(told[0].path), out, "model") == len(net.state_dict())
+    loaded = load_file(out)
+    assert loaded.keys() == net.state_dict().keys()
+    assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())
+    with pytest.raises(KgorchError, match="give --only one of: model, optimizer"):
+        export(Path(told[0].path), out, "ema")
 
 
 def test_a_rank_that_cannot_write_its_share_fails_the_save_on_all(tmp_path, page):
