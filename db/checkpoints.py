@@ -49,16 +49,16 @@ def _in_order(run_id: str) -> Select[Any]:
     return chosen.order_by(func.coalesce(Stage.position, -1), Checkpoint.step, Checkpoint.final, Checkpoint.id)
 
 
-def save_times_s(engine: Engine, run_id: str, *, limit: int = 8) -> tuple[float, ...]:
-    """Seconds of the run's newest saves, oldest of them first."""
+def saves(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float], ...]:
+    """Bytes and seconds of the run's newest saves, oldest of them first."""
     with Orm(engine) as orm:
         chosen = (
-            select(Checkpoint.took_s)
+            select(Checkpoint.bytes, Checkpoint.took_s)
             .where(Checkpoint.run_id == run_id, Checkpoint.took_s > 0)
             .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
             .limit(limit)
         )
-        return tuple(reversed(orm.scalars(chosen).all()))
+        return tuple((size, took_s) for size, took_s in reversed(orm.execute(chosen).all()))
 
 
 def by_session(engine: Engine, run_id: str) -> dict[int, CheckpointInfo]:

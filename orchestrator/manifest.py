@@ -34,6 +34,8 @@ MAX_MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 8 << 20
 FOLDER = re.compile(r"step-\d{8,}(-final)?")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+LEFTOVER = re.compile(FOLDER.pattern + r"(\.tmp-[\w.-]+|\.dropping)")
+"""What a kill leaves of a save or of a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """Attributes:
+    world_size: its ranks; fewer processes may have played them (worker/virtual.py).
+    divisible: they may: all steps so far went through session.backward.
+    """
+
     run: str
     run_id: str
     stage: str
@@ -72,6 +79,7 @@ class Manifest:
     world_size: int
     created_at: str
     final: bool = False
+    divisible: bool = False
     plan_hash: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -109,9 +117,13 @@ def write_durably(path: Path, content: bytes) -> FileEntry:
     return FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
 
 
+def as_document(manifest: Manifest) -> dict[str, Any]:
+    """What `parse` reads."""
+    return {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+
+
 def write(folder: Path, manifest: Manifest) -> None:
-    document = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    write_durably(folder / NAME, json.dumps(document, indent=1, sort_keys=True).encode())
+    write_durably(folder / NAME, json.dumps(as_document(manifest), indent=1, sort_keys=True).encode())
 
 
 def read(folder: Path) -> Manifest:
@@ -123,7 +135,7 @@ def read(folder: Path) -> Manifest:
         if (folder / NAME).lstat().st_size > MAX_MANIFEST_BYTES:
             raise CheckpointBroken(f"{folder / NAME} is larger than any manifest ({MAX_MANIFEST_BYTES} bytes)")
         with _open(folder, NAME) as file:
-            manifest = _parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
+            manifest = parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
     except OSError as error:
         raise _verdict(error, f"{folder} has no readable manifest", str(error)) from None
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
@@ -207,7 +219,7 @@ def _open(folder: Path, name: str) -> Any:
     return os.fdopen(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
-def _parse(document: Any) -> Manifest:
+def parse(document: Any) -> Manifest:
     """A manifest out of JSON that may come from anywhere. Raises ValueError, TypeError or KeyError."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT}")
@@ -233,6 +245,7 @@ def _parse(document: Any) -> Manifest:
         world_size=_count(document["world_size"]),
         created_at=datetime.fromisoformat(_text(document["created_at"])).astimezone(UTC).isoformat(),
         final=document["final"] is True,
+        divisible=document.get("divisible") is True,
         plan_hash=_text(document["plan_hash"]),
         metrics={str(key): float(value) for key, value in _table(document["metrics"]).items()},
         versions={str(key): _text(value) for key, value in _table(document["versions"]).items()},

@@ -41,6 +41,7 @@ _UNITS_BYTES = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
+SNAPSHOT_S = 2.0
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -116,17 +117,27 @@ class SessionPart(_Part):
 
 
 class Keep(_Part):
-    """`best = "dice:max"` or `"loss:min"`."""
+    """`every = 10` keeps each tenth for good; `best = "dice:max"` or `"loss:min"`."""
 
     last: Annotated[int, Field(ge=1)] = 3
+    every: Annotated[int, Field(ge=1)] | None = None
     best: Annotated[str, StringConstraints(pattern=r"^[^:]+:(min|max)$")] | None = None
 
 
 class CheckpointPart(_Part):
     dir: str | None = None
     every: Literal["auto"] | Seconds = "auto"
+    snapshot: Literal["auto", "off"] | Seconds = "auto"
+    memory: Annotated[int, BeforeValidator(size), Field(ge=0)] | None = None
     keep: Keep = Keep()
     disk: Bytes | None = None
+
+    @property
+    def snapshot_s(self) -> float | None:
+        """Seconds between two snapshots in memory at least; None for none between saves."""
+        if self.snapshot == "off":
+            return None
+        return SNAPSHOT_S if self.snapshot == "auto" else self.snapshot
 
 
 class QuotaPart(_Part):

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import struct
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
+MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
+STAMP_BYTES = 4096  # behind an image: the number of its snapshot, once that is whole
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
 BOARD_VARIABLE = "KGORCH_BOARD"  # the page of shared memory on which ranks agree, held open by the shim
 
@@ -26,7 +31,13 @@ def boottime_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that the shim and the ranks of one attempt are told; the file `launch.json` of the attempt's folder."""
+    """All that the shim and the ranks of one attempt are told; the file `launch.json` of the attempt's folder.
+
+    Attributes:
+        resume: the checkpoint folder to go on from; snapshot: the number of the keeper's snapshot, instead of it.
+        keeper: its socket. snapshot_s: seconds between two snapshots at least, None for none between saves.
+        memory_bytes: the plan's bound on what images take in host memory, None for none.
+    """
 
     run: str
     run_id: str
@@ -46,6 +57,10 @@ class Launch:
     wall_s: float | None = None
     deadline_s: float | None = None
     microbatch: int | None = None
+    keeper: str = ""
+    snapshot: int | None = None
+    snapshot_s: float | None = None
+    memory_bytes: int | None = None
     version: int = VERSION
 
     def write(self) -> Path:
@@ -93,7 +108,10 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Rank 0 has put a checkpoint in its place; it is not read back yet."""
+    """The keeper has put a checkpoint in its place; it is not read back yet.
+
+    `rescued`: from an older snapshot, without the ranks' doing; `took_s` says nothing of their saves then.
+    """
 
     attempt: str
     path: str
@@ -102,10 +120,13 @@ class Saved:
     blocking_s: float
     took_s: float
     final: bool = False
+    rescued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
+    """`rank`: whose part failed; -1 when it was no rank's."""
+
     attempt: str
     rank: int
     step: int
@@ -129,7 +150,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """From the command line to a live supervisor: `stop`, `save` or `ping`."""
+    """From the command line to a live supervisor: `stop`, `save` or `ping`; to the keeper: see runtime/keeper.py."""
 
     what: str
 
@@ -140,9 +161,94 @@ class Answer:
     text: str = ""
 
 
-Message: TypeAlias = Hello | Beat | Saved | SaveFailed | Order | Deadline | Ask | Answer
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A word for the journal: an event of this `kind` (small letters and underscores) with these facts."""
+
+    attempt: str
+    kind: str
+    facts: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[a-z_]{1,40}", self.kind) or not all(type(item) is str for item in self.facts.values()):
+            raise ValueError(f"no kind of event, or facts that are no text: {self.kind!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A rank to the keeper: I need host memory for images of so many bytes. `bound`: the plan's, of all ranks; -1 for none."""
+
+    attempt: str
+    run_id: str
+    stage: str
+    root: str
+    rank: int
+    ranks: int
+    bytes: int
+    bound: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The keeper to a rank: their descriptors come with this line, one a slot.
+
+    With one slot there is none to spare for snapshots between saves. `number`: of this attempt's first snapshot.
+    """
+
+    count: int
+    bytes: int
+    number: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A rank to the keeper: my image in this slot is whole. `files`: what it holds, as name: [offset, bytes].
+
+    `persist`: it goes to disk. `began_s`: when the ranks were held up, for `blocking_s`.
+    """
+
+    attempt: str
+    rank: int
+    number: int
+    slot: int
+    step: int
+    files: dict[str, list[int]]
+    final: bool
+    persist: bool
+    began_s: float
+    blocking_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The keeper to the ranks: that snapshot is on disk, or why not."""
+
+    number: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The newest whole snapshot in the keeper's memory. `shares`: a rank's files each, as in Filled; asked with `fetch`, the
+    images' descriptors come with this line."""
+
+    attempt: str
+    run_id: str
+    stage: str
+    step: int
+    number: int
+    final: bool
+    at_s: float
+    shares: list[dict[str, list[int]]] = field(default_factory=list)
+
+
+Message: TypeAlias = (
+    Hello | Beat | Saved | SaveFailed | Order | Deadline | Ask | Answer | Note | Room | Images | Filled | Kept | Held
+)
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Hello, Beat, Saved, SaveFailed, Order, Deadline, Ask, Answer)
+    kind.__name__: kind
+    for kind in (Hello, Beat, Saved, SaveFailed, Order, Deadline, Ask, Answer, Note, Room, Images, Filled, Kept, Held)
 }
 _FITS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -150,6 +256,9 @@ _FITS: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "bool": (bool,),
     "dict[str, float]": (dict,),
+    "dict[str, str]": (dict,),
+    "dict[str, list[int]]": (dict,),
+    "list[dict[str, list[int]]]": (list,),
     "float | None": (int, float, type(None)),
 }
 
@@ -159,7 +268,7 @@ class WireError(Exception):
 
 
 def encode(message: Message) -> bytes:
-    return json.dumps({"v": VERSION, "kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
+    return json.dumps({"v": VERSION, "message": type(message).__name__, **asdict(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -169,11 +278,11 @@ def decode(line: bytes) -> Message:
     """
     try:
         document = json.loads(line)
-        kind = _KINDS[document["kind"]]
+        kind = _KINDS[document["message"]]
         if document["v"] != VERSION:
             raise WireError(f"version {document['v']!r}, expected {VERSION}")
         values = {item.name: document[item.name] for item in fields(kind) if item.name in document}
-        values = {name: plain_text(value) if isinstance(value, str) else value for name, value in values.items()}
+        values = {name: _plain(value) for name, value in values.items()}
         for item in fields(kind):
             fits = _FITS[str(item.type)]
             if item.name in values and (
@@ -184,6 +293,12 @@ def decode(line: bytes) -> Message:
         return message
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {plain_text(key): _plain(item) for key, item in value.items()}
+    return plain_text(value) if isinstance(value, str) else value
 
 
 def plain_text(text: str) -> str:
@@ -226,3 +341,58 @@ def connect(path: str | Path, *, timeout_s: float = 2.0) -> socket.socket:
     finally:
         os.close(folder)
     return connection
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at `path` that the owner alone can open; a dead one's is taken away first."""
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name, folder = address(path)
+    try:
+        server.bind(name)
+        path.chmod(0o600)
+        server.listen(128)
+    except OSError:
+        server.close()
+        raise
+    finally:
+        os.close(folder)
+    return server
+
+
+def accept(server: socket.socket) -> socket.socket | None:
+    """The next who connects; None when it is gone again, or is another user's."""
+    try:
+        peer, _ = server.accept()
+    except OSError:
+        return None  # gone again, or no descriptor free just now
+    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid not in (os.getuid(), 0):
+        peer.close()
+        return None
+    peer.settimeout(1.0)
+    return peer
+
+
+def send(peer: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """A line, with open files beside its first byte. Raises OSError."""
+    line = encode(message)
+    if descriptors:
+        socket.send_fds(peer, [line[:1]], list(descriptors))
+        line = line[1:]
+    peer.sendall(line)
+
+
+def receive(peer: socket.socket, lines: Lines, *, patience_s: float) -> tuple[list[Message], list[int]]:
+    """What has come, and the open files that came with it; nothing when nothing comes within `patience_s`.
+
+    Raises: OSError when the line is cut; WireError.
+    """
+    peer.settimeout(patience_s)
+    try:
+        data, descriptors, _, _ = socket.recv_fds(peer, 65536, MAX_DESCRIPTORS)
+    except (TimeoutError, BlockingIOError):
+        return [], []
+    if not data:
+        raise ConnectionError("closed")
+    return [decode(line) for line in lines.feed(data)], descriptors

@@ -9,13 +9,23 @@ A save that comes too late costs all that was trained since the one before; one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 STEPS_TO_AGREE = 2
 EXIT_S = 2.0
 """From a durable save to the end of all processes: 0.9–1.2 s for two ranks on two cores, most of it PyTorch's unloading."""
 
-RECENT_SAVES = 8
+RECENT_SAVES = 19
+"""The slowest of so many is their 95% quantile."""
+
+
+class Save(NamedTuple):
+    """A finished save: what it held, and the seconds from asking for it to having read it back."""
+
+    bytes: int
+    took_s: float
 
 
 def first_guess_s(state_bytes: int, write_bytes_per_s: float) -> float:
@@ -26,14 +36,20 @@ def first_guess_s(state_bytes: int, write_bytes_per_s: float) -> float:
     return 2.0 + 3.0 * state_bytes / max(write_bytes_per_s, 1.0)
 
 
-def save_s(save_times_s: Sequence[float], *, guess_s: float) -> float:
-    """Seconds to count on for a save: half as much again as the slowest of the last eight.
+def save_s(saves: Sequence[Save], state_bytes: int, *, guess_s: float) -> float:
+    """Seconds to count on for a save of `state_bytes`: an upper quantile of the run's own, as far as so few tell one.
+
+    The slowest of the last n, each stretched to the state's size now, and a part 1/√n more: of n saves the next one is
+    slower than all with a chance of 1/(n + 1), so little was seen while n is small.
 
     Args:
-        save_times_s: asked-for to verified, oldest first; empty at first.
+        saves: oldest first; empty at first.
     """
-    recent = save_times_s[-RECENT_SAVES:]
-    return 1.5 * max(recent) if recent else guess_s
+    recent = saves[-RECENT_SAVES:]
+    if not recent:
+        return guess_s
+    slowest = max(save.took_s * max(1.0, state_bytes / max(save.bytes, 1)) for save in recent)
+    return slowest * (1 + 1 / math.sqrt(len(recent)))
 
 
 def lead_s(*, save_s: float, gap_s: float, step_s: float, margin_s: float) -> float:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint as retention sees it; `order` is its place in time."""
+    """A checkpoint as retention sees it.
+
+    `order` is its place in time; `number` counts those of its stage from 0, dropped ones too.
+    """
 
     key: str
     stage: str
@@ -17,18 +20,21 @@ class Kept:
     bytes: int
     order: float
     verified: bool
+    number: int = 0
     final: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a plan wants kept of each stage: the last n, and the best by a metric (`("dice", True)` for the highest).
+    """What a plan wants kept of each stage: the last n, each k-th (`every`), and the best by a metric (`("dice", True)` for
+    the highest).
 
     All stages together stay within `disk_bytes`.
     """
 
     last: int = 3
+    every: int | None = None
     best: tuple[str, bool] | None = None
     disk_bytes: int | None = None
 
@@ -46,6 +52,7 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
     for stage in {item.stage for item in verified}:
         of_stage = [item for item in verified if item.stage == stage]
         wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | _best(of_stage, rule)
+        wanted |= {item.key for item in of_stage if rule.every and item.number % rule.every == rule.every - 1}
     going = [item for item in verified if item.key not in wanted]
     if rule.disk_bytes is not None:
         used = sum(item.bytes for item in verified if item.key in wanted)

@@ -34,6 +34,9 @@ LAST_WORDS_S = 0.5
 GAP_FADES = 0.9998
 """The longest gap between steps is half forgotten in an hour of reports: an evaluation comes again, a freak does not."""
 
+CALIBRATION_S = 5.0
+"""Of training before the run's first save."""
+
 PERSONS_STOP = "a person's stop"
 
 STOP_GRACE_S = 120.0
@@ -88,12 +91,13 @@ class SaveRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerified(Event):
-    """`took_s`: asked for to read back; `blocking_s`: of it, what held the training up."""
+    """`took_s`: asked for to read back; `blocking_s`: of it, what held the training up; `rescued`: no rank asked for it."""
 
     step: int
     took_s: float
     blocking_s: float = 0.0
     bytes: int = 0
+    rescued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,11 @@ class StopRequested(Event):
 
     why: str
     wall_s: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastSaveLate(Event):
+    """What was asked to stop has not saved, and a save begun later would not be done before the wall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +197,11 @@ class AskToStop(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class RescueSnapshot(Action):
+    """Have the newest snapshot in memory written, though no rank asks."""
+
+
+@dataclass(frozen=True, slots=True)
 class KillAttempt(Action):
     pass
 
@@ -208,11 +222,13 @@ class Session:
         entered_s: when the phase began.
         wall_s: when the platform ends us; None for a machine without such an end.
         every_s: the plan's upper bound between two saves.
-        save_times_s: saves of this run, oldest first. guess_s: what to count on before the first one.
+        saves: of this run, oldest first. guess_s: what to count on before the first one.
+        state_bytes: what a save holds. write_bytes_per_s: of this session's disk, as measured at its beginning.
         gap_s, step_s: the longest time between two steps lately; an ordinary step.
         saved_s: end of the last save, or the beginning of training.
         trained_s, failures: of the run before this session; blocking_s: of the last save.
-        is_in_order: a checkpoint was verified since the stop. why: what ends or has ended the session.
+        is_in_order: a checkpoint was verified since the stop. is_rescued: the newest snapshot was asked for.
+        why: what ends or has ended the session.
     """
 
     phase: Phase = Phase.QUEUED
@@ -220,7 +236,8 @@ class Session:
     wall_s: Instant | None = None
     margin_s: float = 5.0
     every_s: float | None = None
-    save_times_s: tuple[float, ...] = ()
+    saves: tuple[deadline.Save, ...] = ()
+    state_bytes: int = 0
     guess_s: float = 2.0
     gap_s: float = 0.0
     step_s: float = 0.0
@@ -231,19 +248,32 @@ class Session:
     write_bytes_per_s: float = 100e6
     asked_by_person: bool = False
     is_in_order: bool = False
+    is_rescued: bool = False
     why: str = ""
 
     @property
+    def save_s(self) -> float:
+        """What to count on for the next save."""
+        floor_s = self.state_bytes / max(self.write_bytes_per_s, 1.0)
+        return max(deadline.save_s(self.saves, self.state_bytes, guess_s=self.guess_s), floor_s)
+
+    @property
     def lead_s(self) -> float:
-        save_s = deadline.save_s(self.save_times_s, guess_s=self.guess_s)
-        return deadline.lead_s(save_s=save_s, gap_s=self.gap_s, step_s=self.step_s, margin_s=self.margin_s)
+        return deadline.lead_s(save_s=self.save_s, gap_s=self.gap_s, step_s=self.step_s, margin_s=self.margin_s)
 
     @property
     def deadline_s(self) -> Instant | None:
         return None if self.wall_s is None else self.wall_s - self.lead_s
 
     @property
+    def rescue_s(self) -> Instant | None:
+        """When a last save that has not come would come too late."""
+        return None if self.wall_s is None else self.wall_s - self.save_s - self.margin_s
+
+    @property
     def next_save_s(self) -> Instant:
+        if not self.saves:  # one early, so that the deadline's lead is measured and not guessed
+            return self.saved_s + min(CALIBRATION_S, self.every_s or CALIBRATION_S)
         interval = cadence.interval_s(
             self.blocking_s, trained_s=self.trained_s, failures=self.failures, at_most_s=self.every_s
         )
@@ -297,6 +327,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
     **{(phase, AttemptCrashed): P.RECOVERING for phase in _RUNNING},
     (P.STOPPING, AttemptCrashed): P.CUT_OFF,
     **{(phase, RetriesExhausted): P.FAILED for phase in _RUNNING},
+    (P.STOPPING, LastSaveLate): P.STOPPING,
     (P.STOPPING, GraceExpired): P.CUT_OFF,
     (P.STOPPING, ExitOverdue): P.SUSPENDED,
     # a supervisor that takes over from a dead one
@@ -344,6 +375,8 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
         yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking")
     elif session.phase is P.STOPPING and now >= session.kill_s:
         yield ExitOverdue() if session.is_in_order else GraceExpired()
+    elif session.phase is P.STOPPING and _needs_rescue(session) and now >= (session.rescue_s or now):
+        yield LastSaveLate()
 
 
 def next_due_s(session: Session) -> Instant | None:
@@ -353,9 +386,13 @@ def next_due_s(session: Session) -> Instant | None:
         P.RECOVERING: (session.deadline_s,),
         P.TRAINING: (session.deadline_s, session.next_save_s),
         P.SAVING: (session.deadline_s, session.overdue_s),
-        P.STOPPING: (session.kill_s,),
+        P.STOPPING: (session.kill_s, session.rescue_s if _needs_rescue(session) else None),
     }.get(session.phase, ())
     return min((instant for instant in instants if instant is not None), default=None)
+
+
+def _needs_rescue(session: Session) -> bool:
+    return session.wall_s is not None and not session.is_in_order and not session.is_rescued
 
 
 def _noting(session: Session, event: Event, now: Instant) -> Session:
@@ -364,14 +401,17 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
         case Attached(state_bytes):
             guess_s = deadline.first_guess_s(state_bytes, session.write_bytes_per_s)
             fresh = session.phase in (P.STARTING, P.RECOVERING)
-            return replace(session, guess_s=guess_s, saved_s=now if fresh else session.saved_s)
-        case CheckpointVerified(took_s=took_s, blocking_s=blocking_s):
+            return replace(session, guess_s=guess_s, state_bytes=state_bytes, saved_s=now if fresh else session.saved_s)
+        case CheckpointVerified(rescued=True):
+            return session
+        case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size):
             saved = replace(session, is_in_order=session.phase is P.STOPPING, saved_s=now)
             if took_s <= 0:  # found on disk: nobody knows how long it took
                 return saved
-            return replace(
-                saved, save_times_s=(*session.save_times_s, took_s)[-deadline.RECENT_SAVES :], blocking_s=blocking_s
-            )
+            saves = (*session.saves, deadline.Save(size, took_s))[-deadline.RECENT_SAVES :]
+            return replace(saved, saves=saves, blocking_s=blocking_s)
+        case LastSaveLate():
+            return replace(session, is_rescued=True)
         case SaveFailed():
             return replace(session, saved_s=now)  # asked again after one interval, not at once
         case StopRequested(why, wall_s):
@@ -406,6 +446,8 @@ def _actions(before: Session, after: Session, event: Event) -> tuple[Action, ...
         return (Launch(),) if after.phase in (P.STARTING, P.RECOVERING) else ()
     if after.phase is P.SAVING and before.phase is P.TRAINING:
         return (AskToSave(),)
+    if isinstance(event, LastSaveLate):
+        return (RescueSnapshot(),)
     if after.phase is P.STOPPING and (before.phase is not P.STOPPING or isinstance(event, Adopted | Attached)):
         return (AskToStop(after.why),)
     return ()

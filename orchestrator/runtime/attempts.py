@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -18,8 +19,9 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchEr
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, devices, launcher
-from orchestrator.wire import Launch
+from orchestrator.runtime import checkpoints, devices, launcher, snapshots
+from orchestrator.runtime.keeper import SOCKET
+from orchestrator.wire import Held, Launch
 
 Skipped = Callable[[Path, KgorchError], None]
 
@@ -31,6 +33,7 @@ class Running:
     Attributes:
         furthest: the highest step of the stage that an attempt before it came to.
         without_progress: attempts in a row before it that came no step further.
+        from_snapshot: the number of the snapshot that it went on from.
     """
 
     row: AttemptInfo
@@ -38,10 +41,16 @@ class Running:
     furthest: int
     without_progress: int
     more_stages: bool
+    from_snapshot: int | None = None
 
     @property
     def folder(self) -> Path:
         return Path(self.row.folder)
+
+    def failed_by_itself(self) -> bool:
+        """Some rank has raised, not only been killed or lost its peers."""
+        records = launcher.records(self.folder, self.row.ranks)
+        return any(record.outcome == "failed" and not record.is_collateral for record in records)
 
     def ended(self, step: int) -> Event:
         """How it ended, now that its processes are gone, having come to `step`."""
@@ -87,17 +96,56 @@ def _final_checkpoint(run: RunInfo, stage: str) -> Path | None:
     return None
 
 
-Found = tuple[Path, Manifest]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a stage goes on from: a snapshot in the keeper's memory, else a checkpoint; with neither it begins."""
+
+    checkpoint: tuple[Path, Manifest] | None
+    snapshot: Held | None = None
+
+    @property
+    def step(self) -> int:
+        if self.snapshot:
+            return self.snapshot.step
+        return self.checkpoint[1].step if self.checkpoint else 0
+
+    def said(self) -> dict[str, Any]:
+        """For the journal."""
+        on_disk = self.checkpoint[1].step if self.checkpoint else None
+        source = "memory" if self.snapshot else "disk" if self.checkpoint else "the beginning"
+        return {"from": source, "step": self.step, "step_on_disk": on_disk}
 
 
-def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped) -> Found | None:
-    """The checkpoint that the stage goes on from: verified just now. None when it begins; slow, it reads all bytes.
+def newest_state(engine: Engine, run: RunInfo, stage: str, skipped: Skipped, distrusted: Container[int] = ()) -> Found:
+    """The newest that the stage can go on from; slow, it reads all bytes of a checkpoint.
+
+    Args:
+        distrusted: numbers of snapshots that are not to be used.
+
+    Raises: KgorchError when there ought to be one and none can be used: beginning anew is for a person to say.
+    """
+    held = snapshots.newest(Path(run.folder))
+    if held and ((held.run_id, held.stage) != (run.id, stage) or held.number in distrusted):
+        held = None
+    try:
+        checkpoint = newest_checkpoint(engine, run, stage, skipped)
+    except KgorchError as error:
+        if held is None:
+            raise
+        skipped(checkpoint_root(run, stage), error)
+        checkpoint = None
+    if held and checkpoint and checkpoint[1].step >= held.step:
+        held = None
+    return Found(checkpoint, held)
+
+
+def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped) -> tuple[Path, Manifest] | None:
+    """The checkpoint that the stage goes on from: verified just now. None when it begins.
 
     Raises: KgorchError when there ought to be one and none can be used: beginning anew is for a person to say.
     """
     root = checkpoint_root(run, stage)
     root.mkdir(parents=True, exist_ok=True)
-    checkpoints.clear_leftovers(root)
     found = checkpoints.newest_verified(root, run.id, skipped)
     known = [row for row in rows.of_run(engine, run.id) if row.stage == stage and row.state in ("verified", "broken")]
     if found is None and known:
@@ -116,7 +164,7 @@ def prepare(
     session: SessionInfo,
     state: Session,
     stage: StagePlan,
-    found: Found | None,
+    found: Found,
 ) -> tuple[Running, Launch]:
     """The stage's next attempt, written into the database, and what its processes are told; nothing is started.
 
@@ -129,7 +177,7 @@ def prepare(
         session.id,
         stage=stage.name,
         ranks=ranks,
-        first_step=found[1].step if found else 0,
+        first_step=found.step,
         folder_of=lambda number: str(folder / f"{session.number}.{number}"),
     )
     launch = Launch(
@@ -147,12 +195,17 @@ def prepare(
         output=str(Path(run.folder) / "outputs"),
         plan_hash=run.plan_hash,
         seed=plan.seed,
-        resume=str(found[0]) if found else None,
+        resume=str(found.checkpoint[0]) if found.checkpoint and not found.snapshot else None,
+        snapshot=found.snapshot.number if found.snapshot else None,
+        snapshot_s=plan.checkpoint.snapshot_s,
+        memory_bytes=plan.checkpoint.memory,
+        keeper=str(Path(run.folder) / SOCKET),
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,
     )
-    return running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name)), launch
+    attempt = running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name))
+    return replace(attempt, from_snapshot=launch.snapshot), launch
 
 
 def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo, *, more_stages: bool) -> Running:

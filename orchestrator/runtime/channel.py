@@ -5,10 +5,9 @@ Only the owner of the socket (mode 0600, peer's uid compared) is heard. What can
 
 from __future__ import annotations
 
-import os
+import contextlib
 import selectors
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,15 +26,7 @@ class Channel:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[socket.socket, wire.Lines] = {}
         self._guard = threading.Lock()
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path.unlink(missing_ok=True)  # a dead supervisor's; the run's lock is ours
-        name, folder = wire.address(path)
-        try:
-            self._server.bind(name)
-        finally:
-            os.close(folder)
-        path.chmod(0o600)
-        self._server.listen(128)
+        self._server = wire.listen(path)  # a dead supervisor's may lie there; the run's lock is ours
         self._waker, self._wakes = socket.socketpair()
         for listened in (self._server, self._wakes):
             self._selector.register(listened, selectors.EVENT_READ)
@@ -68,18 +59,10 @@ class Channel:
                     self._read(key.fileobj)
 
     def _accept(self) -> None:
-        try:
-            peer, _ = self._server.accept()
-        except OSError:
-            return  # gone again, or no descriptor free just now
-        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid not in (os.getuid(), 0):
-            peer.close()
-            return
-        peer.settimeout(1.0)
-        with self._guard:
-            self._peers[peer] = wire.Lines()
-        self._selector.register(peer, selectors.EVENT_READ)
+        if peer := wire.accept(self._server):
+            with self._guard:
+                self._peers[peer] = wire.Lines()
+            self._selector.register(peer, selectors.EVENT_READ)
 
     def _read(self, peer: socket.socket) -> None:
         try:
@@ -95,10 +78,8 @@ class Channel:
             peer.close()
 
     def _send(self, peer: socket.socket, message: Message) -> None:
-        try:
-            peer.sendall(wire.encode(message))
-        except OSError:
-            pass  # its reader finds out
+        with contextlib.suppress(OSError):  # its reader finds out
+            wire.send(peer, message)
 
 
 def ask(path: Path, what: str, *, timeout_s: float = 5.0) -> wire.Answer | None:

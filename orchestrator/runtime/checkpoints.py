@@ -1,11 +1,10 @@
-"""Checkpoints on disk, as the supervisor handles them: find the newest that can be trusted, set broken ones aside, drop,
-clear what killed saves left. Reads manifests and bytes; knows no tensors."""
+"""Checkpoints on disk, as the supervisor handles them: find the newest that can be trusted, set broken ones aside, drop.
+Reads manifests and bytes; knows no tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from pathlib import Path
 from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, KgorchError
 from orchestrator.manifest import Manifest
-
-_LEFTOVER = re.compile(manifest.FOLDER.pattern + r"\.tmp-[\w.-]+")
 
 
 def newest_verified(
@@ -64,21 +61,6 @@ def drop(folder: Path) -> None:
     except FileNotFoundError:
         return
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def clear_leftovers(root: Path) -> int:
-    """Remove what killed saves and deletions left; only while no attempt runs. Returns how many."""
-    try:
-        found = [
-            Path(entry.path)
-            for entry in os.scandir(root)
-            if _LEFTOVER.fullmatch(entry.name) or entry.name.endswith(".dropping")
-        ]
-    except FileNotFoundError:
-        return 0
-    for folder in found:
-        shutil.rmtree(folder, ignore_errors=True)
-    return len(found)
 
 
 def write_speed(folder: Path, probe_bytes: int = 8 << 20) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +15,9 @@ from db.records import CheckpointInfo
 from orchestrator.core import retention
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
+
+ROOM_FOR_NEXT = 1.2
+"""Of the newest one's size: what is to be free on the disk for the next."""
 
 
 def record_verified(
@@ -47,25 +53,39 @@ def rule_of(plan: Plan) -> retention.Rule:
     if best:
         name, _, way = best.rpartition(":")
         metric = (name, way == "max")
-    return retention.Rule(last=plan.checkpoint.keep.last, best=metric, disk_bytes=plan.checkpoint.disk)
+    keep = plan.checkpoint.keep
+    return retention.Rule(last=keep.last, every=keep.every, best=metric, disk_bytes=plan.checkpoint.disk)
 
 
 def doomed(engine: Engine, run_id: str, plan: Plan) -> list[Path]:
-    """Folders of the checkpoints that may go now, oldest first."""
-    present = [row for row in rows.of_run(engine, run_id) if row.state == "verified" and Path(row.path).is_dir()]
-    return [
-        Path(key)
-        for key in retention.to_drop([_kept(number, row) for number, row in enumerate(present)], rule_of(plan))
-    ]
+    """Folders of the checkpoints that may go now, oldest first: by the plan's rule, and so that the next one finds room."""
+    numbers: Counter[str] = Counter()
+    present = []
+    for order, row in enumerate(rows.of_run(engine, run_id)):
+        if row.state == "verified" and Path(row.path).is_dir():
+            present.append(_kept(order, numbers[row.stage], row))
+        numbers[row.stage] += 1
+    rule = rule_of(plan)
+    if present:
+        used = sum(item.bytes for item in present)
+        room = used + _free_bytes(Path(present[-1].key)) - int(ROOM_FOR_NEXT * present[-1].bytes)
+        rule = replace(rule, disk_bytes=room if rule.disk_bytes is None else min(room, rule.disk_bytes))
+    return [Path(key) for key in retention.to_drop(present, rule)]
 
 
-def _kept(order: int, row: CheckpointInfo) -> retention.Kept:
+def _free_bytes(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def _kept(order: int, number: int, row: CheckpointInfo) -> retention.Kept:
     return retention.Kept(
         key=row.path,
         stage=row.stage,
         step=row.step,
         bytes=row.bytes,
         order=float(order),
+        number=number,
         verified=row.state == "verified",
         final=row.final,
         metrics=row.metrics,

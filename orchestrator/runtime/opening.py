@@ -234,7 +234,10 @@ def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall_s: float | None) 
         wall_s=wall_s,
         margin_s=plan.session.margin or deadline.default_margin_s(length_s),
         every_s=None if plan.checkpoint.every == "auto" else plan.checkpoint.every,
-        save_times_s=checkpoint_rows.save_times_s(engine, run.id),
+        saves=tuple(
+            deadline.Save(*save) for save in checkpoint_rows.saves(engine, run.id, limit=deadline.RECENT_SAVES)
+        ),
+        state_bytes=newest.bytes if newest else 0,
         guess_s=deadline.first_guess_s(newest.bytes if newest else 0, speed),
         blocking_s=newest.blocking_s if newest else 0.0,
         trained_s=trained_s,

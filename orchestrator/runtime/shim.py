@@ -4,13 +4,15 @@ It has a session of its own, so that no terminal and no supervisor takes trainin
 and is the sub-reaper of all below: when torchrun has ended, however, nothing is left that holds a GPU. Should it be killed
 itself, torchrun dies with it, and the ranks with torchrun. What it was started with stays locked while it lives
 (launcher.py), which is how a new supervisor knows; how torchrun ended, it writes down, for a status can be read by a
-parent alone. It holds the page of memory on which the ranks agree. Standard library only.
+parent alone. It holds the page of memory on which the ranks agree, and sees to it that a keeper lives (keeper.py), which
+outlives it. Standard library only.
 
 SIGTERM and the like are for the ranks, who save first; SIGUSR1 means: end it all now.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -18,10 +20,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator import wire
 from orchestrator.runtime.processes import started_ticks
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
@@ -37,6 +42,7 @@ def main(folder: Path) -> int:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
+    keeper = KeeperKept(Path(launch.keeper).parent)
     with open(folder / "torchrun.log", "ab") as log:
         torchrun = subprocess.Popen(
             command(launch),
@@ -54,7 +60,7 @@ def main(folder: Path) -> int:
         {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
     status = _wait_for(torchrun.pid)
-    end_everything_below()
+    end_everything_below(keeper.spare)
     _write(folder / "exit.json", {"status": status, "at": datetime.now(UTC).isoformat()})
     return 0
 
@@ -78,27 +84,76 @@ def environment(launch: Launch, folder: Path, board: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **told}
 
 
-def end_everything_below(patience_s: float = 20.0) -> None:
-    """SIGKILL to every child; what was below it becomes our child, until there is none.
+class KeeperKept:
+    """Starts a keeper where none lives, and again when it has gone, for as long as this process lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._is_over = folder, threading.Event()
+        self._mine: subprocess.Popen[bytes] | None = None
+        self._started: int | None = None
+        self._guard = threading.Lock()
+        threading.Thread(target=self._keep, name="keeper", daemon=True).start()
+
+    def spare(self) -> int | None:
+        """Start none any more; the pid of the one that is our child, which is to live on."""
+        with self._guard:
+            self._is_over.set()
+            return self._mine.pid if self._mine else None
+
+    def _keep(self) -> None:
+        while True:
+            try:
+                with wire.connect(self._folder / "keeper.sock") as connection:
+                    connection.settimeout(None)
+                    connection.recv(1)  # nothing comes: it has gone
+            except OSError:
+                with self._guard:
+                    if self._is_over.is_set():
+                        return
+                    self._start()
+                self._is_over.wait(0.05)
+
+    def _start(self) -> None:
+        """One that comes up beside it ends at once: the lock is taken."""
+        if self._mine and started_ticks(self._mine.pid) == self._started:
+            return  # it is coming up
+        with open(self._folder / "keeper.log", "ab") as log:
+            self._mine = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.runtime.keeper", str(self._folder)],
+                start_new_session=True,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._started = started_ticks(self._mine.pid)
+
+
+def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:
+    """SIGKILL to every child but the spared one; what was below it becomes our child, until there is none.
 
     Bounded: a process may be stuck in the kernel.
     """
-    until = time.monotonic() + patience_s
+    until, spare = time.monotonic() + patience_s, spared()
     while time.monotonic() < until:
-        for pid in _children():
+        children = [pid for pid in _children() if pid != spare]
+        for pid in children:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
+        reaped = False
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                reaped = os.waitpid(pid, os.WNOHANG)[0] != 0 or reaped
+        if not children:
             return
-        if pid == 0:
+        if not reaped:
             time.sleep(0.01)
 
 
 def _children() -> list[int]:
+    """Zombies among them: whose parent has ended is ours by the time it is one itself."""
     me = os.getpid()
     found = []
     for entry in os.scandir("/proc"):
@@ -107,7 +162,7 @@ def _children() -> list[int]:
                 fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if int(fields[1]) == me and fields[0] != "Z":
+            if int(fields[1]) == me:
                 found.append(int(entry.name))
     return found
 

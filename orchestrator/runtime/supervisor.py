@@ -1,9 +1,10 @@
 """The only loop: take what happened, ask the core, write it down, do it.
 
-Everything comes through one queue: what ranks and command line say (channel), that an attempt's processes are gone
-(a thread that waits on their lock), results of the reader (one thread that reads checkpoints back), the scheduler's
-wake-ups at the next instant on which the core will have something to say, and signals. The loop looks at the clock at
-least twice a second besides, so that no step of the wall clock, on which the scheduler hangs, moves a deadline.
+Everything comes through one queue: what ranks and command line say (channel), what the keeper has saved (watcher), that
+an attempt's processes are gone (a thread that waits on their lock), results of the reader (one thread that reads
+checkpoints back), the scheduler's wake-ups at the next instant on which the core will have something to say, and signals.
+The loop looks at the clock at least twice a second besides, so that no step of the wall clock, on which the scheduler
+hangs, moves a deadline.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
-from orchestrator.runtime import attempts, checkpoints, keeping, launcher, signals
+from orchestrator.runtime import attempts, checkpoints, keeping, launcher, signals, snapshots
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.clock import Clock, SystemClock
@@ -42,6 +43,9 @@ from orchestrator.runtime.journal import Journal
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
 """What a SIGTERM leaves before SIGKILL: 30 s at torchrun, Slurm and Kubernetes by default, less five to end in."""
+
+KEEPER_S = 120.0
+"""How long a session without a wall waits at its end for the keeper's disk."""
 
 LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
 """A launch that the disk or the database does not allow just now is tried again for a minute."""
@@ -87,11 +91,13 @@ class Supervisor:
         self._journal = Journal(engine, run.id, row.id)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._attempt: Running | None = None
+        self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
         self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id)}
         self._told_s: float | None = None
         self._alarm_s: float | None = None
         self._attached = False
+        self._distrusted: set[int] = set()  # numbers of snapshots with which an attempt came no step further
         self._interrupts = self._launch_tries = 0
 
     @property
@@ -103,24 +109,40 @@ class Supervisor:
         self._channel = Channel(
             self.folder / "control.sock", lambda message, reply: self._queue.put(lambda: self._hear(message, reply))
         )
+        self._watcher = snapshots.Watcher(
+            self.folder, lambda message: self._queue.put(lambda: self._hear(message, lambda _: None))
+        )
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._scheduler.start()
         try:
             with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
                 if adopted:
-                    self._attempt = adopted
+                    self._attempt = self._last = adopted
                     self._watch(adopted, None)
                 self._happened(core.Adopted() if adopted else core.SessionOpened())
                 while not self._session.phase.is_over:
                     self._turn()
-            if self._processes:
-                launcher.kill(self._processes)
+            self._end_processes()
         finally:
             self._reader.shutdown(wait=True)
             self._scheduler.shutdown(wait=False)
             self._channel.close()
+            self._watcher.close()
             self._journal.catch_up()
         return self._session
+
+    def _end_processes(self) -> None:
+        """All that ran for the session; what is newer than the disk is written first, as far as the wall allows."""
+        if self._processes:
+            launcher.kill(self._processes)
+        snapshots.end(self.folder, timeout_s=self._left_s())
+        if self._last:
+            self._take_in(self._last)
+
+    def _left_s(self) -> float:
+        """Until the wall, for a wait that must not last longer."""
+        wall_s = self._session.wall_s
+        return KEEPER_S if wall_s is None else min(max(wall_s - self._clock.now_s(), core.LAST_WORDS_S), KEEPER_S)
 
     def _turn(self) -> None:
         for event in core.due(self._session, self._clock.now_s()):
@@ -146,7 +168,7 @@ class Supervisor:
             )
         if isinstance(event, core.GraceExpired) and self._attempt:
             launcher.kill(self._attempt.folder)
-            self._take_in(self._attempt)  # it may have saved and not come to tell
+            self._take_in(self._attempt)  # the keeper may have saved and not come to tell
             return next(core.due(self._session, self._clock.now_s()), event)
         return event
 
@@ -201,6 +223,10 @@ class Supervisor:
                 self._channel.tell_all(wire.Order("save"))
             case core.AskToStop(why):
                 self._channel.tell_all(wire.Order("stop", why))
+            case core.RescueSnapshot():
+                threading.Thread(
+                    target=snapshots.persist, args=(self.folder,), kwargs={"timeout_s": KEEPER_S}, daemon=True
+                ).start()
             case core.KillAttempt() if self._processes:
                 launcher.kill(self._processes)
 
@@ -217,7 +243,7 @@ class Supervisor:
 
         def look() -> None:
             try:
-                found = attempts.newest_checkpoint(self._engine, self._run, todo[0].name, self._skipped)
+                found = attempts.newest_state(self._engine, self._run, todo[0].name, self._skipped, self._distrusted)
             except Exception as error:
                 hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
                 again = self._fail if hopeless else self._launch_later
@@ -227,7 +253,7 @@ class Supervisor:
 
         self._submit(look)
 
-    def _start(self, stage: Stage, found: attempts.Found | None) -> None:
+    def _start(self, stage: Stage, found: attempts.Found) -> None:
         if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
             return  # stopped meanwhile
         try:
@@ -238,7 +264,8 @@ class Supervisor:
         except (OSError, SQLAlchemyError) as error:
             self._launch_later(f"an attempt could not be started: {error}")
             return
-        self._attached, self._launch_tries = False, 0
+        self._attached, self._launch_tries, self._last = False, 0, self._attempt
+        self._journal.note("launched", {"attempt": self._attempt.name, **found.said()})
         begun: dict[str, Any] = {
             "stage": stage.name,
             "step": self._attempt.row.first_step,
@@ -293,10 +320,12 @@ class Supervisor:
                 reply(wire.Deadline(self._session.deadline_s))
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
-            case wire.Saved(attempt=attempt) if self._is_current(attempt):
+            case wire.Saved():  # of an earlier attempt, too: the keeper writes what the dead have left
                 self._submit(lambda: self._read_back(message))
+            case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
+                self._journal.note(kind, dict(facts))
             case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
-                self._happened(core.SaveFailed(f"rank {rank}: {error}"))
+                self._happened(core.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
 
     def _asked(self, what: str, reply: Reply) -> None:
         if what == "stop":
@@ -358,12 +387,14 @@ class Supervisor:
         if found.run_id != self._run.id:
             self._post(lambda: self._happened(core.SaveFailed(f"{saved.path} belongs to another run")))
             return
-        took_s = saved.took_s + self._clock.now_s() - began_s
-        self._post(lambda: self._verified(found, Path(saved.path), took_s, saved.blocking_s))
+        took_s = 0.0 if saved.rescued else saved.took_s + self._clock.now_s() - began_s
+        self._post(lambda: self._verified(found, Path(saved.path), took_s, saved.blocking_s, rescued=saved.rescued))
 
     def _judge(self, attempt: Running) -> None:
         """An attempt's processes are gone: take in what it saved and nobody told of, then how it ended."""
         try:
+            if self._session.phase is Phase.STOPPING:
+                snapshots.persist(self.folder, timeout_s=self._left_s())
             for saved in self._untold(attempt):
                 self._read_back(saved)
         finally:  # whatever the disk does: that it has ended is known
@@ -385,7 +416,9 @@ class Supervisor:
 
     # What the reader found
 
-    def _verified(self, found: Manifest, folder: Path, took_s: float, blocking_s: float) -> None:
+    def _verified(
+        self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
+    ) -> None:
         self._known.add(str(folder))
         self._row = self._row._replace(
             step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
@@ -396,7 +429,8 @@ class Supervisor:
                 self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
             )
         )
-        self._happened(core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes))
+        if not self._session.phase.is_over:
+            self._happened(core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued))
         with contextlib.suppress(SQLAlchemyError):  # then the next one clears up
             for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
                 self._submit(lambda path=doomed: checkpoints.drop(path))  # type: ignore[misc]
@@ -419,6 +453,12 @@ class Supervisor:
         if self._attempt is not attempt:
             return  # we ended it ourselves and have written that down
         event = attempt.ended(self._row.step)
+        if (
+            attempt.from_snapshot is not None
+            and self._row.step <= attempt.row.first_step
+            and attempt.failed_by_itself()
+        ):
+            self._distrusted.add(attempt.from_snapshot)
         if isinstance(event, core.StageFinished | core.RunFinished):
             self._journal.write(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
         self._happened(event)

@@ -14,8 +14,11 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 
-SAVE, STOP = 1, 2
+SAVE, STOP, SNAPSHOT, SLOT = 1, 2, 4, 8
+"""What is asked: a save, a stop after it, a snapshot that stays in memory; the slot that it goes to is a bit of its own."""
+
 HORIZON = 2
 SLOT_BYTES = 64
 GONE = 1 << 60
@@ -33,9 +36,13 @@ def size(world_size: int) -> int:
 
 
 class Board:
-    """`path` is a file of `size(world_size)` zero bytes that every rank of the attempt can open."""
+    """Args:
+    path: a file of `size(world_size)` zero bytes that every rank of the attempt can open.
+    admit: on rank 0, takes what was asked for and returns what is asked of all ranks now; 0 for not yet.
+    """
 
     def __init__(self, path: str, rank: int, world_size: int, *, patience_s: float = 120.0) -> None:
+        self.admit: Callable[[int], int] = lambda wanted: wanted
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(descriptor, size(world_size))
@@ -50,7 +57,7 @@ class Board:
         self._target: int | None = None
 
     def ask(self, kinds: int) -> None:
-        """From any thread of rank 0: have all ranks do `kinds` (SAVE, STOP) at a common step. Others' asking is passed over."""
+        """From any thread of rank 0: have all ranks do `kinds` (SAVE, STOP, SNAPSHOT) at a common step. Others ask in vain."""
         if self._rank == 0:
             with self._lock:
                 self._wanted |= kinds
@@ -93,7 +100,10 @@ class Board:
         if word != self._settled:
             return  # one request at a time; this one goes out when the open one is settled
         with self._lock:
-            kinds, self._wanted = self._wanted, 0
+            kinds = self.admit(self._wanted)
+            self._wanted &= ~kinds
+        if not kinds:
+            return
         _WORD.pack_into(self._map, _REQUEST, ((word >> 8) + 1) << 8 | kinds)
 
     def _agree(self, step: int) -> int | None:

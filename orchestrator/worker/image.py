@@ -1,62 +1,130 @@
-"""A rank's share of the state as one safetensors file image in host memory, laid out once and filled at each save.
+"""A rank's share of the state as one safetensors file image in host memory that another process can see.
+
+    [safetensors: header, tensors][JSON files …]        … room to grow … [stamp]
 
 The file format (https://github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the
 tensors without a gap. Wider types come first, so each lies at a multiple of its own size and a view can be made of it.
+The stamp is the number of the snapshot, 0 while it is being filled: an image that bears its number is whole.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from orchestrator.wire import STAMP_BYTES
 from orchestrator.worker.state import DTYPES
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+Span = tuple[int, int]
+
+
+class TooSmall(Exception):
+    """The image cannot hold so many bytes; `need` says how many."""
+
+    def __init__(self, need: int) -> None:
+        super().__init__(need)
+        self.need = need
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """The order of the tensors in the image; equal layouts can share one buffer."""
+    """The order of the tensors in the image; equal layouts have equal headers."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
 
 
 class Image:
-    """Attributes: content: uint8 [bytes of the whole file], pinned where the state lies on a GPU."""
+    """Args:
+    descriptor: a file of `capacity` bytes and a stamp. It is mapped, and touched, at once.
+    pinned: the device copies into it by itself; for a state that lies on a GPU.
+    """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.layout = layout_of(tensors)
-        header, offset, spans = {}, 0, []
-        for name, dtype, shape in self.layout:
-            size = tensors[name].numel() * tensors[name].element_size()
-            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
-            spans.append((name, offset, size, dtype, shape))
-            offset += size
-        text = json.dumps(header).encode()
-        text += b" " * (-(len(text) + 8) % 64)
-        head = struct.pack("<Q", len(text)) + text
-        pinned = any(tensor.is_cuda for tensor in tensors.values())
-        self.content = torch.empty(
-            len(head) + offset, dtype=torch.uint8, pin_memory=pinned
-        ).zero_()  # touched before it is needed
-        self.content[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._views = {
-            name: self.content[len(head) + start : len(head) + start + size].view(dtype).view(shape)
-            for name, start, size, dtype, shape in spans
-        }
+    def __init__(self, descriptor: int, capacity: int, *, pinned: bool = False) -> None:
+        self._map = mmap.mmap(
+            descriptor, capacity + STAMP_BYTES, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        )
+        os.close(descriptor)
+        self.capacity = capacity
+        self._content = torch.frombuffer(self._map, dtype=torch.uint8, count=capacity)
+        self._layout: Layout | None = None
+        self._views: dict[str, torch.Tensor] = {}
+        self._end = 0
+        self._stream = _pin(self._content) if pinned else None
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors in; when it returns, training may change them."""
+    def fill(self, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], number: int) -> dict[str, Span]:
+        """Copy all in; when it returns, training may change the tensors.
+
+        Returns where each of `files` lies, and "" for the tensors' own file.
+        Raises: TooSmall, with nothing changed.
+        """
+        layout = layout_of(tensors)
+        if layout != self._layout:
+            head, end = header_of(layout)
+        else:
+            head, end = b"", self._end
+        need = end + sum(len(content) for content in files.values())
+        if need > self.capacity:
+            raise TooSmall(need)
+        self._stamp(0)
+        if head:
+            self._lay_out(layout, head, end)
+        self._copy(tensors)
+        spans, at = {"": (0, end)}, end
+        for name, content in files.items():
+            self._map[at : at + len(content)] = content
+            spans[name] = (at, len(content))
+            at += len(content)
+        self._stamp(number)
+        return spans
+
+    def _lay_out(self, layout: Layout, head: bytes, end: int) -> None:
+        self._map[: len(head)] = head
+        self._layout, self._end, self._views = layout, end, {}
+        at = len(head)
+        for name, dtype, shape in layout:
+            size = dtype.itemsize * int(torch.Size(shape).numel())
+            self._views[name] = self._content[at : at + size].view(dtype).view(shape)
+            at += size
+
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
-            for name, view in self._views.items():
-                view.copy_(tensors[name], non_blocking=True)
-        if self.content.is_pinned():
-            torch.cuda.synchronize()
+            if self._stream is None:
+                for name, view in self._views.items():
+                    view.copy_(tensors[name])
+                return
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for name, view in self._views.items():
+                    view.copy_(tensors[name], non_blocking=True)
+            self._stream.synchronize()
 
-    def __len__(self) -> int:
-        return self.content.numel()
+    def _stamp(self, number: int) -> None:
+        struct.pack_into("<q", self._map, self.capacity, number)
+
+
+def header_of(layout: Layout) -> tuple[bytes, int]:
+    """The head of a safetensors file of this layout, and the file's size."""
+    header, at = {}, 0
+    for name, dtype, shape in layout:
+        size = dtype.itemsize * int(torch.Size(shape).numel())
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    return struct.pack("<Q", len(text)) + text, 8 + len(text) + at
+
+
+def _pin(content: torch.Tensor) -> torch.cuda.Stream | None:
+    """Have the device copy into memory that is mapped already; without that a copy goes through the driver's own buffers."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    result = runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0)
+    return torch.cuda.Stream() if int(result) == 0 else None  # type: ignore[no-untyped-call]
 
 
 def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_size: int) -> dict[str, torch.Tensor]:
@@ -64,10 +132,17 @@ def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_s
 
     Every rank comes to the same split without a word between them.
     """
-    laden, mine = [0] * world_size, {}
-    for name in sorted(tensors.keys() - own, key=lambda name: (-tensors[name].nbytes, name)):
+    replicated = {name: tensors[name].nbytes for name in tensors.keys() - own}
+    mine = split(replicated, world_size)[rank]
+    return {name: tensors[name] for name in (*mine, *own)}
+
+
+def split(sizes: Mapping[str, int], world_size: int) -> list[list[str]]:
+    """Names by rank. What a rank gets in all hangs on the sizes alone, not on the names."""
+    laden = [0] * world_size
+    shares: list[list[str]] = [[] for _ in range(world_size)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         least = laden.index(min(laden))
-        laden[least] += tensors[name].nbytes
-        if least == rank:
-            mine[name] = tensors[name]
-    return mine | {name: tensors[name] for name in own}
+        laden[least] += sizes[name]
+        shares[least].append(name)
+    return shares

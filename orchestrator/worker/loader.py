@@ -9,6 +9,7 @@ resume begins at a batch by its number: nothing is read to be thrown away.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import random
 import signal
@@ -21,33 +22,36 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from orchestrator.errors import KgorchError
+from orchestrator.worker.virtual import Ranks
 
 Key = tuple[int, int]  # epoch, index of the sample
 
 
 class Order:
-    """Which samples each global batch holds, and which of them are this rank's; also what a DataLoader takes for a batch sampler.
+    """Which samples each global batch holds, and which of them each rank's; also what a DataLoader takes for a batch sampler:
+    of each global batch one slice for each rank that this process plays, one after another.
 
     Attributes: epoch, batch: where the next iteration begins.
     """
 
     def __init__(
-        self, size: int, global_batch: int, *, rank: int, world_size: int, seed: int, shuffle: bool, drop_last: bool
+        self, size: int, global_batch: int, *, ranks: Callable[[], Ranks], seed: int, shuffle: bool, drop_last: bool
     ) -> None:
         self.global_batch, self.epoch, self.batch = global_batch, 0, 0
-        self._size, self._rank, self._world, self._seed = size, rank, world_size, seed
+        self._size, self.ranks, self._seed = size, ranks, seed
         self._shuffle = shuffle
         self.batches = size // global_batch if drop_last else -(-size // global_batch)
 
     def samples_in(self, batch: int) -> int:
         return min(self.global_batch, self._size - batch * self.global_batch)
 
-    def slice_of(self, samples: int) -> tuple[int, int]:
-        """This rank's part of a global batch with so many samples: first and end."""
-        return self._rank * samples // self._world, (self._rank + 1) * samples // self._world
+    def slice_of(self, samples: int, rank: int) -> tuple[int, int]:
+        """A rank's part of a global batch with so many samples: first and end."""
+        count = self.ranks().count
+        return rank * samples // count, (rank + 1) * samples // count
 
     def __len__(self) -> int:
-        return self.batches - self.batch
+        return (self.batches - self.batch) * len(self.ranks().mine)
 
     def __iter__(self) -> Iterator[list[Key]]:
         order = torch.arange(self._size)
@@ -56,34 +60,33 @@ class Order:
             order = torch.randperm(self._size, generator=generator)
         for batch in range(self.batch, self.batches):
             samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
-            first, end = self.slice_of(len(samples))
-            yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
+            for rank in self.ranks().mine:
+                first, end = self.slice_of(len(samples), rank)
+                yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
 
 
 class Loader:
-    """Iterates over this rank's slices of the global batches; `seek` says where to begin.
+    """Iterates over this process's slices of the global batches, a list for each step; `seek` says where to begin.
 
     Attributes: global_batch: samples of one optimizer step, over all ranks.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], global_batch: int, *, rank: int, world_size: int, seed: int,
+        self, dataset: Dataset[Any], global_batch: int, *, ranks: Callable[[], Ranks], seed: int,
         shuffle: bool = True, drop_last: bool = True, **options: Any,
     ) -> None:  # fmt: skip
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise KgorchError(
                 f"session.loader() needs a dataset with a length and an index, found {type(dataset).__name__}"
             )
-        if global_batch < world_size:
+        if global_batch < ranks().count:
             raise KgorchError(
-                f"a global batch of {global_batch} cannot be split over {world_size} ranks",
+                f"a global batch of {global_batch} cannot be split over {ranks().count} ranks",
                 next_step="raise global_batch, or lower the stage's ranks",
             )
         size = len(dataset)
         self.global_batch = global_batch
-        self._order = Order(
-            size, global_batch, rank=rank, world_size=world_size, seed=seed, shuffle=shuffle, drop_last=drop_last
-        )
+        self._order = Order(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if len(self) == 0:
             raise KgorchError(
                 f"the dataset has {size} samples: not one global batch of {global_batch}",
@@ -104,17 +107,31 @@ class Loader:
         """Samples of global batch `batch`, over all ranks; only the last one of an epoch may be smaller."""
         return self._order.samples_in(batch)
 
-    def share_of(self, batch: int) -> int:
-        """This rank's samples of it; 0 in a last batch smaller than the ranks, where it gets one to no effect."""
-        first, end = self._order.slice_of(self.samples_in(batch))
+    def share_of(self, number: int) -> int:
+        """Samples that count in this process's batch of that number, of an epoch from its beginning.
+
+        0 in a last batch smaller than the ranks, where a rank gets one to no effect.
+        """
+        mine = self._order.ranks().mine
+        return self.share_of_rank(number // len(mine), mine[number % len(mine)])
+
+    def share_of_rank(self, batch: int, rank: int) -> int:
+        """The same of a global batch and one of the ranks."""
+        first, end = self._order.slice_of(self.samples_in(batch), rank)
         return end - first
 
     def seek(self, epoch: int, batch: int) -> None:
         self._order.epoch, self._order.batch = epoch, batch
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's batches from where `seek` said to the end of the epoch."""
+        """This process's batches from where `seek` said to the end of the epoch, one a rank that it plays."""
         return iter(self._inner) if len(self._order) else iter(())
+
+    def parts(self) -> Iterator[list[Any]]:
+        """The same, those of one step together."""
+        played, batches = len(self._order.ranks().mine), iter(self)
+        while part := list(itertools.islice(batches, played)):
+            yield part
 
 
 class _Keyed(Dataset[Any]):

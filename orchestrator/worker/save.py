@@ -1,207 +1,250 @@
-"""One rank's part of a checkpoint: copy aside, then write, flush and name it beside the training.
+"""One rank's part of a snapshot: copy the state into an image that the keeper holds too, and tell it so.
 
-Each rank fills its image at the agreed step (the only part that holds training up); a thread writes the shard, then
-`rankK.json` as its done mark. Rank 0's thread waits for all marks, writes the manifest last, flushes the folder,
-renames it to its name and flushes the parent. A kill at any moment leaves a folder under another name, which nobody
-reads; nothing is ever overwritten.
+The copy at the agreed step is all that holds the training up. What becomes of the snapshot is the keeper's business
+(runtime/keeper.py): it stays in memory, and is written to disk beside the training when it was taken for that.
+
+Two slots, filled in turn. Which one comes next hangs only on what all ranks have done at the same steps, and on what
+rank 0 says with each request (`admit`): one that is being written is not filled.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
-import shutil
-import threading
+import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
-from orchestrator import manifest
-from orchestrator.manifest import FileEntry, Manifest
-from orchestrator.wire import Saved, SaveFailed
-from orchestrator.worker.board import Board
-from orchestrator.worker.image import Image, layout_of, share
+from orchestrator import manifest, wire
+from orchestrator.manifest import Manifest
+from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Room, SaveFailed, boottime_s
+from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
+from orchestrator.worker.image import Image, TooSmall, share
 from orchestrator.worker.state import Captured
 
-MARK_PATIENCE_S = 600.0
+PATIENCE_S = 600.0
+KEEPER_PATIENCE_S = 20.0
+"""For a keeper to come up, or up again: 0.1 s on an idle machine."""
 
+OVERHEAD = 0.004
+"""The part of the training's time that snapshots may take."""
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A filled image and all that goes into the files around it.
-
-    `own`: this rank's own part of the tree. `names`: all tensors of the state, and those that this rank writes.
-    """
-
-    number: int
-    manifest: Manifest
-    tree: Mapping[str, Any]
-    own: Mapping[str, Any]
-    names: tuple[frozenset[str], frozenset[str]]
-    rng: Mapping[str, Any]
-    began_s: float
-    blocking_s: float
+GROWS = 1.05
 
 
 class Saver:
-    """Saves of one rank, one in flight.
-
-    Args:
-        root: the stage's folder of checkpoints.
-        attempt: id of this attempt; part of the temporary name, so that no dead attempt's leftovers are taken for ours.
-        tell: takes Saved and SaveFailed, from the writing thread.
-    """
+    """Attributes: blocking_s: what the last snapshot held the training up; error: why the last save failed, else ""."""
 
     def __init__(
-        self,
-        root: Path,
-        attempt: str,
-        rank: int,
-        world_size: int,
-        board: Board,
-        tell: Callable[[Saved | SaveFailed], None],
+        self, launch: Launch, rank: int, world_size: int, board: Board, tell: Callable[[SaveFailed], None]
     ) -> None:
-        self._root, self._attempt, self._rank, self._world, self._board, self._tell = (
-            root,
-            attempt,
-            rank,
-            world_size,
-            board,
-            tell,
-        )
-        self._image: Image | None = None
-        self._thread: threading.Thread | None = None
-        self._number = 0
-        self.succeeded = True
-        """How this rank's part of the last save ended; on rank 0, how the save did. Known after wait()."""
+        self._launch, self._rank, self._world, self._board, self._tell = launch, rank, world_size, board, tell
+        self._keeper: socket.socket | None = None
+        self._lines = wire.Lines()
+        self._images: list[Image] = []
+        self._pinned = False
+        self._number = self._slot = 0
+        self._count = 2
+        self._writing: tuple[int, int] | None = None  # number and slot of the snapshot on its way to disk
+        self.blocking_s, self.error = 0.0, ""
 
-    def save(self, captured: Captured, rng: Mapping[str, Any], described: Manifest) -> float:
-        """Copy the state aside and write it beside the training; returns the seconds that training was held up."""
-        self.wait()
-        began_s = time.monotonic()
-        mine = share(captured.tensors, captured.own, self._rank, self._world)
-        if self._image is None or self._image.layout != layout_of(mine):
-            self._image = None  # let the old one go first: at most one lies in memory
-            self._image = Image(mine)
-        self._image.fill(mine)
-        blocking_s = time.monotonic() - began_s
-        self._number += 1
-        names = frozenset(captured.tensors), frozenset(mine)
-        job = Job(self._number, described, captured.tree, captured.own_tree, names, rng, began_s, blocking_s)
-        self._thread = threading.Thread(target=self._persist, args=(job,), name="kgorch-save")
-        self._thread.start()
-        return blocking_s
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds from one snapshot to the next; None where there are none between saves."""
+        if self._launch.snapshot_s is None or self._count < 2:
+            return None
+        return max(self._launch.snapshot_s, self.blocking_s / OVERHEAD)
 
-    def wait(self) -> None:
-        if self._thread:
-            self._thread.join()
-
-    def _persist(self, job: Job) -> None:
-        aside = self._root / f"{manifest.folder_name(job.manifest.step, final=job.manifest.final)}.tmp-{self._attempt}"
+    def prepare(self, need_bytes: int, device: torch.device) -> None:
+        """Have the images laid and touched, before the first step. `need_bytes`: of this rank's share."""
+        self._pinned = device.type == "cuda"
         try:
-            aside.mkdir(parents=True, exist_ok=True)
-            self._write_share(aside, job)
-            if self._rank == 0:
-                self._publish(aside, job)
-            elif (failed := self._board.failed_rank(job.number)) is not None:
-                raise OSError(errno.EIO, f"rank {failed} could not write its share")
-            self.succeeded = True
+            self._make_room(need_bytes, KEEPER_PATIENCE_S)
         except OSError as error:
-            self.succeeded = False
-            self._board.save_failed(job.number)
-            self._clear(aside)
-            self._tell(SaveFailed(self._attempt, self._rank, job.manifest.step, f"{type(error).__name__}: {error}"))
+            self._lose_keeper()
+            print(f"kgorch: no room for snapshots yet: {error}", flush=True)
 
-    def _clear(self, aside: Path) -> None:
-        """Take away what this rank has written of a save that failed; rank 0 takes all. The last one out takes the folder."""
-        if self._rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-            return
-        for path in aside.glob(f"rank{self._rank}.*"):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            aside.rmdir()
-
-    def _write_share(self, aside: Path, job: Job) -> None:
-        assert self._image is not None
-        room = os.statvfs(aside)
-        if room.f_bavail * room.f_frsize < len(self._image) + (1 << 20):
-            raise OSError(
-                errno.ENOSPC,
-                f"no room for {len(self._image)} bytes (free: {room.f_bavail * room.f_frsize})",
-                str(aside),
-            )
-        shard = f"rank{self._rank}.safetensors"
-        entry = _write_hashed(aside / shard, self._image.content)
-        files = {shard: asdict(entry)}
-        if self._rank == 0:
-            files["state.json"] = asdict(manifest.write_durably(aside / "state.json", json.dumps(job.tree).encode()))
-        manifest.write_durably(
-            aside / f"rank{self._rank}.json",
-            json.dumps({"rng": job.rng, "own": job.own, "tensors": sorted(job.names[1]), "files": files}).encode(),
-        )
-
-    def _publish(self, aside: Path, job: Job) -> None:
-        files: dict[str, FileEntry] = {}
-        missing = set(job.names[0])
-        for rank in range(self._world):
-            content = self._mark_of(aside, rank, job.number)
-            files[f"rank{rank}.json"] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
-            mark = json.loads(content)
-            files |= {name: FileEntry(**entry) for name, entry in mark["files"].items()}
-            missing -= set(mark["tensors"])
-        if missing:  # ranks whose tensors differ have split them differently
-            raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
-        manifest.write(aside, replace(job.manifest, files=files))
-        manifest.fsync_folder(aside)
-        place = self._root / manifest.folder_name(job.manifest.step, final=job.manifest.final)
-        if place.exists():  # an earlier attempt put the same step there and died before it told; ours says nothing new
-            shutil.rmtree(aside)
+    def admit(self, wanted: int) -> int:
+        """On rank 0, of the kinds that were asked for: what all ranks are asked now, and with which slot; 0 for not yet."""
+        busy = self._is_writing()
+        if wanted & STOP:
+            kinds = wanted | SAVE
+        elif busy and wanted & SAVE:
+            kinds = wanted & SNAPSHOT if self._count == 2 else 0  # the save waits: one is on its way
         else:
-            aside.rename(place)
-        manifest.fsync_folder(self._root)
-        total = sum(entry.bytes for entry in files.values())
-        self._tell(
-            Saved(
-                self._attempt,
-                str(place),
-                job.manifest.step,
-                total,
-                job.blocking_s,
-                time.monotonic() - job.began_s,
-                job.manifest.final,
-            )
-        )
+            kinds = wanted
+        if not kinds:
+            return 0
+        slot = 1 - (self._writing[1] if self._writing and busy else self._slot) if self._count == 2 else 0
+        return kinds | (SLOT if slot else 0)
 
-    def _mark_of(self, aside: Path, rank: int, number: int) -> bytes:
-        until = time.monotonic() + MARK_PATIENCE_S
-        while True:
+    def next_slot(self) -> int:
+        """For a save that all ranks make without a request; each waits for its own last one first."""
+        return 1 - self._slot if self._count == 2 else 0
+
+    def save(
+        self,
+        captured: Captured,
+        docs: Mapping[str, Mapping[str, Any]],
+        described: Manifest,
+        *,
+        slot: int,
+        persist: bool,
+        began_s: float,
+    ) -> bool:
+        """Copy the state aside, whence the keeper writes it if `persist`. False when it could not be.
+
+        Args:
+            docs: the JSON files of this rank. The first of them bears the name of its shard, too.
+            began_s: when the training was held up.
+        """  # fmt: skip
+        self._number += 1
+        self.error = ""
+        mine = share(captured.tensors, captured.own, self._rank, self._world)
+        files = {name: json.dumps(document).encode() for name, document in docs.items()}
+        if self._rank == 0:
+            files["state.json"] = json.dumps(captured.tree).encode()
+            about = {"manifest": manifest.as_document(described), "tensors": sorted(captured.tensors)}
+            files["described"] = json.dumps(about).encode()
+        shard = next(iter(docs)).removesuffix(".json") + ".safetensors"
+        patience_s = KEEPER_PATIENCE_S if persist else 0.0
+        for again in (True, False):
             try:
-                return (aside / f"rank{rank}.json").read_bytes()
-            except FileNotFoundError:
-                pass
-            if (failed := self._board.failed_rank(number)) is not None:
-                raise OSError(errno.EIO, f"rank {failed} could not write its share")
-            if time.monotonic() > until:
-                raise OSError(errno.ETIMEDOUT, f"rank {rank} has not written its share for {MARK_PATIENCE_S:.0f} s")
-            time.sleep(0.002)
+                self._fill(mine, files, shard, described, slot, persist, began_s, patience_s)
+                return True
+            except OSError as error:
+                self._lose_keeper()
+                if not (again and persist):
+                    self._fail(described.step, error, persist)
+                    return False
+        raise AssertionError
+
+    def wait(self) -> bool:
+        """Until the last save is on disk. False when it failed, or nobody knows: the keeper is gone."""
+        until = time.monotonic() + PATIENCE_S
+        while self._is_writing(patience_s=0.05):
+            assert self._writing
+            if (failed := self._board.failed_rank(self._writing[0])) is not None:
+                self.error, self._writing = f"rank {failed} could not take part", None
+            elif self._keeper is None or time.monotonic() > until:
+                self.error, self._writing = "the keeper is gone" if self._keeper is None else "it takes too long", None
+        return not self.error
+
+    def fetch(self) -> tuple[wire.Held, list[int]]:
+        """The newest snapshot that the keeper holds. Raises: OSError."""
+        self._connect(KEEPER_PATIENCE_S)
+        assert self._keeper
+        wire.send(self._keeper, wire.Ask("fetch"))
+        answer, descriptors = self._answer(wire.Held)
+        assert isinstance(answer, wire.Held)
+        return answer, descriptors
+
+    def _fill(
+        self, mine: Mapping[str, torch.Tensor], files: Mapping[str, bytes], shard: str, described: Manifest, slot: int,
+        persist: bool, began_s: float, patience_s: float,
+    ) -> None:  # fmt: skip
+        size = sum(tensor.nbytes for tensor in mine.values()) + sum(len(content) for content in files.values())
+        if not self._images:
+            self._make_room(size + 512 * len(mine) + 65536, patience_s)
+        if self._count < 2 and persist:
+            self.wait()
+        assert self._keeper
+        try:
+            spans = self._images[slot].fill(mine, files, self._number)
+        except TooSmall as error:
+            self._make_room(error.need, patience_s)
+            spans = self._images[slot].fill(mine, files, self._number)
+        named = {name or shard: list(span) for name, span in spans.items()}
+        self.blocking_s = boottime_s() - began_s
+        self._slot = slot
+        if persist:
+            self._writing = (self._number, slot)
+        wire.send(
+            self._keeper,
+            Filled(
+                self._launch.attempt, self._rank, self._number, slot, described.step, named, described.final, persist,
+                began_s, self.blocking_s,
+            ),
+        )  # fmt: skip
+
+    def _fail(self, step: int, error: OSError, persist: bool) -> None:
+        if persist:  # a snapshot that cannot be taken is made up for by the next
+            self.error, self._writing = str(error), None
+            self._board.save_failed(self._number)
+            self._tell(SaveFailed(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
+
+    def _is_writing(self, patience_s: float = 0.0) -> bool:
+        if self._writing and self._keeper:
+            try:
+                for message in wire.receive(self._keeper, self._lines, patience_s=patience_s)[0]:
+                    if isinstance(message, Kept) and message.number == self._writing[0]:
+                        self.error, self._writing = message.error, None
+                        break
+            except (OSError, wire.WireError):
+                self._lose_keeper()
+        return self._writing is not None
+
+    def _make_room(self, need: int, patience_s: float) -> None:
+        self._images = []  # let the old ones go first
+        self._connect(patience_s)
+        assert self._keeper
+        told = self._launch
+        bound = -1 if told.memory_bytes is None else told.memory_bytes
+        wire.send(
+            self._keeper,
+            Room(
+                told.attempt,
+                told.run_id,
+                told.stage,
+                told.checkpoints,
+                self._rank,
+                self._world,
+                int(need * GROWS),
+                bound,
+            ),
+        )
+        answer, descriptors = self._answer(Images)
+        assert isinstance(answer, Images)
+        self._images = [Image(descriptor, answer.bytes, pinned=self._pinned) for descriptor in descriptors]
+        if not self._number:
+            self._number, self._slot = answer.number - 1, 1 - answer.slot
+        self._count = answer.count
+
+    def _answer(self, kind: type[wire.Message]) -> tuple[wire.Message, list[int]]:
+        """The keeper's, passing over word of saves that nobody waits for any more. Raises: OSError."""
+        assert self._keeper
+        until, kept = time.monotonic() + PATIENCE_S, list[int]()
+        while time.monotonic() < until:
+            try:
+                messages, descriptors = wire.receive(self._keeper, self._lines, patience_s=1.0)
+            except wire.WireError as error:
+                raise ConnectionError(str(error)) from None
+            kept += descriptors
+            for message in messages:
+                if isinstance(message, kind):
+                    return message, kept
+                if isinstance(message, Answer):
+                    raise OSError(message.text)
+        raise TimeoutError("the keeper does not answer")
+
+    def _connect(self, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        while self._keeper is None:
+            try:
+                self._keeper, self._lines = wire.connect(self._launch.keeper), wire.Lines()
+            except OSError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.05)
+
+    def _lose_keeper(self) -> None:
+        if self._keeper:
+            self._keeper.close()
+        self._keeper, self._images = None, []
 
 
-def _write_hashed(path: Path, content: torch.Tensor) -> FileEntry:
-    """Stream the image to disk in chunks, hashing on the way; both let the training's thread run."""
-    digest, view = xxhash.xxh3_128(), memoryview(content.numpy())  # type: ignore[arg-type]
-    with open(path, "xb", buffering=0) as file:
-        for start in range(0, len(view), manifest.CHUNK_BYTES):
-            chunk = view[start : start + manifest.CHUNK_BYTES]
-            digest.update(chunk)
-            while chunk:
-                chunk = chunk[file.write(chunk) :]
-        os.fsync(file.fileno())
-    return FileEntry(len(view), digest.hexdigest())
+def is_on_disk(launch: Launch, step: int, *, final: bool) -> bool:
+    return Path(launch.checkpoints, manifest.folder_name(step, final=final), manifest.NAME).exists()

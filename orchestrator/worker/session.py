@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import signal
 import time
@@ -25,12 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator import __version__, manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
-from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch
-from orchestrator.worker import batches, group, output_folder, state
-from orchestrator.worker.board import STOP, Board
+from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note, boottime_s
+from orchestrator.worker import batches, group, image, output_folder, state, stored, virtual
+from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
-from orchestrator.worker.save import Saver
+from orchestrator.worker.save import Saver, is_on_disk
+
+DOCUMENT_BYTES = 1 << 18
+"""Room in an image for what is no tensor: random states are some 30 kB of it."""
 
 
 class SessionOver(SystemExit):
@@ -67,6 +71,11 @@ class Session:
         self._steps_total = self._epochs_total = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
         self._rehearse = self._rehearsing = self._epoch_is_open = False
+        self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
+        self._parts: list[tuple[Any, float]] = []  # this step's batch of each rank played here, and its weight
+        self._divisible, self._went_back, self._chance = True, False, 0
+        self._next_snapshot_s = math.inf
+        self._exactness: dict[str, str] = {}
         self._saved_at: int | None = None
         self._state_bytes = 0
         self._ticked_s = self._gap_s = self._step_s = 0.0
@@ -77,9 +86,8 @@ class Session:
     def _supervise(self, launch: Launch) -> None:
         self._board = Board(os.environ[BOARD_VARIABLE], self.rank, self.world_size)
         self._link = Link(launch, self._board, self._hello, self._beat)
-        self._saver = Saver(
-            Path(launch.checkpoints), launch.attempt, self.rank, self.world_size, self._board, self._link.send
-        )
+        self._saver = Saver(launch, self.rank, self.world_size, self._board, self._link.send)
+        self._board.admit = self._saver.admit
         signal.signal(signal.SIGTERM, lambda *_: self._link.ask_stop())  # the wall has come nearer; only a request here
 
     def __enter__(self) -> Session:
@@ -93,12 +101,12 @@ class Session:
         over = isinstance(error, SessionOver)
         finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
         if self._board:
+            saved = True
             if finished:
-                self._save(final=True)
+                saved = self._save_and_wait(final=True)
                 self._board.leave()
-            self._saver.wait()
             self._link.close()
-            if finished and not self._saver.succeeded:
+            if not saved:
                 raise SaveLost("the stage is done, but its last save failed (kgorch history --events tells why)")
         if self._made_group and (finished or over):
             dist.destroy_process_group()
@@ -121,24 +129,55 @@ class Session:
                     next_step="wrap it in a class that has one",
                 )
         self._tracked = things
-        self._state_bytes = state.expected_bytes(things)
+        sizes, own_bytes = state.expected_sizes(things)
+        self._state_bytes = sum(sizes.values()) + own_bytes
         if self._launch:
-            if self._launch.resume:
-                self._restore(Path(self._launch.resume))
+            if self._launch.snapshot is not None:
+                self._restore(self._snapshot(self._launch.snapshot), "the snapshot in memory")
+            elif self._launch.resume:
+                self._restore(stored.Folder(Path(self._launch.resume)), self._launch.resume)
+                self._saved_at = self._step
+            if self._goes_on:
                 # DDP orders its buckets anew after its first backward; sums of three terms and more depend on that order.
                 # The script may have tracked the module inside its DDP, so any module will do.
                 self._rehearse = self.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
+            names = image.split(sizes, self.world_size)[self.rank]
+            need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + 600 * len(sizes)
+            self._saver.prepare(need, self.device)
+            self._plan_snapshot()
             self._link.send(self._hello())
 
-    def _restore(self, folder: Path) -> None:
-        described = manifest.read(folder)
-        own = state.read_json(folder / f"rank{self.rank if self.rank < described.world_size else 0}.json")
-        tree = state.read_json(folder / "state.json") | own["own"]
+    @property
+    def _goes_on(self) -> bool:
+        return self._launch is not None and (self._launch.resume is not None or self._launch.snapshot is not None)
+
+    def _snapshot(self, number: int) -> stored.InMemory:
         try:
-            state.restore(self._tracked, tree, state.Shards(folder, described, self.rank).fetch)
+            held, descriptors = self._saver.fetch()
+        except OSError as error:
+            raise stored.SnapshotGone(f"the keeper cannot be asked: {error}") from None
+        if held.number != number:
+            raise stored.SnapshotGone(f"expected snapshot {number}, found {held.number}")
+        return stored.InMemory(held, descriptors)
+
+    def _restore(self, found: stored.Stored, where: str) -> None:
+        described = found.described
+        count = described.world_size if described.divisible else self.world_size
+        if count >= self.world_size:
+            self._ranks = virtual.ranks_of(count, self.rank, self.world_size)
+        first = self._ranks.first
+        own = found.own(first)
+        try:
+            state.restore(self._tracked, found.tree | own["own"], found.fetcher(first))
         except CannotRestore as error:
-            raise CannotRestore(error.what, *error.facts, f"checkpoint: {folder}", next_step=error.next_step) from None
+            raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
         self._rng = own["rng"]
+        self._ranks.random_states = {rank: found.own(rank)["rng"] for rank in self._ranks.mine[1:]}
+        self._divisible = described.divisible
+        if self._ranks.count != described.world_size:
+            self._tell_other_ranks(described.world_size)
+        elif self._ranks.are_split:
+            self._tell_exactness(ranks=self._ranks.said())
         at = described.position
         self._loop, self._epoch, self._batch, self._step, self._samples = (
             at.loop,
@@ -147,8 +186,15 @@ class Session:
             at.step,
             at.samples,
         )
-        self._saved_at = at.step
         self._metrics = dict(described.metrics)
+
+    def _tell_other_ranks(self, before: int) -> None:
+        """A number of ranks that cannot play those of the run: what stays the same, and what does not."""
+        why = "" if self.world_size > before else "; not all its steps went through session.backward"
+        self._tell_exactness(
+            ranks=f"{self.world_size} instead of {before}{why}: the same order of samples and global batch;"
+            " dropout and BatchNorm statistics differ"
+        )
 
     def weights(self, stage: str, name: str = "model") -> dict[str, torch.Tensor]:
         """What the module `name` held at the end of another stage of this run, by the names of its state_dict.
@@ -189,8 +235,7 @@ class Session:
         return Loader(
             dataset,
             global_batch,
-            rank=self.rank,
-            world_size=self.world_size,
+            ranks=lambda: self._ranks,
             seed=self._seed,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -235,24 +280,41 @@ class Session:
             state.set_rng_state(self._rng, self.device)
             self._rng = None
         self._tick()  # what came since the last step, an evaluation perhaps
-        for batch in loader:
+        for parts in loader.parts():
             self._samples_now = loader.samples_in(self._batch)
-            self.weight = loader.share_of(self._batch) * self.world_size / self._samples_now
+            shares = [loader.share_of_rank(self._batch, rank) for rank in self._ranks.mine]
+            weights = [share * self.world_size / self._samples_now for share in shares]
+            self.weight = weights[0]
             if self._rehearse:
-                yield from self._rehearsal(batch)
-            yield batch
+                yield from self._rehearsal(parts, weights)
+            self._parts, self._went_back = list(zip(parts, weights, strict=True)), False
+            yield parts[0]
+            self._check_way_back()
             self._step += 1
             self._batch += 1
             self._samples += self._samples_now
             self._boundary()
 
-    def _rehearsal(self, batch: Any) -> Iterator[Any]:
+    def _check_way_back(self) -> None:
+        """A script whose every batch goes through `backward` as it came can be played by fewer processes."""
+        if not self._went_back:
+            self._divisible = False
+            if self._ranks.are_split:
+                raise KgorchError(
+                    f"{self._ranks.said()}: each batch must go to session.backward() as session.steps() gave it",
+                    next_step=f"do so, or run on {self._ranks.count} ranks again",
+                )
+
+    def _rehearsal(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
         """The batch once to no effect: whatever the script does with it to tracked things is undone."""
         kept, rng = state.capture(self._tracked), state.rng_state(self.device)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in kept.tensors.items()}
+        played = dict(self._ranks.random_states)
         self._rehearse, self._rehearsing = False, True
-        yield copy.deepcopy(batch)
+        self._parts = list(zip(copy.deepcopy(parts), weights, strict=True))
+        yield self._parts[0][0]
         self._rehearsing = False
+        self._ranks.random_states = played
         for thing in self._tracked.values():
             if isinstance(thing, nn.Module):
                 thing.zero_grad(set_to_none=True)
@@ -270,17 +332,44 @@ class Session:
 
     def _boundary(self) -> None:
         self._step_s = self._tick()
-        if self._board and (act := self._board.tick(self._step)):
-            self._save()
-            if act & STOP:
-                self._saver.wait()
-                raise SessionOver(saved=self._saver.succeeded)
+        if self._board:
+            if self._ticked_s >= self._next_snapshot_s:
+                self._next_snapshot_s = math.inf  # until it is taken
+                self._board.ask(SNAPSHOT)
+            if act := self._board.tick(self._step):
+                self._act(act)
 
-    def _save(self, *, final: bool = False) -> None:
+    def _act(self, act: int) -> None:
+        slot = 1 if act & SLOT else 0
+        if act & STOP:
+            raise SessionOver(saved=self._save_and_wait(slot=slot))
+        self._save(slot, persist=bool(act & SAVE))
+        self._plan_snapshot()
+
+    def _plan_snapshot(self) -> None:
+        interval_s = self._saver.interval_s if self._tracked and self.rank == 0 else None
+        self._next_snapshot_s = math.inf if interval_s is None else time.monotonic() + interval_s
+
+    def _save_and_wait(self, *, slot: int | None = None, final: bool = False) -> bool:
+        """Save, and see it on disk; once more should the keeper be lost meanwhile, for training stands still."""
+        assert self._launch
+        for _ in range(2):
+            if self._saver.wait() and self._saved_at == self._step and not final:
+                return True
+            slot = self._saver.next_slot() if slot is None else slot
+            if not self._tracked or (self._save(slot, persist=True, final=final) and self._saver.wait()):
+                return True
+            if is_on_disk(self._launch, self._step, final=final):
+                return True
+            slot = None
+        return False
+
+    def _save(self, slot: int, *, persist: bool, final: bool = False) -> bool:
         """Copy the state aside; a step that is saved already is not saved twice, except as a stage's last."""
         assert self._launch
+        began_s = boottime_s()
         if not self._tracked or (self._saved_at == self._step and not final):
-            return
+            return True
         captured = state.capture(self._tracked)
         described = Manifest(
             run=self._launch.run,
@@ -288,14 +377,31 @@ class Session:
             stage=self._launch.stage,
             final=final,
             position=Position(self._loop, self._epoch, self._batch, self._step, self._samples),
-            world_size=self.world_size,
+            world_size=self._ranks.count,
+            divisible=self._divisible,
             created_at=datetime.now(UTC).isoformat(),
             plan_hash=self._launch.plan_hash,
             metrics=self._plain_metrics(),
             versions=group.versions(__version__, self.device),
         )
-        self._saver.save(captured, state.rng_state(self.device), described)
-        self._saved_at = self._step
+        docs = self._rank_documents(captured)
+        saved = self._saver.save(captured, docs, described, slot=slot, persist=persist, began_s=began_s)
+        if saved and persist:
+            self._saved_at = self._step
+        return saved
+
+    def _rank_documents(self, captured: state.Captured) -> dict[str, dict[str, Any]]:
+        """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
+        mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
+        random_states = {self._ranks.first: state.rng_state(self.device), **self._ranks.random_states}
+        return {
+            f"rank{rank}.json": {
+                "rng": random_states[rank],
+                "own": captured.own_tree,
+                "tensors": sorted(mine) if rank == self._ranks.first else [],
+            }
+            for rank in self._ranks.mine
+        }
 
     # One step
 
@@ -311,18 +417,47 @@ class Session:
         Returns:
             The mean loss over this rank's batch, detached, not waited for. Scalar.
         """
+        if not self._parts or batch is not self._parts[0][0]:
+            return self._backward_part(batch, loss_of, self.weight, scaler, last=True)
+        self._went_back = True
+        if not self._ranks.are_split:
+            return self._backward_part(batch, loss_of, self.weight, scaler, last=True)
+        return self._backward_of_all(loss_of, scaler)
+
+    def _backward_of_all(self, loss_of: Callable[[Any], torch.Tensor], scaler: Any) -> torch.Tensor:
+        """The batches of all ranks that this process plays (virtual.py). Returns the first one's loss."""
+        if self._chance and self._chance != virtual.fingerprint(self.device):
+            self._tell_exactness(ranks=f"{self._ranks.said()}, but chance was drawn outside of session.backward")
+        modules = [thing for thing in self._tracked.values() if isinstance(thing, nn.Module)]
+        before = virtual.copied_buffers(modules)
+        last = self._ranks.end - 1
+        batch, weight = self._parts[0]
+        loss = self._backward_part(batch, loss_of, weight, scaler, last=self._ranks.first == last)
+        for rank, (batch, weight) in zip(self._ranks.mine[1:], self._parts[1:], strict=True):
+            with (
+                virtual.playing(self._ranks, rank, self.device, modules, before),
+                virtual.summing(modules, self._ranks),
+            ):
+                self._backward_part(batch, loss_of, weight, scaler, last=rank == last)
+        self._chance = virtual.fingerprint(self.device)
+        return loss
+
+    def _backward_part(
+        self, batch: Any, loss_of: Callable[[Any], torch.Tensor], weight: float, scaler: Any, *, last: bool
+    ) -> torch.Tensor:
+        """One rank's batch in microbatches; DDP reduces the gradients after the last one of the `last` rank played here."""
         samples = batches.length(batch)
         parts = batches.split(batch, self.microbatch or samples)
         total = torch.zeros((), device=self.device)
         for number, part in enumerate(parts):
             fraction = batches.length(part) / samples
             with contextlib.ExitStack() as without_sync:
-                if number < len(parts) - 1:
+                if not last or number < len(parts) - 1:
                     for thing in self._tracked.values():
                         if isinstance(thing, DistributedDataParallel):
                             without_sync.enter_context(thing.no_sync())
                 loss = loss_of(self.to_device(part))
-                weighted = loss * (fraction * self.weight)
+                weighted = loss * (fraction * weight)
                 (scaler.scale(weighted) if scaler else weighted).backward()
             total += loss.detach() * fraction
         return total
@@ -341,6 +476,12 @@ class Session:
                     self._metrics[name] = _number(name, value)
 
     # What is told
+
+    def _tell_exactness(self, **facts: str) -> None:
+        """Rank 0 tells of what the sameness of bits hangs on, once it changes."""
+        if self._launch and self.rank == 0 and facts.items() - self._exactness.items():
+            self._exactness |= facts
+            self._link.send(Note(self._launch.attempt, "exactness", dict(self._exactness)))
 
     def _plain_metrics(self) -> dict[str, float]:
         return {name: float(value) for name, value in list(self._metrics.items())}

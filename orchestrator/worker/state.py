@@ -88,14 +88,20 @@ def is_replicated(thing: Any) -> bool:
     return isinstance(thing, nn.Module | torch.optim.Optimizer)
 
 
-def expected_bytes(tracked: Mapping[str, Any]) -> int:
-    """Size of the state once training has begun: an optimizer without one yet is taken to keep two values a parameter."""
-    found: int = sum(tensor.nbytes for tensor in capture(tracked).tensors.values())
-    unborn: list[Any] = [
-        item for item in tracked.values() if isinstance(item, torch.optim.Optimizer) and not item.state
-    ]
-    weights = (weight for optimizer in unborn for group in optimizer.param_groups for weight in group["params"])
-    return found + sum(2 * int(weight.nbytes) for weight in weights)
+def expected_sizes(tracked: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """Bytes of the state once training has begun: those of each replicated tensor by path, and all that are a rank's own.
+
+    An optimizer without a state yet is taken to keep two values a parameter; plain SGD keeps one or none.
+    """
+    captured = capture(tracked)
+    sizes = {name: tensor.nbytes for name, tensor in captured.tensors.items() if name not in captured.own}
+    for name, thing in tracked.items():
+        if isinstance(thing, torch.optim.Optimizer) and not thing.state:
+            for group in thing.param_groups:
+                kept = 2 if not isinstance(thing, torch.optim.SGD) else int(bool(group["momentum"]))
+                for number, weight in enumerate(group["params"] * kept):
+                    sizes[f"{name}.{id(group)}.{number}"] = weight.nbytes
+    return sizes, sum(captured.tensors[name].nbytes for name in captured.own)
 
 
 def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Callable[[str], torch.Tensor]) -> None:

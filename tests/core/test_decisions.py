@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import cadence, deadline, retention
+from orchestrator.core.deadline import Save
 from orchestrator.core.outcome import Ended, RankRecord, first_cause, verdict
 from orchestrator.core.retention import Kept, Rule, to_drop
 from orchestrator.core.session import AttemptCrashed, AttemptSuspended, RetriesExhausted, RunFinished, StageFinished
@@ -20,10 +21,20 @@ def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
     assert deadline.first_guess_s(0, 0) == 2.0
 
 
-def test_the_lead_forgets_saves_that_are_long_ago():
-    assert deadline.save_s([60.0] + [2.0] * 8, guess_s=99) == pytest.approx(3.0)
-    assert deadline.save_s([2.0, 4.0], guess_s=99) == pytest.approx(6.0)
-    assert deadline.save_s([], guess_s=99) == 99
+def test_the_lead_counts_on_the_slowest_of_the_runs_saves_and_forgets_those_long_ago():
+    assert deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 19, 10, guess_s=99) < 2.5
+    assert deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 18, 10, guess_s=99) > 60
+    assert deadline.save_s([], 10, guess_s=99) == 99
+
+
+def test_few_saves_tell_little_so_more_is_counted_on():
+    leads = [deadline.save_s([Save(10, 4.0)] * count, 10, guess_s=99) for count in (1, 4, 16)]
+    assert leads == [pytest.approx(8.0), pytest.approx(6.0), pytest.approx(5.0)]
+
+
+def test_a_state_that_has_grown_is_counted_on_to_take_longer():
+    assert deadline.save_s([Save(100, 2.0)] * 16, 400, guess_s=99) == pytest.approx(10.0)
+    assert deadline.save_s([Save(400, 2.0)] * 16, 100, guess_s=99) == pytest.approx(2.5)
 
 
 def test_the_interval_is_youngs_and_bounded_by_the_plan():
@@ -93,6 +104,11 @@ def test_a_disk_budget_takes_the_oldest_first_and_stops_at_the_newest():
 
 def test_nothing_goes_before_something_newer_is_verified():
     assert to_drop([retention.Kept("1", "train", 1, 10, 1.0, verified=False)], Rule(last=1)) == ()
+
+
+def test_each_kth_checkpoint_of_a_stage_is_kept_for_good_whatever_was_dropped_between():
+    kept = [Kept(str(n), "train", n, 10, float(n), verified=True, number=n) for n in (2, 5, 6, 7, 8, 9)]
+    assert to_drop(kept, Rule(last=1, every=3)) == ("6", "7")  # the third, sixth and ninth stay, and the newest
 
 
 def _ended(*records, ranks=2, gained=True, without_progress=0, more=False):

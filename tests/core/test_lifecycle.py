@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import session as core
+from orchestrator.core.deadline import Save
 from orchestrator.core.session import (
+    CALIBRATION_S,
     OVER,
     TRANSITIONS,
     Adopted,
@@ -26,9 +28,11 @@ from orchestrator.core.session import (
     GraceExpired,
     IllegalTransition,
     KillAttempt,
+    LastSaveLate,
     Launch,
     Phase,
     QueueResume,
+    RescueSnapshot,
     RetriesExhausted,
     RunFinished,
     SaveFailed,
@@ -53,6 +57,7 @@ EVENTS = [
     DeadlineReached(),
     StopRequested("a person"),
     StopRequested("SIGTERM", 50.0),
+    LastSaveLate(),
     GraceExpired(),
     ExitOverdue(),
     StageFinished(),
@@ -69,7 +74,7 @@ EVENTS = [
 @pytest.fixture
 def training() -> Session:
     """A session that trains, its wall 100 s away, saves known to take 4 s."""
-    session = Session(wall_s=100.0, margin_s=2.0, every_s=1000.0, save_times_s=(4.0,))
+    session = Session(wall_s=100.0, margin_s=2.0, every_s=1000.0, saves=(Save(1000, 4.0),))
     session, _ = advance(session, SessionOpened(), 0.0)
     session, _ = advance(session, Attached(1000), 5.0)
     return session
@@ -97,8 +102,8 @@ def test_nothing_is_due_a_moment_before_the_deadline(training):
 
 def test_the_deadline_leaves_room_for_the_save_the_steps_the_exit_and_the_margin(training):
     slow = training.observing(gap_s=3.0, step_s=0.5)
-    # 1.5 × 4 s of save, 3 s of the longest step, 2 × 0.5 s to agree, 2 s to exit, 2 s of margin
-    assert slow.lead_s == pytest.approx(6.0 + 3.0 + 1.0 + 2.0 + 2.0)
+    # twice the 4 s of the one save seen, 3 s of the longest step, 2 × 0.5 s to agree, 2 s to exit, 2 s of margin
+    assert slow.lead_s == pytest.approx(8.0 + 3.0 + 1.0 + 2.0 + 2.0)
 
 
 def test_a_verified_save_in_time_ends_in_suspended_with_a_resume_queued(training):
@@ -127,8 +132,44 @@ def test_processes_that_saved_but_do_not_end_are_killed_and_nothing_is_lost(trai
     assert KillAttempt() in actions
 
 
+def test_the_first_save_comes_early_so_that_the_lead_is_measured():
+    session = Session(every_s=600.0)
+    for event in (SessionOpened(), Attached(1000)):
+        session, _ = advance(session, event, 100.0)
+    [event] = due(session, 100.0 + CALIBRATION_S)
+    saving, _ = advance(session, event, 105.0)
+    measured, _ = advance(saving, CheckpointVerified(5, 3.0, 0.1, 1000), 108.0)
+    assert measured.saves == (Save(1000, 3.0),)
+    assert measured.next_save_s > 108.0 + CALIBRATION_S
+
+
+def test_a_last_save_that_would_come_too_late_has_the_newest_snapshot_written_once(training):
+    stopping, _ = advance(training, DeadlineReached(), 82.0)
+    assert stopping.rescue_s == pytest.approx(100.0 - 8.0 - 2.0)
+    assert not list(due(stopping, 89.9))
+    [event] = due(stopping, 90.0)
+    rescued, actions = advance(stopping, event, 90.0)
+    assert rescued.phase is Phase.STOPPING and actions == (RescueSnapshot(),)
+    assert not list(due(rescued, 90.1))
+    rescued, _ = advance(rescued, CheckpointVerified(7, 0.0, rescued=True), 92.0)  # it is no last save
+    [event] = due(rescued, rescued.kill_s)
+    assert advance(rescued, event, rescued.kill_s)[0].phase is Phase.CUT_OFF
+
+
+def test_a_last_save_in_time_leaves_the_snapshot_alone(training):
+    stopping, _ = advance(training, DeadlineReached(), 82.0)
+    saved, _ = advance(stopping, CheckpointVerified(7, 2.0), 85.0)
+    assert not list(due(saved, 90.0))
+
+
+def test_a_slow_disk_of_this_session_lengthens_the_lead_that_earlier_sessions_taught():
+    fast = Session(wall_s=100.0, saves=(Save(1000, 4.0),), state_bytes=1000, write_bytes_per_s=1e6)
+    slow = Session(wall_s=100.0, saves=(Save(1000, 4.0),), state_bytes=1000, write_bytes_per_s=50.0)
+    assert fast.save_s == pytest.approx(8.0) and slow.save_s == pytest.approx(20.0)
+
+
 def test_a_periodic_save_is_asked_for_once_and_training_goes_on_after_it():
-    session = Session(every_s=10.0)
+    session = Session(every_s=10.0, saves=(Save(10, 1.0),))
     session, _ = advance(session, SessionOpened(), 0.0)
     session, _ = advance(session, Attached(), 5.0)
     assert not list(due(session, 14.9))
@@ -191,7 +232,7 @@ def test_a_stop_whose_save_failed_is_no_suspension(training):
 
 
 def test_a_checkpoint_found_on_disk_teaches_nothing_about_how_long_saves_take(training):
-    assert advance(training, CheckpointVerified(5, 0.0), 20.0)[0].save_times_s == (4.0,)
+    assert advance(training, CheckpointVerified(5, 0.0), 20.0)[0].saves == (Save(1000, 4.0),)
 
 
 def test_a_wall_before_the_first_step_costs_nothing_and_ends_at_once():

@@ -192,15 +192,6 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
     assert told == [newest if left_alone else tmp_path / "step-00000002.broken"] and told[0].is_dir()
 
 
-def test_what_killed_saves_left_is_cleared_and_checkpoints_are_not(tmp_path):
-    kept = _checkpoint(tmp_path, 1)
-    for name in ("step-00000002.tmp-1.1", "step-00000003-final.tmp-2.1", "step-00000001.dropping"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "notes").mkdir()
-    assert checkpoints.clear_leftovers(tmp_path) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", kept.name]
-
-
 # Messages
 
 MESSAGES = [
@@ -213,6 +204,12 @@ MESSAGES = [
     wire.Deadline(None),
     wire.Ask("stop"),
     wire.Answer(True, "x"),
+    wire.Note("1.1", "exactness", {"data": "keyed"}),
+    wire.Room("1.1", "id", "train", "/x", 1, 2, 4096),
+    wire.Images(2, 4096, 7, 1),
+    wire.Filled("1.1", 1, 7, 0, 42, {"rank1.json": [0, 9]}, False, True, 5.0, 0.1),
+    wire.Kept(7, "disk"),
+    wire.Held("1.1", "id", "train", 42, 7, False, 5.0, [{"rank0.json": [0, 9]}]),
 ]
 
 

@@ -21,16 +21,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from orchestrator import manifest
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.manifest import Manifest, Position
-from orchestrator.runtime.export import export
-from orchestrator.wire import Saved, SaveFailed
+from orchestrator.wire import STAMP_BYTES
 from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
-from orchestrator.worker.image import Image, share
+from orchestrator.worker.image import Image, TooSmall, share
 from orchestrator.worker.loader import Loader
-from orchestrator.worker.save import Saver
+from orchestrator.worker.virtual import ranks_of
 
 
 @pytest.fixture
@@ -202,6 +199,23 @@ def test_random_states_come_back_for_all_libraries():
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
 
 
+def _image(capacity):
+    descriptor = os.memfd_create("image")
+    os.ftruncate(descriptor, capacity + STAMP_BYTES)
+    return Image(os.dup(descriptor), capacity), descriptor
+
+
+def test_an_image_too_small_says_what_it_needs_and_keeps_what_it_holds():
+    image, descriptor = _image(4096)
+    image.fill({"x": torch.ones(10)}, {}, 1)
+    before = os.pread(descriptor, 4096 + 8, 0)
+    with pytest.raises(TooSmall) as refused:
+        image.fill({"x": torch.ones(2000)}, {}, 2)
+    assert refused.value.need > 8000
+    assert os.pread(descriptor, 4096 + 8, 0) == before
+    os.close(descriptor)
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(
@@ -211,11 +225,15 @@ def test_random_states_come_back_for_all_libraries():
 )
 def test_an_image_is_a_safetensors_file(tmp_path_factory, shapes):
     tensors = {f"t{i}": (torch.rand(length) * 9).to(dtype) for i, (length, dtype) in enumerate(shapes)}
-    image = Image(tensors)
-    image.fill(tensors)
+    image, descriptor = _image(1 << 16)
+    spans = image.fill(tensors, {"a.json": b"{}"}, 7)
+    start, size = spans[""]
     path = tmp_path_factory.mktemp("image") / "x.safetensors"
-    path.write_bytes(bytes(image.content.numpy()))
+    path.write_bytes(os.pread(descriptor, size, start))
     loaded = load_file(path)
+    assert os.pread(descriptor, 2, spans["a.json"][0]) == b"{}"
+    assert int.from_bytes(os.pread(descriptor, 8, 1 << 16), "little") == 7
+    os.close(descriptor)
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
 
@@ -243,9 +261,13 @@ class Noisy(torch.utils.data.Dataset):
         )
 
 
+def _ranks(rank, world, count=None):
+    return lambda: ranks_of(count or world, rank, world)
+
+
 def _global_batches(world, epoch, begin=0, **options):
     """The samples of each global batch as all ranks together read them."""
-    loaders = [Loader(Noisy(), 8, rank=rank, world_size=world, seed=4, **options) for rank in range(world)]
+    loaders = [Loader(Noisy(), 8, ranks=_ranks(rank, world), seed=4, **options) for rank in range(world)]
     for loader in loaders:
         loader.seek(epoch, begin)
     per_rank = [list(loader) for loader in loaders]
@@ -281,7 +303,7 @@ def test_reading_samples_leaves_the_trainings_own_chance_alone():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     expected = random.random(), float(np.random.rand()), float(torch.rand(()))
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    list(Loader(Noisy(), 8, rank=0, world_size=1, seed=4))
+    list(Loader(Noisy(), 8, ranks=_ranks(0, 1), seed=4))
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
 
 
@@ -289,7 +311,7 @@ def test_a_last_batch_smaller_than_the_ranks_lends_a_sample_to_those_without():
     data = torch.utils.data.TensorDataset(torch.arange(5))
     shares = []
     for rank in range(4):
-        loader = Loader(data, 4, rank=rank, world_size=4, seed=0, drop_last=False)
+        loader = Loader(data, 4, ranks=_ranks(rank, 4), seed=0, drop_last=False)
         loader.seek(0, 1)
         [batch] = list(loader)
         assert len(batch[0]) == 1
@@ -303,7 +325,7 @@ def test_a_last_batch_smaller_than_the_ranks_lends_a_sample_to_those_without():
 )
 def test_a_global_batch_that_cannot_be_is_refused(options, said):
     with pytest.raises(KgorchError, match=said):
-        Loader(Noisy(), rank=0, world_size=2, seed=0, **options)
+        Loader(Noisy(), ranks=_ranks(0, 2), seed=0, **options)
 
 
 def test_a_batch_of_any_structure_is_cut_along_its_samples():
@@ -313,91 +335,6 @@ def test_a_batch_of_any_structure_is_cut_along_its_samples():
     assert [part["pair"].x.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
     assert [part["pair"].names for part in parts] == [["a", "b"], ["c", "d"], ["e"]]
     assert all(part["scale"] == 2.0 for part in parts)
-
-
-# Save
-
-
-def _saver(root, page, told, rank=0, world=1, attempt="1.1"):
-    return Saver(root, attempt, rank, world, Board(page, rank, world), told.append)
-
-
-def _described(step, final=False):
-    return Manifest("run", "id", "train", Position(step=step), 1, "2026-11-20T00:00:00+00:00", final=final)
-
-
-def test_a_save_is_put_in_place_whole_and_verifies(tmp_path, page):
-    told = []
-    saver = _saver(tmp_path / "cp", page, told)
-    net = nn.Linear(4, 4)
-    saver.save(state.capture({"model": net}), state.rng_state(torch.device("cpu")), _described(3))
-    expected = net.weight.detach().clone()
-    with torch.no_grad():
-        net.weight.zero_()  # training goes on beside the writing
-    saver.wait()
-    [saved] = told
-    assert isinstance(saved, Saved)
-    assert manifest.verify(Path(saved.path)).step == 3
-    assert torch.equal(
-        state.Shards(Path(saved.path), manifest.read(Path(saved.path)), 0).fetch("model.weight"), expected
-    )
-    assert [path.name for path in (tmp_path / "cp").iterdir()] == ["step-00000003"]
-
-
-def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(tmp_path, page):
-    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3)})
-    net["b"].weight = net["a"].weight
-    told = []
-    saver = _saver(tmp_path / "cp", page, told)
-    tracked = {"model": net, "optimizer": torch.optim.AdamW(net.parameters())}
-    saver.save(state.capture(tracked), state.rng_state(torch.device("cpu")), _described(3))
-    saver.wait()
-    out = tmp_path / "model.safetensors"
-    assert export(Path(told[0].path), out, "model") == len(net.state_dict())
-    loaded = load_file(out)
-    assert loaded.keys() == net.state_dict().keys()
-    assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())
-    with pytest.raises(KgorchError, match="give --only one of: model, optimizer"):
-        export(Path(told[0].path), out, "ema")
-
-
-def test_a_rank_that_cannot_write_its_share_fails_the_save_on_all(tmp_path, page):
-    told = []
-    root = tmp_path / "cp"
-    first, second = _saver(root, page, told, 0, 2), _saver(root, page, told, 1, 2)
-    captured = state.capture({"model": nn.Linear(4, 4)})
-    (root / "step-00000003.tmp-1.1").mkdir(parents=True)
-    (root / "step-00000003.tmp-1.1" / "rank1.safetensors").write_text("in the way")
-    for saver in (first, second):
-        saver.save(captured, {}, _described(3))
-    first.wait(), second.wait()
-    assert {(type(item), item.rank) for item in told} == {(SaveFailed, 0), (SaveFailed, 1)}
-    assert not manifest.checkpoints(root) and not list(root.glob("*"))
-
-
-def test_saves_killed_at_any_moment_leave_only_whole_checkpoints(tmp_path):
-    """kill -9 in the midst of saves, again and again: what is found under a checkpoint's name verifies."""
-    program = """
-import sys, torch; from pathlib import Path; sys.path.insert(0, sys.argv[2])
-from test_worker import _saver, _described; from orchestrator.worker import state
-root = Path(sys.argv[1]); page = root / "board"; page.write_bytes(b"\\0" * 4096)
-net = torch.nn.Linear(1000, 1000); saver = _saver(root / "cp", str(page), [], attempt=sys.argv[3])
-for step in range(int(sys.argv[3]) * 1000, 10**8):
-    saver.save(state.capture({"model": net}), {}, _described(step)); print(step, flush=True)
-"""
-    chance, found = random.Random(0), 0
-    for number in range(6):
-        command = [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent), str(number)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert process.stdout
-        process.stdout.readline()
-        time.sleep(chance.random() * 0.3)
-        process.kill()
-        process.wait()
-        for folder in manifest.checkpoints(tmp_path / "cp"):
-            manifest.verify(folder)
-            found += 1
-    assert found > 6
 
 
 def test_the_same_script_runs_alone_and_under_plain_torchrun(tmp_path):

@@ -1,0 +1,371 @@
+"""The process that holds the ranks' snapshots: `python -m orchestrator.runtime.keeper FOLDER`, one a run.
+
+A snapshot is an image in each rank's memfd (worker/image.py), of which this process has a descriptor: it outlives rank,
+torchrun, shim and supervisor. Here it is written to disk beside the training, without PyTorch and without the trainer's
+GIL; from here a relaunched rank gets it back. Two slots a rank, filled in turn, so that one snapshot is always whole; an
+image bears the number of its snapshot in its last bytes, written after all else and wiped before it is filled anew: a
+rank killed while it copies leaves no snapshot that looks whole.
+
+The shim starts it where none lives, and again should it be killed. It ends when a supervisor says so, or when nobody has
+been connected for a while; what is newer than the disk is written then.
+
+Ranks send Room and Filled. `Ask`s: `watch` (be told of saves), `newest`, `fetch` (the newest with its descriptors), `persist`
+(write the newest, unless it is on disk), `end` (the same, then go). One thread for the sockets, one that writes.
+"""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import os
+import queue
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator import wire
+from orchestrator.core.snapshots import images
+from orchestrator.runtime import persisting
+from orchestrator.runtime.memory import free_bytes
+from orchestrator.runtime.persisting import Share
+from orchestrator.wire import (
+    Answer,
+    Ask,
+    Filled,
+    Held,
+    Images,
+    Kept,
+    Message,
+    Note,
+    Room,
+    Saved,
+    SaveFailed,
+    boottime_s,
+)
+
+IDLE_S = 20.0
+NICE = 5
+"""Behind the training, where both want the processor; at the wall the training waits anyway."""
+
+SOCKET, LOCK = "keeper.sock", "keeper.lock"
+
+
+class Memory:
+    """One image: a memfd of `capacity` bytes and the stamp behind them; a file without a name where memory does not allow it."""
+
+    def __init__(self, capacity: int, folder: Path | None = None) -> None:
+        self.capacity = capacity
+        if folder is None:
+            self.descriptor = os.memfd_create("kgorch-image", os.MFD_CLOEXEC)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                self.descriptor = os.dup(file.fileno())
+            os.posix_fallocate(
+                self.descriptor, 0, capacity + wire.STAMP_BYTES
+            )  # a full disk says so here, not by SIGBUS
+        os.ftruncate(self.descriptor, capacity + wire.STAMP_BYTES)
+
+    @property
+    def stamp(self) -> int:
+        return int(struct.unpack("<q", os.pread(self.descriptor, 8, self.capacity))[0])
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+@dataclass
+class Snapshot:
+    """What the ranks of an attempt have put aside at one step."""
+
+    room: Room
+    number: int
+    slot: int
+    step: int
+    final: bool
+    began_s: float
+    persist: bool
+    memory: dict[int, Memory] = field(default_factory=dict)
+    files: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    blocking_s: float = 0.0
+    on_disk: bool = False
+    rescued: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.files) == self.room.ranks and all(item.stamp == self.number for item in self.memory.values())
+
+    def shares(self) -> list[Share]:
+        return [Share(self.memory[rank].descriptor, self.files[rank]) for rank in sorted(self.files)]
+
+    def told(self, *, with_files: bool) -> Held:
+        shares = [
+            {name: list(span) for name, span in self.files[rank].items()} for rank in sorted(self.files) if with_files
+        ]
+        return Held(
+            self.room.attempt,
+            self.room.run_id,
+            self.room.stage,
+            self.step,
+            self.number,
+            self.final,
+            self.began_s,
+            shares,
+        )
+
+
+class Holder:
+    """What is held, and what is being written. Pure of sockets: `tell` takes what the supervisor is to know, `kept` the ranks."""
+
+    def __init__(
+        self, tell: Callable[[Message], None], kept: Callable[[str, Kept], None], post: Callable[..., None]
+    ) -> None:
+        self._tell, self._kept, self._post = tell, kept, post
+        self._memory: dict[int, list[Memory]] = {}  # of each rank, by slot
+        self._slots: dict[int, Snapshot] = {}
+        self._rooms: dict[int, Room] = {}
+        self._count, self._first, self._last = 2, 1, 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._cleared: set[str] = set()
+        self._next: Snapshot | None = None
+        self.writing: Snapshot | None = None
+
+    def newest(self) -> Snapshot | None:
+        whole = [snapshot for snapshot in self._slots.values() if snapshot.is_whole]
+        return max(whole, key=lambda snapshot: snapshot.number, default=None)
+
+    def room(self, room: Room) -> tuple[Images, list[int]]:
+        """Images for a rank. A new attempt's come only while nothing is written, so that it fills none of those under way."""
+        if all(known.attempt != room.attempt for known in self._rooms.values()):
+            self._begin(room)
+        self._rooms[room.rank] = room
+        capacity = -(-room.bytes // 4096) * 4096
+        mine = self._memory.get(room.rank, [])
+        if len(mine) != max(self._count, 1) or mine[0].capacity < capacity:
+            folder = None if self._count else Path(room.root)
+            mine = self._memory[room.rank] = [Memory(capacity, folder) for _ in range(max(self._count, 1))]
+        newest = self.newest()
+        slot = 1 - newest.slot if newest and len(mine) == 2 else 0
+        return Images(self._count, mine[0].capacity, self._first, slot), [item.descriptor for item in mine]
+
+    def filled(self, filled: Filled) -> None:
+        room = self._rooms.get(filled.rank)
+        if room is None or room.attempt != filled.attempt:
+            return  # an attempt that is over
+        snapshot = self._slots.get(filled.slot)
+        if snapshot is None or snapshot.number != filled.number:
+            snapshot = Snapshot(
+                room, filled.number, filled.slot, filled.step, filled.final, filled.began_s, filled.persist
+            )
+            self._slots[filled.slot] = snapshot
+        self._last = max(self._last, filled.number)
+        snapshot.memory[filled.rank] = self._memory[filled.rank][filled.slot]
+        snapshot.files[filled.rank] = {name: (start, size) for name, (start, size) in filled.files.items()}
+        snapshot.began_s = min(snapshot.began_s, filled.began_s)
+        snapshot.blocking_s = max(snapshot.blocking_s, filled.blocking_s)
+        if snapshot.persist and snapshot.is_whole:
+            self.write(snapshot)
+
+    def write(self, snapshot: Snapshot) -> None:
+        if self.writing:
+            self._next = snapshot
+            return
+        self.writing = snapshot
+        self._writer.submit(self._write, snapshot)
+
+    def rescue(self) -> None:
+        """Write the newest, which no rank has asked to be written."""
+        newest = self.newest()
+        if newest and not newest.on_disk and newest not in (self.writing, self._next):
+            newest.rescued = not newest.persist
+            self.write(newest)
+
+    def _begin(self, room: Room) -> None:
+        """A new attempt: images of an older one that fit are used again, the others go once their snapshot does."""
+        held = sum(item.capacity for mine in self._memory.values() for item in mine)
+        need = room.bytes * room.ranks
+        count, why = images(need, free_bytes() + held, room.bound if room.bound >= 0 else None)
+        if why:
+            self._tell(Note(room.attempt, "snapshots_off", {"what": why}))
+        if count != self._count or set(self._rooms) != set(range(room.ranks)):
+            self._memory.clear()  # what a snapshot in a slot needs, it holds itself
+        self._rooms.clear()
+        self._count, self._first = count, self._last + 1
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """In the writing thread."""
+        root, error = Path(snapshot.room.root), ""
+        place, total = root, 0
+        try:
+            if snapshot.room.root not in self._cleared:
+                persisting.clear_leftovers(root)
+                self._cleared.add(snapshot.room.root)
+            place, total = persisting.persist(snapshot.shares(), root, snapshot.room.attempt)
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        took_s = boottime_s() - snapshot.began_s
+        self._post(lambda: self._written(snapshot, place, total, took_s, error))
+
+    def _written(self, snapshot: Snapshot, place: Path, total: int, took_s: float, error: str) -> None:
+        attempt, step = snapshot.room.attempt, snapshot.step
+        if error:
+            self._tell(SaveFailed(attempt, -1, step, error))
+        else:
+            snapshot.on_disk = True
+            self._tell(
+                Saved(attempt, str(place), step, total, snapshot.blocking_s, took_s, snapshot.final, snapshot.rescued)
+            )
+        self._kept(attempt, Kept(snapshot.number, error))
+        self.writing, following, self._next = None, self._next, None
+        if following:
+            self.write(following)
+
+
+class Server:
+    """The sockets around a Holder. A question that must wait for the disk waits in `_later`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wakes, self._waker = socket.socketpair()
+        self._holder = Holder(self._tell, self._kept, self._post)
+        self._lines: dict[socket.socket, wire.Lines] = {}
+        self._ranks: dict[socket.socket, str] = {}
+        self._watchers: set[socket.socket] = set()
+        self._untold: collections.deque[Message] = collections.deque(maxlen=100)
+        self._later: list[Callable[[], None]] = []
+        self._alone_since_s, self._is_over = boottime_s(), False
+        self._selector = selectors.DefaultSelector()
+        self._listener = wire.listen(folder / SOCKET)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        while not self._is_over:
+            for key, _ in self._selector.select(timeout=1.0):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj is self._wakes:
+                    self._wakes.recv(4096)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+            while not self._jobs.empty():
+                self._jobs.get()()
+            if not self._holder.writing:
+                waiting, self._later = self._later, []
+                for job in waiting:
+                    job()
+            self._look_whether_alone()
+
+    def _look_whether_alone(self) -> None:
+        if self._lines:
+            self._alone_since_s = boottime_s()
+        elif boottime_s() - self._alone_since_s > IDLE_S and not self._holder.writing:
+            self._holder.rescue()
+            self._later.append(self._end)
+
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _post(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+        self._waker.send(b"!")
+
+    def _accept(self) -> None:
+        if peer := wire.accept(self._listener):
+            self._lines[peer] = wire.Lines()
+            self._selector.register(peer, selectors.EVENT_READ)
+
+    def _read(self, peer: socket.socket) -> None:
+        try:
+            data = peer.recv(65536)
+            if not data:
+                raise ConnectionError("closed")
+            for line in self._lines[peer].feed(data):
+                self._take(peer, wire.decode(line))
+        except (OSError, wire.WireError):
+            self._drop(peer)
+
+    def _drop(self, peer: socket.socket) -> None:
+        if self._lines.pop(peer, None):
+            self._selector.unregister(peer)
+            self._ranks.pop(peer, None)
+            self._watchers.discard(peer)
+            peer.close()
+
+    def _take(self, peer: socket.socket, message: Message) -> None:
+        match message:
+            case Room(attempt=attempt):
+                self._ranks[peer] = attempt
+                self._later.append(lambda: self._give_room(peer, message))
+            case Filled():
+                self._holder.filled(message)
+            case Ask("watch"):
+                self._watchers.add(peer)
+                while self._untold:
+                    self._send(peer, self._untold.popleft())
+            case Ask("newest" | "fetch" as what):
+                self._give_newest(peer, with_files=what == "fetch")
+            case Ask("persist" | "end" as what):
+                self._holder.rescue()
+                self._later.append(lambda: self._settled(peer, end=what == "end"))
+
+    def _give_room(self, peer: socket.socket, room: Room) -> None:
+        try:
+            answer, descriptors = self._holder.room(room)
+        except OSError as error:  # no memory after all, or no file: the rank says so
+            self._send(peer, Answer(False, f"{type(error).__name__}: {error}"))
+        else:
+            self._send(peer, answer, descriptors)
+
+    def _give_newest(self, peer: socket.socket, *, with_files: bool) -> None:
+        newest = self._holder.newest()
+        if newest is None:
+            self._send(peer, Answer(False, "nothing is held"))
+        else:
+            descriptors = [share.descriptor for share in newest.shares()] if with_files else []
+            self._send(peer, newest.told(with_files=with_files), descriptors)
+
+    def _settled(self, peer: socket.socket, *, end: bool) -> None:
+        self._send(peer, Answer(True, ""))
+        self._is_over = self._is_over or end
+
+    def _tell(self, message: Message) -> None:
+        if not self._watchers:
+            self._untold.append(message)
+        for watcher in list(self._watchers):
+            self._send(watcher, message)
+
+    def _kept(self, attempt: str, kept: Kept) -> None:
+        for peer in [peer for peer, of in self._ranks.items() if of == attempt]:
+            self._send(peer, kept)
+
+    def _send(self, peer: socket.socket, message: Message, descriptors: list[int] | None = None) -> None:
+        try:
+            wire.send(peer, message, descriptors or [])
+        except OSError:
+            self._drop(peer)
+
+
+def main(folder: Path) -> int:
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0  # one lives
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the ranks save through us
+        signal.signal(ignored, signal.SIG_IGN)
+    os.nice(NICE)
+    Server(folder).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

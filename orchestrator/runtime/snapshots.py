@@ -1,0 +1,74 @@
+"""A supervisor's side of the keeper: ask what it holds, have it write, and listen for what it has written."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator import wire
+from orchestrator.runtime.keeper import SOCKET
+from orchestrator.wire import Answer, Ask, Held, Message
+
+AGAIN_S = 0.5
+
+
+def newest(folder: Path, *, timeout_s: float = 5.0) -> Held | None:
+    """The newest whole snapshot of the run in `folder`; None when no keeper lives or it holds none."""
+    answer = _ask(folder, "newest", timeout_s)
+    return answer if isinstance(answer, Held) else None
+
+
+def persist(folder: Path, *, timeout_s: float) -> None:
+    """Return once the newest snapshot is on disk, or `timeout_s` are over."""
+    _ask(folder, "persist", timeout_s)
+
+
+def end(folder: Path, *, timeout_s: float) -> None:
+    """The same, and the keeper is gone then."""
+    _ask(folder, "end", timeout_s)
+
+
+def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
+    until = time.monotonic() + timeout_s
+    try:
+        with wire.connect(folder / SOCKET) as connection:
+            wire.send(connection, Ask(what))
+            lines = wire.Lines()
+            while (left_s := until - time.monotonic()) > 0:
+                for message in wire.receive(connection, lines, patience_s=left_s)[0]:
+                    if isinstance(message, Held | Answer):
+                        return message
+    except (OSError, wire.WireError):
+        pass
+    return None
+
+
+class Watcher:
+    """Hears what the keeper tells (Saved, SaveFailed, Note), whichever keeper lives, in a thread of its own."""
+
+    def __init__(self, folder: Path, post: Callable[[Message], None]) -> None:
+        self._folder, self._post, self._is_over = folder, post, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                with wire.connect(self._folder / SOCKET) as connection:
+                    self._listen(connection)
+            except (OSError, wire.WireError):
+                self._is_over.wait(AGAIN_S)
+
+    def _listen(self, connection: socket.socket) -> None:
+        wire.send(connection, Ask("watch"))
+        lines = wire.Lines()
+        while not self._is_over.is_set():
+            for message in wire.receive(connection, lines, patience_s=AGAIN_S)[0]:
+                self._post(message)

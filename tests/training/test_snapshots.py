@@ -1,0 +1,397 @@
+"""Snapshots: filled by ranks, held and written by a real keeper, read back, killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from harness import wait_until
+from safetensors.torch import load_file
+from torch import nn
+
+from orchestrator import manifest, wire
+from orchestrator.core.snapshots import images
+from orchestrator.errors import KgorchError
+from orchestrator.manifest import Manifest, Position
+from orchestrator.runtime import persisting, snapshots
+from orchestrator.runtime.export import export
+from orchestrator.wire import Launch, SaveFailed, boottime_s
+from orchestrator.worker import state, stored
+from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board, size
+from orchestrator.worker.save import Saver
+
+ROUNDS = int(os.environ.get("KGORCH_SOAK", "200"))
+
+
+class Place:
+    """A run's folder with a keeper, and ranks that save there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "checkpoints" / "train"
+        self.page = folder / "board"
+        self.page.write_bytes(b"\0" * size(4))
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.told: list[object] = []
+
+    def start_keeper(self) -> None:
+        (self.folder / "keeper.sock").unlink(missing_ok=True)
+        self.keeper = subprocess.Popen([sys.executable, "-m", "orchestrator.runtime.keeper", str(self.folder)])
+        wait_until((self.folder / "keeper.sock").exists)
+
+    def kill_keeper(self) -> None:
+        assert self.keeper
+        self.keeper.kill()
+        self.keeper.wait()
+
+    def saver(self, rank=0, world=1, attempt="1.1", **options) -> Saver:
+        launch = Launch(
+            run="r", run_id="id", stage="train", attempt=attempt, folder=str(self.folder), entry="x.py", workdir="/",
+            ranks=world, socket="", checkpoints=str(self.root), output="", plan_hash="", snapshot_s=1.0,
+            keeper=str(self.folder / "keeper.sock"), **options,
+        )  # fmt: skip
+        return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
+
+    def newest(self) -> wire.Held | None:
+        return snapshots.newest(self.folder)
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = Place(tmp_path)
+    place.start_keeper()
+    yield place
+    place.kill_keeper()
+
+
+def _described(step, final=False, ranks=1):
+    return Manifest("r", "id", "train", Position(step=step), ranks, "2026-11-20T00:00:00+00:00", final=final)
+
+
+def _save(saver: Saver, tracked, step, *, persist=True, slot=None, final=False, ranks=1, rank=0):
+    captured = state.capture(tracked)
+    rng = state.rng_state(torch.device("cpu"))
+    from orchestrator.worker.image import share
+
+    mine = sorted(share(captured.tensors, captured.own, rank, ranks))
+    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": mine}}
+    slot = saver.next_slot() if slot is None else slot
+    return saver.save(captured, docs, _described(step, final, ranks), slot=slot, persist=persist, began_s=boottime_s())
+
+
+def _restored(place: Place, saver: Saver, tracked) -> int:
+    held, descriptors = saver.fetch()
+    found = stored.InMemory(held, descriptors)
+    state.restore(tracked, found.tree | found.own(0)["own"], found.fetcher(0))
+    return found.described.step
+
+
+def test_a_save_is_put_in_place_whole_and_verifies(place):
+    saver, net = place.saver(), nn.Linear(4, 4)
+    assert _save(saver, {"model": net}, 3)
+    expected = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.zero_()  # training goes on beside the writing
+    assert saver.wait()
+    [folder] = manifest.checkpoints(place.root)
+    assert manifest.verify(folder).step == 3
+    assert torch.equal(state.Shards(folder, manifest.read(folder), 0).fetch("model.weight"), expected)
+    assert [path.name for path in place.root.iterdir()] == ["step-00000003"]
+
+
+def test_a_snapshot_stays_in_memory_and_the_training_does_not_change_what_was_restored_from_it(place):
+    saver, net = place.saver(), nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(4)).sum().backward()
+    optimizer.step()
+    assert _save(saver, {"model": net, "optimizer": optimizer}, 5, persist=False)
+    held = wait_until(place.newest)
+    assert (held.step, held.stage, held.run_id) == (5, "train", "id")
+    assert not place.root.exists()
+    expected = net.weight.detach().clone()
+    twin = nn.Linear(4, 4)
+    other = torch.optim.AdamW(twin.parameters())
+    again = place.saver(attempt="1.2")
+    assert _restored(place, again, {"model": twin, "optimizer": other}) == 5
+    assert torch.equal(twin.weight, expected)
+    twin(torch.ones(4)).sum().backward()
+    other.step()  # in place on the optimizer's state
+    third = nn.Linear(4, 4)
+    _restored(place, again, {"model": third, "optimizer": torch.optim.AdamW(third.parameters())})
+    assert torch.equal(third.weight, expected)
+    assert torch.equal(optimizer.state[net.weight]["exp_avg"], optimizer.state[net.weight]["exp_avg"])
+
+
+def test_a_snapshot_outlives_its_rank_and_is_written_when_a_supervisor_asks(place):
+    _save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
+    assert wait_until(place.newest).step == 8
+    snapshots.persist(place.folder, timeout_s=20)
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [8]
+    snapshots.persist(place.folder, timeout_s=20)  # nothing to do
+    assert len(list(place.root.iterdir())) == 1
+
+
+def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place):
+    _save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
+    wait_until(place.newest)
+    snapshots.end(place.folder, timeout_s=20)
+    assert place.keeper.wait(timeout=10) == 0
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [8]
+
+
+def test_of_two_keepers_one_stays(place):
+    _save(place.saver(), {"model": nn.Linear(4, 4)}, 1, persist=False)
+    second = subprocess.run([sys.executable, "-m", "orchestrator.runtime.keeper", str(place.folder)], timeout=20)
+    assert second.returncode == 0
+    assert wait_until(place.newest).step == 1
+
+
+def test_a_snapshot_of_which_one_rank_is_missing_is_never_taken_for_whole(place):
+    savers = [place.saver(rank, 2) for rank in range(2)]
+    net = nn.Linear(4, 4)
+    for rank, saver in enumerate(savers):
+        _save(saver, {"model": net}, 1, persist=False, rank=rank, ranks=2)
+    wait_until(lambda: (held := place.newest()) and held.step == 1)
+    _save(savers[0], {"model": net}, 2, persist=False, rank=0, ranks=2)
+    assert place.newest().step == 1
+    _save(savers[1], {"model": net}, 2, persist=False, rank=1, ranks=2)
+    wait_until(lambda: place.newest().step == 2)
+
+
+def test_an_image_that_is_being_filled_is_not_whole(place):
+    """A rank killed while it copies has wiped the stamp: the snapshot that lay there is gone, the other one stands."""
+    saver, net = place.saver(), {"model": nn.Linear(4, 4)}
+    for step in (1, 2):
+        _save(saver, net, step, persist=False)
+    wait_until(lambda: (held := place.newest()) and held.step == 2)
+    saver._images[saver._slot]._stamp(0)
+    assert place.newest().step == 1
+
+
+def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
+    saver, net = place.saver(), {"model": nn.Linear(4, 4)}
+    assert _save(saver, net, 1) and saver.wait()
+    place.kill_keeper()
+    place.start_keeper()
+    assert _save(saver, net, 2) and saver.wait()
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2, 1]
+
+
+def test_without_a_keeper_a_snapshot_is_passed_over_and_a_save_fails_by_name(place, monkeypatch):
+    monkeypatch.setattr("orchestrator.worker.save.KEEPER_PATIENCE_S", 0.3)
+    saver, net = place.saver(), {"model": nn.Linear(4, 4)}
+    place.kill_keeper()
+    assert not _save(saver, net, 1, persist=False)
+    assert place.told == []
+    assert not _save(saver, net, 2)
+    assert not saver.wait()
+    [failed] = place.told
+    assert isinstance(failed, SaveFailed) and failed.step == 2
+
+
+def test_ranks_that_track_different_tensors_fail_the_save_by_the_tensors_name(place):
+    savers = [place.saver(rank, 2) for rank in range(2)]
+    _save(savers[0], {"model": nn.Linear(4, 4)}, 1, rank=0, ranks=2)
+    _save(savers[1], {"model": nn.Linear(4, 4, bias=False)}, 1, rank=1, ranks=2)
+    assert not savers[0].wait()
+    assert "no rank has written model" in savers[0].error
+    assert not manifest.checkpoints(place.root)
+
+
+def test_a_state_that_grows_is_given_a_larger_image(place):
+    saver = place.saver()
+    saver.prepare(4096, torch.device("cpu"))
+    for step, width in ((1, 8), (2, 600), (3, 601)):
+        assert _save(saver, {"model": nn.Linear(width, width)}, step)
+        assert saver.wait()
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("bound", "count"), [(None, 2), (6 << 20, 1), (0, 0)])
+def test_the_plan_bounds_the_memory_and_saves_go_on_in_any_case(place, bound, count):
+    saver, net = place.saver(memory_bytes=bound), {"model": nn.Linear(1000, 1000)}
+    saver.prepare(4_100_000, torch.device("cpu"))
+    assert (saver.interval_s is None) == (count < 2)
+    for step in (1, 2, 3):
+        assert _save(saver, net, step) and saver.wait()
+    assert len([manifest.verify(folder) for folder in manifest.checkpoints(place.root)]) == 3
+    links = [path.readlink() for path in Path(f"/proc/{place.keeper.pid}/fd").iterdir()]
+    assert sum("kgorch-image" in str(link) for link in links) == count
+
+
+def test_how_many_images_fit_is_said_with_the_reason():
+    assert images(100 << 20, 1 << 30) == (2, "")
+    count, why = images(400 << 20, 1 << 30)
+    assert count == 1 and "this host allows 614" in why
+    count, why = images(100 << 20, 1 << 40, 50 << 20)
+    assert count == 0 and "checkpoint.memory allows 50" in why
+
+
+def test_while_one_save_is_on_its_way_a_second_waits_a_snapshot_takes_the_other_slot_and_a_stop_goes_first(place):
+    saver = place.saver()
+    saver.prepare(1 << 20, torch.device("cpu"))
+    first = saver.admit(SAVE)
+    assert first & SAVE
+    os.kill(place.keeper.pid, signal.SIGSTOP)
+    _save(saver, {"model": nn.Linear(4, 4)}, 1, slot=1 if first & SLOT else 0)
+    assert saver.admit(SAVE) == 0
+    other = saver.admit(SNAPSHOT)
+    assert other & SNAPSHOT and other & SLOT != first & SLOT
+    assert saver.admit(SAVE | SNAPSHOT) & SAVE == 0
+    stop = saver.admit(STOP)
+    assert stop & SAVE and stop & STOP and stop & SLOT != first & SLOT
+    os.kill(place.keeper.pid, signal.SIGCONT)
+    assert saver.wait()
+    assert saver.admit(SAVE) & SAVE
+
+
+def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(place, tmp_path):
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3)})
+    net["b"].weight = net["a"].weight
+    saver = place.saver()
+    assert _save(saver, {"model": net, "optimizer": torch.optim.AdamW(net.parameters())}, 3) and saver.wait()
+    [folder] = manifest.checkpoints(place.root)
+    out = tmp_path / "model.safetensors"
+    assert export(folder, out, "model") == len(net.state_dict())
+    loaded = load_file(out)
+    assert loaded.keys() == net.state_dict().keys()
+    assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())
+    with pytest.raises(KgorchError, match="give --only one of: model, optimizer"):
+        export(folder, out, "ema")
+
+
+def test_leftovers_of_killed_saves_and_deletions_are_cleared_and_nothing_else(tmp_path):
+    for name in (
+        "step-00000003.tmp-1.1",
+        "step-00000009-final.dropping",
+        "step-00000002",
+        "step-00000001.broken",
+        "mine",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
+    persisting.clear_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-00000001.broken", "step-00000002"]
+    persisting.clear_leftovers(tmp_path / "none")
+
+
+# kill -9
+
+
+class Marked(nn.Module):
+    """A state that bears its step in every number: a mixture of two is seen at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(30_000)) for _ in range(8)])
+
+    def mark(self, step: int) -> None:
+        with torch.no_grad():
+            for part in self.parts:
+                part.fill_(step)
+
+
+@contextmanager
+def _forked(play):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            play()
+        finally:
+            os._exit(1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _train(place: Place, rank: int, attempt: str, first: int, barrier) -> None:
+    """Snapshots without end, every third of them a save; the ranks keep step as a training's all-reduce makes them."""
+    saver, net = place.saver(rank, 2, attempt), Marked()
+    saver.prepare(2_100_000, torch.device("cpu"))
+    for step in range(first, 10**9):
+        net.mark(step)
+        persist = step % 3 == 0 and not saver._is_writing()
+        both = barrier.exchange(rank, int(persist))
+        _save(saver, {"model": net}, step, persist=both == 2, rank=rank, ranks=2, slot=_slot(saver, barrier, rank))
+
+
+def _slot(saver: Saver, barrier, rank: int) -> int:
+    return 1 if barrier.exchange(rank, saver.admit(SNAPSHOT) & SLOT if rank == 0 else 0) else 0
+
+
+class Pipes:
+    """An all-reduce (sum) of two processes."""
+
+    def __init__(self) -> None:
+        self._ends = [os.pipe(), os.pipe()]
+
+    def exchange(self, rank: int, value: int) -> int:
+        os.write(self._ends[rank][1], bytes([value]))
+        return value + os.read(self._ends[1 - rank][0], 1)[0]
+
+    def close(self) -> None:
+        for end in self._ends:
+            os.close(end[0]), os.close(end[1])
+
+
+@pytest.mark.timeout(900)
+def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_that_is_torn(tmp_path):
+    """Ranks, keeper or both are killed in the midst of saves; what then bears a name verifies and holds one step alone."""
+    chance, place, step = random.Random(0), Place(tmp_path), 0
+    verified: set[str] = set()
+    from_memory = 0
+    place.start_keeper()
+    for number in range(ROUNDS):
+        pipes = Pipes()
+        begin = step + 1
+        with (
+            _forked(lambda: _train(place, 0, f"1.{number}", begin, pipes)) as first,  # noqa: B023
+            _forked(lambda: _train(place, 1, f"1.{number}", begin, pipes)) as second,  # noqa: B023
+        ):
+            wait_until(lambda: (held := place.newest()) and held.step >= begin, what="a snapshot")  # noqa: B023
+            time.sleep(chance.random() * 0.05)
+            victim = chance.choice(["rank 0", "rank 1", "keeper", "all"])
+            if victim in ("keeper", "all"):
+                place.kill_keeper()
+            if victim != "keeper":
+                os.kill(second if victim == "rank 1" else first, signal.SIGKILL)
+        pipes.close()
+        held = place.newest()
+        if held:
+            found = stored.InMemory(*place.saver(attempt="9.9").fetch())
+            fetch = found.fetcher(0)
+            values = {float(value) for name in range(8) for value in fetch(f"model.parts.{name}").unique()}
+            assert values == {float(found.described.step)}, "a torn snapshot"
+            from_memory += 1
+            step = held.step
+        else:
+            place.start_keeper()
+        folders = manifest.checkpoints(place.root)
+        for folder in folders:
+            if folder.name not in verified:
+                _verify(folder)
+                verified.add(folder.name)
+        assert verified <= {folder.name for folder in folders}, "a checkpoint that was verified is gone"
+        step = max([step, *(int(folder.name[5:]) for folder in folders[:1])])
+    place.kill_keeper()
+    assert from_memory > ROUNDS // 4 and len(verified) > ROUNDS // 4
+
+
+def _verify(folder: Path) -> None:
+    found = manifest.verify(folder)
+    for shard in manifest.shards(found):
+        values = {float(value) for tensor in load_file(folder / shard).values() for value in tensor.unique()}
+        assert values <= {float(found.step)}, "a mixture of two steps"
+    assert json.loads((folder / "state.json").read_text())
+    assert replace(found, files={}).step == found.step
