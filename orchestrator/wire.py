@@ -46,6 +46,7 @@ class Launch:
     wall_s: float | None = None
     deadline_s: float | None = None
     microbatch: int | None = None
+    stop_at: int | None = None  # a step of the stage at which every rank saves and stops, asked by nobody
     version: int = VERSION
 
     def write(self) -> Path:

@@ -68,6 +68,7 @@ class Session:
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
         self._rehearse = self._rehearsing = self._epoch_is_open = False
         self._saved_at: int | None = None
+        self._stop_at = launch.stop_at if launch else None
         self._state_bytes = 0
         self._ticked_s = self._gap_s = self._step_s = 0.0
         self._board: Board | None = None
@@ -132,10 +133,13 @@ class Session:
 
     def _restore(self, folder: Path) -> None:
         described = manifest.read(folder)
-        own = state.read_json(folder / f"rank{self.rank if self.rank < described.world_size else 0}.json")
-        tree = state.read_json(folder / "state.json") | own["own"]
+        mine = f"rank{self.rank if self.rank < described.world_size else 0}.json"
+        own = manifest.document(folder, described, mine)
+        tree = manifest.document(folder, described, "state.json")
         try:
-            state.restore(self._tracked, tree, state.Shards(folder, described, self.rank).fetch)
+            if not isinstance(own.get("own"), dict) or "rng" not in own:
+                raise CannotRestore(f"{mine} lacks `own` or `rng`")
+            state.restore(self._tracked, tree | own["own"], state.Shards(folder, described, self.rank).fetch)
         except CannotRestore as error:
             raise CannotRestore(error.what, *error.facts, f"checkpoint: {folder}", next_step=error.next_step) from None
         self._rng = own["rng"]
@@ -164,14 +168,14 @@ class Session:
             if not described.final or described.run_id != self._launch.run_id:
                 continue
             manifest.verify(folder)
-            tree = state.read_json(folder / "state.json")
-            if name not in tree:
+            tree = manifest.document(folder, described, "state.json")
+            if not isinstance(tree.get(name), dict):
                 raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
             shards = state.Shards(folder, described, 0)
             return {
                 key: shards.fetch(item["$tensor"])
                 for key, item in tree[name].items()
-                if isinstance(item, dict) and "$tensor" in item
+                if isinstance(item, dict) and isinstance(item.get("$tensor"), str)
             }
         raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
 
@@ -270,7 +274,10 @@ class Session:
 
     def _boundary(self) -> None:
         self._step_s = self._tick()
-        if self._board and (act := self._board.tick(self._step)):
+        act = self._board.tick(self._step) if self._board else 0
+        if self._step == self._stop_at:
+            act |= STOP
+        if act:
             self._save()
             if act & STOP:
                 self._saver.wait()
