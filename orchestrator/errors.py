@@ -59,6 +59,12 @@ class CannotRestore(KgorchError):
     """A checkpoint is whole but does not fit what the script tracks."""
 
 
+class ReplayFailed(KgorchError):
+    """The same steps from the same checkpoint did not come out the same, or not at all."""
+
+    code = ExitCode.FAILED
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`(did you mean 'wall'?)`, or nothing when no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -25,13 +25,19 @@ from typing import Any
 
 import xxhash
 
+from orchestrator import foreign
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
+from orchestrator.wire import plain_text
 
 FORMAT = "kgorch-checkpoint"
 VERSION = 1
 NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 8 << 20
+READ_BYTES = 256 << 10  # stays in a core's cache between the kernel's copy and the hash
+READERS = 4
+MAX_WORLD = 1 << 16
+MAX_TEXT = 1000
 FOLDER = re.compile(r"step-\d{8,}(-final)?")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LEFTOVER = re.compile(FOLDER.pattern + r"(\.tmp-[\w.-]+|\.dropping)")
@@ -107,7 +113,14 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> FileEntry:
-    """Write aside, flush to disk, rename: after it the file is whole or not there."""
+    """A JSON file: written aside, flushed to disk, renamed. After it the file is whole or not there.
+
+    Raises: OSError, also for what nobody could read again.
+    """
+    try:
+        foreign.check(content)
+    except ValueError as error:
+        raise OSError(errno.EFBIG, str(error), str(path)) from None
     aside = path.with_name(path.name + ".part")
     with open(aside, "wb") as file:
         file.write(content)
@@ -123,7 +136,13 @@ def as_document(manifest: Manifest) -> dict[str, Any]:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    write_durably(folder / NAME, json.dumps(as_document(manifest), indent=1, sort_keys=True).encode())
+    """Raises: OSError, also for what nobody could read again."""
+    content = json.dumps(as_document(manifest), indent=1, sort_keys=True).encode()
+    try:
+        parse(content)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"not a manifest that could be read again: {error}", str(folder / NAME)) from None
+    write_durably(folder / NAME, content)
 
 
 def read(folder: Path) -> Manifest:
@@ -132,19 +151,16 @@ def read(folder: Path) -> Manifest:
     Raises: CheckpointBroken; CheckpointUnreadable when that is not proven.
     """
     try:
-        if (folder / NAME).lstat().st_size > MAX_MANIFEST_BYTES:
-            raise CheckpointBroken(f"{folder / NAME} is larger than any manifest ({MAX_MANIFEST_BYTES} bytes)")
-        with _open(folder, NAME) as file:
-            manifest = parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
+        manifest = parse(foreign.read_all(folder, NAME, MAX_MANIFEST_BYTES))
     except OSError as error:
-        raise _verdict(error, f"{folder} has no readable manifest", str(error)) from None
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        raise CheckpointBroken(f"{folder / NAME} is not a manifest", f"{type(error).__name__}: {error}"[:300]) from None
+        raise foreign.verdict(error, f"{folder} has no readable manifest", str(error)) from None
+    except ValueError as error:
+        raise CheckpointBroken(f"{folder / NAME} is not a manifest", str(error)[:300]) from None
     for name, entry in manifest.files.items():
         try:
             found = (folder / name).lstat()
         except OSError as error:
-            raise _verdict(error, f"{folder} lacks {name}", str(error)) from None
+            raise foreign.verdict(error, f"{folder} lacks {name}", str(error)) from None
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.bytes:
             raise CheckpointBroken(
                 f"{folder} does not match its manifest", f"{name}: expected {entry.bytes} bytes, found {found.st_size}"
@@ -153,29 +169,64 @@ def read(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """The folder's manifest after every byte of it was read back and hashed.
+    """The folder's manifest after every byte of it was read back and hashed, several files at a time.
 
     Raises: CheckpointBroken, with the file, what was expected and what was found; CheckpointUnreadable.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     manifest = read(folder)
-    for name, entry in manifest.files.items():
-        try:
-            found = hash_of(folder, name)
-        except OSError as error:
-            raise _verdict(error, f"{folder} cannot be read back", f"{name}: {error}") from None
-        if found != entry.xxh3_128:
-            raise CheckpointBroken(
-                f"{folder} does not match its manifest",
-                f"{name}: expected xxh3 {entry.xxh3_128[:12]}…, found {found[:12]}…",
-            )
+    pool = ThreadPoolExecutor(max_workers=READERS)
+    try:
+        for name, found in zip(
+            manifest.files, pool.map(lambda name: _hashed(folder, name), manifest.files), strict=True
+        ):
+            if found != (expected := manifest.files[name].xxh3_128):
+                raise CheckpointBroken(
+                    f"{folder} does not match its manifest",
+                    f"{name}: expected xxh3 {expected[:12]}…, found {found[:12]}…",
+                )
+    finally:
+        pool.shutdown(cancel_futures=True)
     return manifest
 
 
+def document(folder: Path, described: Manifest, name: str) -> dict[str, Any]:
+    """A JSON file of the checkpoint: a table, compared with the manifest before it is taken apart.
+
+    Raises: CheckpointBroken, CheckpointUnreadable.
+    """
+    entry = described.files.get(name)
+    if entry is None:
+        raise CheckpointBroken(f"the manifest of {folder} lists no {name}")
+    try:
+        content = foreign.read_all(folder, name)
+        if len(content) != entry.bytes or xxhash.xxh3_128(content).hexdigest() != entry.xxh3_128:
+            raise ValueError("it does not match the manifest")
+        found = foreign.parse(content)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no table")
+    except OSError as error:
+        raise foreign.verdict(error, f"{folder / name} cannot be read", str(error)) from None
+    except ValueError as error:
+        raise CheckpointBroken(f"{folder / name} is broken", str(error)[:300]) from None
+    return found
+
+
+def _hashed(folder: Path, name: str) -> str:
+    try:
+        return hash_of(folder, name)
+    except OSError as error:
+        raise foreign.verdict(error, f"{folder} cannot be read back", f"{name}: {error}") from None
+
+
 def hash_of(folder: Path, name: str) -> str:
-    digest = xxhash.xxh3_128()
-    with _open(folder, name) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(READ_BYTES))
+    with foreign.open_file(folder, name) as file:
+        left = os.fstat(file.fileno()).st_size  # one that grows while it is read has no end
+        while left > 0 and (count := file.readinto(buffer)):
+            digest.update(buffer[:count])
+            left -= count
     return digest.hexdigest()
 
 
@@ -209,21 +260,21 @@ def newest_readable(root: Path) -> Iterator[tuple[Path, Manifest]]:
             continue
 
 
-def _verdict(error: OSError, what: str, fact: str) -> CheckpointBroken | CheckpointUnreadable:
-    """A file that is not there, or is a link or a folder, is proof; a disk or network that fails to read is none."""
-    proof = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
-    return (CheckpointBroken if error.errno in proof else CheckpointUnreadable)(what, fact)
+def parse(content: bytes) -> Manifest:
+    """A manifest out of bytes that may come from anywhere.
+
+    Raises: ValueError, which says what is wrong; CheckpointUnreadable for a newer format.
+    """
+    try:
+        return _manifest(_table(foreign.parse(content)))
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from None
 
 
-def _open(folder: Path, name: str) -> Any:
-    return os.fdopen(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-
-
-def parse(document: Any) -> Manifest:
-    """A manifest out of JSON that may come from anywhere. Raises ValueError, TypeError or KeyError."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+def _manifest(document: dict[str, Any]) -> Manifest:
+    if document.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT}")
-    if type(document["version"]) is int and document["version"] > VERSION:
+    if _count(document["version"]) > VERSION:
         raise CheckpointUnreadable(
             f"a checkpoint was written by a newer kgorch, in format {document['version']}",
             f"this one reads up to format {VERSION}",
@@ -232,36 +283,43 @@ def parse(document: Any) -> Manifest:
     if document["version"] != VERSION:
         raise ValueError(f"version {document['version']!r}")
     files = {
-        str(name): FileEntry(_count(entry["bytes"]), _hex(entry["xxh3_128"]))
+        name: FileEntry(_count(_table(entry)["bytes"]), _hex(entry["xxh3_128"]))
         for name, entry in _table(document["files"]).items()
     }
     if strange := [name for name in files if not FILE.fullmatch(name) or name == NAME]:
-        raise ValueError(f"not a plain file name: {strange[0]!r}")
+        raise ValueError(f"not a plain file name: {strange[0]!r:.80}")
+    position = {name: _count(value) for name, value in _table(document["position"]).items()}
+    if unknown := position.keys() - Position.__dataclass_fields__.keys():
+        raise ValueError(f"position has no {min(unknown)!r:.80}")
+    if not 1 <= _count(document["world_size"]) <= MAX_WORLD:
+        raise ValueError(f"world_size {document['world_size']}")
     return Manifest(
         run=_text(document["run"]),
         run_id=_text(document["run_id"]),
         stage=_text(document["stage"]),
-        position=Position(**{key: _count(value) for key, value in _table(document["position"]).items()}),
-        world_size=_count(document["world_size"]),
-        created_at=datetime.fromisoformat(_text(document["created_at"])).astimezone(UTC).isoformat(),
+        position=Position(**position),
+        world_size=document["world_size"],
+        created_at=_instant(document["created_at"]),
         final=document["final"] is True,
         divisible=document.get("divisible") is True,
         plan_hash=_text(document["plan_hash"]),
-        metrics={str(key): float(value) for key, value in _table(document["metrics"]).items()},
-        versions={str(key): _text(value) for key, value in _table(document["versions"]).items()},
+        # names of figures are the script's own and must not make its checkpoints unreadable
+        metrics={plain_text(key): _figure(value) for key, value in _table(document["metrics"]).items()},
+        versions={_text(key): _text(value) for key, value in _table(document["versions"]).items()},
         files=files,
     )
 
 
 def _table(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"expected a table, found {value!r:.80}")
+        raise ValueError(f"expected a table, found {value!r:.80}")
     return value
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, found {value!r:.80}")
+    """One line, for databases and terminals: no control characters, no lone surrogates."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_TEXT:
+        raise ValueError(f"expected a line of text, found {value!r:.80}")
     return value
 
 
@@ -272,6 +330,22 @@ def _hex(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"expected a whole number from 0, found {value!r:.80}")
     return value
+
+
+def _figure(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"expected a number, found {value!r:.80}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("a number beyond all measure") from None
+
+
+def _instant(value: Any) -> str:
+    try:
+        return datetime.fromisoformat(_text(value)).astimezone(UTC).isoformat()
+    except OverflowError:
+        raise ValueError(f"an instant beyond the calendar: {value!r:.80}") from None

@@ -61,6 +61,7 @@ class Launch:
     snapshot: int | None = None
     snapshot_s: float | None = None
     memory_bytes: int | None = None
+    stop_at: int | None = None  # a step of the stage at which every rank saves and stops, asked by nobody
     version: int = VERSION
 
     def write(self) -> Path:

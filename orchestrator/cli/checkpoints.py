@@ -9,10 +9,11 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
-from orchestrator.errors import CheckpointBroken, KgorchError, NotFound
+from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, ReplayFailed
 
 if TYPE_CHECKING:
     from db.records import CheckpointInfo
+    from orchestrator.runtime.replay import Difference
 
 
 @click.group("checkpoints")
@@ -63,16 +64,28 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
 
 @command.command("verify")
 @run_argument
+@click.option(
+    "--replay", type=click.IntRange(min=1), metavar="N", help="Train N steps from a checkpoint twice and compare bits."
+)
+@click.option("--step", type=int, help="Replay from the checkpoint of this step; the newest by default.")
 @json_option
-def verify(run: str | None, as_json: bool) -> int:
+def verify(run: str | None, replay: int | None, step: int | None, as_json: bool) -> int:
     """Read every checkpoint of RUN back and compare it with its manifest. Exit 2 when one is broken.
+
+    With --replay, see instead whether its training is exact: the same steps twice from one checkpoint, in folders that
+    go afterwards (what the script writes outside of its output folder, it writes there). Exit 20 when the bits differ.
 
     \b
     Example:
       kgorch checkpoints verify ink-demo
+      kgorch checkpoints verify ink-demo --replay 20
     """
     from orchestrator import manifest
 
+    if replay:
+        return _replay(run, replay, step, as_json=as_json)
+    if step is not None:
+        raise click.UsageError("--step goes with --replay N")
     found, rows = _rows(run)
     results: list[dict[str, Any]] = []
     for folder in _folders(found.folder, rows):
@@ -92,6 +105,56 @@ def verify(run: str | None, as_json: bool) -> int:
             next_step=f"kgorch resume {found.name}    (takes the newest that is whole)",
         )
     return 0
+
+
+def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from db import sessions
+    from orchestrator.runtime import launcher, replay
+    from orchestrator.runtime.home import Lock
+    from orchestrator.runtime.opening import plan_of
+
+    run, rows = _rows(name)
+    _, home, engine = state()
+    lock = Lock(home / "runs" / run.name / "lock")
+    last = sessions.last(engine, run.id)
+    attempt = sessions.last_attempt(engine, last.id) if last else None
+    if not lock.take() or (attempt and launcher.is_running(Path(attempt.folder))):
+        raise KgorchError(f"{run.name} is training", next_step=f"kgorch stop {run.name}, then replay")
+    try:
+        usable = [row for row in rows if row.state == "verified" and not row.final and Path(row.path).is_dir()]
+        chosen = next((row for row in reversed(usable) if step in (None, row.step)), None)
+        if chosen is None:
+            raise NotFound(
+                f"{run.name} has no such checkpoint to train on from (a final one closes its stage)",
+                next_step=f"kgorch checkpoints list {run.name}",
+            )
+        found = replay.replay(run, plan_of(run), Path(chosen.path), steps, lambda text: click.echo(text, err=True))
+    finally:
+        lock.release()
+    if as_json:
+        render.as_json({"run": run.name, "equal": found.equal, **asdict(found)})
+    trained = f"{found.to_step - found.from_step} steps from step {found.from_step} twice"
+    if found.equal:
+        if not as_json:
+            click.echo(f"{trained}: equal bits ({found.tensors} tensors, {render.size(found.bytes)})")
+        return 0
+    shown = [*(_difference(item) for item in found.differing[: replay.MEASURED]), *found.other[: replay.MEASURED]]
+    raise ReplayFailed(
+        f"{trained}: {len(found.differing)} of {found.tensors} tensors differ",
+        *shown,
+        "likely: kernels that add in no fixed order (torch.use_deterministic_algorithms(True) names them),",
+        "or chance that no checkpoint holds (os.urandom, the time, a generator that is not tracked, a loader of its own)",
+        next_step=f"kgorch checkpoints verify {run.name} --replay 1 --step {found.from_step}    (the first step that differs)",
+    )
+
+
+def _difference(item: Difference) -> str:
+    if item.elements is None:
+        return f"{item.tensor!r:.200} in {item.shard}"
+    most = "no number" if item.max_abs is None else f"{item.max_abs:.3g}"
+    return f"{item.tensor!r:.200} in {item.shard}: {item.elements} elements, by at most {most}"
 
 
 @command.command("prune")

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from orchestrator import manifest
+from orchestrator import foreign, manifest, shard
 from orchestrator.errors import CheckpointBroken, KgorchError
-
-MAX_HEADER_BYTES = 100 << 20
-_WIDTH = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+from orchestrator.shard import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A tensor's bytes in a shard."""
+class Part(NamedTuple):
+    """A tensor's bytes, and the shard that they lie in."""
 
-    shard: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
+    shard: str
+    span: Span
 
 
 def export(folder: Path, out: Path, name: str | None) -> int:
@@ -35,75 +30,82 @@ def export(folder: Path, out: Path, name: str | None) -> int:
 
     Raises: KgorchError when nothing was tracked under that name; CheckpointBroken.
     """
-    spans = _spans(folder)
+    described = manifest.read(folder)
+    parts = _parts(folder, described)
     if name is not None:
-        tree = json.loads((folder / "state.json").read_bytes())
+        tree = manifest.document(folder, described, "state.json")
         if name not in tree:
             raise KgorchError(
                 f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"
             )
-        spans = {path: spans[target] for path, target in _tensors(tree[name]) if target in spans}
-    order = sorted(spans, key=lambda path: (-_WIDTH.get(spans[path].dtype, 1), path))
+        parts = _chosen(folder, tree[name], parts)
+    order = sorted(parts, key=lambda path: (-shard.WIDTHS[parts[path].span.dtype], path))
     aside = out.with_name(out.name + ".part")
     try:
         with open(aside, "wb") as file:
-            _write(file, [(path, spans[path]) for path in order])
+            _write(file, folder, [(path, parts[path]) for path in order])
         aside.rename(out)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise KgorchError(f"{out} cannot be written", str(error)) from None
+    finally:
+        aside.unlink(missing_ok=True)
     return len(order)
 
 
-def _spans(folder: Path) -> dict[str, Span]:
+def _parts(folder: Path, described: manifest.Manifest) -> dict[str, Part]:
     """Every tensor of the checkpoint; of one that each rank keeps for itself, rank 0's."""
-    found: dict[str, Span] = {}
-    for shard in manifest.shards(manifest.read(folder)):
-        for path, span in _header(folder / shard):
-            found.setdefault(path, span)
+    found: dict[str, Part] = {}
+    for name in manifest.shards(described):
+        for path, span in shard.read(folder, name).items():
+            found.setdefault(path, Part(name, span))
     return found
 
 
-def _header(shard: Path) -> Iterator[tuple[str, Span]]:
-    with open(shard, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(MAX_HEADER_BYTES, shard.stat().st_size - 8):
-            raise CheckpointBroken(f"{shard} has a header longer than itself")
-        header: dict[str, Any] = json.loads(file.read(length))
-    for path, entry in header.items():
-        if path != "__metadata__":
-            first, end = entry["data_offsets"]
-            yield path, Span(shard, entry["dtype"], tuple(entry["shape"]), 8 + length + first, end - first)
+def _chosen(folder: Path, tree: Any, parts: dict[str, Part]) -> dict[str, Part]:
+    """What a part of the state tree names, under the names that it gives them."""
+    found: dict[str, Part] = {}
+    for path, target in _tensors(tree):
+        if (wrong := shard.misnamed(path)) or path in found or len(found) >= shard.MAX_TENSORS:
+            raise CheckpointBroken(
+                f"{folder} cannot be exported",
+                f"the tensor {path!r:.200} {wrong or 'is one of too many, or stands twice'}",
+            )
+        if not isinstance(target, str) or target not in parts:
+            raise CheckpointBroken(f"{folder} cannot be exported", f"its shards lack the tensor {target!r:.200}")
+        found[path] = parts[target]
+    return found
 
 
-def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """(name in the state_dict, path in the shards) of each tensor below a part of the state tree."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if set(value) == {"$tensor"}:
             yield path, value["$tensor"]
         else:
             for key, item in value.items():
-                yield from _tensors(item, f"{path}.{key}" if path else str(key))
+                yield from _tensors(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _tensors(item, f"{path}.{index}" if path else str(index))
 
 
-def _write(file: Any, items: list[tuple[str, Span]]) -> None:
+def _write(file: Any, folder: Path, items: list[tuple[str, Part]]) -> None:
     header, at = {}, 0
-    for path, span in items:
+    for path, (_, span) in items:
         header[path] = {"dtype": span.dtype, "shape": list(span.shape), "data_offsets": [at, at + span.size]}
         at += span.size
+    if at > (free := shutil.disk_usage(Path(file.name).parent).free):
+        raise OSError(errno.ENOSPC, f"no room for {at} bytes (free: {free})")
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     file.flush()
-    for _, span in items:
-        with open(span.shard, "rb") as shard:
+    for _, (name, span) in items:
+        with foreign.open_file(folder, name) as source:
             start, left = span.start, span.size
             while left:
-                sent = os.sendfile(file.fileno(), shard.fileno(), start, left)
+                sent = os.sendfile(file.fileno(), source.fileno(), start, left)
                 if not sent:
-                    raise CheckpointBroken(f"{span.shard} is shorter than its header says")
+                    raise CheckpointBroken(f"{folder / name} is shorter than its header says")
                 start, left = start + sent, left - sent
     os.fsync(file.fileno())

@@ -24,8 +24,8 @@ from orchestrator.manifest import FileEntry
 
 WRITERS = 4
 SPARE_BYTES = 1 << 20
-DESCRIBED = "described"
-"""The part of rank 0's image that is no file of its own: the manifest without its files, and the names of all tensors."""
+DESCRIBED, TENSORS = "described", "tensors"
+"""The parts of rank 0's image that are no files of their own: the manifest without its files, and the names of all tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,12 @@ def persist(shares: list[Share], root: Path, attempt: str) -> tuple[Path, int]:
 
     Raises: OSError; what was written is cleared away then.
     """
-    described = json.loads(shares[0].read(DESCRIBED))
-    found = manifest.parse(described["manifest"])
+    found = manifest.parse(shares[0].read(DESCRIBED))
     place = root / manifest.folder_name(found.step, final=found.final)
     aside = place.with_name(f"{place.name}.tmp-{attempt}")
     root.mkdir(parents=True, exist_ok=True)
     try:
-        _check(shares, described["tensors"], root)
+        _check(shares, root)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
@@ -78,8 +77,8 @@ def clear_leftovers(root: Path) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _check(shares: list[Share], expected: list[str], root: Path) -> None:
-    missing = set(expected)
+def _check(shares: list[Share], root: Path) -> None:
+    missing = set(json.loads(shares[0].read(TENSORS)))
     for share in shares:
         for name in share.files:
             if name.endswith(".json") and name.startswith("rank"):
@@ -96,7 +95,7 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
     entries = {}
     with mmap.mmap(share.descriptor, 0, prot=mmap.PROT_READ) as image, memoryview(image) as content:
         for name, (start, size) in share.files.items():
-            if name == DESCRIBED:
+            if name in (DESCRIBED, TENSORS):
                 continue
             if not manifest.FILE.fullmatch(name) or name == manifest.NAME:
                 raise OSError(errno.EINVAL, f"not a plain file name: {name!r}")

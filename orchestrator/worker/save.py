@@ -107,8 +107,8 @@ class Saver:
         files = {name: json.dumps(document).encode() for name, document in docs.items()}
         if self._rank == 0:
             files["state.json"] = json.dumps(captured.tree).encode()
-            about = {"manifest": manifest.as_document(described), "tensors": sorted(captured.tensors)}
-            files["described"] = json.dumps(about).encode()
+            files["described"] = json.dumps(manifest.as_document(described)).encode()
+            files["tensors"] = json.dumps(sorted(captured.tensors)).encode()
         shard = next(iter(docs)).removesuffix(".json") + ".safetensors"
         patience_s = KEEPER_PATIENCE_S if persist else 0.0
         for again in (True, False):

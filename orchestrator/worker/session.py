@@ -77,6 +77,7 @@ class Session:
         self._next_snapshot_s = math.inf
         self._exactness: dict[str, str] = {}
         self._saved_at: int | None = None
+        self._stop_at = launch.stop_at if launch else None
         self._state_bytes = 0
         self._ticked_s = self._gap_s = self._step_s = 0.0
         self._board: Board | None = None
@@ -168,6 +169,8 @@ class Session:
         first = self._ranks.first
         own = found.own(first)
         try:
+            if not isinstance(own.get("own"), dict) or "rng" not in own:
+                raise CannotRestore(f"rank{first}.json lacks `own` or `rng`")
             state.restore(self._tracked, found.tree | own["own"], found.fetcher(first))
         except CannotRestore as error:
             raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
@@ -210,14 +213,14 @@ class Session:
             if not described.final or described.run_id != self._launch.run_id:
                 continue
             manifest.verify(folder)
-            tree = state.read_json(folder / "state.json")
-            if name not in tree:
+            tree = manifest.document(folder, described, "state.json")
+            if not isinstance(tree.get(name), dict):
                 raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
             shards = state.Shards(folder, described, 0)
             return {
                 key: shards.fetch(item["$tensor"])
                 for key, item in tree[name].items()
-                if isinstance(item, dict) and "$tensor" in item
+                if isinstance(item, dict) and isinstance(item.get("$tensor"), str)
             }
         raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
 
@@ -332,12 +335,16 @@ class Session:
 
     def _boundary(self) -> None:
         self._step_s = self._tick()
+        act = 0
         if self._board:
             if self._ticked_s >= self._next_snapshot_s:
                 self._next_snapshot_s = math.inf  # until it is taken
                 self._board.ask(SNAPSHOT)
-            if act := self._board.tick(self._step):
-                self._act(act)
+            act = self._board.tick(self._step)
+        if self._step == self._stop_at:
+            raise SessionOver(saved=self._save_and_wait())
+        if act:
+            self._act(act)
 
     def _act(self, act: int) -> None:
         slot = 1 if act & SLOT else 0
@@ -356,6 +363,8 @@ class Session:
         for _ in range(2):
             if self._saver.wait() and self._saved_at == self._step and not final:
                 return True
+            if self._saver.error:
+                self._saved_at = None
             slot = self._saver.next_slot() if slot is None else slot
             if not self._tracked or (self._save(slot, persist=True, final=final) and self._saver.wait()):
                 return True

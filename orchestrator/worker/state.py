@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import base64
 import collections
-import json
 import math
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from orchestrator import manifest
-from orchestrator.errors import CannotRestore, nearest
+from orchestrator import foreign, manifest, shard
+from orchestrator.errors import CannotRestore, CheckpointBroken, nearest
 from orchestrator.manifest import Manifest
 
 DTYPES: dict[torch.dtype, str] = {
@@ -36,6 +36,9 @@ DTYPES: dict[torch.dtype, str] = {
 """What a safetensors file can hold, by the names of its format."""
 
 SCALARS = (str, int, bool, type(None))
+NUMPY_DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}")
+MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+"""What a load_state_dict raises that was given values of another form."""
 
 
 @dataclass(slots=True)
@@ -117,24 +120,33 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Callable
             next_step="give session.track() the same names, or begin anew with `kgorch start PLAN --fresh`",
         )
     for name, thing in tracked.items():
-        thing, state = unwrapped(thing), _join(tree[name], fetch)
-        if isinstance(thing, nn.Module):
-            _fill(name, thing, state)
-        else:
-            thing.load_state_dict(state)
+        thing, state = unwrapped(thing), _join(tree[name], fetch, name)
+        try:
+            if isinstance(thing, nn.Module):
+                _fill(name, thing, state)
+            else:
+                thing.load_state_dict(state)
+        except MISFITS as error:
+            raise CannotRestore(
+                f"{name} does not take what the checkpoint holds", f"{type(error).__name__}: {error}"[:300]
+            ) from error
 
 
 def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
     """Into the module's own state_dict, which keeps the version metadata that load_state_dict reads."""
     own = module.state_dict()
+    if not isinstance(state, dict):
+        raise CannotRestore(f"{name} is no table in the checkpoint")
     if own.keys() != state.keys():
         strange = sorted(own.keys() ^ state.keys())[0]
         raise CannotRestore(
             f"{name} is another model than the one in the checkpoint",
             f"only in the script: {len(own.keys() - state.keys())} names; only in the checkpoint: {len(state.keys() - own.keys())}",
-            f"the first: {strange}{nearest(strange, state.keys() if strange in own else own.keys())}",
+            f"the first: {strange!r:.200}{nearest(strange, state.keys() if strange in own else own.keys())}",
         )
     for key, value in own.items():
+        if isinstance(value, torch.Tensor) and not isinstance(state[key], torch.Tensor):
+            raise CannotRestore(f"{name}.{key} is no tensor in the checkpoint")
         if isinstance(value, torch.Tensor) and value.shape != state[key].shape:
             raise CannotRestore(
                 f"{name}.{key} has another shape than in the checkpoint",
@@ -188,53 +200,109 @@ def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], see
         return seen[identity]
     while path in tensors:
         path += "~"
+    if (wrong := shard.misnamed(path)) or len(tensors) >= shard.MAX_TENSORS:
+        raise CannotRestore(
+            f"the tensor {path!r:.200} {wrong or f'is one of more than {shard.MAX_TENSORS}'}, which a shard cannot hold",
+            next_step="give the state_dict other keys, or stack small tensors",
+        )
     tensors[path] = tensor
     seen[identity] = path
     return path
 
 
-def _join(value: Any, fetch: Callable[[str], torch.Tensor]) -> Any:
+def _join(value: Any, fetch: Callable[[str], torch.Tensor], path: str) -> Any:
+    """Values out of JSON that may come from anywhere, nested no deeper than foreign.parse lets pass.
+
+    Raises: CannotRestore, naming the place.
+    """
     if isinstance(value, list):
-        return [_join(item, fetch) for item in value]
+        return [_join(item, fetch, f"{path}.{index}") for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    match tuple(value.items()):
-        case (("$tensor", name),):
-            return fetch(name)
-        case (("$float", text),):
-            return float(text)
-        case (("$tuple", items),):
-            return tuple(_join(item, fetch) for item in items)
-        case (("$counter", items),):
-            return collections.Counter({_join(key, fetch): count for key, count in items})
-        case (("$dict", items),):
-            return {_join(key, fetch): _join(item, fetch) for key, item in items}
-        case (("$bytes", text),):
-            return base64.b64decode(text)
-        case (("$numpy", [dtype, shape, text]),):
-            import numpy
+    if not any(key.startswith("$") for key in value):
+        return {key: _join(item, fetch, f"{path}.{key}") for key, item in value.items()}
+    try:
+        return _untagged(value, fetch, path)
+    except (ValueError, TypeError) as error:
+        raise CannotRestore(
+            f"{path!r:.200} is no value that kgorch has written",
+            f"{error} in {value!r:.80}",
+            next_step="use another checkpoint",
+        ) from None
 
-            flat = numpy.frombuffer(base64.b64decode(text), dtype=numpy.dtype(str(dtype)))
-            return flat[0] if shape is None else flat.reshape(shape).copy()
-    return {key: _join(item, fetch) for key, item in value.items()}
+
+def _untagged(value: dict[str, Any], fetch: Callable[[str], torch.Tensor], path: str) -> Any:
+    match tuple(value.items()):
+        case (("$tensor", str(name)),):
+            return fetch(name)
+        case (("$float", "inf" | "-inf" | "nan" as text),):
+            return float(text)
+        case (("$tuple", list(items)),):
+            return tuple(_join(items, fetch, path))
+        case (("$counter", list(items)),):
+            if strange := [count for _, count in items if type(count) not in (int, float)]:
+                raise ValueError(f"a count is {strange[0]!r:.80}")
+            return collections.Counter(_table(items, lambda count: count, fetch, path))
+        case (("$dict", list(items)),):
+            return _table(items, lambda item: _join(item, fetch, path), fetch, path)
+        case (("$bytes", str(text)),):
+            return base64.b64decode(text, validate=True)
+        case (("$numpy", [str(dtype), shape, str(text)]),):
+            return _numpy(dtype, shape, base64.b64decode(text, validate=True))
+    raise ValueError("no such form")
+
+
+def _table(
+    items: list[Any], value_of: Callable[[Any], Any], fetch: Callable[[str], torch.Tensor], path: str
+) -> dict[Any, Any]:
+    found = {_join(key, fetch, path): value_of(item) for key, item in items}
+    if len(found) != len(items):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _numpy(dtype: str, shape: Any, content: bytes) -> Any:
+    import numpy
+
+    if not NUMPY_DTYPE.fullmatch(dtype):
+        raise ValueError(f"no plain numbers: {dtype!r:.80}")
+    plain = numpy.dtype(dtype)
+    if shape is not None and not shard.is_shape(shape):
+        raise ValueError(f"not a shape: {shape!r:.80}")
+    if math.prod(shape or []) * plain.itemsize != len(content) or (plain.kind == "b" and max(content, default=0) > 1):
+        raise ValueError(f"{dtype} {shape!r:.80} in {len(content)} bytes")
+    array = numpy.ndarray(shape or (), plain, bytearray(content))
+    return array[()] if shape is None else array
 
 
 class Shards:
-    """The tensors of a checkpoint folder, as one rank sees them: its own where it has them, else rank 0's."""
+    """The tensors of a checkpoint folder, as one rank sees them: its own where it has them, else rank 0's.
+
+    Raises: CheckpointBroken, CheckpointUnreadable.
+    """
 
     def __init__(self, folder: Path, described: Manifest, rank: int) -> None:
+        self._folder = folder
         self._files: dict[str, Any] = {}
         order = manifest.shards(described)
-        mine = [name for name in order if name == f"rank{rank}.safetensors"]
-        for path in (folder / name for name in mine + order):
-            file: Any = safe_open(path, framework="pt")
-            for name in file.keys():  # noqa: SIM118  (no dict)
-                self._files.setdefault(name, file)
+        for name in [name for name in order if name == f"rank{rank}.safetensors"] + order:
+            try:
+                with foreign.open_file(folder, name) as file:
+                    shard.header(file, folder / name)
+                    opened: Any = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")  # the very file looked at
+            except OSError as error:
+                raise foreign.verdict(error, f"{folder / name} cannot be read", str(error)) from None
+            except SafetensorError as error:
+                raise CheckpointBroken(f"{folder / name} is not a shard", str(error)[:300]) from None
+            for tensor in opened.keys():  # noqa: SIM118  (no dict)
+                self._files.setdefault(tensor, opened)
 
     def fetch(self, name: str) -> torch.Tensor:
         if name not in self._files:
-            raise CannotRestore(f"the checkpoint's shards lack the tensor {name}")
+            raise CannotRestore(f"the checkpoint's shards lack the tensor {name!r:.200}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+            raise CheckpointBroken(f"{name!r:.200} in {self._folder} holds bytes that are neither true nor false")
         return tensor
 
 
@@ -249,17 +317,53 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     return tree
 
 
-def set_rng_state(tree: Mapping[str, Any], device: torch.device) -> None:
-    states = _join(dict(tree), lambda name: torch.empty(0))
-    random.setstate(states["python"])
-    torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
-    if "numpy" in states:
-        import numpy
+def set_rng_state(tree: Any, device: torch.device) -> None:
+    """Raises: CannotRestore."""
 
-        numpy.random.set_state(states["numpy"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8), device)
+    def no_tensor(name: str) -> torch.Tensor:
+        raise ValueError(f"a tensor {name!r:.80} among random states")
+
+    try:
+        states = _join(tree, no_tensor, "rng")
+        _set_python(states["python"])
+        torch.set_rng_state(_as_tensor(states["torch"]))
+        if "numpy" in states:
+            _set_numpy(states["numpy"])
+        if "cuda" in states and device.type == "cuda":
+            torch.cuda.set_rng_state(_as_tensor(states["cuda"]), device)
+    except (*MISFITS, RuntimeError) as error:
+        raise CannotRestore(
+            "the checkpoint's random states cannot be set", f"{type(error).__name__}: {error}"[:300]
+        ) from None
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+def _as_tensor(state: Any) -> torch.Tensor:
+    if type(state) is not bytes or not state:
+        raise TypeError(f"expected bytes, found {state!r:.80}")
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _set_python(state: Any) -> None:
+    version, words, gauss = state
+    if version != 3 or type(words) is not tuple or not all(type(word) is int and 0 <= word < 1 << 32 for word in words):
+        raise ValueError("not a state of python's generator")
+    if gauss is not None and type(gauss) is not float:
+        raise TypeError(f"expected a number, found {gauss!r:.80}")
+    random.setstate((version, words, gauss))
+
+
+def _set_numpy(state: Any) -> None:
+    """numpy believes the position that it is told and reads there, so it is looked at first."""
+    import numpy
+
+    name, words, position, has_gauss, gauss = state
+    if (
+        name != "MT19937"
+        or not (isinstance(words, numpy.ndarray) and words.dtype == numpy.uint32 and words.shape == (624,))
+        or type(position) is not int
+        or not 0 <= position <= 624
+        or has_gauss not in (0, 1)
+        or type(gauss) is not float
+    ):
+        raise ValueError("not a state of numpy's generator")
+    numpy.random.set_state((name, words, position, has_gauss, gauss))

@@ -42,13 +42,12 @@ class Stored(Protocol):
 class Folder:
     def __init__(self, folder: Path) -> None:
         self.described = manifest.read(folder)
-        self.tree = state.read_json(folder / "state.json")
+        self.tree = manifest.document(folder, self.described, "state.json")
         self._folder = folder
 
     def own(self, rank: int) -> dict[str, Any]:
         number = rank if rank < self.described.world_size else 0
-        found: dict[str, Any] = state.read_json(self._folder / f"rank{number}.json")
-        return found
+        return manifest.document(self._folder, self.described, f"rank{number}.json")
 
     def fetcher(self, rank: int) -> Callable[[str], torch.Tensor]:
         return state.Shards(self._folder, self.described, rank).fetch
@@ -80,7 +79,7 @@ class InMemory:
         self._images = images
         for number, files in enumerate(held.shares):
             self._files |= {name: (number, start, size) for name, (start, size) in files.items()}
-        self.described = manifest.parse(self._json("described")["manifest"])
+        self.described = manifest.parse(self._bytes("described"))
         self.tree = self._json("state.json")
 
     def own(self, rank: int) -> dict[str, Any]:
@@ -115,6 +114,9 @@ class InMemory:
         }
 
     def _json(self, name: str) -> dict[str, Any]:
-        number, start, size = self._files[name]
-        found: dict[str, Any] = json.loads(self._images[number][start : start + size])
+        found: dict[str, Any] = json.loads(self._bytes(name))
         return found
+
+    def _bytes(self, name: str) -> bytes:
+        number, start, size = self._files[name]
+        return self._images[number][start : start + size]

@@ -20,6 +20,8 @@ MAY = {
         "orchestrator.worker",
         "orchestrator.wire",
         "orchestrator.manifest",
+        "orchestrator.foreign",
+        "orchestrator.shard",
         "orchestrator.errors",
         "orchestrator",
     },
@@ -30,6 +32,8 @@ MAY = {
         "orchestrator.platforms",
         "orchestrator.wire",
         "orchestrator.manifest",
+        "orchestrator.foreign",
+        "orchestrator.shard",
         "orchestrator.errors",
         "orchestrator.plan",
         "orchestrator",
@@ -39,13 +43,17 @@ MAY = {
     "orchestrator.cli": {"orchestrator", "db"},
     "orchestrator.errors": set(),
     "orchestrator.wire": set(),
-    "orchestrator.manifest": {"orchestrator.errors"},
+    "orchestrator.foreign": {"orchestrator.errors"},
+    "orchestrator.shard": {"orchestrator.errors", "orchestrator.foreign"},
+    "orchestrator.manifest": {"orchestrator.errors", "orchestrator.foreign", "orchestrator.wire"},
     "orchestrator.plan": {"orchestrator.errors"},
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",
     "orchestrator.wire",
     "orchestrator.errors",
+    "orchestrator.foreign",
+    "orchestrator.shard",
     "orchestrator.platforms",
     "orchestrator.runtime.shim",
 )
@@ -80,7 +88,10 @@ def test_imports_point_one_way(path):
         for name in ours:
             bare = (
                 name
-                in ("orchestrator.__version__", "orchestrator.manifest", "orchestrator.wire", "orchestrator.worker")
+                in {
+                    "orchestrator.__version__",
+                    *(f"orchestrator.{name}" for name in ("manifest", "foreign", "shard", "wire", "worker")),
+                }
                 or name == "orchestrator"
             )
             fits = any(_below(name, parent) for parent in allowed if parent != "orchestrator")

@@ -90,7 +90,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(folder, tmp_path):
 def test_a_manifest_too_large_to_be_one_is_not_read(folder):
     with open(folder / "manifest.json", "ab") as file:
         file.truncate(manifest.MAX_MANIFEST_BYTES + 1)
-    with pytest.raises(CheckpointBroken, match="larger than any manifest"):
+    with pytest.raises(CheckpointBroken, match="larger than any such file"):
         manifest.read(folder)
 
 
