@@ -47,6 +47,7 @@ class Launch:
     wall_s: float | None = None
     deadline_s: float | None = None
     microbatch: int | None = None
+    deterministic: str = "off"
     version: int = VERSION
 
     def write(self) -> Path:

@@ -151,6 +151,7 @@ def prepare(
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,
+        deterministic=plan.deterministic,
     )
     return running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name)), launch
 

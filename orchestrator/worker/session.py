@@ -11,7 +11,7 @@ import copy
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator import __version__, manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
-from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch
+from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note
 from orchestrator.worker import batches, group, output_folder, state
 from orchestrator.worker.board import STOP, Board
+from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
+from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver
 
 
@@ -54,8 +56,10 @@ class Session:
     weight: 0.0 when this rank's batch is borrowed (a last batch smaller than the number of ranks), else above 0.
     """
 
-    def __init__(self, launch: Launch | None, seed: int | None) -> None:
+    def __init__(self, launch: Launch | None, seed: int | None, deterministic: str | None = None) -> None:
         self.supervised = launch is not None
+        self._determinism = Determinism(deterministic or (launch.deterministic if launch else "off"))
+        self._exactness: dict[str, str] = {}
         self.rank, self.world_size, self.device, self._made_group = group.join()
         self.microbatch = launch.microbatch if launch else None
         self.output = output_folder()
@@ -66,6 +70,9 @@ class Session:
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
         self._steps_total = self._epochs_total = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
+        self._replay: Replay | None = None  # of the epoch that runs, when its loader is not ours
+        self._began: Began | None = None  # where that epoch's loader began, when resumed
+        self._ranks_before = self.world_size
         self._rehearse = self._rehearsing = self._epoch_is_open = False
         self._saved_at: int | None = None
         self._state_bytes = 0
@@ -139,6 +146,8 @@ class Session:
         except CannotRestore as error:
             raise CannotRestore(error.what, *error.facts, f"checkpoint: {folder}", next_step=error.next_step) from None
         self._rng = own["rng"]
+        self._began = own["rng"].pop("loader", None)
+        self._ranks_before = described.world_size
         at = described.position
         self._loop, self._epoch, self._batch, self._step, self._samples = (
             at.loop,
@@ -147,6 +156,8 @@ class Session:
             at.step,
             at.samples,
         )
+        if self._began:  # its batches are as large as ever, their number over all ranks is not; rather twice than never
+            self._batch = at.batch * described.world_size // self.world_size
         self._saved_at = at.step
         self._metrics = dict(described.metrics)
 
@@ -211,8 +222,11 @@ class Session:
             self._epoch, self._batch = self._epoch + 1, 0
         self._loop, self._epoch, self._batch, self._epochs_done = self._loop + 1, 0, 0, count
 
-    def steps(self, loader: Loader, epochs: int | None = None) -> Iterator[Any]:
+    def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
         """Batches still to do, of this epoch or, given `epochs`, of them all; one is one optimizer step.
+
+        `loader` is session.loader()'s, or any other: a resume in the middle of an epoch then reads again what the
+        epoch had used (replay.py), and `exactness` says how far that carries.
 
         Between two of them all ranks save or stop together when it is time; a stop raises SessionOver.
         With more than two ranks of DistributedDataParallel the first batch after a resume comes twice: what its
@@ -222,22 +236,25 @@ class Session:
             return self._steps_of_epoch(loader)
         return (batch for _ in self.epochs(epochs) for batch in self._steps_of_epoch(loader))
 
-    def _steps_of_epoch(self, loader: Loader) -> Iterator[Any]:
+    def _steps_of_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         if not self._epoch_is_open:
             raise KgorchError(
                 "session.steps(loader) was called outside of an epoch, or twice in one",
                 next_step="write `for epoch in session.epochs(n): for batch in session.steps(loader):`, or steps(loader, n)",
             )
         self._epoch_is_open = False
-        self._steps_total = self._step - self._batch + len(loader) * (self._epochs_total - self._epoch)
-        loader.seek(self._epoch, self._batch)
+        source = self._source(loader)
+        left = self._epochs_total - self._epoch
+        self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
+        source.seek(self._epoch, self._batch)
         if self._rng:
             state.set_rng_state(self._rng, self.device)
             self._rng = None
+        given = iter(source)  # a replay happens here, and counts as no step's time
         self._tick()  # what came since the last step, an evaluation perhaps
-        for batch in loader:
-            self._samples_now = loader.samples_in(self._batch)
-            self.weight = loader.share_of(self._batch) * self.world_size / self._samples_now
+        for batch in given:
+            self._samples_now = source.samples_in(self._batch)
+            self.weight = source.share_of(self._batch) * self.world_size / self._samples_now
             if self._rehearse:
                 yield from self._rehearsal(batch)
             yield batch
@@ -245,6 +262,17 @@ class Session:
             self._batch += 1
             self._samples += self._samples_now
             self._boundary()
+
+    def _source(self, loader: Iterable[Any]) -> Loader | Replay:
+        source: Loader | Replay
+        if isinstance(loader, Loader):
+            source, self._replay, data = loader, None, "keyed"
+        else:
+            source = self._replay = Replay(loader, self.world_size, self.device, self._began, self._ranks_before)
+            source.refuse(self._tracked)
+            self._began, data = None, source.exactness
+        self._tell_exactness(data=data, deterministic=self._determinism.verdict)
+        return source
 
     def _rehearsal(self, batch: Any) -> Iterator[Any]:
         """The batch once to no effect: whatever the script does with it to tracked things is undone."""
@@ -270,6 +298,7 @@ class Session:
 
     def _boundary(self) -> None:
         self._step_s = self._tick()
+        self._tell_exactness(deterministic=self._determinism.verdict)
         if self._board and (act := self._board.tick(self._step)):
             self._save()
             if act & STOP:
@@ -281,7 +310,11 @@ class Session:
         assert self._launch
         if not self._tracked or (self._saved_at == self._step and not final):
             return
-        captured = state.capture(self._tracked)
+        self._determinism.probe()
+        self._tell_exactness(deterministic=self._determinism.verdict)
+        captured, rng = state.capture(self._tracked), state.rng_state(self.device)
+        if self._replay is not None:
+            rng["loader"] = self._replay.began
         described = Manifest(
             run=self._launch.run,
             run_id=self._launch.run_id,
@@ -292,9 +325,9 @@ class Session:
             created_at=datetime.now(UTC).isoformat(),
             plan_hash=self._launch.plan_hash,
             metrics=self._plain_metrics(),
-            versions=group.versions(__version__, self.device),
+            versions=group.versions(__version__, self.device) | {"deterministic": self._determinism.level},
         )
-        self._saver.save(captured, state.rng_state(self.device), described)
+        self._saver.save(captured, rng, described)
         self._saved_at = self._step
 
     # One step
@@ -342,8 +375,20 @@ class Session:
 
     # What is told
 
+    @property
+    def exactness(self) -> dict[str, str]:
+        """What holds of the promise of the same bits, in words: of `data` (the loader), of `deterministic`."""
+        return dict(self._exactness)
+
     def _plain_metrics(self) -> dict[str, float]:
         return {name: float(value) for name, value in list(self._metrics.items())}
+
+    def _tell_exactness(self, **facts: str) -> None:
+        """What holds of the same bits, to the supervisor when it has changed."""
+        if not facts.items() <= self._exactness.items():
+            self._exactness |= facts
+            if self._launch and self.rank == 0:
+                self._link.send(Note(self._launch.attempt, "exactness", self.exactness))
 
     def _hello(self) -> Hello:
         assert self._launch

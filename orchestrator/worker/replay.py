@@ -1,0 +1,151 @@
+"""A loader that is not ours, taken up again in the middle of an epoch: the batches used already are read once more.
+
+Just before an epoch's `iter(loader)` the random states of all libraries, and of generators that the loader's parts hold,
+are kept. A resume sets them, reads as many batches as the epoch had used and throws them away, then sets the random
+states of the save. Loading processes are seeded from a draw in `iter()`, so what they drew they draw again. In the
+rank's own process training drew between the batches: those thrown away may be augmented otherwise, those after them not.
+
+Out of reach: what a dataset or sampler of the rank's own process remembers from one epoch to the next, and draws that a
+sampler makes in the middle of an epoch from the generator which the training uses. `session.loader()` needs none of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from orchestrator.errors import CannotRestore, KgorchError
+from orchestrator.worker import batches, state
+from orchestrator.worker.loader import WorkerStart
+
+PROGRESS_S = 10.0
+Began = Mapping[str, Any]
+
+
+class Replay:
+    """One epoch of a foreign loader, with what `session.steps` asks of a Loader.
+
+    Holds no iterator: one of a DataLoader in a reference cycle would leave its processes to the garbage collector.
+
+    Args:
+        began: of the checkpoint that the epoch goes on from; None when it begins.
+        ranks_before: of that checkpoint.
+    Attributes:
+        began: the random states just before the epoch's first batch, as plain JSON.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], world_size: int, device: torch.device, began: Began | None, ranks_before: int
+    ) -> None:
+        self._loader, self._world, self._device = loader, world_size, device
+        self.began, self._ranks_before = began, ranks_before
+        self._epoch = self._batch = self._share = 0
+        if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, WorkerStart):
+            loader.worker_init_fn = WorkerStart(loader.worker_init_fn)
+
+    def __len__(self) -> int:
+        """Batches of an epoch; 0 when that is not known."""
+        try:
+            return len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return 0
+
+    def samples_in(self, batch: int) -> int:
+        """Samples of the newest batch over all ranks, who are taken to hold as many as this one."""
+        return self._share * self._world
+
+    def share_of(self, batch: int) -> int:
+        return self._share
+
+    def seek(self, epoch: int, batch: int) -> None:
+        self._epoch, self._batch = epoch, batch
+        for part in self._parts():
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The epoch's batches from where `seek` said; what lies before is read at once, before the first is asked for."""
+        now = self._states()
+        if self._batch and self.began:
+            self._set(self.began)
+        else:
+            self.began = now
+        iterator = iter(self._loader)
+        if self._batch:
+            self._throw_away(iterator)
+            state.set_rng_state(now["rng"], self._device)
+        return self._counted(iterator)
+
+    def refuse(self, tracked: Mapping[str, Any]) -> None:
+        """Raises KgorchError when the loader, or what orders it, is tracked too: a resume would skip twice."""
+        ordering = [part for part in self._parts() if part is not self._dataset() or isinstance(part, IterableDataset)]
+        for name, thing in tracked.items():
+            if any(thing is part for part in ordering):
+                raise KgorchError(
+                    f"session.track({name}=…): session.steps() brings a loader back to its place by itself",
+                    "restored besides, it would skip its batches twice",
+                    next_step=f"leave {name} out of session.track()",
+                )
+
+    @property
+    def exactness(self) -> str:
+        """How exact a resume is, as far as it can be told from outside."""
+        said, loader = ["replayed"], self._loader
+        if not isinstance(loader, DataLoader):
+            said.append(f"a {type(loader).__name__}, exact if it gives the same each time")
+        elif loader.num_workers and loader.persistent_workers:
+            said.append("persistent_workers: exact unless they draw from generators of their own process")
+        if not getattr(loader, "in_order", True):
+            said.append("in_order=False: the order hangs on time")
+        if self._ranks_before != self._world:
+            said.append(f"{self._ranks_before} ranks before, {self._world} now: another order and effective batch")
+        return "; ".join(said)
+
+    def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for batch in iterator:
+            try:
+                self._share = max(1, batches.length(batch))
+            except KgorchError:  # no tensor in it
+                self._share = getattr(self._loader, "batch_size", None) or 1
+            yield batch
+
+    def _throw_away(self, iterator: Iterator[Any]) -> None:
+        what = f"kgorch: epoch {self._epoch} has used {self._batch} batches, which are read again"
+        print(what, flush=True)
+        told_s = time.monotonic()
+        for done in range(self._batch):
+            if next(iterator, self) is self:
+                raise CannotRestore(
+                    f"the loader gave {done} batches, and the checkpoint has used {self._batch} of epoch {self._epoch}",
+                    next_step="give it the data it had, or begin anew with `kgorch start PLAN --fresh`",
+                )
+            if time.monotonic() - told_s > PROGRESS_S:
+                told_s = time.monotonic()
+                print(f"{what}: {done + 1} so far", flush=True)
+
+    def _dataset(self) -> Any:
+        return getattr(self._loader, "dataset", None)
+
+    def _parts(self) -> list[Any]:
+        """The loader and what gives it its order."""
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        found = {id(part): part for part in (self._loader, self._dataset(), *sampler) if part is not None}
+        return list(found.values())
+
+    def _generators(self) -> list[torch.Generator]:
+        held = (getattr(part, "generator", None) for part in self._parts())
+        return list({id(item): item for item in held if isinstance(item, torch.Generator)}.values())
+
+    def _states(self) -> dict[str, Any]:
+        generators = [item.get_state().numpy().tobytes().hex() for item in self._generators()]
+        return {"rng": state.rng_state(self._device), "generators": generators}
+
+    def _set(self, began: Began) -> None:
+        state.set_rng_state(began["rng"], self._device)
+        for generator, kept in zip(self._generators(), began["generators"], strict=False):
+            generator.set_state(torch.frombuffer(bytearray.fromhex(kept), dtype=torch.uint8))
