@@ -11,6 +11,7 @@ sampler makes in the middle of an epoch from the generator which the training us
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -35,15 +36,16 @@ class Replay:
         began: of the checkpoint that the epoch goes on from; None when it begins.
         ranks_before: of that checkpoint.
     Attributes:
-        began: the random states just before the epoch's first batch, as plain JSON.
+        batch: batches of the epoch that were read again, once it is iterated: with another number of ranks those that
+            hold no more samples than were used.
     """
 
     def __init__(
         self, loader: Iterable[Any], world_size: int, device: torch.device, began: Began | None, ranks_before: int
     ) -> None:
         self._loader, self._world, self._device = loader, world_size, device
-        self.began, self._ranks_before = began, ranks_before
-        self._epoch = self._batch = self._share = 0
+        self._began, self._ranks_before = began, ranks_before
+        self.batch = self._epoch = self._share = self._used = 0
         if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, WorkerStart):
             loader.worker_init_fn = WorkerStart(loader.worker_init_fn)
 
@@ -62,7 +64,7 @@ class Replay:
         return self._share
 
     def seek(self, epoch: int, batch: int) -> None:
-        self._epoch, self._batch = epoch, batch
+        self._epoch, self.batch = epoch, batch
         for part in self._parts():
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
@@ -70,15 +72,20 @@ class Replay:
     def __iter__(self) -> Iterator[Any]:
         """The epoch's batches from where `seek` said; what lies before is read at once, before the first is asked for."""
         now = self._states()
-        if self._batch and self.began:
-            self._set(self.began)
+        if self.batch and self._began:
+            self._set(self._began)
         else:
-            self.began = now
+            self._began = now
         iterator = iter(self._loader)
-        if self._batch:
-            self._throw_away(iterator)
+        if self.batch:
+            iterator = self._without_used(iterator)
             state.set_rng_state(now["rng"], self._device)
         return self._counted(iterator)
+
+    @property
+    def place(self) -> Began:
+        """What a checkpoint keeps of it: the random states at the epoch's beginning, and samples used over all ranks."""
+        return {**(self._began or {}), "used": self._used}
 
     def refuse(self, tracked: Mapping[str, Any]) -> None:
         """Raises KgorchError when the loader, or what orders it, is tracked too: a resume would skip twice."""
@@ -107,25 +114,36 @@ class Replay:
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for batch in iterator:
-            try:
-                self._share = max(1, batches.length(batch))
-            except KgorchError:  # no tensor in it
-                self._share = getattr(self._loader, "batch_size", None) or 1
+            self._share = self._size(batch)
+            self._used += self._share * self._world
             yield batch
 
-    def _throw_away(self, iterator: Iterator[Any]) -> None:
-        what = f"kgorch: epoch {self._epoch} has used {self._batch} batches, which are read again"
+    def _size(self, batch: Any) -> int:
+        try:
+            return max(1, batches.length(batch))
+        except KgorchError:  # no tensor in it
+            return getattr(self._loader, "batch_size", None) or 1
+
+    def _without_used(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        as_before = self._ranks_before == self._world
+        batches_used, samples_used = self.batch, (self._began or {}).get("used", 0)
+        what = f"kgorch: epoch {self._epoch} has used {batches_used} batches, which are read again"
         print(what, flush=True)
-        told_s = time.monotonic()
-        for done in range(self._batch):
-            if next(iterator, self) is self:
+        self.batch, told_s = 0, time.monotonic()
+        while self.batch < batches_used if as_before else self._used < samples_used:
+            if (batch := next(iterator, self)) is self:
                 raise CannotRestore(
-                    f"the loader gave {done} batches, and the checkpoint has used {self._batch} of epoch {self._epoch}",
+                    f"the loader gave {self.batch} batches, and the checkpoint has used {batches_used} of epoch {self._epoch}",
                     next_step="give it the data it had, or begin anew with `kgorch start PLAN --fresh`",
                 )
+            samples = self._size(batch) * self._world
+            if not as_before and self._used + samples > samples_used:
+                return itertools.chain([batch], iterator)  # rather some samples twice than any never
+            self.batch, self._used = self.batch + 1, self._used + samples
             if time.monotonic() - told_s > PROGRESS_S:
                 told_s = time.monotonic()
-                print(f"{what}: {done + 1} so far", flush=True)
+                print(f"{what}: {self.batch} so far", flush=True)
+        return iterator
 
     def _dataset(self) -> Any:
         return getattr(self._loader, "dataset", None)

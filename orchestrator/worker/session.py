@@ -156,8 +156,6 @@ class Session:
             at.step,
             at.samples,
         )
-        if self._began:  # its batches are as large as ever, their number over all ranks is not; rather twice than never
-            self._batch = at.batch * described.world_size // self.world_size
         self._saved_at = at.step
         self._metrics = dict(described.metrics)
 
@@ -244,13 +242,15 @@ class Session:
             )
         self._epoch_is_open = False
         source = self._source(loader)
-        left = self._epochs_total - self._epoch
-        self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
         source.seek(self._epoch, self._batch)
         if self._rng:
             state.set_rng_state(self._rng, self.device)
             self._rng = None
         given = iter(source)  # a replay happens here, and counts as no step's time
+        if self._replay is not None:
+            self._batch = self._replay.batch
+        left = self._epochs_total - self._epoch
+        self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
         self._tick()  # what came since the last step, an evaluation perhaps
         for batch in given:
             self._samples_now = source.samples_in(self._batch)
@@ -314,7 +314,7 @@ class Session:
         self._tell_exactness(deterministic=self._determinism.verdict)
         captured, rng = state.capture(self._tracked), state.rng_state(self.device)
         if self._replay is not None:
-            rng["loader"] = self._replay.began
+            rng["loader"] = self._replay.place
         described = Manifest(
             run=self._launch.run,
             run_id=self._launch.run_id,

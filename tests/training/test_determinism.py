@@ -86,6 +86,13 @@ def test_the_warnings_that_only_a_gpu_gives_are_known(said, op):
     assert found.verdict == f"did not hold: {op}"
 
 
+def test_warnings_that_were_silenced_before_are_heard():
+    warnings.simplefilter("ignore")
+    found = Determinism("warn")
+    put()
+    assert found.verdict == "did not hold: put_"
+
+
 def test_silenced_warnings_are_no_proof():
     found = Determinism("warn")
     with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import random
@@ -105,7 +106,7 @@ def train(make, *, cut_after=None, begin=None, epochs=3):
         for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
             seen.append((epoch, batch.tolist(), noise()))
             if (epoch, number) == cut_after:
-                left = {"epoch": epoch, "batch": number, "rng": state.rng_state(CPU), "began": replay.began}
+                left = {"epoch": epoch, "batch": number, "rng": state.rng_state(CPU), "began": replay.place}
                 return seen, json.loads(json.dumps(left))
     return seen, None
 
@@ -148,6 +149,25 @@ def test_a_loader_that_gives_fewer_batches_than_were_used_is_refused():
     _, left = train(LOADERS["a list"], cut_after=(0, 8))
     with pytest.raises(CannotRestore, match="gave 3 batches, and the checkpoint has used 8"):
         train(lambda: [torch.ones(4)] * 3, begin=left)
+
+
+@pytest.mark.parametrize(("size", "used", "twice"), [(4, 6, 0), (8, 3, 0), (5, 4, 4)])
+def test_with_another_number_of_ranks_no_sample_is_passed_over_and_few_come_twice(size, used, twice):
+    """Whether a rank's batches are as large as before, as large over all ranks, or neither."""
+
+    def on_ranks(world, batch_size, *, place=None, number=None):
+        seen = []
+        for rank in range(world):
+            loader = DataLoader(Noisy(), batch_size, sampler=DistributedSampler(Noisy(), world, rank))
+            replay = Replay(loader, world, CPU, place, 2)
+            replay.seek(3, 3 if place else 0)
+            seen += [int(sample[0]) for batch in itertools.islice(replay, number) for sample in batch]
+        return seen, replay
+
+    before, cut = on_ranks(2, 4, number=3)
+    after, resumed = on_ranks(1, size, place=cut.place)
+    assert resumed.batch == used
+    assert len(before) + len(after) == 40 + twice and {*before, *after} == set(range(40))
 
 
 def test_loading_processes_end_with_the_loop_that_is_left_early():
