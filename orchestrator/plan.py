@@ -162,6 +162,7 @@ class Plan(_Part):
     name: Name
     stage: Annotated[list[Stage], Field(min_length=1)]
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    deterministic: Literal["off", "warn", "strict"] = "off"
     session: SessionPart = SessionPart()
     quota: QuotaPart = QuotaPart()
     checkpoint: CheckpointPart = CheckpointPart()
@@ -177,8 +178,12 @@ class Plan(_Part):
 
     @property
     def hash(self) -> str:
-        """Of what the training's bits hang on: the stages and the seed. Walls and cadence may change between sessions."""
-        essence = self.model_dump(mode="json", include={"stage", "seed"})
+        """Of what the training's bits hang on: stages, seed, determinism. Walls and cadence may change between sessions.
+
+        A plan that asks for no determinism has the hash that it had before plans could.
+        """
+        asked = {"deterministic"} if self.deterministic != "off" else set()
+        essence = self.model_dump(mode="json", include={"stage", "seed"} | asked)
         return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 
 

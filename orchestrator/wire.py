@@ -62,6 +62,7 @@ class Launch:
     snapshot_s: float | None = None
     memory_bytes: int | None = None
     stop_at: int | None = None  # a step of the stage at which every rank saves and stops, asked by nobody
+    deterministic: str = "off"
     version: int = VERSION
 
     def write(self) -> Path:

@@ -74,6 +74,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("checkpoint", "none yet"))
     if found["metrics"]:
         rows.append(("metrics", render.metrics(found["metrics"])))
+    if found["exactness"]:
+        rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
     rows.append(("next", _next_line(found["next"])))
     return [f"{label:<11} {value}" for label, value in rows]
 

@@ -49,6 +49,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "session": _session(row, alive, training, now) if row else None,
         "checkpoint": _checkpoint(newest),
         "metrics": plain(row.metrics) if row else {},
+        "exactness": _exactness(engine, row) if row else {},
         "next": _next(run, row, resume, alive, training),
         "folder": run.folder,
     }
@@ -146,6 +147,12 @@ def _checkpoint(found: CheckpointInfo | None) -> View | None:
         "bytes": found.bytes,
         "path": found.path,
     }
+
+
+def _exactness(engine: Engine, row: SessionInfo) -> View:
+    """What its ranks have told last, in this session."""
+    told = sessions.newest_event(engine, row.run_id, ("exactness",), session_id=row.id)
+    return dict(told.facts) if told else {}
 
 
 def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:

@@ -203,6 +203,7 @@ def prepare(
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,
+        deterministic=plan.deterministic,
     )
     attempt = running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name))
     return replace(attempt, from_snapshot=launch.snapshot), launch

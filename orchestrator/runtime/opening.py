@@ -274,7 +274,7 @@ def _take_changed_plan(
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
     what = (
-        "the training (stages, arguments or seed)"
+        "the training (stages, arguments, seed or determinism)"
         if plan.hash != run.plan_hash
         else "only what the bits do not hang on"
     )

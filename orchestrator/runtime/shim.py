@@ -81,7 +81,10 @@ def command(launch: Launch) -> list[str]:
 
 def environment(launch: Launch, folder: Path, board: int) -> dict[str, str]:
     told = {LAUNCH_VARIABLE: str(folder / "launch.json"), BOARD_VARIABLE: f"/proc/{os.getpid()}/fd/{board}"}
-    return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **told}
+    usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    if launch.deterministic != "off":
+        usual["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts
+    return usual | dict(os.environ) | told
 
 
 class KeeperKept:

@@ -35,15 +35,18 @@ def launch() -> Launch | None:
     return Launch.read(path) if path else None
 
 
-def attach(*, seed: int | None = None) -> Session:
+def attach(*, seed: int | None = None, deterministic: str | None = None) -> Session:
     """This process's part in the run: use it as a context manager around the whole training.
 
     Joins the ranks (or makes a group of one), chooses the device, and seeds every random generator with
     `seed + rank` (the plan's seed when None).
+
+    Args:
+        deterministic: "off", "warn" or "strict" (determinism.py); the plan's level when None, which is "off" when alone.
     """
     from orchestrator.worker.session import Session
 
-    return Session(launch(), seed)
+    return Session(launch(), seed, deterministic)
 
 
 def output_folder() -> Path:

@@ -94,7 +94,7 @@ class Loader:
             )
         if options.get("num_workers", 0):
             options.setdefault("persistent_workers", True)
-        options["worker_init_fn"] = _WorkerStart(options.get("worker_init_fn"))
+        options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
         options.setdefault("pin_memory", torch.cuda.is_available())
         generator = torch.Generator().manual_seed(seed)  # a DataLoader draws from the global one otherwise
         self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=self._order, generator=generator, **options)
@@ -163,7 +163,7 @@ class _Keyed(Dataset[Any]):
         return self._dataset[index]
 
 
-class _WorkerStart:
+class WorkerStart:
     """In a loading process: die with the rank, and outlive the SIGTERM that torchrun sends to the rank's whole group.
 
     The rank saves first and needs its data for that long. A SIGTERM from the rank itself ends the process, as PyTorch

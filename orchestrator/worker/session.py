@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,8 +29,10 @@ from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note, boottime_s
 from orchestrator.worker import batches, group, image, output_folder, state, stored, virtual
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
+from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
+from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
 
 DOCUMENT_BYTES = 1 << 18
@@ -58,8 +60,10 @@ class Session:
     weight: 0.0 when this rank's batch is borrowed (a last batch smaller than the number of ranks), else above 0.
     """
 
-    def __init__(self, launch: Launch | None, seed: int | None) -> None:
+    def __init__(self, launch: Launch | None, seed: int | None, deterministic: str | None = None) -> None:
         self.supervised = launch is not None
+        self._determinism = Determinism(deterministic or (launch.deterministic if launch else "off"))
+        self._exactness: dict[str, str] = {}
         self.rank, self.world_size, self.device, self._made_group = group.join()
         self.microbatch = launch.microbatch if launch else None
         self.output = output_folder()
@@ -70,12 +74,14 @@ class Session:
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
         self._steps_total = self._epochs_total = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
+        self._replay: Replay | None = None  # of the epoch that runs, when its loader is not ours
+        self._began: Began | None = None  # where that epoch's loader began, when resumed
+        self._ranks_before = self.world_size
         self._rehearse = self._rehearsing = self._epoch_is_open = False
         self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
         self._parts: list[tuple[Any, float]] = []  # this step's batch of each rank played here, and its weight
         self._divisible, self._went_back, self._chance = True, False, 0
         self._next_snapshot_s = math.inf
-        self._exactness: dict[str, str] = {}
         self._saved_at: int | None = None
         self._stop_at = launch.stop_at if launch else None
         self._state_bytes = 0
@@ -175,6 +181,8 @@ class Session:
         except CannotRestore as error:
             raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
         self._rng = own["rng"]
+        self._began = own["rng"].pop("loader", None)
+        self._ranks_before = described.world_size
         self._ranks.random_states = {rank: found.own(rank)["rng"] for rank in self._ranks.mine[1:]}
         self._divisible = described.divisible
         if self._ranks.count != described.world_size:
@@ -259,8 +267,11 @@ class Session:
             self._epoch, self._batch = self._epoch + 1, 0
         self._loop, self._epoch, self._batch, self._epochs_done = self._loop + 1, 0, 0, count
 
-    def steps(self, loader: Loader, epochs: int | None = None) -> Iterator[Any]:
+    def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
         """Batches still to do, of this epoch or, given `epochs`, of them all; one is one optimizer step.
+
+        `loader` is session.loader()'s, or any other: a resume in the middle of an epoch then reads again what the
+        epoch had used (replay.py), and `exactness` says how far that carries.
 
         Between two of them all ranks save or stop together when it is time; a stop raises SessionOver.
         With more than two ranks of DistributedDataParallel the first batch after a resume comes twice: what its
@@ -270,22 +281,27 @@ class Session:
             return self._steps_of_epoch(loader)
         return (batch for _ in self.epochs(epochs) for batch in self._steps_of_epoch(loader))
 
-    def _steps_of_epoch(self, loader: Loader) -> Iterator[Any]:
+    def _steps_of_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         if not self._epoch_is_open:
             raise KgorchError(
                 "session.steps(loader) was called outside of an epoch, or twice in one",
                 next_step="write `for epoch in session.epochs(n): for batch in session.steps(loader):`, or steps(loader, n)",
             )
         self._epoch_is_open = False
-        self._steps_total = self._step - self._batch + len(loader) * (self._epochs_total - self._epoch)
-        loader.seek(self._epoch, self._batch)
+        source = self._source(loader)
+        source.seek(self._epoch, self._batch)
         if self._rng:
             state.set_rng_state(self._rng, self.device)
             self._rng = None
+        given = source.parts()  # a replay happens here, and counts as no step's time
+        if self._replay is not None:
+            self._batch = self._replay.batch
+        left = self._epochs_total - self._epoch
+        self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
         self._tick()  # what came since the last step, an evaluation perhaps
-        for parts in loader.parts():
-            self._samples_now = loader.samples_in(self._batch)
-            shares = [loader.share_of_rank(self._batch, rank) for rank in self._ranks.mine]
+        for parts in given:
+            self._samples_now = source.samples_in(self._batch)
+            shares = [source.share_of_rank(self._batch, rank) for rank in self._ranks.mine]
             weights = [share * self.world_size / self._samples_now for share in shares]
             self.weight = weights[0]
             if self._rehearse:
@@ -301,12 +317,25 @@ class Session:
     def _check_way_back(self) -> None:
         """A script whose every batch goes through `backward` as it came can be played by fewer processes."""
         if not self._went_back:
-            self._divisible = False
-            if self._ranks.are_split:
-                raise KgorchError(
-                    f"{self._ranks.said()}: each batch must go to session.backward() as session.steps() gave it",
-                    next_step=f"do so, or run on {self._ranks.count} ranks again",
-                )
+            self._refuse_to_divide("each batch must go to session.backward() as session.steps() gave it")
+
+    def _refuse_to_divide(self, why: str) -> None:
+        """Fewer processes cannot play this run's ranks from here on; they must not be doing so."""
+        self._divisible = False
+        if self._ranks.are_split:
+            raise KgorchError(f"{self._ranks.said()}: {why}", next_step=f"run on {self._ranks.count} ranks again")
+
+    def _source(self, loader: Iterable[Any]) -> Loader | Replay:
+        source: Loader | Replay
+        if isinstance(loader, Loader):
+            source, self._replay, data = loader, None, "keyed"
+        else:
+            source = self._replay = Replay(loader, self.world_size, self.device, self._began, self._ranks_before)
+            source.refuse(self._tracked)
+            self._refuse_to_divide("a loader that is not session.loader()'s cannot be divided")
+            self._began, data = None, source.exactness
+        self._tell_exactness(data=data, deterministic=self._determinism.verdict)
+        return source
 
     def _rehearsal(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
         """The batch once to no effect: whatever the script does with it to tracked things is undone."""
@@ -335,6 +364,7 @@ class Session:
 
     def _boundary(self) -> None:
         self._step_s = self._tick()
+        self._tell_exactness(deterministic=self._determinism.verdict)
         act = 0
         if self._board:
             if self._ticked_s >= self._next_snapshot_s:
@@ -379,6 +409,8 @@ class Session:
         began_s = boottime_s()
         if not self._tracked or (self._saved_at == self._step and not final):
             return True
+        self._determinism.probe()
+        self._tell_exactness(deterministic=self._determinism.verdict)
         captured = state.capture(self._tracked)
         described = Manifest(
             run=self._launch.run,
@@ -391,7 +423,7 @@ class Session:
             created_at=datetime.now(UTC).isoformat(),
             plan_hash=self._launch.plan_hash,
             metrics=self._plain_metrics(),
-            versions=group.versions(__version__, self.device),
+            versions=group.versions(__version__, self.device) | {"deterministic": self._determinism.level},
         )
         docs = self._rank_documents(captured)
         saved = self._saver.save(captured, docs, described, slot=slot, persist=persist, began_s=began_s)
@@ -403,6 +435,8 @@ class Session:
         """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
         mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
         random_states = {self._ranks.first: state.rng_state(self.device), **self._ranks.random_states}
+        if self._replay is not None:
+            random_states[self._ranks.first]["loader"] = self._replay.place
         return {
             f"rank{rank}.json": {
                 "rng": random_states[rank],
@@ -486,14 +520,20 @@ class Session:
 
     # What is told
 
-    def _tell_exactness(self, **facts: str) -> None:
-        """Rank 0 tells of what the sameness of bits hangs on, once it changes."""
-        if self._launch and self.rank == 0 and facts.items() - self._exactness.items():
-            self._exactness |= facts
-            self._link.send(Note(self._launch.attempt, "exactness", dict(self._exactness)))
+    @property
+    def exactness(self) -> dict[str, str]:
+        """What holds of the promise of the same bits, in words: of `data` (the loader), of `deterministic`."""
+        return dict(self._exactness)
 
     def _plain_metrics(self) -> dict[str, float]:
         return {name: float(value) for name, value in list(self._metrics.items())}
+
+    def _tell_exactness(self, **facts: str) -> None:
+        """What holds of the same bits, to the supervisor when it has changed."""
+        if not facts.items() <= self._exactness.items():
+            self._exactness |= facts
+            if self._launch and self.rank == 0:
+                self._link.send(Note(self._launch.attempt, "exactness", self.exactness))
 
     def _hello(self) -> Hello:
         assert self._launch

@@ -63,6 +63,9 @@ def run(kgorch, engine):
         first_step=10,
         folder_of=lambda number: str(folder / "attempts" / f"2.{number}"),
     )
+    told = {"data": "keyed", "deterministic": "did not hold: put_"}
+    for facts in ({"data": "replayed"}, told):
+        sessions.note(engine, made.id, "exactness", facts, second.id)
     sessions.record(engine, made.id, second.id, kind="Attached", phase="training", facts={}, stage="train")
     sessions.beat(
         engine,

@@ -105,6 +105,8 @@ def test_the_hash_follows_what_the_bits_hang_on_and_nothing_else():
     base = parse(GOOD, "plan.toml").hash
     assert parse(GOOD, "plan.toml", ["session.wall=2h", "checkpoint.every=5s"]).hash == base
     assert parse(GOOD, "plan.toml", ["stage.train.args.epochs=41"]).hash != base
+    levels = {parse(GOOD, "plan.toml", [f"deterministic={level}"]).hash for level in ("off", "warn", "strict")}
+    assert len(levels) == 3 and base in levels
 
 
 def test_the_plan_that_init_writes_is_valid_also_with_its_comments_taken_away():

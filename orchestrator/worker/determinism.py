@@ -1,0 +1,83 @@
+"""Whether a training's operations are made to give the same bits each time, and what held of it.
+
+"off" leaves PyTorch as it is. "warn" takes the deterministic way wherever there is one and collects the operations that
+have none, by PyTorch's own warnings. "strict" lets PyTorch raise at the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from typing import Any
+
+import torch
+
+from orchestrator.errors import KgorchError, nearest
+
+LEVELS = ("off", "warn", "strict")
+CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+_WARNING = re.compile(
+    r"(?P<op>.+?) (does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
+    r"|.*not deterministic because it uses (?P<library>\w+)",
+    re.DOTALL,
+)
+_PROBE = "kgorch_probe"
+
+
+class Determinism:
+    """Of this process, from here on; to be made before the model is.
+
+    Raises: KgorchError when there is no such level.
+    """
+
+    def __init__(self, level: str) -> None:
+        if level not in LEVELS:
+            raise KgorchError(
+                f"deterministic={level!r}: expected one of {', '.join(LEVELS)}{nearest(str(level), LEVELS)}"
+            )
+        self.level, self._ops, self._is_heard = level, set[str](), True
+        if level != "off":
+            self._demand()
+        if level == "warn":
+            self._listen()
+
+    @property
+    def verdict(self) -> str:
+        """What held until now, for `status`."""
+        if self.level == "off":
+            return "not asked for"
+        if self._ops:
+            return f"did not hold: {', '.join(sorted(self._ops))}"
+        return "held" if self._is_heard else "not known: the script keeps PyTorch's warnings from being shown"
+
+    def probe(self) -> None:
+        """See whether warnings still come here: scripts like to switch them off, and silence would pass for success."""
+        if self.level == "warn":
+            self._is_heard = False
+            said = f"{_PROBE} does not have a deterministic implementation"
+            warnings.warn_explicit(said, UserWarning, __file__, 0, registry={})  # an empty one: not kept to once
+
+    def _demand(self) -> None:
+        os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)  # under kgorch it is there from the start
+        torch.use_deterministic_algorithms(True, warn_only=self.level == "warn")
+        fills: Any = torch.utils.deterministic
+        fills.fill_uninitialized_memory = False  # helps to find reads of unset memory, at a fill each time
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+    def _listen(self) -> None:
+        show = warnings.showwarning
+
+        def heard(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            found = _WARNING.match(str(message))
+            op = found and (found["op"] or found["library"])
+            if op == _PROBE:
+                self._is_heard = True
+                return
+            if op:
+                self._ops.add(op)
+            show(message, category, *rest, **more)
+
+        warnings.filterwarnings("default", message=_WARNING.pattern)
+        warnings.showwarning = heard
