@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -113,6 +114,19 @@ class SaveFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A rank's word for the journal: an event of this `kind` (small letters and underscores) with these facts."""
+
+    attempt: str
+    kind: str
+    facts: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[a-z_]{1,40}", self.kind) or not all(type(item) is str for item in self.facts.values()):
+            raise ValueError(f"no kind of event, or facts that are no text: {self.kind!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """To the ranks: `save` and go on, or `stop` after a save."""
 
@@ -140,9 +154,9 @@ class Answer:
     text: str = ""
 
 
-Message: TypeAlias = Hello | Beat | Saved | SaveFailed | Order | Deadline | Ask | Answer
+Message: TypeAlias = Hello | Beat | Saved | SaveFailed | Note | Order | Deadline | Ask | Answer
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Hello, Beat, Saved, SaveFailed, Order, Deadline, Ask, Answer)
+    kind.__name__: kind for kind in (Hello, Beat, Saved, SaveFailed, Note, Order, Deadline, Ask, Answer)
 }
 _FITS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -150,6 +164,7 @@ _FITS: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "bool": (bool,),
     "dict[str, float]": (dict,),
+    "dict[str, str]": (dict,),
     "float | None": (int, float, type(None)),
 }
 
@@ -159,7 +174,7 @@ class WireError(Exception):
 
 
 def encode(message: Message) -> bytes:
-    return json.dumps({"v": VERSION, "kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
+    return json.dumps({"v": VERSION, "message": type(message).__name__, **asdict(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -169,11 +184,11 @@ def decode(line: bytes) -> Message:
     """
     try:
         document = json.loads(line)
-        kind = _KINDS[document["kind"]]
+        kind = _KINDS[document["message"]]
         if document["v"] != VERSION:
             raise WireError(f"version {document['v']!r}, expected {VERSION}")
         values = {item.name: document[item.name] for item in fields(kind) if item.name in document}
-        values = {name: plain_text(value) if isinstance(value, str) else value for name, value in values.items()}
+        values = {name: _plain(value) for name, value in values.items()}
         for item in fields(kind):
             fits = _FITS[str(item.type)]
             if item.name in values and (
@@ -184,6 +199,12 @@ def decode(line: bytes) -> Message:
         return message
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {plain_text(key): _plain(item) for key, item in value.items()}
+    return plain_text(value) if isinstance(value, str) else value
 
 
 def plain_text(text: str) -> str:

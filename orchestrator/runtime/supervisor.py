@@ -297,6 +297,8 @@ class Supervisor:
                 self._submit(lambda: self._read_back(message))
             case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
                 self._happened(core.SaveFailed(f"rank {rank}: {error}"))
+            case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
+                self._journal.note(kind, facts)
 
     def _asked(self, what: str, reply: Reply) -> None:
         if what == "stop":
