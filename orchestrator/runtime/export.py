@@ -1,11 +1,14 @@
-"""A checkpoint folder as one safetensors file, put together from the shards' bytes: no tensor is made, PyTorch not needed."""
+"""A checkpoint folder as one file. As safetensors it is put together from the shards' bytes: no tensor is made, PyTorch
+not needed; what torch.save writes, a process of its own writes, which loads PyTorch."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,38 @@ def export(folder: Path, out: Path, name: str | None) -> int:
         aside.unlink(missing_ok=True)
         raise KgorchError(f"{out} cannot be written", str(error)) from None
     return len(order)
+
+
+def export_for_torch(folder: Path, out: Path, name: str | None) -> int:
+    """The same as a file of torch.save that loads with `weights_only`; everything is nested under the tracked names.
+
+    Raises: KgorchError.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator.worker.convert", str(folder), str(out), *([name] if name else [])],
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        out.with_name(out.name + ".part").unlink(missing_ok=True)  # of one that was killed
+    if done.returncode:
+        raise KgorchError(f"{out} cannot be written", done.stderr.strip() or f"exit status {done.returncode}")
+    return int(done.stdout)
+
+
+def writer_of(out: Path) -> Callable[[Path, Path, str | None], int]:
+    """How a file of this name is written.
+
+    Raises: KgorchError.
+    """
+    writers = {".safetensors": export, ".pt": export_for_torch, ".pth": export_for_torch}
+    if out.suffix not in writers:
+        raise KgorchError(
+            f"{out}: what shall it be? Its name ends in none of {', '.join(writers)}",
+            next_step=f"name it {out.with_suffix('.safetensors').name}, say",
+        )
+    return writers[out.suffix]
 
 
 def _spans(folder: Path) -> dict[str, Span]:

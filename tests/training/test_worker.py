@@ -24,7 +24,7 @@ from torch import nn
 from orchestrator import manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
-from orchestrator.runtime.export import export
+from orchestrator.runtime.export import export, export_for_torch, writer_of
 from orchestrator.wire import Saved, SaveFailed
 from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
@@ -359,6 +359,43 @@ def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(
     assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())
     with pytest.raises(KgorchError, match="give --only one of: model, optimizer"):
         export(Path(told[0].path), out, "ema")
+
+
+def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_without_running_code(tmp_path, page):
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    net["b"].weight = net["a"].weight
+    optimizer = torch.optim.AdamW(net.parameters())
+    net["b"](net["a"](torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    odd = {"array": np.arange(3), "number": np.float64(0.5), "bytes": b"\xff", "pair": (1, math.inf)}
+    told = []
+    saver = _saver(tmp_path / "cp", page, told)
+    tracked = {"model": net, "optimizer": optimizer, "odd": Holder(odd)}
+    saver.save(state.capture(tracked), state.rng_state(torch.device("cpu")), _described(3))
+    saver.wait()
+    folder, model, everything = Path(told[0].path), tmp_path / "model.pt", tmp_path / "all.pth"
+    assert export_for_torch(folder, model, "model") == 3, "the tied one once"
+    export(folder, tmp_path / "model.safetensors", "model")
+    loaded, same = torch.load(model, weights_only=True), load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == same.keys() and all(torch.equal(loaded[name], same[name]) for name in same)
+    assert loaded["a.weight"].data_ptr() == loaded["b.weight"].data_ptr()
+    export_for_torch(folder, everything, None)
+    loaded = torch.load(everything, weights_only=True)
+    assert loaded.keys() == tracked.keys()
+    assert torch.equal(loaded["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert loaded["odd"]["value"] == odd | {"array": loaded["odd"]["value"]["array"]}
+    assert loaded["odd"]["value"]["array"].tolist() == [0, 1, 2]
+    with pytest.raises(KgorchError, match="give --only one of: model, odd, optimizer"):
+        export_for_torch(folder, model, "ema")
+    with pytest.raises(KgorchError, match="No such file or directory"):
+        export_for_torch(folder, tmp_path / "nowhere" / "x.pt", "model")
+    with pytest.raises(KgorchError, match="ends in none of"):
+        writer_of(tmp_path / "model.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file() and path.name != "board") == [
+        "all.pth",
+        "model.pt",
+        "model.safetensors",
+    ]
 
 
 def test_a_rank_that_cannot_write_its_share_fails_the_save_on_all(tmp_path, page):
