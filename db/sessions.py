@@ -88,6 +88,18 @@ def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
         return [plain(EventInfo, row) for row in reversed(rows)]
 
 
+def newest_event(
+    engine: Engine, run_id: str, kinds: tuple[str, ...], *, session_id: int | None = None
+) -> EventInfo | None:
+    """The last event of one of these kinds, of the whole run or of one session."""
+    with Orm(engine) as orm:
+        chosen = select(EventRow).where(EventRow.run_id == run_id, EventRow.kind.in_(kinds))
+        if session_id is not None:
+            chosen = chosen.where(EventRow.session_id == session_id)
+        row = orm.scalars(chosen.order_by(EventRow.id.desc()).limit(1)).first()
+        return plain(EventInfo, row) if row else None
+
+
 def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: Any) -> AttemptInfo:
     """`folder_of` makes the attempt's folder name from its number."""
     with Orm(engine) as orm, orm.begin():

@@ -41,6 +41,7 @@ _UNITS_BYTES = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -77,13 +78,38 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Weights(_Part):
+    """Weights that a stage begins with: `file` into a tracked module, or a part of one (`into = "model.encoder"`).
+
+    `prefix`: only the file's names that begin so are taken, without it. Not `strict`: what fits is taken, the rest told.
+    """
+
+    file: str
+    into: str | None = None
+    prefix: str = ""
+    strict: bool = True
+
+    @field_validator("file")
+    @classmethod
+    def _is_named_as_one(cls, value: str) -> str:
+        if not value.endswith(WEIGHTS):
+            raise ValueError(f"expected a file of weights ({', '.join(WEIGHTS)})")
+        return value
+
+
 class Stage(_Part):
-    """One program of the run: `module:function`, called with `args`, or a script path, given them as flags."""
+    """One program of the run: `module:function`, called with `args`, or a script path, given them as flags.
+
+    `weights`: what it begins with when there is nothing to resume; a path, or a table of `Weights`.
+    """
 
     name: Name
     entry: str
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     args: dict[str, Any] = {}
+    weights: Annotated[
+        Weights | None, BeforeValidator(lambda value: {"file": value} if isinstance(value, str) else value)
+    ] = None
 
     @field_validator("args")
     @classmethod
@@ -167,7 +193,7 @@ class Plan(_Part):
     @property
     def hash(self) -> str:
         """Of what the training's bits hang on: the stages and the seed. Walls and cadence may change between sessions."""
-        essence = self.model_dump(mode="json", include={"stage", "seed"})
+        essence = self.model_dump(mode="json", include={"stage", "seed"}, exclude_none=True)
         return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -260,6 +286,7 @@ def _keys_at(path: Sequence[Any]) -> list[str]:
     model: type[BaseModel] = Plan
     inner: dict[str, type[BaseModel]] = {
         "stage": Stage,
+        "weights": Weights,
         "session": SessionPart,
         "checkpoint": CheckpointPart,
         "keep": Keep,
@@ -299,11 +326,17 @@ def _short(value: Any) -> str:
 
 
 def check_entries(plan: Plan, workdir: Path) -> None:
-    """See that every entry is there, without importing it: an import of the person's code may take PyTorch along.
+    """See that every entry is there, without importing it: an import of the person's code may take PyTorch along;
+    and every file of starting weights.
 
     Raises: PlanError naming the stage, the entry and the nearest name.
     """
     for stage in plan.stage:
+        if stage.weights and not (workdir / stage.weights.file).is_file():
+            raise PlanError(
+                f"stage {stage.name!r}: there is no file of weights {workdir / stage.weights.file}",
+                next_step="give weights relative to the plan's folder",
+            )
         if stage.entry.endswith(".py"):
             if not (workdir / stage.entry).is_file():
                 raise PlanError(

@@ -47,6 +47,7 @@ class Launch:
     wall_s: float | None = None
     deadline_s: float | None = None
     microbatch: int | None = None
+    weights: dict[str, Any] | None = None
     version: int = VERSION
 
     def write(self) -> Path:

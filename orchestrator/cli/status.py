@@ -74,6 +74,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("checkpoint", "none yet"))
     if found["metrics"]:
         rows.append(("metrics", render.metrics(found["metrics"])))
+    rows += [("notice", text) for text in found["notices"]]
     rows.append(("next", _next_line(found["next"])))
     return [f"{label:<11} {value}" for label, value in rows]
 

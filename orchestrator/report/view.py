@@ -6,7 +6,7 @@ Instants are ISO 8601 in UTC, durations seconds. A figure that is not known is n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "session": _session(row, alive, training, now) if row else None,
         "checkpoint": _checkpoint(newest),
         "metrics": plain(row.metrics) if row else {},
+        "notices": list(_notices(engine, run, row, newest)),
         "next": _next(run, row, resume, alive, training),
         "folder": run.folder,
     }
@@ -146,6 +147,15 @@ def _checkpoint(found: CheckpointInfo | None) -> View | None:
         "bytes": found.bytes,
         "path": found.path,
     }
+
+
+def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
+    """What a person should know and can do something about, in words."""
+    begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
+    if begun and begun.kind == "weights_partly_loaded":
+        facts = dict(begun.facts)
+        rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
+        yield f"began with {facts.get('loaded')} of {facts.get('into')} from {facts.get('file')}: {rest}"
 
 
 def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:

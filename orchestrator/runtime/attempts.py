@@ -151,6 +151,7 @@ def prepare(
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,
+        weights=stage.weights.model_dump() if stage.weights else None,
     )
     return running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name)), launch
 

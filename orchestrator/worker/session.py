@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator import __version__, manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
-from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch
-from orchestrator.worker import batches, group, output_folder, state
+from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note
+from orchestrator.worker import batches, group, output_folder, starting, state
 from orchestrator.worker.board import STOP, Board
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
@@ -108,9 +108,10 @@ class Session:
     def track(self, **things: Any) -> None:
         """Name what a checkpoint must hold: modules, and anything with state_dict() and load_state_dict().
 
-        Call it once, when all of it is built; a run that goes on is restored here.
+        Call it once, when all of it is built; a run that goes on is restored here, and a stage that begins is given
+        its starting weights, if the plan names some.
 
-        Raises: CannotRestore when the checkpoint holds other names or shapes.
+        Raises: CannotRestore when the checkpoint holds other names or shapes; WeightsRefused.
         """
         if self._tracked:
             raise KgorchError("session.track() was called twice", next_step="give all names in one call")
@@ -128,6 +129,8 @@ class Session:
                 # DDP orders its buckets anew after its first backward; sums of three terms and more depend on that order.
                 # The script may have tracked the module inside its DDP, so any module will do.
                 self._rehearse = self.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
+            elif self._launch.weights:
+                self._begin_with(self._launch, **self._launch.weights)
             self._link.send(self._hello())
 
     def _restore(self, folder: Path) -> None:
@@ -149,6 +152,13 @@ class Session:
         )
         self._saved_at = at.step
         self._metrics = dict(described.metrics)
+
+    def _begin_with(self, launch: Launch, *, file: str, **how: Any) -> None:
+        """The plan's starting weights, on every rank the same."""
+        facts = starting.load(self._tracked, Path(launch.workdir, file), **how)
+        if self.rank == 0:
+            kind = "weights_partly_loaded" if facts.keys() > {"file", "into", "loaded"} else "weights_loaded"
+            self._link.send(Note(launch.attempt, kind, facts))
 
     def weights(self, stage: str, name: str = "model") -> dict[str, torch.Tensor]:
         """What the module `name` held at the end of another stage of this run, by the names of its state_dict.
