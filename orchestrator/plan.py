@@ -149,10 +149,14 @@ class Keep(_Part):
 
 
 class CheckpointPart(_Part):
+    """`mirror`: a folder, or an fsspec URL that `mirror_options` go with, to which verified checkpoints are copied."""
+
     dir: str | None = None
     every: Literal["auto"] | Seconds = "auto"
     keep: Keep = Keep()
     disk: Bytes | None = None
+    mirror: Annotated[str, Field(min_length=1)] | None = None
+    mirror_options: dict[str, Any] = {}
 
 
 class QuotaPart(_Part):
@@ -277,6 +281,8 @@ def _explained(problem: Mapping[str, Any], text: str, where: str, document: Any)
         said = f"unknown key{nearest(str(keys[-1]), known)}; known here: {', '.join(known)}"
     elif problem["type"] == "missing":
         said = "missing; it must be given"
+    elif "mirror_options" in keys:
+        said = str(problem["msg"])  # what was found may be a secret
     else:
         said = f"{problem['msg'].removeprefix('Value error, ')}; found {_short(problem['input'])}"
     return f"{where}:{line}: {dotted}: {said}" if line else f"{where}: {dotted}: {said}"

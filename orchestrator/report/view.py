@@ -156,6 +156,22 @@ def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Chec
         facts = dict(begun.facts)
         rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
         yield f"began with {facts.get('loaded')} of {facts.get('into')} from {facts.get('file')}: {rest}"
+    yield from _mirror_notice(engine, run, row, newest)
+
+
+def _mirror_notice(
+    engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None
+) -> Iterator[str]:
+    """Whether the newest session's mirror fails, or does not hold the newest checkpoint."""
+    kinds = ("mirroring", "mirrored", "mirror_failed")
+    event = sessions.newest_event(engine, run.id, kinds, session_id=row.id) if row else None
+    if event is None:
+        return
+    holds = event.facts.get("holds") or "nothing of this run yet, as far as is known"
+    if event.kind == "mirror_failed":
+        yield f"the mirror fails: {event.facts.get('why')}; it holds {holds}"
+    elif newest and holds != f"{newest.stage} {newest.step}":
+        yield f"the mirror is behind: it holds {holds}, the newest is {newest.stage} {newest.step}"
 
 
 def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:
