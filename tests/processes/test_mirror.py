@@ -8,6 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import fsspec
@@ -20,7 +22,7 @@ from db import runs
 from db.engine import open_database
 from orchestrator import manifest
 from orchestrator.manifest import FileEntry, Manifest, Position
-from orchestrator.runtime.mirror import UNDER_WAY, Mirror
+from orchestrator.runtime.mirror import END_S, UNDER_WAY, Mirror
 
 
 @pytest.fixture
@@ -282,3 +284,28 @@ def test_a_mirror_that_is_full_disturbs_nothing_but_itself(kgorch):
     finally:
         kgorch.kill_everything()
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+class Hangs(fsspec.AbstractFileSystem):
+    """A far place that never answers."""
+
+    protocol = "hangs"
+
+    def cat_file(self, path, *args, **options):
+        threading.Event().wait()
+
+
+def test_a_mirror_that_hangs_holds_neither_the_training_up_nor_the_end_of_a_session_beyond_its_wall(kgorch):
+    program = """
+import sys, fsspec; from test_mirror import Hangs; from orchestrator.cli import main
+fsspec.register_implementation("hangs", Hangs); sys.exit(main())
+"""
+    plan = _plan(kgorch, '"hangs://far"', args={"epochs": 10_000, "sleep": 0.02}, every="1s", wall="15s", margin="3s")
+    env = kgorch.env() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program, "start", str(plan)], cwd=kgorch.folder, env=env, timeout=120)
+    assert done.returncode == 10
+    assert time.monotonic() - began_s < END_S, "15 s and a little; not the minute that it had without a wall"
+    assert len(kgorch.events("CheckpointVerified")) > 1
+    [notice] = kgorch.status()["notices"]
+    assert "the mirror is behind: it holds nothing of this run yet" in notice
