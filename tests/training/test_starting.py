@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from orchestrator.errors import WeightsRefused
@@ -202,6 +202,14 @@ def test_a_stage_begins_with_the_plans_weights_on_every_rank_and_goes_on_without
     [event] = kgorch.events("weights_loaded")
     assert event["facts"] == {"file": "net.pth", "into": "model", "loaded": "4 of 4 tensors"}
     assert kgorch.status()["notices"] == []
+    kgorch("checkpoints", "export", "test", "out.pt")
+    kgorch("checkpoints", "export", "test", "out.safetensors")
+    written, same = (
+        torch.load(kgorch.folder / "out.pt", weights_only=True),
+        load_file(kgorch.folder / "out.safetensors"),
+    )
+    assert written.keys() == same.keys() and all(torch.equal(written[name], same[name]) for name in same)
+    assert "ends in none of" in kgorch("checkpoints", "export", "test", "out.onnx", code=2).stderr
 
 
 def test_weights_that_do_not_fit_fail_the_run_at_once_and_status_says_why(kgorch):
