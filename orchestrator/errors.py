@@ -65,6 +65,10 @@ class ReplayFailed(KgorchError):
     code = ExitCode.FAILED
 
 
+class WeightsRefused(KgorchError):
+    """A file of starting weights that cannot be read without running code, or does not fit."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`(did you mean 'wall'?)`, or nothing when no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -42,6 +42,7 @@ _UNITS_BYTES = {
     "TiB": 1 << 40,
 }
 SNAPSHOT_S = 2.0
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -78,13 +79,38 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Weights(_Part):
+    """Weights that a stage begins with: `file` into a tracked module, or a part of one (`into = "model.encoder"`).
+
+    `prefix`: only the file's names that begin so are taken, without it. Not `strict`: what fits is taken, the rest told.
+    """
+
+    file: str
+    into: str | None = None
+    prefix: str = ""
+    strict: bool = True
+
+    @field_validator("file")
+    @classmethod
+    def _is_named_as_one(cls, value: str) -> str:
+        if not value.endswith(WEIGHTS):
+            raise ValueError(f"expected a file of weights ({', '.join(WEIGHTS)})")
+        return value
+
+
 class Stage(_Part):
-    """One program of the run: `module:function`, called with `args`, or a script path, given them as flags."""
+    """One program of the run: `module:function`, called with `args`, or a script path, given them as flags.
+
+    `weights`: what it begins with when there is nothing to resume; a path, or a table of `Weights`.
+    """
 
     name: Name
     entry: str
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     args: dict[str, Any] = {}
+    weights: Annotated[
+        Weights | None, BeforeValidator(lambda value: {"file": value} if isinstance(value, str) else value)
+    ] = None
 
     @field_validator("args")
     @classmethod
@@ -125,12 +151,16 @@ class Keep(_Part):
 
 
 class CheckpointPart(_Part):
+    """`mirror`: a folder, or an fsspec URL that `mirror_options` go with, to which verified checkpoints are copied."""
+
     dir: str | None = None
     every: Literal["auto"] | Seconds = "auto"
     snapshot: Literal["auto", "off"] | Seconds = "auto"
     memory: Annotated[int, BeforeValidator(size), Field(ge=0)] | None = None
     keep: Keep = Keep()
     disk: Bytes | None = None
+    mirror: Annotated[str, Field(min_length=1)] | None = None
+    mirror_options: dict[str, Any] = {}
 
     @property
     def snapshot_s(self) -> float | None:
@@ -183,7 +213,7 @@ class Plan(_Part):
         A plan that asks for no determinism has the hash that it had before plans could.
         """
         asked = {"deterministic"} if self.deterministic != "off" else set()
-        essence = self.model_dump(mode="json", include={"stage", "seed"} | asked)
+        essence = self.model_dump(mode="json", include={"stage", "seed"} | asked, exclude_none=True)
         return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -267,6 +297,8 @@ def _explained(problem: Mapping[str, Any], text: str, where: str, document: Any)
         said = f"unknown key{nearest(str(keys[-1]), known)}; known here: {', '.join(known)}"
     elif problem["type"] == "missing":
         said = "missing; it must be given"
+    elif "mirror_options" in keys:
+        said = str(problem["msg"])  # what was found may be a secret
     else:
         said = f"{problem['msg'].removeprefix('Value error, ')}; found {_short(problem['input'])}"
     return f"{where}:{line}: {dotted}: {said}" if line else f"{where}: {dotted}: {said}"
@@ -276,6 +308,7 @@ def _keys_at(path: Sequence[Any]) -> list[str]:
     model: type[BaseModel] = Plan
     inner: dict[str, type[BaseModel]] = {
         "stage": Stage,
+        "weights": Weights,
         "session": SessionPart,
         "checkpoint": CheckpointPart,
         "keep": Keep,
@@ -315,11 +348,17 @@ def _short(value: Any) -> str:
 
 
 def check_entries(plan: Plan, workdir: Path) -> None:
-    """See that every entry is there, without importing it: an import of the person's code may take PyTorch along.
+    """See that every entry is there, without importing it: an import of the person's code may take PyTorch along;
+    and every file of starting weights.
 
     Raises: PlanError naming the stage, the entry and the nearest name.
     """
     for stage in plan.stage:
+        if stage.weights and not (workdir / stage.weights.file).is_file():
+            raise PlanError(
+                f"stage {stage.name!r}: there is no file of weights {workdir / stage.weights.file}",
+                next_step="give weights relative to the plan's folder",
+            )
         if stage.entry.endswith(".py"):
             if not (workdir / stage.entry).is_file():
                 raise PlanError(

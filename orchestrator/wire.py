@@ -63,6 +63,7 @@ class Launch:
     memory_bytes: int | None = None
     stop_at: int | None = None  # a step of the stage at which every rank saves and stops, asked by nobody
     deterministic: str = "off"
+    weights: dict[str, Any] | None = None
     version: int = VERSION
 
     def write(self) -> Path:

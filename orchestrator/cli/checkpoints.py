@@ -198,7 +198,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
     "--all", "everything", is_flag=True, help="Every tensor of the checkpoint: optimizer and the rest as well."
 )
 def export(run: str, out: Path, stage: str | None, step: int | None, only: str | None, everything: bool) -> int:
-    """Write a checkpoint of RUN into one safetensors file; equal states give equal bytes.
+    """Write a checkpoint of RUN into one file: .safetensors (equal states give equal bytes), .pt or .pth.
 
     \b
     Example:
@@ -208,11 +208,12 @@ def export(run: str, out: Path, stage: str | None, step: int | None, only: str |
     from orchestrator.runtime import export as exporting
 
     found, rows = _rows(run)
+    write = exporting.writer_of(out)
     for row in reversed(rows):
         folder = Path(row.path)
         if row.state == "verified" and folder.is_dir() and stage in (None, row.stage) and step in (None, row.step):
             manifest.verify(folder)
-            count = exporting.export(folder, out, None if everything else (only or "model"))
+            count = write(folder, out, None if everything else (only or "model"))
             click.echo(
                 f"{out}: {count} tensors of step {row.step} of {row.stage}, {render.size(out.stat().st_size)}", err=True
             )

@@ -76,6 +76,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("metrics", render.metrics(found["metrics"])))
     if found["exactness"]:
         rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
+    rows += [("notice", text) for text in found["notices"]]
     rows.append(("next", _next_line(found["next"])))
     return [f"{label:<11} {value}" for label, value in rows]
 

@@ -6,7 +6,7 @@ Instants are ISO 8601 in UTC, durations seconds. A figure that is not known is n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "checkpoint": _checkpoint(newest),
         "metrics": plain(row.metrics) if row else {},
         "exactness": _exactness(engine, row) if row else {},
+        "notices": list(_notices(engine, run, row, newest)),
         "next": _next(run, row, resume, alive, training),
         "folder": run.folder,
     }
@@ -153,6 +154,31 @@ def _exactness(engine: Engine, row: SessionInfo) -> View:
     """What its ranks have told last, in this session."""
     told = sessions.newest_event(engine, row.run_id, ("exactness",), session_id=row.id)
     return dict(told.facts) if told else {}
+
+
+def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
+    """What a person should know and can do something about, in words."""
+    begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
+    if begun and begun.kind == "weights_partly_loaded":
+        facts = dict(begun.facts)
+        rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
+        yield f"began with {facts.get('loaded')} of {facts.get('into')} from {facts.get('file')}: {rest}"
+    yield from _mirror_notice(engine, run, row, newest)
+
+
+def _mirror_notice(
+    engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None
+) -> Iterator[str]:
+    """Whether the newest session's mirror fails, or does not hold the newest checkpoint."""
+    kinds = ("mirroring", "mirrored", "mirror_failed")
+    event = sessions.newest_event(engine, run.id, kinds, session_id=row.id) if row else None
+    if event is None:
+        return
+    holds = event.facts.get("holds") or "nothing of this run yet, as far as is known"
+    if event.kind == "mirror_failed":
+        yield f"the mirror fails: {event.facts.get('why')}; it holds {holds}"
+    elif newest and holds != f"{newest.stage} {newest.step}":
+        yield f"the mirror is behind: it holds {holds}, the newest is {newest.stage} {newest.step}"
 
 
 def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:

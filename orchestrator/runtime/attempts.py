@@ -204,6 +204,7 @@ def prepare(
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,
         deterministic=plan.deterministic,
+        weights=stage.weights.model_dump() if stage.weights else None,
     )
     attempt = running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name))
     return replace(attempt, from_snapshot=launch.snapshot), launch

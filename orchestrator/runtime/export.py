@@ -1,4 +1,5 @@
-"""A checkpoint folder as one safetensors file, put together from the shards' bytes: no tensor is made, PyTorch not needed."""
+"""A checkpoint folder as one file. As safetensors it is put together from the shards' bytes: no tensor is made, PyTorch
+not needed; what torch.save writes, a process of its own writes, which loads PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +53,38 @@ def export(folder: Path, out: Path, name: str | None) -> int:
     finally:
         aside.unlink(missing_ok=True)
     return len(order)
+
+
+def export_for_torch(folder: Path, out: Path, name: str | None) -> int:
+    """The same as a file of torch.save that loads with `weights_only`; everything is nested under the tracked names.
+
+    Raises: KgorchError.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator.worker.convert", str(folder), str(out), *([name] if name else [])],
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        out.with_name(out.name + ".part").unlink(missing_ok=True)  # of one that was killed
+    if done.returncode:
+        raise KgorchError(f"{out} cannot be written", done.stderr.strip() or f"exit status {done.returncode}")
+    return int(done.stdout)
+
+
+def writer_of(out: Path) -> Callable[[Path, Path, str | None], int]:
+    """How a file of this name is written.
+
+    Raises: KgorchError.
+    """
+    writers = {".safetensors": export, ".pt": export_for_torch, ".pth": export_for_torch}
+    if out.suffix not in writers:
+        raise KgorchError(
+            f"{out}: what shall it be? Its name ends in none of {', '.join(writers)}",
+            next_step=f"name it {out.with_suffix('.safetensors').name}, say",
+        )
+    return writers[out.suffix]
 
 
 def _parts(folder: Path, described: manifest.Manifest) -> dict[str, Part]:

@@ -23,7 +23,7 @@ from orchestrator.core.session import Phase, Session
 from orchestrator.errors import KgorchError, NotFound, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, checkpoints, launcher, processes
+from orchestrator.runtime import attempts, checkpoints, launcher, mirror, processes
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.home import Lock, run_folder
 from orchestrator.runtime.settling import settle
@@ -77,6 +77,7 @@ def start(
     plan = parse(plan_text, str(where), overrides)
     workdir = where.absolute().parent
     check_entries(plan, workdir)
+    mirror.check(plan)
     lock = Lock(home / "runs" / plan.name / "lock")
     if not lock.take():
         return Nothing(_run_elsewhere(engine, plan.name), "live")
@@ -177,6 +178,7 @@ def _begin(
 
 
 def _go_on(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened | Nothing:
+    mirror.check(plan)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in sessions.OVER:

@@ -34,7 +34,7 @@ from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
-from orchestrator.runtime import attempts, checkpoints, keeping, launcher, signals, snapshots
+from orchestrator.runtime import attempts, checkpoints, keeping, launcher, mirror, signals, snapshots
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.clock import Clock, SystemClock
@@ -98,7 +98,7 @@ class Supervisor:
         self._alarm_s: float | None = None
         self._attached = False
         self._distrusted: set[int] = set()  # numbers of snapshots with which an attempt came no step further
-        self._interrupts = self._launch_tries = 0
+        self._interrupts = self._signals = self._launch_tries = 0
 
     @property
     def folder(self) -> Path:
@@ -114,6 +114,7 @@ class Supervisor:
         )
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._scheduler.start()
+        self._mirror = mirror.of(self._engine, self._run, self._plan)
         try:
             with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
                 if adopted:
@@ -122,8 +123,12 @@ class Supervisor:
                 self._happened(core.Adopted() if adopted else core.SessionOpened())
                 while not self._session.phase.is_over:
                     self._turn()
-            self._end_processes()
+                self._end_processes()
+                self._finish_mirroring()
         finally:
+            if self._mirror:
+                self._mirror.stop()
+                self._hear_mirror()
             self._reader.shutdown(wait=True)
             self._scheduler.shutdown(wait=False)
             self._channel.close()
@@ -148,6 +153,7 @@ class Supervisor:
         for event in core.due(self._session, self._clock.now_s()):
             self._happened(self._weighed(event))
         self._set_alarm()
+        self._hear_mirror()
         try:
             job = self._queue.get(timeout=LOOK_S)
         except queue.Empty:
@@ -435,6 +441,8 @@ class Supervisor:
             for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
                 self._submit(lambda path=doomed: checkpoints.drop(path))  # type: ignore[misc]
                 self._journal.write(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
+        if self._mirror:
+            self._mirror.wake()
 
     def _skipped(self, place: Path, error: KgorchError) -> None:
         """From the reader: a checkpoint that cannot be used, and where it lies now."""
@@ -475,6 +483,20 @@ class Supervisor:
                     self._engine, attempt.row.id, outcome=outcome, cause=cause, last_step=step, gained=gained
                 )
             )
+
+    def _hear_mirror(self) -> None:
+        while self._mirror and not self._mirror.notes.empty():
+            self._journal.note(*self._mirror.notes.get())
+
+    def _finish_mirroring(self) -> None:
+        """What is not in the mirror yet gets a while of what is left before the wall; any signal ends it."""
+        if self._mirror:
+            before, until_s = self._signals, self._clock.now_s() + mirror.END_S
+            if self._session.wall_s is not None:
+                until_s = min(until_s, self._session.wall_s - self._session.margin_s)
+            self._mirror.wake(now=True)
+            while self._mirror.is_busy and self._clock.now_s() < until_s and self._signals == before:
+                self._turn()
 
     # Small hands
 
@@ -527,11 +549,12 @@ class Supervisor:
         )
 
     def _platform_ends_us(self) -> None:
+        self._signals += 1
         wall_s = self._clock.now_s() + SIGTERM_GRACE_S
         self._post(lambda: self._happened(core.StopRequested("SIGTERM", wall_s)))
 
     def _person_interrupts(self) -> None:
         """Ctrl-C: save and stop; twice: stop at once."""
-        self._interrupts += 1
+        self._interrupts, self._signals = self._interrupts + 1, self._signals + 1
         wall_s = None if self._interrupts == 1 else self._clock.now_s()
         self._post(lambda: self._happened(core.StopRequested(core.PERSONS_STOP, wall_s)))

@@ -27,7 +27,7 @@ from orchestrator import __version__, manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note, boottime_s
-from orchestrator.worker import batches, group, image, output_folder, state, stored, virtual
+from orchestrator.worker import batches, group, image, output_folder, starting, state, stored, virtual
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.link import Link
@@ -123,9 +123,10 @@ class Session:
     def track(self, **things: Any) -> None:
         """Name what a checkpoint must hold: modules, and anything with state_dict() and load_state_dict().
 
-        Call it once, when all of it is built; a run that goes on is restored here.
+        Call it once, when all of it is built; a run that goes on is restored here, and a stage that begins is given
+        its starting weights, if the plan names some.
 
-        Raises: CannotRestore when the checkpoint holds other names or shapes.
+        Raises: CannotRestore when the checkpoint holds other names or shapes; WeightsRefused.
         """
         if self._tracked:
             raise KgorchError("session.track() was called twice", next_step="give all names in one call")
@@ -148,6 +149,8 @@ class Session:
                 # DDP orders its buckets anew after its first backward; sums of three terms and more depend on that order.
                 # The script may have tracked the module inside its DDP, so any module will do.
                 self._rehearse = self.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
+            elif self._launch.weights:
+                self._begin_with(self._launch, **self._launch.weights)
             names = image.split(sizes, self.world_size)[self.rank]
             need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + 600 * len(sizes)
             self._saver.prepare(need, self.device)
@@ -206,6 +209,13 @@ class Session:
             ranks=f"{self.world_size} instead of {before}{why}: the same order of samples and global batch;"
             " dropout and BatchNorm statistics differ"
         )
+
+    def _begin_with(self, launch: Launch, *, file: str, **how: Any) -> None:
+        """The plan's starting weights, on every rank the same."""
+        facts = starting.load(self._tracked, Path(launch.workdir, file), **how)
+        if self.rank == 0:
+            kind = "weights_partly_loaded" if facts.keys() > {"file", "into", "loaded"} else "weights_loaded"
+            self._link.send(Note(launch.attempt, kind, facts))
 
     def weights(self, stage: str, name: str = "model") -> dict[str, torch.Tensor]:
         """What the module `name` held at the end of another stage of this run, by the names of its state_dict.

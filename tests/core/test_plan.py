@@ -67,6 +67,9 @@ def test_a_plan_with_every_part_is_read_in_plain_units():
         (('data = "d"', "data = 2024-01-01"), "a date goes in quotes"),
         (('"9h"', '"9999999d"'), "plan.toml:11: session.wall: Input should be less than or equal to"),
         (("[session]", "[session"), "plan.toml is not TOML"),
+        (("ranks = 2", 'weights = "net.onnx"'), "plan.toml:5: stage.0.weights.file: expected a file of weights"),
+        (("ranks = 2", 'weights = { file = "n.pt", strct = false }'), "unknown key (did you mean 'strict'?)"),
+        (('disk = "15GiB"', "mirror = 3"), "plan.toml:16: checkpoint.mirror"),
     ],
 )
 def test_a_mistake_names_file_line_key_and_what_was_expected(change, said):
@@ -107,6 +110,23 @@ def test_the_hash_follows_what_the_bits_hang_on_and_nothing_else():
     assert parse(GOOD, "plan.toml", ["stage.train.args.epochs=41"]).hash != base
     levels = {parse(GOOD, "plan.toml", [f"deterministic={level}"]).hash for level in ("off", "warn", "strict")}
     assert len(levels) == 3 and base in levels
+
+
+def test_starting_weights_are_a_path_or_a_table_and_the_hash_follows_them():
+    bare, path, table = (
+        parse(GOOD.replace("ranks = 2", line), "plan.toml")
+        for line in ("", 'weights = "n.pt"', 'weights = { file = "n.pt", strict = false }')
+    )
+    assert path.stage[0].weights.model_dump() == {"file": "n.pt", "into": None, "prefix": "", "strict": True}
+    assert len({bare.hash, path.hash, table.hash}) == 3
+    old = 'name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\n'
+    assert parse(old, "plan.toml").hash == "fad4322f258c0c2f", "a plan without them has the hash that it always had"
+
+
+def test_what_a_mirror_is_given_is_not_shown_in_an_error():
+    with pytest.raises(PlanError) as caught:
+        parse(GOOD.replace('disk = "15GiB"', 'mirror_options = "s3cr3t"'), "plan.toml")
+    assert "checkpoint.mirror_options" in str(caught.value) and "s3cr3t" not in str(caught.value)
 
 
 def test_the_plan_that_init_writes_is_valid_also_with_its_comments_taken_away():

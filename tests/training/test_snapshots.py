@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from harness import wait_until
@@ -24,7 +26,7 @@ from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.runtime import persisting, snapshots
-from orchestrator.runtime.export import export
+from orchestrator.runtime.export import export, export_for_torch, writer_of
 from orchestrator.wire import Launch, SaveFailed, boottime_s
 from orchestrator.worker import state, stored
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board, size
@@ -267,6 +269,48 @@ def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(
     assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())
     with pytest.raises(KgorchError, match="give --only one of: model, optimizer"):
         export(folder, out, "ema")
+
+
+class Holder:
+    """Anything with a state_dict."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+
+def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_without_running_code(place, tmp_path):
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    net["b"].weight = net["a"].weight
+    optimizer = torch.optim.AdamW(net.parameters())
+    net["b"](net["a"](torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    odd = {"array": np.arange(3), "number": np.float64(0.5), "bytes": b"\xff", "pair": (1, math.inf)}
+    tracked = {"model": net, "optimizer": optimizer, "odd": Holder(odd)}
+    saver = place.saver()
+    assert _save(saver, tracked, 3) and saver.wait()
+    [folder] = manifest.checkpoints(place.root)
+    model, everything = tmp_path / "model.pt", tmp_path / "all.pth"
+    assert export_for_torch(folder, model, "model") == 3, "the tied one once"
+    export(folder, tmp_path / "model.safetensors", "model")
+    loaded, same = torch.load(model, weights_only=True), load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == same.keys() and all(torch.equal(loaded[name], same[name]) for name in same)
+    assert loaded["a.weight"].data_ptr() == loaded["b.weight"].data_ptr()
+    export_for_torch(folder, everything, None)
+    loaded = torch.load(everything, weights_only=True)
+    assert loaded.keys() == tracked.keys()
+    assert torch.equal(loaded["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert loaded["odd"]["value"] == odd | {"array": loaded["odd"]["value"]["array"]}
+    assert loaded["odd"]["value"]["array"].tolist() == [0, 1, 2]
+    with pytest.raises(KgorchError, match="give --only one of: model, odd, optimizer"):
+        export_for_torch(folder, model, "ema")
+    with pytest.raises(KgorchError, match="No such file or directory"):
+        export_for_torch(folder, tmp_path / "nowhere" / "x.pt", "model")
+    with pytest.raises(KgorchError, match="ends in none of"):
+        writer_of(tmp_path / "model.onnx")
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_leftovers_of_killed_saves_and_deletions_are_cleared_and_nothing_else(tmp_path):
