@@ -14,14 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from saving import Place, save
 from torch import nn
 
 from orchestrator import foreign, manifest
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError
 from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.worker import state
-from orchestrator.worker.board import Board, size
-from orchestrator.worker.save import Saver
 
 MANY = settings(max_examples=2500, deadline=None, database=None)
 
@@ -193,18 +192,15 @@ def test_random_states_that_lead_out_of_memory_are_refused(at, value):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A checkpoint of a module, an optimizer and an object of its own, and what it was made of."""
-    root = tmp_path_factory.mktemp("saved")
-    page = root / "board"
-    page.write_bytes(b"\0" * size(1))
+    place = Place(tmp_path_factory.mktemp("saved"))
+    place.start_keeper()
     tracked = _tracked()
     tracked["model"](torch.ones(2, 3)).sum().backward()
     tracked["optimizer"].step()
-    saver = Saver(root / "cp", "1.1", 0, 1, Board(str(page), 0, 1), lambda _: None)
-    described = Manifest("run", "id", "train", Position(step=1), 1, "2026-11-20T00:00:00+00:00")
-    saver.save(state.capture(tracked), state.rng_state(torch.device("cpu")), described)
-    saver.wait()
-    assert saver.succeeded
-    return root / "cp" / "step-00000001"
+    saver = place.saver()
+    assert save(saver, tracked, 1) and saver.wait()
+    place.kill_keeper()
+    return place.root / "step-00000001"
 
 
 def _tracked():

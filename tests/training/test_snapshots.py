@@ -19,52 +19,20 @@ import pytest
 import torch
 from harness import wait_until
 from safetensors.torch import load_file
+from saving import Place, save
 from torch import nn
 
-from orchestrator import manifest, wire
+from orchestrator import manifest
 from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
-from orchestrator.manifest import Manifest, Position
 from orchestrator.runtime import persisting, snapshots
 from orchestrator.runtime.export import export, export_for_torch, writer_of
-from orchestrator.wire import Launch, SaveFailed, boottime_s
+from orchestrator.wire import SaveFailed
 from orchestrator.worker import state, stored
-from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board, size
+from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP
 from orchestrator.worker.save import Saver
 
 ROUNDS = int(os.environ.get("KGORCH_SOAK", "200"))
-
-
-class Place:
-    """A run's folder with a keeper, and ranks that save there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.root = folder, folder / "checkpoints" / "train"
-        self.page = folder / "board"
-        self.page.write_bytes(b"\0" * size(4))
-        self.keeper: subprocess.Popen[bytes] | None = None
-        self.told: list[object] = []
-
-    def start_keeper(self) -> None:
-        (self.folder / "keeper.sock").unlink(missing_ok=True)
-        self.keeper = subprocess.Popen([sys.executable, "-m", "orchestrator.runtime.keeper", str(self.folder)])
-        wait_until((self.folder / "keeper.sock").exists)
-
-    def kill_keeper(self) -> None:
-        assert self.keeper
-        self.keeper.kill()
-        self.keeper.wait()
-
-    def saver(self, rank=0, world=1, attempt="1.1", **options) -> Saver:
-        launch = Launch(
-            run="r", run_id="id", stage="train", attempt=attempt, folder=str(self.folder), entry="x.py", workdir="/",
-            ranks=world, socket="", checkpoints=str(self.root), output="", plan_hash="", snapshot_s=1.0,
-            keeper=str(self.folder / "keeper.sock"), **options,
-        )  # fmt: skip
-        return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
-
-    def newest(self) -> wire.Held | None:
-        return snapshots.newest(self.folder)
 
 
 @pytest.fixture
@@ -73,21 +41,6 @@ def place(tmp_path):
     place.start_keeper()
     yield place
     place.kill_keeper()
-
-
-def _described(step, final=False, ranks=1):
-    return Manifest("r", "id", "train", Position(step=step), ranks, "2026-11-20T00:00:00+00:00", final=final)
-
-
-def _save(saver: Saver, tracked, step, *, persist=True, slot=None, final=False, ranks=1, rank=0):
-    captured = state.capture(tracked)
-    rng = state.rng_state(torch.device("cpu"))
-    from orchestrator.worker.image import share
-
-    mine = sorted(share(captured.tensors, captured.own, rank, ranks))
-    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": mine}}
-    slot = saver.next_slot() if slot is None else slot
-    return saver.save(captured, docs, _described(step, final, ranks), slot=slot, persist=persist, began_s=boottime_s())
 
 
 def _restored(place: Place, saver: Saver, tracked) -> int:
@@ -99,7 +52,7 @@ def _restored(place: Place, saver: Saver, tracked) -> int:
 
 def test_a_save_is_put_in_place_whole_and_verifies(place):
     saver, net = place.saver(), nn.Linear(4, 4)
-    assert _save(saver, {"model": net}, 3)
+    assert save(saver, {"model": net}, 3)
     expected = net.weight.detach().clone()
     with torch.no_grad():
         net.weight.zero_()  # training goes on beside the writing
@@ -115,7 +68,7 @@ def test_a_snapshot_stays_in_memory_and_the_training_does_not_change_what_was_re
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(4)).sum().backward()
     optimizer.step()
-    assert _save(saver, {"model": net, "optimizer": optimizer}, 5, persist=False)
+    assert save(saver, {"model": net, "optimizer": optimizer}, 5, persist=False)
     held = wait_until(place.newest)
     assert (held.step, held.stage, held.run_id) == (5, "train", "id")
     assert not place.root.exists()
@@ -134,7 +87,7 @@ def test_a_snapshot_stays_in_memory_and_the_training_does_not_change_what_was_re
 
 
 def test_a_snapshot_outlives_its_rank_and_is_written_when_a_supervisor_asks(place):
-    _save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
+    save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     assert wait_until(place.newest).step == 8
     snapshots.persist(place.folder, timeout_s=20)
     assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [8]
@@ -143,7 +96,7 @@ def test_a_snapshot_outlives_its_rank_and_is_written_when_a_supervisor_asks(plac
 
 
 def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place):
-    _save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
+    save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     wait_until(place.newest)
     snapshots.end(place.folder, timeout_s=20)
     assert place.keeper.wait(timeout=10) == 0
@@ -151,7 +104,7 @@ def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place)
 
 
 def test_of_two_keepers_one_stays(place):
-    _save(place.saver(), {"model": nn.Linear(4, 4)}, 1, persist=False)
+    save(place.saver(), {"model": nn.Linear(4, 4)}, 1, persist=False)
     second = subprocess.run([sys.executable, "-m", "orchestrator.runtime.keeper", str(place.folder)], timeout=20)
     assert second.returncode == 0
     assert wait_until(place.newest).step == 1
@@ -161,11 +114,11 @@ def test_a_snapshot_of_which_one_rank_is_missing_is_never_taken_for_whole(place)
     savers = [place.saver(rank, 2) for rank in range(2)]
     net = nn.Linear(4, 4)
     for rank, saver in enumerate(savers):
-        _save(saver, {"model": net}, 1, persist=False, rank=rank, ranks=2)
+        save(saver, {"model": net}, 1, persist=False, rank=rank, ranks=2)
     wait_until(lambda: (held := place.newest()) and held.step == 1)
-    _save(savers[0], {"model": net}, 2, persist=False, rank=0, ranks=2)
+    save(savers[0], {"model": net}, 2, persist=False, rank=0, ranks=2)
     assert place.newest().step == 1
-    _save(savers[1], {"model": net}, 2, persist=False, rank=1, ranks=2)
+    save(savers[1], {"model": net}, 2, persist=False, rank=1, ranks=2)
     wait_until(lambda: place.newest().step == 2)
 
 
@@ -173,7 +126,7 @@ def test_an_image_that_is_being_filled_is_not_whole(place):
     """A rank killed while it copies has wiped the stamp: the snapshot that lay there is gone, the other one stands."""
     saver, net = place.saver(), {"model": nn.Linear(4, 4)}
     for step in (1, 2):
-        _save(saver, net, step, persist=False)
+        save(saver, net, step, persist=False)
     wait_until(lambda: (held := place.newest()) and held.step == 2)
     saver._images[saver._slot]._stamp(0)
     assert place.newest().step == 1
@@ -181,10 +134,10 @@ def test_an_image_that_is_being_filled_is_not_whole(place):
 
 def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
     saver, net = place.saver(), {"model": nn.Linear(4, 4)}
-    assert _save(saver, net, 1) and saver.wait()
+    assert save(saver, net, 1) and saver.wait()
     place.kill_keeper()
     place.start_keeper()
-    assert _save(saver, net, 2) and saver.wait()
+    assert save(saver, net, 2) and saver.wait()
     assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2, 1]
 
 
@@ -192,9 +145,9 @@ def test_without_a_keeper_a_snapshot_is_passed_over_and_a_save_fails_by_name(pla
     monkeypatch.setattr("orchestrator.worker.save.KEEPER_PATIENCE_S", 0.3)
     saver, net = place.saver(), {"model": nn.Linear(4, 4)}
     place.kill_keeper()
-    assert not _save(saver, net, 1, persist=False)
+    assert not save(saver, net, 1, persist=False)
     assert place.told == []
-    assert not _save(saver, net, 2)
+    assert not save(saver, net, 2)
     assert not saver.wait()
     [failed] = place.told
     assert isinstance(failed, SaveFailed) and failed.step == 2
@@ -202,8 +155,8 @@ def test_without_a_keeper_a_snapshot_is_passed_over_and_a_save_fails_by_name(pla
 
 def test_ranks_that_track_different_tensors_fail_the_save_by_the_tensors_name(place):
     savers = [place.saver(rank, 2) for rank in range(2)]
-    _save(savers[0], {"model": nn.Linear(4, 4)}, 1, rank=0, ranks=2)
-    _save(savers[1], {"model": nn.Linear(4, 4, bias=False)}, 1, rank=1, ranks=2)
+    save(savers[0], {"model": nn.Linear(4, 4)}, 1, rank=0, ranks=2)
+    save(savers[1], {"model": nn.Linear(4, 4, bias=False)}, 1, rank=1, ranks=2)
     assert not savers[0].wait()
     assert "no rank has written model" in savers[0].error
     assert not manifest.checkpoints(place.root)
@@ -213,7 +166,7 @@ def test_a_state_that_grows_is_given_a_larger_image(place):
     saver = place.saver()
     saver.prepare(4096, torch.device("cpu"))
     for step, width in ((1, 8), (2, 600), (3, 601)):
-        assert _save(saver, {"model": nn.Linear(width, width)}, step)
+        assert save(saver, {"model": nn.Linear(width, width)}, step)
         assert saver.wait()
     assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3, 2, 1]
 
@@ -224,7 +177,7 @@ def test_the_plan_bounds_the_memory_and_saves_go_on_in_any_case(place, bound, co
     saver.prepare(4_100_000, torch.device("cpu"))
     assert (saver.interval_s is None) == (count < 2)
     for step in (1, 2, 3):
-        assert _save(saver, net, step) and saver.wait()
+        assert save(saver, net, step) and saver.wait()
     assert len([manifest.verify(folder) for folder in manifest.checkpoints(place.root)]) == 3
     links = [path.readlink() for path in Path(f"/proc/{place.keeper.pid}/fd").iterdir()]
     assert sum("kgorch-image" in str(link) for link in links) == count
@@ -244,7 +197,7 @@ def test_while_one_save_is_on_its_way_a_second_waits_a_snapshot_takes_the_other_
     first = saver.admit(SAVE)
     assert first & SAVE
     os.kill(place.keeper.pid, signal.SIGSTOP)
-    _save(saver, {"model": nn.Linear(4, 4)}, 1, slot=1 if first & SLOT else 0)
+    save(saver, {"model": nn.Linear(4, 4)}, 1, slot=1 if first & SLOT else 0)
     assert saver.admit(SAVE) == 0
     other = saver.admit(SNAPSHOT)
     assert other & SNAPSHOT and other & SLOT != first & SLOT
@@ -260,7 +213,7 @@ def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(
     net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3)})
     net["b"].weight = net["a"].weight
     saver = place.saver()
-    assert _save(saver, {"model": net, "optimizer": torch.optim.AdamW(net.parameters())}, 3) and saver.wait()
+    assert save(saver, {"model": net, "optimizer": torch.optim.AdamW(net.parameters())}, 3) and saver.wait()
     [folder] = manifest.checkpoints(place.root)
     out = tmp_path / "model.safetensors"
     assert export(folder, out, "model") == len(net.state_dict())
@@ -290,7 +243,7 @@ def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_with
     odd = {"array": np.arange(3), "number": np.float64(0.5), "bytes": b"\xff", "pair": (1, math.inf)}
     tracked = {"model": net, "optimizer": optimizer, "odd": Holder(odd)}
     saver = place.saver()
-    assert _save(saver, tracked, 3) and saver.wait()
+    assert save(saver, tracked, 3) and saver.wait()
     [folder] = manifest.checkpoints(place.root)
     model, everything = tmp_path / "model.pt", tmp_path / "all.pth"
     assert export_for_torch(folder, model, "model") == 3, "the tied one once"
@@ -367,7 +320,7 @@ def _train(place: Place, rank: int, attempt: str, first: int, barrier) -> None:
         net.mark(step)
         persist = step % 3 == 0 and not saver._is_writing()
         both = barrier.exchange(rank, int(persist))
-        _save(saver, {"model": net}, step, persist=both == 2, rank=rank, ranks=2, slot=_slot(saver, barrier, rank))
+        save(saver, {"model": net}, step, persist=both == 2, rank=rank, ranks=2, slot=_slot(saver, barrier, rank))
 
 
 def _slot(saver: Saver, barrier, rank: int) -> int:

@@ -1,0 +1,65 @@
+"""A keeper, and ranks that save through it, without a supervisor around them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import wait_until
+
+from orchestrator import wire
+from orchestrator.manifest import Manifest, Position
+from orchestrator.runtime import snapshots
+from orchestrator.wire import Launch, boottime_s
+from orchestrator.worker import state
+from orchestrator.worker.board import Board, size
+from orchestrator.worker.image import share
+from orchestrator.worker.save import Saver
+
+
+class Place:
+    """A run's folder with a keeper, and ranks that save there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "checkpoints" / "train"
+        self.page = folder / "board"
+        self.page.write_bytes(b"\0" * size(4))
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.told: list[object] = []
+
+    def start_keeper(self) -> None:
+        (self.folder / "keeper.sock").unlink(missing_ok=True)
+        self.keeper = subprocess.Popen([sys.executable, "-m", "orchestrator.runtime.keeper", str(self.folder)])
+        wait_until((self.folder / "keeper.sock").exists)
+
+    def kill_keeper(self) -> None:
+        assert self.keeper
+        self.keeper.kill()
+        self.keeper.wait()
+
+    def saver(self, rank=0, world=1, attempt="1.1", **options) -> Saver:
+        launch = Launch(
+            run="r", run_id="id", stage="train", attempt=attempt, folder=str(self.folder), entry="x.py", workdir="/",
+            ranks=world, socket="", checkpoints=str(self.root), output="", plan_hash="", snapshot_s=1.0,
+            keeper=str(self.folder / "keeper.sock"), **options,
+        )  # fmt: skip
+        return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
+
+    def newest(self) -> wire.Held | None:
+        return snapshots.newest(self.folder)
+
+
+def described(step, final=False, ranks=1):
+    return Manifest("r", "id", "train", Position(step=step), ranks, "2026-11-20T00:00:00+00:00", final=final)
+
+
+def save(saver: Saver, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0):
+    captured = state.capture(tracked)
+    rng = state.rng_state(torch.device("cpu"))
+    mine = sorted(share(captured.tensors, captured.own, rank, ranks))
+    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": mine}}
+    slot = saver.next_slot() if slot is None else slot
+    return saver.save(captured, docs, described(step, final, ranks), slot=slot, persist=persist, began_s=boottime_s())
