@@ -119,15 +119,7 @@ def read(folder: Path) -> Manifest:
 
     Raises: CheckpointBroken; CheckpointUnreadable when that is not proven.
     """
-    try:
-        if (folder / NAME).lstat().st_size > MAX_MANIFEST_BYTES:
-            raise CheckpointBroken(f"{folder / NAME} is larger than any manifest ({MAX_MANIFEST_BYTES} bytes)")
-        with _open(folder, NAME) as file:
-            manifest = _parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
-    except OSError as error:
-        raise _verdict(error, f"{folder} has no readable manifest", str(error)) from None
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        raise CheckpointBroken(f"{folder / NAME} is not a manifest", f"{type(error).__name__}: {error}"[:300]) from None
+    manifest = described(folder)
     for name, entry in manifest.files.items():
         try:
             found = (folder / name).lstat()
@@ -140,6 +132,25 @@ def read(folder: Path) -> Manifest:
     return manifest
 
 
+def described(folder: Path) -> Manifest:
+    """What the folder's manifest says, its form checked; nothing else is looked at.
+
+    Raises: CheckpointBroken; CheckpointUnreadable.
+    """
+    try:
+        found = (folder / NAME).lstat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
+            raise CheckpointBroken(f"{folder / NAME} is no plain file")
+        if found.st_size > MAX_MANIFEST_BYTES:
+            raise CheckpointBroken(f"{folder / NAME} is larger than any manifest ({MAX_MANIFEST_BYTES} bytes)")
+        with _open(folder, NAME) as file:
+            return _parse(json.loads(file.read(MAX_MANIFEST_BYTES + 1)))
+    except OSError as error:
+        raise _verdict(error, f"{folder} has no readable manifest", str(error)) from None
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        raise CheckpointBroken(f"{folder / NAME} is not a manifest", f"{type(error).__name__}: {error}"[:300]) from None
+
+
 def verify(folder: Path) -> Manifest:
     """The folder's manifest after every byte of it was read back and hashed.
 
@@ -147,10 +158,7 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = read(folder)
     for name, entry in manifest.files.items():
-        try:
-            found = hash_of(folder, name)
-        except OSError as error:
-            raise _verdict(error, f"{folder} cannot be read back", f"{name}: {error}") from None
+        found = hash_of(folder, name)
         if found != entry.xxh3_128:
             raise CheckpointBroken(
                 f"{folder} does not match its manifest",
@@ -161,10 +169,22 @@ def verify(folder: Path) -> Manifest:
 
 def hash_of(folder: Path, name: str) -> str:
     digest = xxhash.xxh3_128()
-    with _open(folder, name) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+    for chunk in chunks(folder, name):
+        digest.update(chunk)
     return digest.hexdigest()
+
+
+def chunks(folder: Path, name: str) -> Iterator[bytes]:
+    """The bytes of a file of the folder, no link followed.
+
+    Raises: CheckpointBroken; CheckpointUnreadable.
+    """
+    try:
+        with _open(folder, name) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise _verdict(error, f"{folder} cannot be read back", f"{name}: {error}") from None
 
 
 def shards(described: Manifest) -> list[str]:
@@ -259,6 +279,6 @@ def _hex(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 62:  # SQLite's integers have 64 bits
         raise ValueError(f"expected a whole number from 0, found {value!r:.80}")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -159,6 +160,14 @@ def test_any_bytes_are_a_manifest_or_broken(tmp_path_factory, content):
         manifest.read(folder)
 
 
+class _FailingDisk(io.RawIOBase):
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        raise OSError(errno.EIO, "the disk failed")
+
+
 @pytest.mark.parametrize(
     "damage", ["flipped", "truncated", "missing", "no manifest", "another run's", "unreadable", "a link"]
 )
@@ -179,8 +188,10 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
         shard.rename(tmp_path / "elsewhere")
         shard.symlink_to(tmp_path / "elsewhere")
     else:
+        failing = io.BufferedReader(_FailingDisk())
+        opened = manifest._open
         monkeypatch.setattr(
-            manifest, "hash_of", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "the disk failed"))
+            manifest, "_open", lambda folder, name: opened(folder, name) if name == manifest.NAME else failing
         )
         with pytest.raises(CheckpointUnreadable):
             checkpoints.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
