@@ -206,6 +206,8 @@ def _take_checkpoints(
 
 
 def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
+    if not all(isinstance(item, str) for item in run.overrides):
+        raise ValueError(f"runs.overrides holds {run.overrides!r:.60}")
     sessions = select(Session.id).where(Session.run_id == run.id)
     return Rows(
         _columns(run),

@@ -77,7 +77,7 @@ class Copying:
             self._bar.stop()
 
     def note(self, text: str) -> None:
-        print(_printable(f"note: {text}"), file=sys.stderr, flush=True)
+        print(render.printable(f"note: {text}"), file=sys.stderr, flush=True)
 
     def copying(self, done_bytes: int, total_bytes: int) -> None:
         if not sys.stderr.isatty():
@@ -98,12 +98,7 @@ class Copying:
     def found(self, described: Manifest, folder: Path) -> None:
         size = render.size(described.total_bytes)
         text = f"found step {described.step} of stage {described.stage} in {folder}, {size}, verified"
-        print(_printable(text), file=sys.stderr, flush=True)
-
-
-def _printable(text: str) -> str:
-    """A folder of a stranger's may have any name: nothing of it moves the cursor."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+        print(render.printable(text), file=sys.stderr, flush=True)
 
 
 class Progress:

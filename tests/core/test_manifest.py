@@ -203,6 +203,14 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
     assert told == [newest if left_alone else tmp_path / "step-00000002.broken"] and told[0].is_dir()
 
 
+def test_a_manifest_that_is_a_pipe_is_broken_and_not_waited_for(tmp_path):
+    folder = _checkpoint(tmp_path, 1)
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(CheckpointBroken):
+        manifest.read(folder)
+
+
 def test_what_killed_saves_left_is_cleared_and_checkpoints_are_not(tmp_path):
     kept = _checkpoint(tmp_path, 1)
     for name in ("step-00000002.tmp-1.1", "step-00000003-final.tmp-2.1", "step-00000001.dropping"):

@@ -175,8 +175,8 @@ def test_a_run_that_a_source_holds_becomes_ours_with_its_checkpoint_its_history_
 
 def test_paths_and_ids_of_the_other_machine_do_not_come_along(here, source):
     engine = open_database(here.home)
-    other = dict(name="other", plan="", overrides=[], plan_hash="", folder="", workdir="", checkpoints="")
-    session_of(engine, runs.create(engine, id="other", number=1, stages=[], **other))
+    columns = {"plan": "", "overrides": [], "plan_hash": "", "folder": "", "workdir": "", "checkpoints": ""}
+    session_of(engine, runs.create(engine, id="other", name="other", number=1, stages=[], **columns))
     state(source)
     here.start()
     attempts, rows = sessions.attempts(engine, "r1"), checkpoints.of_run(engine, "r1")
@@ -315,6 +315,9 @@ def test_rows_that_lie_in_the_write_ahead_log_alone_are_read(here, source):
 
 def test_what_a_source_has_further_of_our_own_run_comes_in_and_what_it_has_less_does_not(here, source, tmp_path):
     state(source)
+    engine = open_database(source)
+    sessions.note(engine, "r1", "never_attached", {})
+    engine.dispose()
     here.start()
     root = source / "runs/ink/1/checkpoints"
     shutil.rmtree(root / "train/step-00000020")
@@ -329,15 +332,18 @@ def test_what_a_source_has_further_of_our_own_run_comes_in_and_what_it_has_less_
     _, history, events = here.look()
     assert [entry["number"] for entry in history] == [1, 2, 3, 4, 5]
     assert history[3]["why"] == "later", "what happened there comes after what was known here"
-    assert len([event for event in events if event.kind == "AttemptSuspended"]) == 2, "and nothing comes twice"
+    kinds = [event.kind for event in events if event.phase == "suspended" or event.kind == "never_attached"]
+    assert sorted(kinds) == ["AttemptSuspended", "AttemptSuspended", "never_attached"], "and nothing comes twice"
 
 
 def test_a_source_whose_further_checkpoints_are_broken_changes_nothing_here(here, source):
     folder = state(source)
     here.start()
+    shutil.rmtree(folder / "checkpoints/train/step-00000020")
     damage(checkpoint(folder / "checkpoints", 40))
     opened, _ = here.start()
     assert opened.row.first_step == 20 and len(here.look()[1]) == 3
+    assert [path.name for path in here.home.rglob("step-*")] == ["step-00000020"], "and step 10 is of no use"
 
 
 def test_a_run_that_is_finished_there_is_finished_here(here, source):

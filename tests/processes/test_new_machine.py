@@ -46,7 +46,7 @@ def test_a_run_goes_on_from_a_read_only_source_with_the_bits_of_an_uninterrupted
     cut, gone_on = kgorch.history()
     assert cut["phase"] == "cut off" and cut["attempts"][0]["outcome"] == "lost"
     assert gone_on["stages"] == [{"name": "train", "first_step": step, "last_step": 36}]
-    [copied] = [row for row in kgorch.events("found")]
+    [copied] = kgorch.events("found")
     assert copied["facts"]["source"] == str(place / newest.relative_to(first.home))
     assert kgorch.export() == alone.export()
 
