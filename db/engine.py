@@ -55,7 +55,13 @@ def open_url(url: str) -> Engine:
 
 def _configure(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
-    for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in (
+        f"busy_timeout={BUSY_MS}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+        "trusted_schema=OFF",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -58,6 +58,7 @@ class SessionInfo(NamedTuple):
     step_s: float
     metrics: Mapping[str, float]
     beat_at: datetime | None
+    exactness: Mapping[str, Any] = {}
 
 
 class AttemptInfo(NamedTuple):
@@ -90,6 +91,7 @@ class CheckpointInfo(NamedTuple):
     verified_at: datetime | None
     session_id: int | None = None
     metrics: Mapping[str, float] = {}
+    source: str = ""
 
 
 class ResumeInfo(NamedTuple):

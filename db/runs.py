@@ -39,6 +39,14 @@ def newest(engine: Engine, name: str) -> RunInfo | None:
         return plain(RunInfo, run) if run else None
 
 
+def of_name(engine: Engine, name: str) -> list[RunInfo]:
+    """All runs of that name, the newest number first."""
+    with Orm(engine) as orm:
+        return [
+            plain(RunInfo, run) for run in orm.scalars(select(Run).where(Run.name == name).order_by(Run.number.desc()))
+        ]
+
+
 def everyone(engine: Engine, *, limit: int | None = None) -> list[RunInfo]:
     """All runs, the newest first."""
     with Orm(engine) as orm:

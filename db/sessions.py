@@ -100,6 +100,13 @@ def newest_event(
         return plain(EventInfo, row) if row else None
 
 
+def told(engine: Engine, run_id: str, kind: str) -> list[Mapping[str, Any]]:
+    """The facts of all events of one kind, oldest first."""
+    with Orm(engine) as orm:
+        chosen = select(EventRow.facts).where(EventRow.run_id == run_id, EventRow.kind == kind).order_by(EventRow.id)
+        return list(orm.scalars(chosen))
+
+
 def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: Any) -> AttemptInfo:
     """`folder_of` makes the attempt's folder name from its number."""
     with Orm(engine) as orm, orm.begin():

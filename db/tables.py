@@ -104,6 +104,7 @@ class Session(Base):
     step_s: Mapped[float] = mapped_column(default=0.0)
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     beat_at: Mapped[datetime | None]
+    exactness: Mapped[dict[str, Any]] = mapped_column(default=dict)  # what its bits hang on
 
 
 class Attempt(Base):
@@ -145,6 +146,7 @@ class Checkpoint(Base):
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     verified_at: Mapped[datetime | None]
+    source: Mapped[str] = mapped_column(Text, default="")  # where it was copied from; empty when it was saved here
 
 
 class Charge(Base):

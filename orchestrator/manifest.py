@@ -85,11 +85,11 @@ class Manifest:
     world_size: int
     created_at: str
     final: bool = False
-    divisible: bool = False
     plan_hash: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
+    divisible: bool = False
 
     @property
     def step(self) -> int:
@@ -150,12 +150,7 @@ def read(folder: Path) -> Manifest:
 
     Raises: CheckpointBroken; CheckpointUnreadable when that is not proven.
     """
-    try:
-        manifest = parse(foreign.read_all(folder, NAME, MAX_MANIFEST_BYTES))
-    except OSError as error:
-        raise foreign.verdict(error, f"{folder} has no readable manifest", str(error)) from None
-    except ValueError as error:
-        raise CheckpointBroken(f"{folder / NAME} is not a manifest", str(error)[:300]) from None
+    manifest = described(folder)
     for name, entry in manifest.files.items():
         try:
             found = (folder / name).lstat()
@@ -166,6 +161,19 @@ def read(folder: Path) -> Manifest:
                 f"{folder} does not match its manifest", f"{name}: expected {entry.bytes} bytes, found {found.st_size}"
             )
     return manifest
+
+
+def described(folder: Path) -> Manifest:
+    """What the folder's manifest says, its form checked; nothing else is looked at.
+
+    Raises: CheckpointBroken; CheckpointUnreadable.
+    """
+    try:
+        return parse(foreign.read_all(folder, NAME, MAX_MANIFEST_BYTES))
+    except OSError as error:
+        raise foreign.verdict(error, f"{folder} has no readable manifest", str(error)) from None
+    except ValueError as error:
+        raise CheckpointBroken(f"{folder / NAME} is not a manifest", str(error)[:300]) from None
 
 
 def verify(folder: Path) -> Manifest:
@@ -179,7 +187,7 @@ def verify(folder: Path) -> Manifest:
     pool = ThreadPoolExecutor(max_workers=READERS)
     try:
         for name, found in zip(
-            manifest.files, pool.map(lambda name: _hashed(folder, name), manifest.files), strict=True
+            manifest.files, pool.map(lambda name: hash_of(folder, name), manifest.files), strict=True
         ):
             if found != (expected := manifest.files[name].xxh3_128):
                 raise CheckpointBroken(
@@ -213,21 +221,28 @@ def document(folder: Path, described: Manifest, name: str) -> dict[str, Any]:
     return found
 
 
-def _hashed(folder: Path, name: str) -> str:
+def hash_of(folder: Path, name: str) -> str:
+    """Raises: CheckpointBroken; CheckpointUnreadable."""
+    digest = xxhash.xxh3_128()
+    for chunk in chunks(folder, name):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def chunks(folder: Path, name: str) -> Iterator[memoryview]:
+    """The bytes of a regular file of the folder, each piece in the place of the one before.
+
+    Raises: CheckpointBroken; CheckpointUnreadable.
+    """
+    buffer = memoryview(bytearray(READ_BYTES))
     try:
-        return hash_of(folder, name)
+        with foreign.open_file(folder, name) as file:
+            left = os.fstat(file.fileno()).st_size  # one that grows while it is read has no end
+            while left > 0 and (count := file.readinto(buffer)):
+                yield buffer[:count]
+                left -= count
     except OSError as error:
         raise foreign.verdict(error, f"{folder} cannot be read back", f"{name}: {error}") from None
-
-
-def hash_of(folder: Path, name: str) -> str:
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(READ_BYTES))
-    with foreign.open_file(folder, name) as file:
-        left = os.fstat(file.fileno()).st_size  # one that grows while it is read has no end
-        while left > 0 and (count := file.readinto(buffer)):
-            digest.update(buffer[:count])
-            left -= count
-    return digest.hexdigest()
 
 
 def shards(described: Manifest) -> list[str]:
@@ -330,7 +345,7 @@ def _hex(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
+    if type(value) is not int or not 0 <= value < 1 << 62:  # SQLite's integers have 64 bits
         raise ValueError(f"expected a whole number from 0, found {value!r:.80}")
     return value
 

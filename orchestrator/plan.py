@@ -183,9 +183,19 @@ class MemoryPart(_Part):
 
 
 class ResumePart(_Part):
-    """Read-only folders in which the state of earlier sessions may lie."""
+    """Read-only folders in which the state of earlier sessions may lie; without `sources`, where the platform puts it."""
 
-    sources: list[str] = []
+    sources: list[str] | None = None
+
+    @field_validator("sources")
+    @classmethod
+    def _are_folders(cls, value: list[str] | None) -> list[str] | None:
+        for source in value or []:
+            if not source or "**" in source.removesuffix("**"):
+                raise ValueError(
+                    f'expected folders or globs such as "/data/**", with ** at the end alone; found {source!r}'
+                )
+        return value
 
 
 class Plan(_Part):

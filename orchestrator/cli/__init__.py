@@ -76,7 +76,9 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         status = cli.main(args=args, prog_name="kgorch", standalone_mode=False)
     except KgorchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from orchestrator.cli.render import printable
+
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(int(error.code))
     except click.exceptions.Abort:
         sys.exit(130)

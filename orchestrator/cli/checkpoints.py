@@ -40,7 +40,7 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
         render.as_json(
             [
                 {name: getattr(row, name) for name in fields}
-                | {"at": stamp(row.created_at), "metrics": plain(row.metrics)}
+                | {"at": stamp(row.created_at), "metrics": plain(row.metrics), "source": row.source or None}
                 for row in found
             ]
         )

@@ -56,6 +56,11 @@ def metrics(values: dict[str, float | None]) -> str:
     return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in values.items())
 
 
+def printable(text: str) -> str:
+    """A folder of a stranger's may have any name: nothing of it moves the cursor."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+
 def as_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from orchestrator.cli.common import json_option, run_argument, state
-from orchestrator.cli.session import report_nothing, run_session
+from orchestrator.cli.session import Copying, report_nothing, run_session
 
 
 @click.command("resume")
@@ -14,6 +14,7 @@ from orchestrator.cli.session import report_nothing, run_session
 def command(run: str | None, as_json: bool) -> int:
     """Go on with RUN, or with the newest run that is not finished, by the plan that it keeps.
 
+    A RUN that is not known here is looked for where the platform puts the state of earlier sessions.
     With nothing to do it says so and exits 0.
 
     \b
@@ -23,7 +24,8 @@ def command(run: str | None, as_json: bool) -> int:
     from orchestrator.runtime import opening
 
     profile, home, engine = state()
-    opened = opening.resume(engine, home, profile, run)
+    with Copying() as watcher:
+        opened = opening.resume(engine, home, profile, run, watcher)
     if opened is None:
         click.echo("null" if as_json else "there is no run to go on with")
         return 0

@@ -7,7 +7,7 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from db.records import SessionInfo
+    from orchestrator.manifest import Manifest
     from orchestrator.runtime.opening import Nothing, Opened
 
 EXIT = {
@@ -62,6 +63,42 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
         click.echo(f"{nothing.run.name} is finished; nothing was started")
         click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
     return 0
+
+
+class Copying:
+    """Tells on stderr what was found in a source; on a terminal, how far the copying is."""
+
+    def __enter__(self) -> Copying:
+        self._bar: Any = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def note(self, text: str) -> None:
+        print(render.printable(f"note: {text}"), file=sys.stderr, flush=True)
+
+    def copying(self, done_bytes: int, total_bytes: int) -> None:
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress, TextColumn, TransferSpeedColumn
+
+            columns = [
+                TextColumn("copying {task.percentage:.0f}% of " + render.size(total_bytes)),
+                TransferSpeedColumn(),
+            ]
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("", total=total_bytes)
+            self._bar.start()
+        self._bar.update(self._task, completed=done_bytes)
+
+    def found(self, described: Manifest, folder: Path) -> None:
+        size = render.size(described.total_bytes)
+        text = f"found step {described.step} of stage {described.stage} in {folder}, {size}, verified"
+        print(render.printable(text), file=sys.stderr, flush=True)
 
 
 class Progress:

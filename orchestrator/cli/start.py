@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.common import json_option, state
-from orchestrator.cli.session import report_nothing, run_session
+from orchestrator.cli.session import Copying, report_nothing, run_session
 from orchestrator.errors import KgorchError
 
 
@@ -25,10 +25,13 @@ from orchestrator.errors import KgorchError
     help="Override a value of the plan; kept with the run. Stages by name: stage.train.args.epochs=3.",
 )
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
+@click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @json_option
-def command(plan: Path, overrides: tuple[str, ...], fresh: bool, detach: bool, as_json: bool) -> int:
-    """Begin the run of a plan, or go on with it where it was saved.
+def command(
+    plan: Path, overrides: tuple[str, ...], fresh: bool, run_id: str | None, detach: bool, as_json: bool
+) -> int:
+    """Begin the run of a plan, or go on with it where it was saved: here, or in the sources that the plan names.
 
     Trains until the run is finished or the session's wall is near; then everything is saved, verified, and a resume is
     queued. Training that still runs without a supervisor is taken over. Ctrl-C saves and stops.
@@ -43,21 +46,29 @@ def command(plan: Path, overrides: tuple[str, ...], fresh: bool, detach: bool, a
     from orchestrator.plan import load
     from orchestrator.runtime import opening
 
+    if fresh and run_id:
+        raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
     loaded, text = load(plan, overrides)
     if detach:
-        return _detach(plan, loaded.name, overrides, fresh=fresh, as_json=as_json)
+        return _detach(plan, loaded.name, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
     profile, home, engine = state()
-    opened = opening.start(engine, home, profile, text, plan, overrides, fresh=fresh)
+    with Copying() as watcher:
+        opened = opening.start(
+            engine, home, profile, text, plan, overrides, fresh=fresh, run_id=run_id, watcher=watcher
+        )
     if isinstance(opened, opening.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)
 
 
-def _detach(plan: Path, name: str, overrides: tuple[str, ...], *, fresh: bool, as_json: bool) -> int:
+def _detach(
+    plan: Path, name: str, overrides: tuple[str, ...], *, fresh: bool, run_id: str | None, as_json: bool
+) -> int:
     """The same command in a session of its own; its words go into the state folder."""
     _, home, _ = state()
     log = home / "supervisor.log"
-    command = [sys.executable, "-m", "orchestrator.cli", "start", str(plan.absolute()), *(["--fresh"] if fresh else [])]
+    command = [sys.executable, "-m", "orchestrator.cli", "start", str(plan.absolute())]
+    command += [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
     for override in overrides:
         command += ["--set", override]
     ready, told = os.pipe()

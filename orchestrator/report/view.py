@@ -147,6 +147,7 @@ def _checkpoint(found: CheckpointInfo | None) -> View | None:
         "final": found.final,
         "bytes": found.bytes,
         "path": found.path,
+        "source": found.source or None,
     }
 
 

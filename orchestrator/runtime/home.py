@@ -33,6 +33,30 @@ def run_folder(home: Path, name: str, number: int) -> Path:
     return home / "runs" / name / str(number)
 
 
+def make_run_folder(home: Path, name: str, number: int, plan: str) -> Path:
+    """The folder of a run, with the text of its plan in it.
+
+    Raises: StateUnusable.
+    """
+    folder = run_folder(home, name, number)
+    try:
+        for part in ("attempts", "outputs"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        (folder / "plan.toml").write_text(plan)
+    except OSError as error:
+        raise StateUnusable(
+            f"the state of {name!r} cannot be written",
+            str(error),
+            next_step="point KGORCH_HOME at a folder that can be written",
+        ) from None
+    return folder
+
+
+def checkpoints_folder(folder: Path, workdir: Path, told: str | None, name: str, run_id: str) -> Path:
+    """For as long as the run lives. A folder of the plan's own may be shared by runs of several state folders."""
+    return workdir / told / f"{name}-{run_id}" if told else folder / "checkpoints"
+
+
 def is_held(path: Path) -> bool:
     """Whether a living process holds the lock at `path`."""
     try:

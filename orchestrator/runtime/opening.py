@@ -20,12 +20,13 @@ from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.core import deadline
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
-from orchestrator.errors import KgorchError, NotFound, PlanError
+from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, checkpoints, launcher, mirror, processes
+from orchestrator.runtime import attempts, bringing, checkpoints, launcher, mirror, processes, taking
 from orchestrator.runtime.attempts import Running
-from orchestrator.runtime.home import Lock, run_folder
+from orchestrator.runtime.finding import SILENT, Found, Watcher
+from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
 from orchestrator.wire import boottime_s
@@ -69,10 +70,14 @@ def start(
     overrides: Sequence[str],
     *,
     fresh: bool = False,
+    run_id: str | None = None,
+    watcher: Watcher = SILENT,
 ) -> Opened | Nothing:
-    """Go on with the run of this plan's name, or begin it.
+    """Go on with the run of this plan's name, which may lie here or in a source, or begin it.
 
-    Raises: PlanError, StateUnusable.
+    Args:
+        run_id: which run, where there are several of the name.
+    Raises: PlanError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
     plan = parse(plan_text, str(where), overrides)
     workdir = where.absolute().parent
@@ -82,7 +87,12 @@ def start(
     if not lock.take():
         return Nothing(_run_elsewhere(engine, plan.name), "live")
     try:
-        known = runs.newest(engine, plan.name)
+        known, found = runs.newest(engine, plan.name), None
+        if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
+            found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
+            if found and (known is None or known.id != found.run_id):
+                known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher)
+                found = None
         if known and not fresh:
             if known.state == "finished":
                 return Nothing(known, "finished")
@@ -90,9 +100,9 @@ def start(
             plan = parse(plan_text, str(where), merged)
             if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
                 known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
-            return _go_on(engine, known, plan, profile, lock)
+            return _go_on(engine, known, plan, profile, lock, found, watcher)
         if known:
-            _refuse_while_training(engine, known)
+            bringing.refuse_while_training(engine, known)
             runs.supersede(engine, known.id, "--fresh began another run of this name")
         return _begin(
             engine, home, plan, plan_text, workdir, overrides, (known.number if known else 0) + 1, profile, lock
@@ -102,15 +112,18 @@ def start(
         raise
 
 
-def resume(engine: Engine, home: Path, profile: Profile, name: str | None) -> Opened | Nothing | None:
+def resume(
+    engine: Engine, home: Path, profile: Profile, name: str | None, watcher: Watcher = SILENT
+) -> Opened | Nothing | None:
     """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
 
-    Raises: NotFound for a name that no run bears.
+    One that is not known here is looked for in the platform's sources.
+
+    Raises: NotFound for a name that no run bears; as start.
     """
+    run: RunInfo | None
     if name:
-        run = runs.newest(engine, name)
-        if run is None:
-            raise NotFound(f"there is no run named {name!r}", next_step="`kgorch status` lists the runs")
+        run = runs.newest(engine, name) or _bring_by_name(engine, home, profile, name, watcher)
     else:
         run = next((item for item in runs.everyone(engine) if item.state in ("active", "failed")), None)
         if run is None:
@@ -125,6 +138,16 @@ def resume(engine: Engine, home: Path, profile: Profile, name: str | None) -> Op
     except BaseException:
         lock.release()
         raise
+
+
+def _bring_by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher) -> RunInfo:
+    lock = Lock(home / "runs" / name / "lock")
+    if not lock.take():
+        return _run_elsewhere(engine, name)
+    try:
+        return bringing.by_name(engine, home, profile, name, watcher)
+    finally:
+        lock.release()
 
 
 def plan_of(run: RunInfo) -> Plan:
@@ -150,17 +173,7 @@ def _begin(
     profile: Profile,
     lock: Lock,
 ) -> Opened | Nothing:
-    folder, run_id = run_folder(home, plan.name, number), uuid.uuid4().hex[:12]
-    try:
-        for name in ("attempts", "outputs"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / "plan.toml").write_text(text)
-    except OSError as error:
-        raise PlanError(
-            f"the state of {plan.name!r} cannot be written",
-            str(error),
-            next_step="point KGORCH_HOME at a folder that can be written",
-        ) from None
+    folder, run_id = make_run_folder(home, plan.name, number, text), uuid.uuid4().hex[:12]
     run = runs.create(
         engine,
         id=run_id,
@@ -168,7 +181,7 @@ def _begin(
         number=number,
         folder=str(folder),
         workdir=str(workdir),
-        checkpoints=str(_checkpoints_of(plan, workdir, folder, run_id)),
+        checkpoints=str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, run_id)),
         plan=text,
         overrides=list(overrides),
         plan_hash=plan.hash,
@@ -177,7 +190,15 @@ def _begin(
     return _open_session(engine, run, plan, profile, lock)
 
 
-def _go_on(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened | Nothing:
+def _go_on(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    profile: Profile,
+    lock: Lock,
+    found: Found | None = None,
+    watcher: Watcher = SILENT,
+) -> Opened | Nothing:
     mirror.check(plan)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
@@ -189,6 +210,9 @@ def _go_on(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Loc
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
         )
+    if found:
+        taking.catch_up(engine, run, plan, found, watcher)
+        last = sessions.last(engine, run.id)
     if last and last.phase == Phase.FINISHED.value:
         conclude(engine, run, Phase.FINISHED, "")
         lock.release()
@@ -275,30 +299,9 @@ def _take_changed_plan(
         )
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
-    what = (
-        "the training (stages, arguments, seed or determinism)"
-        if plan.hash != run.plan_hash
-        else "only what the bits do not hang on"
-    )
-    facts = {"what": what, "from": run.plan_hash, "to": plan.hash, "workdir": str(workdir)}
-    sessions.note(engine, run.id, "plan_changed", facts)
+    sessions.note(engine, run.id, "plan_changed", bringing.change(run.plan_hash, plan, workdir))
     (Path(run.folder) / "plan.toml").write_text(text)
     return run._replace(**changed)
-
-
-def _checkpoints_of(plan: Plan, workdir: Path, folder: Path, run_id: str) -> Path:
-    """For as long as the run lives. A folder of the plan's own may be shared by runs of several state folders."""
-    return workdir / plan.checkpoint.dir / f"{plan.name}-{run_id}" if plan.checkpoint.dir else folder / "checkpoints"
-
-
-def _refuse_while_training(engine: Engine, run: RunInfo) -> None:
-    last = sessions.last(engine, run.id)
-    attempt = sessions.last_attempt(engine, last.id) if last else None
-    if attempt and launcher.is_running(Path(attempt.folder)):
-        raise KgorchError(
-            f"the run {run.name!r} is training still, without a supervisor",
-            next_step=f"kgorch resume {run.name} takes it over, kgorch stop {run.name} ends it; then --fresh",
-        )
 
 
 def _last_step(engine: Engine, run: RunInfo) -> int:

@@ -106,7 +106,13 @@ def _shape(value):
 
 
 @pytest.mark.parametrize(
-    ("verb", "promise"), [(["status"], "status"), (["history"], "history"), (["history", "--events"], "events")]
+    ("verb", "promise"),
+    [
+        (["status"], "status"),
+        (["history"], "history"),
+        (["history", "--events"], "events"),
+        (["checkpoints", "list", "--dropped"], "checkpoints"),
+    ],
 )
 def test_the_fields_of_json_are_those_that_were_promised(kgorch, run, verb, promise):
     found = _shape(json.loads(kgorch(*verb, "--json").stdout))

@@ -179,9 +179,7 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
         shard.rename(tmp_path / "elsewhere")
         shard.symlink_to(tmp_path / "elsewhere")
     else:
-        monkeypatch.setattr(
-            manifest, "hash_of", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "the disk failed"))
-        )
+        monkeypatch.setattr(manifest.foreign, "open_file", _failing_but_for(manifest.NAME))
         with pytest.raises(CheckpointUnreadable):
             checkpoints.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
         assert newest.is_dir() and before.is_dir() and not told, "what cannot be read now is not given up"
@@ -190,6 +188,26 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
     assert found is not None and found[0] == before
     left_alone = damage == "another run's"
     assert told == [newest if left_alone else tmp_path / "step-00000002.broken"] and told[0].is_dir()
+
+
+def _failing_but_for(whole):
+    """A disk that reads one file only."""
+    opened = manifest.foreign.open_file
+
+    def open_file(folder, name):
+        if name == whole:
+            return opened(folder, name)
+        raise OSError(errno.EIO, "the disk fails")
+
+    return open_file
+
+
+def test_a_manifest_that_is_a_pipe_is_broken_and_not_waited_for(tmp_path):
+    folder = _checkpoint(tmp_path, 1)
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(CheckpointBroken):
+        manifest.read(folder)
 
 
 # Messages

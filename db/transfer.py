@@ -1,0 +1,245 @@
+"""One run's rows out of another state folder's database into this one; what that database says of other runs stays there.
+
+The other database may lie on a read-only disk, be of an older schema, or be no database at all: it is copied, opened and
+brought up to date as a copy. Its ids mean nothing here, and its paths neither.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from sqlalchemy import JSON, Engine, Select, select
+from sqlalchemy.orm import Session as Orm
+
+from db.engine import open_url
+from db.records import RunInfo
+from db.runs import now, plain
+from db.sessions import OVER
+from db.tables import Attempt, Base, Charge, Checkpoint, EventRow, Run, Session, Stage
+
+Columns = dict[str, Any]
+GONE = "nothing of it was heard after this state was kept"
+MAX_BYTES = 4 << 30
+
+
+class Rows(NamedTuple):
+    """What a database remembers of one run, by that database's own ids.
+
+    Attributes:
+        outdated: that database knows a newer run of the name, or calls this one superseded.
+    """
+
+    run: Columns
+    outdated: bool
+    stages: list[Columns]
+    sessions: list[Columns]
+    attempts: list[Columns]
+    checkpoints: list[Columns]
+    events: list[Columns]
+    charges: list[Columns]
+
+    @property
+    def last_at(self) -> datetime:
+        """When its newest session began: of two databases that know a run, the later one knows more."""
+        found: datetime = max((row["started_at"] for row in self.sessions), default=self.run["created_at"])
+        return found
+
+    @property
+    def finished(self) -> dict[str, tuple[datetime, str]]:
+        """The stages that are done: when, and how they came to be."""
+        return {row["name"]: (row["finished_at"], row["note"]) for row in self.stages if row["finished_at"]}
+
+
+@contextmanager
+def copy_of(path: Path) -> Iterator[Engine]:
+    """The database at `path` as a copy that is up to date, for as long as the block runs; nothing is written beside it.
+
+    Raises: StateUnusable, OSError.
+    """
+    with TemporaryDirectory(prefix="kgorch-") as folder:
+        for suffix in ("", "-wal"):
+            source = path.with_name(path.name + suffix)
+            if not suffix or source.exists():
+                _copy_regular(source, Path(folder, "kgorch.db" + suffix))
+        engine = open_url(f"sqlite:///{folder}/kgorch.db")
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+
+def read(engine: Engine, name: str) -> list[Rows]:
+    """All that is remembered of the runs of that name, the newest first.
+
+    Raises: ValueError for a value that is not of its column's type: SQLite keeps any.
+    """
+    with Orm(engine) as orm:
+        found = orm.scalars(select(Run).where(Run.name == name).order_by(Run.number.desc())).all()
+        return [
+            _rows(orm, run, outdated=position > 0 or run.state == "superseded") for position, run in enumerate(found)
+        ]
+
+
+def take_in(
+    engine: Engine,
+    run: Columns,
+    stages: Sequence[str],
+    finished: Mapping[str, tuple[datetime, str]],
+    rows: Rows | None,
+    copied: Mapping[str, Columns],
+    path_of: Callable[[Columns], str | None],
+    events: Sequence[tuple[str, Columns]],
+) -> RunInfo:
+    """Write down a run whose checkpoints were `copied` here, in one transaction; one that is known already learns the rest.
+
+    Args:
+        run: the run's own columns, with the paths of this place.
+        copied: the columns of each checkpoint that was copied, by its path here.
+        path_of: where a checkpoint of these columns lies or would lie here; None for one that has no place here.
+        events: kind and facts, for the journal.
+    """
+    with Orm(engine) as orm, orm.begin():
+        here = orm.get(Run, run["id"])
+        if here is None:
+            here = Run(**run)
+            orm.add(here)
+            orm.flush()
+            orm.add_all(Stage(run_id=here.id, position=position, name=name) for position, name in enumerate(stages))
+            orm.flush()
+        else:
+            here.state, here.why, here.finished_at = run["state"], run["why"], run["finished_at"]
+        for stage in orm.scalars(select(Stage).where(Stage.run_id == here.id, Stage.finished_at.is_(None))):
+            stage.finished_at, stage.note = finished.get(stage.name, (None, stage.note))
+        ids = _take_sessions(orm, here, rows) if rows else {}
+        _take_checkpoints(orm, here.id, rows.checkpoints if rows else [], copied, path_of, ids, finished)
+        orm.add_all(EventRow(run_id=here.id, at=now(), kind=kind, facts=facts) for kind, facts in events)
+        orm.flush()
+        return plain(RunInfo, here)
+
+
+def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
+    """Sessions that are not known here, and what belongs to them. Returns our ids by theirs."""
+    known = {row.started_at: row for row in orm.scalars(select(Session).where(Session.run_id == run.id))}
+    number = max((row.number for row in known.values()), default=0)
+    ids, new = {}, set()
+    for columns in rows.sessions:
+        if (row := known.get(columns["started_at"])) is None:
+            number = max(columns["number"], number + 1)
+            row = Session(**_ended(columns) | {"id": None, "run_id": run.id, "number": number})
+            orm.add(row)
+            orm.flush()
+            new.add(columns["id"])
+            mine = [attempt for attempt in rows.attempts if attempt["session_id"] == columns["id"]]
+            orm.add_all(_attempt(attempt, row, f"{run.folder}/attempts") for attempt in mine)
+        ids[columns["id"]] = row.id
+    told = {(row.at, row.kind) for row in orm.scalars(select(EventRow).where(EventRow.run_id == run.id))}
+    for event in rows.events:
+        if event["session_id"] in new or (event["session_id"] is None and (event["at"], event["kind"]) not in told):
+            orm.add(EventRow(**event | {"id": None, "run_id": run.id, "session_id": ids.get(event["session_id"])}))
+    for columns in rows.sessions:
+        if columns["id"] in new and columns["phase"] not in OVER:
+            lost = {"at": now(), "kind": "SessionLost", "phase": "cut off", "facts": {"why": GONE}}
+            orm.add(EventRow(run_id=run.id, session_id=ids[columns["id"]], **lost))
+    for charge in rows.charges:
+        if charge["session_id"] in new:
+            orm.add(Charge(**charge | {"id": None, "session_id": ids[charge["session_id"]]}))
+    return ids
+
+
+def _ended(session: Columns) -> Columns:
+    """A session that was alive when its database was kept has lasted until it was last heard of, for all we know."""
+    if session["phase"] in OVER:
+        return session
+    return session | {"phase": "cut off", "why": GONE, "ended_at": session["beat_at"] or session["started_at"]}
+
+
+def _attempt(columns: Columns, session: Session, folder: str) -> Attempt:
+    place: Columns = {"id": None, "session_id": session.id, "folder": f"{folder}/{session.number}.{columns['number']}"}
+    if columns["outcome"] is None:
+        gained = columns["last_step"] > columns["first_step"]
+        place |= {"outcome": "lost", "cause": GONE, "ended_at": session.ended_at, "gained": gained}
+    return Attempt(**columns | place)
+
+
+def _take_checkpoints(
+    orm: Orm,
+    run_id: str,
+    theirs: Sequence[Columns],
+    copied: Mapping[str, Columns],
+    path_of: Callable[[Columns], str | None],
+    ids: Mapping[int, int],
+    finished: Mapping[str, Any],
+) -> None:
+    """Those that were copied are verified; of the others it stays known that they were.
+
+    A stage that had some, of which none could be copied, keeps them as broken: a launch must not begin it anew by itself.
+    """
+    ours = {row.path: row for row in orm.scalars(select(Checkpoint).where(Checkpoint.run_id == run_id))}
+    here = {row.stage for row in ours.values() if row.state == "verified"} | {row["stage"] for row in copied.values()}
+    known = {path: row for row in theirs if (path := path_of(row))}
+    newest = max(ids.values(), default=None)
+    for path, columns in (known | {path: known.get(path, {}) | row for path, row in copied.items()}).items():
+        row = ours.get(path)
+        if path in copied:
+            state = {"state": "verified", "why": "", "verified_at": now()}
+        elif row is not None:
+            continue
+        else:
+            missing = columns["stage"] not in here and columns["stage"] not in finished
+            was = columns["state"] in ("verified", "broken")
+            state = {"state": "broken" if missing and was else "dropped", "why": "it was not found whole in a source"}
+        session_id = ids.get(columns["session_id"]) if columns.get("session_id") else newest
+        place = {"run_id": run_id, "path": path, "session_id": session_id}
+        if row is None:
+            orm.add(Checkpoint(**columns | place | state | {"id": None}))
+        else:
+            for name, value in (dict(copied[path]) | state).items():
+                setattr(row, name, value)
+
+
+def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
+    if not all(isinstance(item, str) for item in run.overrides):
+        raise ValueError(f"runs.overrides holds {run.overrides!r:.60}")
+    sessions = select(Session.id).where(Session.run_id == run.id)
+    return Rows(
+        _columns(run),
+        outdated,
+        _all(orm, select(Stage).where(Stage.run_id == run.id).order_by(Stage.position)),
+        _all(orm, select(Session).where(Session.run_id == run.id).order_by(Session.number)),
+        _all(orm, select(Attempt).where(Attempt.session_id.in_(sessions)).order_by(Attempt.id)),
+        _all(orm, select(Checkpoint).where(Checkpoint.run_id == run.id).order_by(Checkpoint.id)),
+        _all(orm, select(EventRow).where(EventRow.run_id == run.id).order_by(EventRow.id)),
+        _all(orm, select(Charge).where(Charge.session_id.in_(sessions)).order_by(Charge.id)),
+    )
+
+
+def _all(orm: Orm, chosen: Select[Any]) -> list[Columns]:
+    return [_columns(row) for row in orm.scalars(chosen)]
+
+
+def _columns(row: Base) -> Columns:
+    found = {}
+    for column in row.__table__.columns:
+        value = found[column.key] = getattr(row, column.key)
+        expected = (dict, list) if isinstance(column.type, JSON) else column.type.python_type
+        if not (isinstance(value, expected) or (value is None and column.nullable)):
+            raise ValueError(f"{column} holds {value!r:.60}")
+    return found
+
+
+def _copy_regular(source: Path, target: Path) -> None:
+    """Raises: OSError, also for what is no plain file or larger than any database of ours."""
+    with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+            raise OSError(f"{source} is no plain file, or too large")
+        with open(target, "xb") as copy:
+            shutil.copyfileobj(file, copy)

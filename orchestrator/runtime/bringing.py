@@ -1,0 +1,132 @@
+"""A run whose state lies elsewhere: looked for in the sources, chosen among its rivals, made ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from db import runs, sessions
+from db.records import RunInfo
+from orchestrator.errors import KgorchError, NotFound
+from orchestrator.plan import Plan, check_entries, parse
+from orchestrator.platforms.profile import Profile
+from orchestrator.runtime import finding, launcher, taking
+from orchestrator.runtime.finding import Found, Watcher
+from orchestrator.runtime.home import checkpoints_folder, make_run_folder
+
+
+def look_around(
+    engine: Engine, home: Path, plan: Plan, profile: Profile, workdir: Path, wanted: str | None, watcher: Watcher
+) -> Found | None:
+    """What the plan's sources, else the platform's, hold of the run to go on with.
+
+    A run that a person asks for is remembered, so that its rivals are none the next time.
+
+    Raises: KgorchError that lists the rivals; NotFound.
+    """
+    sources = profile.sources if plan.resume.sources is None else plan.resume.sources
+    mine = runs.of_name(engine, plan.name)
+    known = mine[0] if mine else None
+    stages = [stage.name for stage in plan.stage]
+    found = finding.find(sources, workdir, plan.name, [home, *(Path(run.checkpoints) for run in mine)], watcher)
+    foreign = {run.id for run in mine[1:]}
+    ours = None
+    if known:
+        foreign |= {key for facts in sessions.told(engine, known.id, "chosen") for key in facts["not"]}
+        ours = finding.of_run(known.id, Path(known.checkpoints), stages)
+    chosen = finding.choose(found, ours, foreign, wanted, stages)
+    if known and wanted == known.id:
+        sessions.note(engine, known.id, *_choice(known.id, found))
+    elif chosen and wanted:
+        chosen.events.append(_choice(wanted, found))
+    return chosen
+
+
+def bring(
+    engine: Engine,
+    home: Path,
+    text: str,
+    where: Path,
+    workdir: Path,
+    overrides: Sequence[str],
+    found: Found,
+    watcher: Watcher,
+) -> RunInfo:
+    """A run that a source holds becomes ours, by the plan given here and with the overrides that it keeps.
+
+    Raises: as taking.bring; PlanError.
+    """
+    theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": [], "number": 1}
+    merged = [*(item for item in theirs["overrides"] if item not in overrides), *overrides]
+    plan = parse(text, str(where), merged)
+    known = runs.newest(engine, plan.name)
+    if known:
+        refuse_while_training(engine, known)
+    number = max(theirs["number"], known.number + 1 if known else 1)
+    folder = make_run_folder(home, plan.name, number, text)
+    columns = {
+        "id": found.run_id,
+        "name": plan.name,
+        "number": number,
+        "folder": str(folder),
+        "workdir": str(workdir),
+        "checkpoints": str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, found.run_id)),
+        "plan": text,
+        "overrides": merged,
+        "plan_hash": plan.hash,
+        "created_at": theirs.get("created_at") or datetime.now(UTC),
+    }
+    ended = theirs.get("state") in ("finished", "failed")
+    columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else taking.GOES_ON
+    if theirs.get("plan_hash", plan.hash) != plan.hash:
+        found.events.append(("plan_changed", change(theirs["plan_hash"], plan, workdir)))
+    run = taking.bring(engine, columns, plan, found, watcher)
+    if known:
+        runs.supersede(engine, known.id, f"run {run.id} was chosen in its place")
+    return run
+
+
+def by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher) -> RunInfo:
+    """A run that only the platform's sources know, by the plan that the database there keeps; its code has to be here.
+
+    Raises: NotFound; as bring.
+    """
+    held = finding.choose(finding.find(profile.sources, Path.cwd(), name, [home], watcher), None, (), None, ())
+    if held is None:
+        raise NotFound(f"there is no run named {name!r}", next_step="`kgorch status` lists the runs")
+    if held.rows is None:
+        raise NotFound(
+            f"the sources hold checkpoints of {name!r} and no database that keeps its plan",
+            next_step="kgorch start PLAN goes on with it",
+        )
+    workdir, text = Path(held.rows.run["workdir"]), held.rows.run["plan"]
+    if not workdir.is_dir():
+        raise NotFound(f"the folder of its plan, {workdir}, is not on this machine", next_step="kgorch start PLAN")
+    where = workdir / "plan.toml"
+    check_entries(parse(text, str(where), held.rows.run["overrides"]), workdir)
+    return bring(engine, home, text, where, workdir, [], held, watcher)
+
+
+def refuse_while_training(engine: Engine, run: RunInfo) -> None:
+    last = sessions.last(engine, run.id)
+    attempt = sessions.last_attempt(engine, last.id) if last else None
+    if attempt and launcher.is_running(Path(attempt.folder)):
+        raise KgorchError(
+            f"the run {run.name!r} is training still, without a supervisor",
+            next_step=f"kgorch resume {run.name} takes it over, kgorch stop {run.name} ends it; then start again",
+        )
+
+
+def change(before: str, plan: Plan, workdir: Path) -> dict[str, Any]:
+    """The facts of a changed plan, for the journal."""
+    same = plan.hash == before
+    what = "only what the bits do not hang on" if same else "the training (stages, arguments or seed)"
+    return {"what": what, "from": before, "to": plan.hash, "workdir": str(workdir)}
+
+
+def _choice(wanted: str, found: dict[str, Found]) -> tuple[str, dict[str, Any]]:
+    return "chosen", {"run": wanted, "not": sorted({*found} - {wanted})}

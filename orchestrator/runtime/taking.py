@@ -1,0 +1,263 @@
+"""What was found in a source becomes ours: copied, every byte hashed on the way, then written down in one transaction.
+
+A copy gets its name last, so that one killed half-way is nothing; the next start copies again what has no name yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from sqlalchemy import Engine
+
+from db import sessions, transfer
+from db.records import RunInfo
+from db.transfer import Columns
+from orchestrator import manifest
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
+from orchestrator.manifest import FileEntry, Manifest
+from orchestrator.plan import Plan
+from orchestrator.runtime import checkpoints
+from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, of_run, place_of
+from orchestrator.wire import plain_text
+
+Events = list[tuple[str, dict[str, Any]]]
+Moved = Callable[[int], None]
+GOES_ON = {"state": "active", "why": "", "finished_at": None}
+RESERVE_BYTES = 1 << 20
+
+
+def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watcher) -> RunInfo:
+    """Make a run that was found ours. `run` holds its columns, with the paths of this place.
+
+    Raises: CheckpointBroken when none of its checkpoints is whole; CheckpointUnreadable; StateUnusable (disk full).
+    """
+    stages = [stage.name for stage in plan.stage]
+    copied, told = _copy(found, stages, run, NOWHERE, watcher)
+    remembered = found.rows.checkpoints if found.rows else []
+    if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
+        raise CheckpointBroken(
+            f"no checkpoint of run {found.run_id} in the sources can be used",
+            *(facts["why"] for _, facts in told[:8]),
+            next_step="have its whole state in a source, or begin anew with --fresh",
+        )
+    if not copied:
+        told.append(("found", {"source": str(found.database), "run": found.run_id}))
+    return _write_down(engine, run, stages, found, copied, [*found.events, *told])
+
+
+def catch_up(engine: Engine, run: RunInfo, plan: Plan, found: Found, watcher: Watcher) -> None:
+    """Take in what a source has of our own run and we have not; only while nothing of the run lives.
+
+    Raises: CheckpointUnreadable; StateUnusable.
+    """
+    stages = [stage.name for stage in plan.stage]
+    here = of_run(run.id, Path(run.checkpoints), stages).place(stages)
+    if found.place(stages) <= here:
+        return
+    columns = run._asdict()
+    copied, told = _copy(found, stages, columns, here, watcher)
+    if not copied:
+        for kind, facts in told:
+            sessions.note(engine, run.id, kind, facts)
+        return
+    if found.rows:
+        columns |= {name: found.rows.run[name] for name in ("state", "why", "finished_at")}
+    _write_down(engine, columns, stages, found, copied, told)
+
+
+def _write_down(
+    engine: Engine, run: Columns, stages: Sequence[str], found: Found, copied: Mapping[str, Columns], events: Events
+) -> RunInfo:
+    """Stages are done as the database beside the checkpoints says; without one, all before the furthest checkpoint's."""
+    if found.rows:
+        finished = found.rows.finished
+    else:
+        furthest = max((stages.index(row["stage"]) for row in copied.values()), default=0)
+        finished = dict.fromkeys(stages[:furthest], (datetime.now(UTC), "a later stage has a checkpoint"))
+
+    def path_of(row: Columns) -> str | None:
+        folder = Path(run["checkpoints"]) / row["stage"] / manifest.folder_name(row["step"], final=row["final"])
+        return str(folder) if row["stage"] in stages else None
+
+    return transfer.take_in(engine, run, stages, finished, found.rows, copied, path_of, events)
+
+
+def _copy(
+    found: Found, stages: Sequence[str], run: Columns, beyond: Place, watcher: Watcher
+) -> tuple[dict[str, Columns], Events]:
+    """The furthest checkpoint that is whole and beyond that place; of each stage before it the newest final one, which
+    later stages may read; and what the run has made.
+
+    Returns the columns of what was copied by its path here, and what the journal shall tell.
+    """
+    root, copied, events = Path(run["checkpoints"]), dict[str, Columns](), Events()
+    of_stage = ([item for item in found.furthest_first(stages) if item.manifest.stage == name] for name in stages[::-1])
+    by_stage = [items for items in of_stage if items]
+    first = [next((item for item in items if not n or item.manifest.final), None) for n, items in enumerate(by_stage)]
+    outputs = _outputs_of(found)
+    with _writing(root):
+        total = _room_for([item for item in first if item], outputs, root)
+        moved = _counter(watcher, total)
+        for items in by_stage:
+            for item in items:
+                if not item.manifest.final if copied else place_of(stages, item.manifest) <= beyond:
+                    continue
+                target = _target(root, item)
+                try:
+                    _copy_checkpoint(item, target, moved)
+                except CheckpointBroken as error:
+                    watcher.note(f"{item.folder} was passed over: {error}")
+                    events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                    continue
+                copied[str(target)] = columns = _columns(item)
+                facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
+                events.append(("found", facts | {"run": found.run_id}))
+                watcher.found(item.manifest, item.folder)
+                break
+        for path, folder in outputs.items() if copied or not found.checkpoints else ():
+            _copy_output(path, Path(run["folder"], "outputs", path.relative_to(folder)), moved, watcher)
+    return copied, events
+
+
+def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
+    """Raises: CheckpointBroken; CheckpointUnreadable: what cannot be read just now is not given up; OSError of our disk."""
+    if target.is_dir():
+        try:
+            if manifest.verify(target).run_id == item.manifest.run_id:
+                return  # an earlier start came as far as this
+        except CheckpointBroken:
+            if target == item.folder:
+                raise
+        checkpoints.set_aside(target)
+    described = manifest.read(item.folder)
+    aside = target.with_name(f"{target.name}.tmp-found")
+    shutil.rmtree(aside, ignore_errors=True)  # of an earlier start
+    aside.mkdir(parents=True)
+    try:
+        for name, entry in described.files.items():
+            _copy_file(item.folder, aside / name, moved, entry)
+        _copy_file(item.folder, aside / manifest.NAME, moved, None)
+        if _essence(manifest.read(aside)) != _essence(item.manifest):
+            raise CheckpointBroken(f"{item.folder} changed while it was copied")
+        manifest.fsync_folder(aside)
+        aside.rename(target)
+        manifest.fsync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _copy_file(folder: Path, target: Path, moved: Moved, expected: FileEntry | None) -> None:
+    digest, count = xxhash.xxh3_128(), 0
+    with open(target, "xb") as file:
+        for chunk in manifest.chunks(folder, target.name.removesuffix(".part")):
+            count += len(chunk)
+            if expected and count > expected.bytes:
+                break
+            digest.update(chunk)
+            file.write(chunk)
+            moved(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    if expected and (digest.hexdigest() != expected.xxh3_128 or count != expected.bytes):
+        raise CheckpointBroken(
+            f"{folder} does not match its manifest",
+            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest.hexdigest()[:12]}…",
+        )
+
+
+def _copy_output(path: Path, target: Path, moved: Moved, watcher: Watcher) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(target.name + ".part")
+    aside.unlink(missing_ok=True)
+    try:
+        _copy_file(path.parent, aside, moved, None)
+        aside.rename(target)
+    except (CheckpointBroken, CheckpointUnreadable) as error:
+        watcher.note(f"the output {path} was passed over: {error}")
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _outputs_of(found: Found) -> dict[Path, Path]:
+    """The plain files that the run had made, by their paths, where they lie beside the database that knows it."""
+    if not (found.rows and found.database):
+        return {}
+    top = found.database.parent / "runs" / found.rows.run["name"] / str(found.rows.run["number"]) / "outputs"
+    if top.resolve() != top:  # somebody's link
+        return {}
+    files = (Path(folder, name) for folder, _, names in os.walk(top) for name in names)
+    return {path: top for path in files if stat.S_ISREG(path.lstat().st_mode)}
+
+
+def _room_for(first: Sequence[Candidate], outputs: Iterable[Path], root: Path) -> int:
+    """Bytes that are to be copied. Raises: StateUnusable when they do not fit."""
+    needed = sum(item.manifest.total_bytes for item in first if not _target(root, item).is_dir())
+    needed += sum(path.lstat().st_size for path in outputs)
+    root.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(root).free < needed + RESERVE_BYTES:
+        raise _no_room(root, f"{needed} bytes are to be copied, {shutil.disk_usage(root).free} are free")
+    return needed
+
+
+@contextlib.contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_room(root, str(error)) from None
+        raise StateUnusable(
+            f"what was found cannot be written to {root}",
+            str(error),
+            next_step="point KGORCH_HOME at a folder that can be written",
+        ) from None
+
+
+def _no_room(root: Path, fact: str) -> StateUnusable:
+    return StateUnusable(
+        f"there is no room in {root} for what was found",
+        fact,
+        next_step="make room, or point KGORCH_HOME at a larger disk",
+    )
+
+
+def _counter(watcher: Watcher, total_bytes: int) -> Moved:
+    done = 0
+
+    def moved(count: int) -> None:
+        nonlocal done
+        done += count
+        watcher.copying(done, total_bytes)
+
+    return moved
+
+
+def _target(root: Path, item: Candidate) -> Path:
+    return root / item.manifest.stage / manifest.folder_name(item.manifest.step, final=item.manifest.final)
+
+
+def _essence(described: Manifest) -> tuple[Any, ...]:
+    """Without the metrics, one of which may be NaN and unequal to itself."""
+    return described.run_id, described.stage, described.position, described.final, dict(described.files)
+
+
+def _columns(item: Candidate) -> Columns:
+    return {
+        "stage": item.manifest.stage,
+        "step": item.manifest.step,
+        "final": item.manifest.final,
+        "bytes": item.manifest.total_bytes,
+        "metrics": dict(item.manifest.metrics),
+        "created_at": datetime.fromisoformat(item.manifest.created_at),
+        "source": plain_text(str(item.folder)),
+    }
