@@ -326,7 +326,7 @@ class Supervisor:
                 reply(wire.Deadline(self._session.deadline_s))
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
-            case wire.Saved():  # of an earlier attempt, too: the keeper writes what the dead have left
+            case wire.Saved(path=path) if path not in self._known:  # of the dead, too: the keeper writes what they left
                 self._submit(lambda: self._read_back(message))
             case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
                 self._journal.note(kind, dict(facts))
