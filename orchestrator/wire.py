@@ -22,6 +22,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 STAMP_BYTES = 4096  # behind an image: the number of its snapshot, once that is whole
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
+KEEPER_SOCKET = "keeper.sock"  # in the run's folder
 BOARD_VARIABLE = "KGORCH_BOARD"  # the page of shared memory on which ranks agree, held open by the shim
 
 

@@ -81,7 +81,13 @@ class Kgorch:
 
     def wait_for_step(self, step: int, *, within_s: float = 60) -> dict[str, Any]:
         found: dict[str, Any] = wait_until(
-            lambda: (s := self.try_status()) and s["session"] and s["step"] >= step and s["phase"] in ("training", "saving") and s,
+            lambda: (
+                (s := self.try_status())
+                and s["session"]
+                and s["step"] >= step
+                and s["phase"] in ("training", "saving")
+                and s
+            ),
             within_s=within_s,
             what=f"step {step}: {self.try_status()}",
         )

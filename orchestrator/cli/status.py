@@ -72,6 +72,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("checkpoint", f"{where}, {render.size(checkpoint['bytes'])}"))
     else:
         rows.append(("checkpoint", "none yet"))
+    if held := found["snapshot"]:
+        rows.append(("snapshot", f"step {held['step']} of {held['stage']}, in memory, {render.ago(held['at'])}"))
     if found["metrics"]:
         rows.append(("metrics", render.metrics(found["metrics"])))
     if found["exactness"]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from sqlalchemy import Engine
 
 from db import checkpoints, runs, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RunInfo, SessionInfo
-from orchestrator.runtime import processes
+from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import is_held
+from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
 
@@ -48,6 +49,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "samples": row.samples if row else 0,
         "session": _session(row, alive, training, now) if row else None,
         "checkpoint": _checkpoint(newest),
+        "snapshot": _snapshot(run, now) if alive or training else None,
         "metrics": plain(row.metrics) if row else {},
         "exactness": _exactness(engine, row) if row else {},
         "notices": list(_notices(engine, run, row, newest)),
@@ -151,6 +153,15 @@ def _checkpoint(found: CheckpointInfo | None) -> View | None:
     }
 
 
+def _snapshot(run: RunInfo, now: datetime) -> View | None:
+    """What the keeper holds in memory, asked for just now."""
+    held = snapshots.newest(Path(run.folder), timeout_s=0.2)
+    if held is None or held.run_id != run.id:
+        return None
+    at = now - timedelta(seconds=boottime_s() - held.at_s)
+    return {"stage": held.stage, "step": held.step, "at": stamp(at)}
+
+
 def _exactness(engine: Engine, row: SessionInfo) -> View:
     """What its ranks have told last, in this session."""
     told = sessions.newest_event(engine, row.run_id, ("exactness",), session_id=row.id)
@@ -159,12 +170,23 @@ def _exactness(engine: Engine, row: SessionInfo) -> View:
 
 def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
     """What a person should know and can do something about, in words."""
+    if row:
+        yield from _saving_notices(engine, run, row)
     begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
     if begun and begun.kind == "weights_partly_loaded":
         facts = dict(begun.facts)
         rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
         yield f"began with {facts.get('loaded')} of {facts.get('into')} from {facts.get('file')}: {rest}"
     yield from _mirror_notice(engine, run, row, newest)
+
+
+def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Of the newest session: that its last save failed, that memory allows no snapshots."""
+    last = sessions.newest_event(engine, run.id, ("SaveFailed", "CheckpointVerified"), session_id=row.id)
+    if last and last.kind == "SaveFailed":
+        yield f"the last save failed: {last.facts.get('why')}"
+    if off := sessions.newest_event(engine, run.id, ("snapshots_off",), session_id=row.id):
+        yield str(off.facts.get("what"))
 
 
 def _mirror_notice(

@@ -20,8 +20,7 @@ from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
 from orchestrator.runtime import checkpoints, devices, launcher, snapshots
-from orchestrator.runtime.keeper import SOCKET
-from orchestrator.wire import Held, Launch
+from orchestrator.wire import KEEPER_SOCKET, Held, Launch
 
 Skipped = Callable[[Path, KgorchError], None]
 
@@ -199,7 +198,7 @@ def prepare(
         snapshot=found.snapshot.number if found.snapshot else None,
         snapshot_s=plan.checkpoint.snapshot_s,
         memory_bytes=plan.checkpoint.memory,
-        keeper=str(Path(run.folder) / SOCKET),
+        keeper=str(Path(run.folder) / KEEPER_SOCKET),
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
         microbatch=plan.memory.microbatch,

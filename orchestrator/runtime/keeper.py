@@ -54,7 +54,7 @@ IDLE_S = 20.0
 NICE = 5
 """Behind the training, where both want the processor; at the wall the training waits anyway."""
 
-SOCKET, LOCK = "keeper.sock", "keeper.lock"
+LOCK = "keeper.lock"
 
 
 class Memory:
@@ -243,7 +243,7 @@ class Server:
         self._later: list[Callable[[], None]] = []
         self._alone_since_s, self._is_over = boottime_s(), False
         self._selector = selectors.DefaultSelector()
-        self._listener = wire.listen(folder / SOCKET)
+        self._listener = wire.listen(folder / wire.KEEPER_SOCKET)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wakes, selectors.EVENT_READ)
 

@@ -25,9 +25,8 @@ from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.runtime import devices, launcher, snapshots
 from orchestrator.runtime.channel import Channel, Reply
-from orchestrator.runtime.keeper import SOCKET
 from orchestrator.shard import Span
-from orchestrator.wire import Beat, Launch, Message
+from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")
 MEASURED = 10
@@ -130,7 +129,7 @@ def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, pla
         workdir=run.workdir,
         ranks=devices.ranks_for(stage.ranks),
         socket=str(place / "control.sock"),
-        keeper=str(place / SOCKET),
+        keeper=str(place / KEEPER_SOCKET),
         checkpoints=str(own),
         output=str(place / "outputs"),
         plan_hash=run.plan_hash,

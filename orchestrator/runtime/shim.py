@@ -106,7 +106,7 @@ class KeeperKept:
     def _keep(self) -> None:
         while True:
             try:
-                with wire.connect(self._folder / "keeper.sock") as connection:
+                with wire.connect(self._folder / wire.KEEPER_SOCKET) as connection:
                     connection.settimeout(None)
                     connection.recv(1)  # nothing comes: it has gone
             except OSError:

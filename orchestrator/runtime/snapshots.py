@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator import wire
-from orchestrator.runtime.keeper import SOCKET
-from orchestrator.wire import Answer, Ask, Held, Message
+from orchestrator.wire import KEEPER_SOCKET, Answer, Ask, Held, Message
 
 AGAIN_S = 0.5
 
@@ -34,7 +33,7 @@ def end(folder: Path, *, timeout_s: float) -> None:
 def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
     until = time.monotonic() + timeout_s
     try:
-        with wire.connect(folder / SOCKET) as connection:
+        with wire.connect(folder / KEEPER_SOCKET) as connection:
             wire.send(connection, Ask(what))
             lines = wire.Lines()
             while (left_s := until - time.monotonic()) > 0:
@@ -61,7 +60,7 @@ class Watcher:
     def _run(self) -> None:
         while not self._is_over.is_set():
             try:
-                with wire.connect(self._folder / SOCKET) as connection:
+                with wire.connect(self._folder / KEEPER_SOCKET) as connection:
                     self._listen(connection)
             except (OSError, wire.WireError):
                 self._is_over.wait(AGAIN_S)

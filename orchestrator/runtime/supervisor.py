@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ class Supervisor:
         self._told_s: float | None = None
         self._alarm_s: float | None = None
         self._attached = False
+        self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._distrusted: set[int] = set()  # numbers of snapshots with which an attempt came no step further
         self._interrupts = self._signals = self._launch_tries = 0
 
@@ -198,6 +200,10 @@ class Supervisor:
         facts = {
             name: value for name in getattr(event, "__slots__", ()) if (value := getattr(event, name)) not in (None, "")
         }
+        if self._session.phase is Phase.CUT_OFF and (lost := self._row.step - self._saved_step) > 0:
+            facts |= {"lost_steps": lost, "lost_s": round(lost * self._row.step_s, 3), "saved_step": self._saved_step}
+            since = f"{lost} steps since step {self._saved_step} are lost"
+            self._session = replace(self._session, why=f"{self._session.why}; {since}")
         columns: dict[str, Any] = {
             "why": self._session.why,
             "lead_s": self._session.lead_s,
@@ -271,7 +277,9 @@ class Supervisor:
             self._launch_later(f"an attempt could not be started: {error}")
             return
         self._attached, self._launch_tries, self._last = False, 0, self._attempt
-        self._journal.note("launched", {"attempt": self._attempt.name, **found.said()})
+        self._saved_step = found.checkpoint[1].step if found.checkpoint else 0
+        lost = max(0, self._row.step - found.step) if stage.name == self._row.stage else 0
+        self._journal.note("launched", {"attempt": self._attempt.name, **found.said(), "lost_steps": lost})
         begun: dict[str, Any] = {
             "stage": stage.name,
             "step": self._attempt.row.first_step,
@@ -425,7 +433,11 @@ class Supervisor:
     def _verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
+        if str(folder) in self._known:
+            return  # told by the keeper, and found on disk besides
         self._known.add(str(folder))
+        if found.stage == self._row.stage:
+            self._saved_step = max(self._saved_step, found.step)
         self._row = self._row._replace(
             step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
         )

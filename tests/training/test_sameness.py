@@ -70,7 +70,9 @@ def _trained_beyond(kgorch: Kgorch, step: int) -> int:
     """The step at which the run trains, once a supervised attempt has come further than `step`; else 0."""
     found = kgorch.try_status()
     assert found.get("state") != "finished", "it finished before all were killed: give it more steps"
-    alive = found.get("session") and found["session"]["supervisor"]["alive"] and found["phase"] in ("training", "saving")
+    alive = (
+        found.get("session") and found["session"]["supervisor"]["alive"] and found["phase"] in ("training", "saving")
+    )
     return found["step"] if alive and found["step"] > step else 0
 
 
