@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast check bench docs clean
+.PHONY: setup demo test test-fast soak check bench docs clean
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,11 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest tests/core tests/database tests/cli tests/training -m "not slow"
+
+# kill -9 in the midst of saves, ROUNDS times
+ROUNDS ?= 5000
+soak: setup
+	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/training/test_snapshots.py -k kill_9 --timeout=0
 
 check: setup
 	$(BIN)/ruff format .

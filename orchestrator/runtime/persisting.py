@@ -19,7 +19,7 @@ from pathlib import Path
 
 import xxhash
 
-from orchestrator import manifest
+from orchestrator import foreign, manifest
 from orchestrator.manifest import FileEntry
 
 WRITERS = 4
@@ -100,12 +100,22 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
             if not manifest.FILE.fullmatch(name) or name == manifest.NAME:
                 raise OSError(errno.EINVAL, f"not a plain file name: {name!r}")
             with content[start : start + size] as part:
+                if name.endswith(".json"):
+                    _check_json(name, bytes(part))
                 digest = xxhash.xxh3_128(part).hexdigest()
             with open(folder / name, "xb", buffering=0) as file:
                 _send(share.descriptor, file.fileno(), start, size)
                 os.fsync(file.fileno())
             entries[name] = FileEntry(size, digest)
     return entries
+
+
+def _check_json(name: str, content: bytes) -> None:
+    """What nobody could read again is not saved."""
+    try:
+        foreign.check(content)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"{name} could not be read again: {error}") from None
 
 
 def _send(source: int, target: int, start: int, size: int) -> None:

@@ -342,6 +342,7 @@ class Pipes:
             os.close(end[0]), os.close(end[1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_that_is_torn(tmp_path):
     """Ranks, keeper or both are killed in the midst of saves; what then bears a name verifies and holds one step alone."""
