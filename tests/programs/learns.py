@@ -1,4 +1,5 @@
-"""A small training that draws on every source of chance: dropout, BatchNorm, and augmentation by three libraries."""
+"""A small training with all that must be remembered: dropout, BatchNorm, augmentation by three libraries, a schedule, a loss
+scale that grows, an average of the weights, a generator of each rank's own."""
 
 import argparse
 import random
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from orchestrator.worker import attach
 
@@ -54,17 +56,30 @@ def main(epochs: int, sleep: float, workers: int, pad: int, bare: bool) -> None:
         model = DistributedDataParallel(net.to(session.device), bucket_cap_mb=0.005)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=7)
+        ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         chance = Chance(session.rank)
-        session.track(model=net if bare else model, optimizer=optimizer, scheduler=scheduler, chance=chance)
+        session.track(
+            model=net if bare else model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            ema=ema,
+            chance=chance,
+        )
         loader = session.loader(Points(), 32, num_workers=workers)
         for _ in session.epochs(epochs):
             for batch in session.steps(loader):
                 weight = torch.rand((), generator=chance.generator) + 0.5
                 loss = session.backward(
-                    batch, lambda part, weight=weight: weight * ((model(part[0]) - part[1]) ** 2).mean()
+                    batch,
+                    lambda part, weight=weight: weight * ((model(part[0]) - part[1]) ** 2).mean(),
+                    scaler=scaler,
                 )
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
+                ema.update_parameters(net)
                 session.report(loss=loss)
                 time.sleep(sleep)
             scheduler.step()
