@@ -15,7 +15,6 @@ import subprocess
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,18 +27,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import RunInfo, SessionInfo
-from orchestrator import manifest, wire
+from orchestrator import wire
 from orchestrator.core import session as core
 from orchestrator.core.outcome import ATTEMPTS_WITHOUT_PROGRESS
 from orchestrator.core.session import Event, Phase, Session
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
-from orchestrator.runtime import attempts, checkpoints, keeping, launcher, mirror, signals, snapshots
+from orchestrator.runtime import attempts, keeping, launcher, mirror, signals, snapshots
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.reader import Job, Reader
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
@@ -62,7 +62,6 @@ OUTCOMES: dict[type[Event], str] = {
     core.SessionLost: "lost",
 }
 
-Job = Callable[[], None]
 Observer = Callable[[SessionInfo], None]
 
 
@@ -90,7 +89,7 @@ class Supervisor:
         self._clock, self._observer = clock or SystemClock(), observer
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._journal = Journal(engine, run.id, row.id)
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._reader = Reader(run, self, self._post)
         self._attempt: Running | None = None
         self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
@@ -131,7 +130,7 @@ class Supervisor:
             if self._mirror:
                 self._mirror.stop()
                 self._hear_mirror()
-            self._reader.shutdown(wait=True)
+            self._reader.close()
             self._scheduler.shutdown(wait=False)
             self._channel.close()
             self._watcher.close()
@@ -144,7 +143,7 @@ class Supervisor:
             launcher.kill(self._processes)
         snapshots.end(self.folder, timeout_s=self._left_s())
         if self._last:
-            self._take_in(self._last)
+            self._reader.take_in(self._root(self._last))
 
     def _left_s(self) -> float:
         """Until the wall, for a wait that must not last longer."""
@@ -176,7 +175,7 @@ class Supervisor:
             )
         if isinstance(event, core.GraceExpired) and self._attempt:
             launcher.kill(self._attempt.folder)
-            self._take_in(self._attempt)  # the keeper may have saved and not come to tell
+            self._reader.take_in(self._root(self._attempt))  # the keeper may have saved and not come to tell
             return next(core.due(self._session, self._clock.now_s()), event)
         return event
 
@@ -255,7 +254,9 @@ class Supervisor:
 
         def look() -> None:
             try:
-                found = attempts.newest_state(self._engine, self._run, todo[0].name, self._skipped, self._distrusted)
+                found = attempts.newest_state(
+                    self._engine, self._run, todo[0].name, self._reader.skipped, self._distrusted
+                )
             except Exception as error:
                 hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
                 again = self._fail if hopeless else self._launch_later
@@ -263,7 +264,7 @@ class Supervisor:
             else:
                 self._post(lambda: self._start(todo[0], found))
 
-        self._submit(look)
+        self._reader.submit(look)
 
     def _start(self, stage: Stage, found: attempts.Found) -> None:
         if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
@@ -317,7 +318,7 @@ class Supervisor:
             launcher.wait(attempt.folder)
             if process is not None:
                 process.wait()
-            self._submit(lambda: self._judge(attempt))
+            self._reader.submit(lambda: self._judge(attempt))
 
         threading.Thread(target=until_gone, name=f"wait-{attempt.name}", daemon=True).start()
 
@@ -334,8 +335,8 @@ class Supervisor:
                 reply(wire.Deadline(self._session.deadline_s))
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
-            case wire.Saved(path=path) if path not in self._known:  # of the dead, too: the keeper writes what they left
-                self._submit(lambda: self._read_back(message))
+            case wire.Saved():  # of the dead, too: the keeper writes what they left
+                self._reader.submit(lambda: self._reader.read_back(message))
             case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
                 self._journal.note(kind, dict(facts))
             case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
@@ -383,58 +384,30 @@ class Supervisor:
     def _is_current(self, attempt: str) -> bool:
         return self._attempt is not None and attempt == self._attempt.name
 
-    # The reader: slow looks at the disk, one after another, beside the loop. It reads and renames; the loop writes down.
-
-    def _read_back(self, saved: wire.Saved) -> None:
-        began_s = self._clock.now_s()
-        try:
-            found = manifest.verify(Path(saved.path))
-        except CheckpointBroken as error:
-            place = checkpoints.set_aside(Path(saved.path))
-            self._skipped(place, error)
-            self._post(lambda: self._happened(core.SaveFailed(f"read back and found broken, now {place.name}")))
-            return
-        except CheckpointUnreadable as error:
-            why = str(error)
-            self._post(lambda: self._happened(core.SaveFailed(why)))
-            return
-        if found.run_id != self._run.id:
-            self._post(lambda: self._happened(core.SaveFailed(f"{saved.path} belongs to another run")))
-            return
-        took_s = 0.0 if saved.rescued else saved.took_s + self._clock.now_s() - began_s
-        self._post(lambda: self._verified(found, Path(saved.path), took_s, saved.blocking_s, rescued=saved.rescued))
-
     def _judge(self, attempt: Running) -> None:
-        """An attempt's processes are gone: take in what it saved and nobody told of, then how it ended."""
+        """In the reader: an attempt's processes are gone. Take in what it saved and nobody told of, then how it ended."""
         try:
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
-            for saved in self._untold(attempt):
-                self._read_back(saved)
+            self._reader.read_untold(self._root(attempt))
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
 
-    def _untold(self, attempt: Running) -> list[wire.Saved]:
-        root = attempts.checkpoint_root(self._run, attempt.row.stage)
-        return [
-            wire.Saved(attempt.name, str(folder), found.step, found.total_bytes, 0.0, 0.0, found.final)
-            for folder, found in manifest.newest_readable(root)
-            if str(folder) not in self._known and found.run_id == self._run.id
-        ]
-
-    def _take_in(self, attempt: Running) -> None:
-        """The same from the loop, at once, when the session is ending."""
-        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError):
-            for saved in self._untold(attempt):
-                self._verified(manifest.verify(Path(saved.path)), Path(saved.path), 0.0, 0.0)
+    def _root(self, attempt: Running) -> Path:
+        return attempts.checkpoint_root(self._run, attempt.row.stage)
 
     # What the reader found
 
-    def _verified(
+    def is_known(self, folder: str) -> bool:
+        return folder in self._known
+
+    def verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
-        if str(folder) in self._known:
-            return  # told by the keeper, and found on disk besides
+        if self.is_known(str(folder)):  # told by the keeper, and found on disk besides
+            if self._session.phase is Phase.SAVING:
+                self._happened(core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes))
+            return
         self._known.add(str(folder))
         if found.stage == self._row.stage:
             self._saved_step = max(self._saved_step, found.step)
@@ -451,23 +424,21 @@ class Supervisor:
             self._happened(core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued))
         with contextlib.suppress(SQLAlchemyError):  # then the next one clears up
             for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
-                self._submit(lambda path=doomed: checkpoints.drop(path))  # type: ignore[misc]
+                self._reader.drop(doomed)
                 self._journal.write(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
         if self._mirror:
             self._mirror.wake()
 
-    def _skipped(self, place: Path, error: KgorchError) -> None:
-        """From the reader: a checkpoint that cannot be used, and where it lies now."""
-        original = str(place).split(".broken")[0]
+    def save_failed(self, why: str) -> None:
+        self._happened(core.SaveFailed(why))
 
-        def write_down() -> None:
-            self._journal.note(
-                "set_aside" if original != str(place) else "passed_over", {"checkpoint": place.name, "why": str(error)}
-            )
-            if original != str(place):
-                self._journal.write(lambda: checkpoint_rows.set_state(self._engine, original, "broken", error.what))
+    def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
+        self._journal.note("set_aside" if was else "passed_over", {"checkpoint": place.name, "why": str(error)})
+        if was:
+            self._journal.write(lambda: checkpoint_rows.set_state(self._engine, str(was), "broken", error.what))
 
-        self._post(write_down)
+    def reader_failed(self, why: str) -> None:
+        self._journal.note("reader_failed", {"why": why})
 
     def _ended(self, attempt: Running) -> None:
         if self._attempt is not attempt:
@@ -514,17 +485,6 @@ class Supervisor:
 
     def _post(self, job: Job) -> None:
         self._queue.put(job)
-
-    def _submit(self, job: Job) -> None:
-        def guarded() -> None:
-            try:
-                job()
-            except Exception as error:  # the reader must not die in silence, nor take the training along
-                why = f"{type(error).__name__}: {error}"
-                self._post(lambda: self._journal.note("reader_failed", {"why": why}))
-
-        with contextlib.suppress(RuntimeError):  # shut down: the session is over
-            self._reader.submit(guarded)
 
     def _show(self) -> None:
         try:

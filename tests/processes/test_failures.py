@@ -141,7 +141,7 @@ def small_disk(kgorch):
 
 
 def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_before(kgorch, small_disk):
-    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02, "pad": 100_000}, every="600s")
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02, "pad": 45_000}, every="600s")
     plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(3)
@@ -199,7 +199,7 @@ def test_a_changed_plan_is_taken_with_a_note_and_another_model_is_refused_by_nam
 
 def test_a_last_save_that_fails_is_never_called_finished(kgorch, small_disk):
     (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 300_000))
-    plan = kgorch.plan(ranks=1, args={"epochs": 2, "sleep": 0, "pad": 100_000}, every="600s")
+    plan = kgorch.plan(ranks=1, args={"epochs": 2, "sleep": 0, "pad": 45_000}, every="600s")
     plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
     done = kgorch("start", str(plan), code=20)
     assert "its last save failed" in done.stderr
