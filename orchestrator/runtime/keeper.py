@@ -208,7 +208,7 @@ class Holder:
             if snapshot.room.root not in self._cleared:
                 persisting.clear_leftovers(root)
                 self._cleared.add(snapshot.room.root)
-            place, total = persisting.persist(snapshot.shares(), root, snapshot.room.attempt)
+            place, total = persisting.persist(snapshot.shares(), root, snapshot.room.attempt, lambda: snapshot.is_whole)
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
         took_s = boottime_s() - snapshot.began_s

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +40,11 @@ class Share:
         return os.pread(self.descriptor, size, start)
 
 
-def persist(shares: list[Share], root: Path, attempt: str) -> tuple[Path, int]:
+def persist(shares: list[Share], root: Path, attempt: str, is_whole: Callable[[], bool]) -> tuple[Path, int]:
     """Write what the ranks' images hold as one checkpoint below `root`. Returns its place and its bytes.
 
+    Args:
+        is_whole: asked when all is written: whether the images were still those that were begun with.
     Raises: OSError; what was written is cleared away then.
     """
     found = manifest.parse(shares[0].read(DESCRIBED))
@@ -55,6 +57,8 @@ def persist(shares: list[Share], root: Path, attempt: str) -> tuple[Path, int]:
         aside.mkdir()
         with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
             written = list(pool.map(lambda share: _write(share, aside), shares))
+        if not is_whole():
+            raise OSError(errno.ESTALE, "an image was filled anew while it was written")
         files = {name: entry for part in written for name, entry in part.items()}
         manifest.write(aside, replace(found, files=files))
         manifest.fsync_folder(aside)

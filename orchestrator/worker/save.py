@@ -29,6 +29,9 @@ PATIENCE_S = 600.0
 KEEPER_PATIENCE_S = 20.0
 """For a keeper to come up, or up again: 0.1 s on an idle machine."""
 
+ANSWER_PATIENCE_S = 60.0
+"""For its answer: new images wait for a write that is under way."""
+
 OVERHEAD = 0.004
 """The part of the training's time that snapshots may take."""
 
@@ -46,7 +49,8 @@ class Saver:
         self._lines = wire.Lines()
         self._images: list[Image] = []
         self._pinned = False
-        self._number = self._slot = 0
+        self._first = 1  # this attempt's first number, as the keeper counts
+        self._taken = self._slot = 0  # how many this attempt has taken, failed ones too: the same on all ranks
         self._count = 2
         self._writing: tuple[int, int] | None = None  # number and slot of the snapshot on its way to disk
         self.blocking_s, self.error = 0.0, ""
@@ -72,14 +76,18 @@ class Saver:
         busy = self._is_writing()
         if wanted & STOP:
             kinds = wanted | SAVE
-        elif busy and wanted & SAVE:
-            kinds = wanted & SNAPSHOT if self._count == 2 else 0  # the save waits: one is on its way
+        elif busy and (wanted & SAVE or self._count < 2):
+            kinds = wanted & SNAPSHOT if self._count == 2 else 0  # a save waits: one is on its way
         else:
             kinds = wanted
         if not kinds:
             return 0
         slot = 1 - (self._writing[1] if self._writing and busy else self._slot) if self._count == 2 else 0
         return kinds | (SLOT if slot else 0)
+
+    @property
+    def _number(self) -> int:
+        return self._first + self._taken - 1
 
     def next_slot(self) -> int:
         """For a save that all ranks make without a request; each waits for its own last one first."""
@@ -101,8 +109,7 @@ class Saver:
             docs: the JSON files of this rank. The first of them bears the name of its shard, too.
             began_s: when the training was held up.
         """  # fmt: skip
-        self._number += 1
-        self.error = ""
+        self._taken, self._slot, self.error = self._taken + 1, slot, ""  # also if it fails here, and not elsewhere
         mine = share(captured.tensors, captured.own, self._rank, self._world)
         files = {name: json.dumps(document).encode() for name, document in docs.items()}
         if self._rank == 0:
@@ -127,7 +134,7 @@ class Saver:
         until = time.monotonic() + PATIENCE_S
         while self._is_writing(patience_s=0.05):
             assert self._writing
-            if (failed := self._board.failed_rank(self._writing[0])) is not None:
+            if (failed := self._board.failed_rank(self._taken)) is not None:
                 self.error, self._writing = f"rank {failed} could not take part", None
             elif self._keeper is None or time.monotonic() > until:
                 self.error, self._writing = "the keeper is gone" if self._keeper is None else "it takes too long", None
@@ -159,7 +166,6 @@ class Saver:
             spans = self._images[slot].fill(mine, files, self._number)
         named = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
-        self._slot = slot
         if persist:
             self._writing = (self._number, slot)
         wire.send(
@@ -173,7 +179,7 @@ class Saver:
     def _fail(self, step: int, error: OSError, persist: bool) -> None:
         if persist:  # a snapshot that cannot be taken is made up for by the next
             self.error, self._writing = str(error), None
-            self._board.save_failed(self._number)
+            self._board.save_failed(self._taken)
             self._tell(SaveFailed(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
 
     def _is_writing(self, patience_s: float = 0.0) -> bool:
@@ -209,14 +215,14 @@ class Saver:
         answer, descriptors = self._answer(Images)
         assert isinstance(answer, Images)
         self._images = [Image(descriptor, answer.bytes, pinned=self._pinned) for descriptor in descriptors]
-        if not self._number:
-            self._number, self._slot = answer.number - 1, 1 - answer.slot
-        self._count = answer.count
+        if not self._taken:
+            self._slot = 1 - answer.slot
+        self._first, self._count = answer.number, answer.count
 
     def _answer(self, kind: type[wire.Message]) -> tuple[wire.Message, list[int]]:
         """The keeper's, passing over word of saves that nobody waits for any more. Raises: OSError."""
         assert self._keeper
-        until, kept = time.monotonic() + PATIENCE_S, list[int]()
+        until, kept = time.monotonic() + ANSWER_PATIENCE_S, list[int]()
         while time.monotonic() < until:
             try:
                 messages, descriptors = wire.receive(self._keeper, self._lines, patience_s=1.0)

@@ -401,16 +401,14 @@ class Session:
         """Save, and see it on disk; once more should the keeper be lost meanwhile, for training stands still."""
         assert self._launch
         for _ in range(2):
-            if self._saver.wait() and self._saved_at == self._step and not final:
-                return True
-            if self._saver.error:
-                self._saved_at = None
-            slot = self._saver.next_slot() if slot is None else slot
+            if slot is None:  # nobody has chosen one that is not being written
+                self._saver.wait()
+                slot = self._saver.next_slot()
             if not self._tracked or (self._save(slot, persist=True, final=final) and self._saver.wait()):
                 return True
             if is_on_disk(self._launch, self._step, final=final):
                 return True
-            slot = None
+            self._saved_at = slot = None
         return False
 
     def _save(self, slot: int, *, persist: bool, final: bool = False) -> bool:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from harness import wait_until
 from safetensors.torch import load_file
-from saving import Place, save
+from saving import Place, described, save
 from torch import nn
 
 from orchestrator import manifest
@@ -130,6 +130,36 @@ def test_an_image_that_is_being_filled_is_not_whole(place):
     wait_until(lambda: (held := place.newest()) and held.step == 2)
     saver._images[saver._slot]._stamp(0)
     assert place.newest().step == 1
+
+
+def test_an_image_that_is_filled_anew_while_it_is_written_makes_no_checkpoint(tmp_path):
+    """It never happens as slots are given; should it, a mixture must not get a name."""
+    (tmp_path / "described").write_bytes(json.dumps(manifest.as_document(described(1))).encode())
+    content = (tmp_path / "described").read_bytes()
+    image = os.memfd_create("image")
+    os.write(image, content + b"[]")
+    share = persisting.Share(image, {"described": (0, len(content)), "tensors": (len(content), 2)})
+    with pytest.raises(OSError, match="filled anew"):
+        persisting.persist([share], tmp_path / "cp", "1.1", lambda: False)
+    assert list((tmp_path / "cp").iterdir()) == []
+    persisting.persist([share], tmp_path / "cp", "1.1", lambda: True)
+    os.close(image)
+
+
+def test_a_rank_that_missed_the_keeper_once_counts_as_the_others_do(place):
+    """Numbers and slots hang on what all ranks did alike, not on whom the keeper's death met."""
+    savers, net = [place.saver(rank, 2) for rank in range(2)], nn.Linear(4, 4)
+    for rank, saver in enumerate(savers):
+        save(saver, {"model": net}, 1, persist=False, rank=rank, ranks=2)
+    savers[1]._lose_keeper()
+    (place.folder / "keeper.sock").rename(place.folder / "aside")
+    for rank, saver in enumerate(savers):
+        assert save(saver, {"model": net}, 2, persist=False, rank=rank, ranks=2) == (rank == 0)
+    (place.folder / "aside").rename(place.folder / "keeper.sock")
+    for rank, saver in enumerate(savers):
+        assert save(saver, {"model": net}, 3, rank=rank, ranks=2)
+    assert all(saver.wait() for saver in savers)
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3]
 
 
 def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
