@@ -79,7 +79,8 @@ def summing(modules: Iterable[nn.Module], ranks: Ranks) -> Iterator[None]:
     if ranks.world_size > 1:
         yield
         return
-    kept = [(weight, weight.grad) for module in modules for weight in module.parameters() if weight.grad is not None]
+    weights = {id(weight): weight for module in modules for weight in module.parameters()}.values()  # each once
+    kept = [(weight, weight.grad) for weight in weights if weight.grad is not None]
     for weight, _ in kept:
         weight.grad = None
     yield

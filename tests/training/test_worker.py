@@ -27,7 +27,7 @@ from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
 from orchestrator.worker.image import Image, TooSmall, share
 from orchestrator.worker.loader import Loader
-from orchestrator.worker.virtual import ranks_of
+from orchestrator.worker.virtual import ranks_of, summing
 
 
 @pytest.fixture
@@ -352,3 +352,11 @@ def test_the_same_script_runs_alone_and_under_plain_torchrun(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert "trained to the end" in done.stdout
+
+
+def test_a_weight_that_two_tracked_modules_share_is_summed_once():
+    net = nn.Linear(2, 1, bias=False)
+    net.weight.grad = torch.ones(1, 2)
+    with summing([net, nn.Sequential(net)], ranks_of(2, 0, 1)):
+        net(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(net.weight.grad, torch.full((1, 2), 2.0))
