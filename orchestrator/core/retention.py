@@ -30,13 +30,15 @@ class Rule:
     """What a plan wants kept of each stage: the last n, each k-th (`every`), and the best by a metric (`("dice", True)` for
     the highest).
 
-    All stages together stay within `disk_bytes`.
+    All stages together stay within `disk_bytes`; as far as the last two, each k-th and the best allow, within `room_bytes`,
+    so that the next one finds room on the disk.
     """
 
     last: int = 3
     every: int | None = None
     best: tuple[str, bool] | None = None
     disk_bytes: int | None = None
+    room_bytes: int | None = None
 
 
 def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
@@ -48,21 +50,28 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
     if not verified:
         return ()
     sacred = {verified[-1].key} | {item.key for item in verified if item.final}
-    wanted = set(sacred)
+    wanted, best = set(sacred), set[str]()
     for stage in {item.stage for item in verified}:
         of_stage = [item for item in verified if item.stage == stage]
-        wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | _best(of_stage, rule)
-        wanted |= {item.key for item in of_stage if rule.every and item.number % rule.every == rule.every - 1}
-    going = [item for item in verified if item.key not in wanted]
-    if rule.disk_bytes is not None:
-        used = sum(item.bytes for item in verified if item.key in wanted)
-        for item in verified:  # oldest first, until what stays fits; what is sacred stays whatever it takes
-            if used <= rule.disk_bytes:
-                break
-            if item.key in wanted - sacred:
-                going.append(item)
-                used -= item.bytes
-    return tuple(item.key for item in sorted(going, key=lambda item: item.order))
+        best |= _best(of_stage, rule)
+        best |= {item.key for item in of_stage if rule.every and item.number % rule.every == rule.every - 1}
+        wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | best
+    spare = {item.key for item in verified[:-2]} & wanted - best - sacred  # what others' files on the disk may cost
+    wanted -= _beyond(verified, wanted, spare, rule.room_bytes)
+    wanted -= _beyond(verified, wanted, wanted - sacred, rule.disk_bytes)
+    return tuple(item.key for item in verified if item.key not in wanted)
+
+
+def _beyond(verified: Sequence[Kept], wanted: set[str], spare: set[str], limit_bytes: int | None) -> set[str]:
+    """The oldest of the spare ones, until what stays fits; all of them, should that not be enough."""
+    used, going = sum(item.bytes for item in verified if item.key in wanted), set[str]()
+    for item in verified:
+        if limit_bytes is None or used <= limit_bytes:
+            break
+        if item.key in spare:
+            going.add(item.key)
+            used -= item.bytes
+    return going
 
 
 def _best(of_stage: Sequence[Kept], rule: Rule) -> set[str]:

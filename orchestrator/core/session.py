@@ -370,7 +370,8 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
     ):
         yield DeadlineReached()
     elif session.phase is P.TRAINING and now >= session.next_save_s:
-        yield CheckpointDue()
+        if deadline_s is None or now + session.save_s <= deadline_s:  # else the last save would wait for this one
+            yield CheckpointDue()
     elif session.phase is P.SAVING and now >= session.overdue_s:
         yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking")
     elif session.phase is P.STOPPING and now >= session.kill_s:
@@ -384,11 +385,16 @@ def next_due_s(session: Session) -> Instant | None:
     instants = {
         P.STARTING: (session.deadline_s,),
         P.RECOVERING: (session.deadline_s,),
-        P.TRAINING: (session.deadline_s, session.next_save_s),
+        P.TRAINING: (session.deadline_s, session.next_save_s if _leaves_time(session) else None),
         P.SAVING: (session.deadline_s, session.overdue_s),
         P.STOPPING: (session.kill_s, session.rescue_s if _needs_rescue(session) else None),
     }.get(session.phase, ())
     return min((instant for instant in instants if instant is not None), default=None)
+
+
+def _leaves_time(session: Session) -> bool:
+    """Whether the next periodic save is over before the last one is due."""
+    return session.deadline_s is None or session.next_save_s + session.save_s <= session.deadline_s
 
 
 def _needs_rescue(session: Session) -> bool:
@@ -405,7 +411,9 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
         case CheckpointVerified(rescued=True):
             return session
         case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size):
-            saved = replace(session, is_in_order=session.phase is P.STOPPING, saved_s=now)
+            # one that was asked for before the stop is not the last one
+            is_last = session.phase is P.STOPPING and (took_s <= 0 or now - took_s >= session.entered_s)
+            saved = replace(session, is_in_order=session.is_in_order or is_last, saved_s=now)
             if took_s <= 0:  # found on disk: nobody knows how long it took
                 return saved
             saves = (*session.saves, deadline.Save(size, took_s))[-deadline.RECENT_SAVES :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,16 +115,13 @@ class Found:
         return {"from": source, "step": self.step, "step_on_disk": on_disk}
 
 
-def newest_state(engine: Engine, run: RunInfo, stage: str, skipped: Skipped, distrusted: Container[int] = ()) -> Found:
+def newest_state(engine: Engine, run: RunInfo, stage: str, skipped: Skipped) -> Found:
     """The newest that the stage can go on from; slow, it reads all bytes of a checkpoint.
-
-    Args:
-        distrusted: numbers of snapshots that are not to be used.
 
     Raises: KgorchError when there ought to be one and none can be used: beginning anew is for a person to say.
     """
     held = snapshots.newest(Path(run.folder))
-    if held and ((held.run_id, held.stage) != (run.id, stage) or held.number in distrusted):
+    if held and (held.run_id, held.stage) != (run.id, stage):
         held = None
     try:
         checkpoint = newest_checkpoint(engine, run, stage, skipped)

@@ -10,7 +10,8 @@ The shim starts it where none lives, and again should it be killed. It ends when
 been connected for a while; what is newer than the disk is written then.
 
 Ranks send Room and Filled. `Ask`s: `watch` (be told of saves), `newest`, `fetch` (the newest with its descriptors), `persist`
-(write the newest, unless it is on disk), `end` (the same, then go). One thread for the sockets, one that writes.
+(write the newest, unless it is on disk), `end` (the same, then go), `forget N` (drop a snapshot that makes trainings fail).
+One thread for the sockets, one that writes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from orchestrator.wire import (
     boottime_s,
 )
 
-IDLE_S = 20.0
+IDLE_S, TRIES = 20.0, 15
 NICE = 5
 """Behind the training, where both want the processor; at the wall the training waits anyway."""
 
@@ -150,7 +151,7 @@ class Holder:
         capacity = -(-room.bytes // 4096) * 4096
         mine = self._memory.get(room.rank, [])
         if len(mine) != max(self._count, 1) or mine[0].capacity < capacity:
-            folder = None if self._count else Path(room.root)
+            folder = None if self._count and self._fits(room, capacity) else Path(room.root)
             mine = self._memory[room.rank] = [Memory(capacity, folder) for _ in range(max(self._count, 1))]
         newest = self.newest()
         slot = 1 - newest.slot if newest and len(mine) == 2 else 0
@@ -174,6 +175,10 @@ class Holder:
         if snapshot.persist and snapshot.is_whole:
             self.write(snapshot)
 
+    def forget(self, number: int) -> None:
+        """A snapshot with which a training fails; it is neither gone on from nor written."""
+        self._slots = {slot: item for slot, item in self._slots.items() if item.number != number}
+
     def write(self, snapshot: Snapshot) -> None:
         if self.writing:
             self._next = snapshot
@@ -187,6 +192,14 @@ class Holder:
         if newest and not newest.on_disk and newest not in (self.writing, self._next):
             newest.rescued = not newest.persist
             self.write(newest)
+
+    def _fits(self, room: Room, capacity: int) -> bool:
+        """Whether a rank's images may grow so far; its first ones were weighed with all others' when the attempt began."""
+        if room.rank not in self._memory:
+            return True
+        held = sum(item.capacity for mine in self._memory.values() for item in mine)
+        need = (held // self._count) - self._memory[room.rank][0].capacity + capacity
+        return images(need, free_bytes() + held, room.bound if room.bound >= 0 else None)[0] >= self._count
 
     def _begin(self, room: Room) -> None:
         """A new attempt: images of an older one that fit are used again, the others go once their snapshot does."""
@@ -225,7 +238,7 @@ class Holder:
             )
         self._kept(attempt, Kept(snapshot.number, error))
         self.writing, following, self._next = None, self._next, None
-        if following:
+        if following and following.is_whole:  # its image may have been filled anew since
             self.write(following)
 
 
@@ -241,7 +254,7 @@ class Server:
         self._watchers: set[socket.socket] = set()
         self._untold: collections.deque[Message] = collections.deque(maxlen=100)
         self._later: list[Callable[[], None]] = []
-        self._alone_since_s, self._is_over = boottime_s(), False
+        self._alone_since_s, self._tries, self._is_over = boottime_s(), 0, False
         self._selector = selectors.DefaultSelector()
         self._listener = wire.listen(folder / wire.KEEPER_SOCKET)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -269,10 +282,13 @@ class Server:
             self._alone_since_s = boottime_s()
         elif boottime_s() - self._alone_since_s > IDLE_S and not self._holder.writing:
             self._holder.rescue()
-            self._later.append(self._end)
+            self._later.append(self._end_if_alone)
 
-    def _end(self) -> None:
-        self._is_over = True
+    def _end_if_alone(self) -> None:
+        """Unless somebody has come meanwhile, or the disk has not taken what only we hold: then it is tried again."""
+        newest, self._alone_since_s = self._holder.newest(), boottime_s()
+        self._tries += 1
+        self._is_over = not self._lines and (newest is None or newest.on_disk or self._tries >= TRIES)
 
     def _post(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -313,6 +329,9 @@ class Server:
                     self._send(peer, self._untold.popleft())
             case Ask("newest" | "fetch" as what):
                 self._give_newest(peer, with_files=what == "fetch")
+            case Ask(what) if what.startswith("forget "):
+                self._holder.forget(int(what.removeprefix("forget ")))
+                self._send(peer, Answer(True, ""))
             case Ask("persist" | "end" as what):
                 self._holder.rescue()
                 self._later.append(lambda: self._settled(peer, end=what == "end"))

@@ -69,7 +69,7 @@ def doomed(engine: Engine, run_id: str, plan: Plan) -> list[Path]:
     if present:
         used = sum(item.bytes for item in present)
         room = used + _free_bytes(Path(present[-1].key)) - int(ROOM_FOR_NEXT * present[-1].bytes)
-        rule = replace(rule, disk_bytes=room if rule.disk_bytes is None else min(room, rule.disk_bytes))
+        rule = replace(rule, room_bytes=room)
     return [Path(key) for key in retention.to_drop(present, rule)]
 
 

@@ -136,6 +136,7 @@ def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, pla
         seed=plan.seed,
         resume=str(checkpoint),
         microbatch=plan.memory.microbatch,
+        deterministic=plan.deterministic,
         stop_at=described.step + steps,
     )
 

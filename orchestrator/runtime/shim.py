@@ -18,6 +18,8 @@ import functools
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -32,6 +34,7 @@ from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64
+PING_S, KEEPER_ANSWERS_S = 5.0, 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -93,7 +96,6 @@ class KeeperKept:
     def __init__(self, folder: Path) -> None:
         self._folder, self._is_over = folder, threading.Event()
         self._mine: subprocess.Popen[bytes] | None = None
-        self._started: int | None = None
         self._guard = threading.Lock()
         threading.Thread(target=self._keep, name="keeper", daemon=True).start()
 
@@ -104,21 +106,38 @@ class KeeperKept:
             return self._mine.pid if self._mine else None
 
     def _keep(self) -> None:
+        pause_s = 0.05
         while True:
             try:
                 with wire.connect(self._folder / wire.KEEPER_SOCKET) as connection:
-                    connection.settimeout(None)
-                    connection.recv(1)  # nothing comes: it has gone
+                    pause_s = 0.05
+                    self._watch(connection)
             except OSError:
                 with self._guard:
                     if self._is_over.is_set():
                         return
                     self._start()
-                self._is_over.wait(0.05)
+                self._is_over.wait(pause_s)
+                pause_s = min(2 * pause_s, 5.0)  # one that cannot come up is not started without end
+
+    def _watch(self, connection: socket.socket) -> None:
+        """Until it has gone. One that does not answer is ended: ranks would wait for it."""
+        while True:
+            wire.send(connection, wire.Ask("newest"))
+            connection.settimeout(KEEPER_ANSWERS_S)
+            try:
+                answered = connection.recv(65536)
+            except TimeoutError:
+                pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                os.kill(pid, signal.SIGKILL)
+                raise
+            if not answered:
+                return
+            self._is_over.wait(PING_S)
 
     def _start(self) -> None:
         """One that comes up beside it ends at once: the lock is taken."""
-        if self._mine and started_ticks(self._mine.pid) == self._started:
+        if self._mine and self._mine.poll() is None:
             return  # it is coming up
         with open(self._folder / "keeper.log", "ab") as log:
             self._mine = subprocess.Popen(
@@ -129,7 +148,6 @@ class KeeperKept:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self._started = started_ticks(self._mine.pid)
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:

@@ -25,6 +25,11 @@ def persist(folder: Path, *, timeout_s: float) -> None:
     _ask(folder, "persist", timeout_s)
 
 
+def forget(folder: Path, number: int) -> None:
+    """Have a snapshot dropped with which a training fails."""
+    _ask(folder, f"forget {number}", 5.0)
+
+
 def end(folder: Path, *, timeout_s: float) -> None:
     """The same, and the keeper is gone then."""
     _ask(folder, "end", timeout_s)

@@ -93,12 +93,11 @@ class Supervisor:
         self._attempt: Running | None = None
         self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
-        self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id)}
+        self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id) if item.state == "verified"}
         self._told_s: float | None = None
         self._alarm_s: float | None = None
         self._attached = False
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
-        self._distrusted: set[int] = set()  # numbers of snapshots with which an attempt came no step further
         self._interrupts = self._signals = self._launch_tries = 0
 
     @property
@@ -254,9 +253,7 @@ class Supervisor:
 
         def look() -> None:
             try:
-                found = attempts.newest_state(
-                    self._engine, self._run, todo[0].name, self._reader.skipped, self._distrusted
-                )
+                found = attempts.newest_state(self._engine, self._run, todo[0].name, self._reader.skipped)
             except Exception as error:
                 hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
                 again = self._fail if hopeless else self._launch_later
@@ -435,6 +432,7 @@ class Supervisor:
     def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
         self._journal.note("set_aside" if was else "passed_over", {"checkpoint": place.name, "why": str(error)})
         if was:
+            self._known.discard(str(was))
             self._journal.write(lambda: checkpoint_rows.set_state(self._engine, str(was), "broken", error.what))
 
     def reader_failed(self, why: str) -> None:
@@ -449,7 +447,7 @@ class Supervisor:
             and self._row.step <= attempt.row.first_step
             and attempt.failed_by_itself()
         ):
-            self._distrusted.add(attempt.from_snapshot)
+            snapshots.forget(self.folder, attempt.from_snapshot)
         if isinstance(event, core.StageFinished | core.RunFinished):
             self._journal.write(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
         self._happened(event)

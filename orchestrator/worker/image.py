@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,8 @@ class Image:
         self._views: dict[str, torch.Tensor] = {}
         self._end = 0
         self._stream = _pin(self._content) if pinned else None
+        if self._stream:
+            weakref.finalize(self, _unpin, self._content.data_ptr())
 
     def fill(self, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], number: int) -> dict[str, Span]:
         """Copy all in; when it returns, training may change the tensors.
@@ -125,6 +128,11 @@ def _pin(content: torch.Tensor) -> torch.cuda.Stream | None:
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     result = runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0)
     return torch.cuda.Stream() if int(result) == 0 else None  # type: ignore[no-untyped-call]
+
+
+def _unpin(address: int) -> None:
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime.cudaHostUnregister(address)
 
 
 def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_size: int) -> dict[str, torch.Tensor]:

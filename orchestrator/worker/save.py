@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,16 +26,26 @@ from orchestrator.worker.image import Image, TooSmall, share
 from orchestrator.worker.state import Captured
 
 PATIENCE_S = 600.0
-KEEPER_PATIENCE_S = 20.0
-"""For a keeper to come up, or up again: 0.1 s on an idle machine."""
+KEEPER_PATIENCE_S = 40.0
+"""For a keeper to come up, or up again, and to have written what it is writing: 0.1 s on an idle machine. One that hangs is
+killed by the shim in the meantime."""
 
-ANSWER_PATIENCE_S = 60.0
-"""For its answer: new images wait for a write that is under way."""
+SNAPSHOT_PATIENCE_S = 0.5
+"""For an answer that only a snapshot needs: training waits."""
 
 OVERHEAD = 0.004
 """The part of the training's time that snapshots may take."""
 
 GROWS = 1.05
+
+
+class Writing(NamedTuple):
+    """A snapshot on its way to disk. `taken`: the same for all ranks, whichever keeper counts."""
+
+    number: int
+    taken: int
+    slot: int
+    step: int
 
 
 class Saver:
@@ -52,7 +62,7 @@ class Saver:
         self._first = 1  # this attempt's first number, as the keeper counts
         self._taken = self._slot = 0  # how many this attempt has taken, failed ones too: the same on all ranks
         self._count = 2
-        self._writing: tuple[int, int] | None = None  # number and slot of the snapshot on its way to disk
+        self._writing: Writing | None = None
         self.blocking_s, self.error = 0.0, ""
 
     @property
@@ -82,7 +92,7 @@ class Saver:
             kinds = wanted
         if not kinds:
             return 0
-        slot = 1 - (self._writing[1] if self._writing and busy else self._slot) if self._count == 2 else 0
+        slot = 1 - (self._writing.slot if self._writing and busy else self._slot) if self._count == 2 else 0
         return kinds | (SLOT if slot else 0)
 
     @property
@@ -134,10 +144,10 @@ class Saver:
         until = time.monotonic() + PATIENCE_S
         while self._is_writing(patience_s=0.05):
             assert self._writing
-            if (failed := self._board.failed_rank(self._taken)) is not None:
+            if (failed := self._board.failed_rank(self._writing.taken)) is not None:
                 self.error, self._writing = f"rank {failed} could not take part", None
-            elif self._keeper is None or time.monotonic() > until:
-                self.error, self._writing = "the keeper is gone" if self._keeper is None else "it takes too long", None
+            elif time.monotonic() > until:
+                self.error, self._writing = "it takes too long", None
         return not self.error
 
     def fetch(self) -> tuple[wire.Held, list[int]]:
@@ -145,7 +155,7 @@ class Saver:
         self._connect(KEEPER_PATIENCE_S)
         assert self._keeper
         wire.send(self._keeper, wire.Ask("fetch"))
-        answer, descriptors = self._answer(wire.Held)
+        answer, descriptors = self._answer(wire.Held, KEEPER_PATIENCE_S)
         assert isinstance(answer, wire.Held)
         return answer, descriptors
 
@@ -158,23 +168,30 @@ class Saver:
             self._make_room(size + 512 * len(mine) + 65536, patience_s)
         if self._count < 2 and persist:
             self.wait()
-        assert self._keeper
         try:
-            spans = self._images[slot].fill(mine, files, self._number)
+            spans = self._image(slot).fill(mine, files, self._number)
         except TooSmall as error:
             self._make_room(error.need, patience_s)
-            spans = self._images[slot].fill(mine, files, self._number)
+            spans = self._image(slot).fill(mine, files, self._number)
         named = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
-        if persist:
-            self._writing = (self._number, slot)
+        assert self._keeper
         wire.send(
             self._keeper,
             Filled(
-                self._launch.attempt, self._rank, self._number, slot, described.step, named, described.final, persist,
-                began_s, self.blocking_s,
+                self._launch.attempt, self._rank, self._number, self._slot_of(slot), described.step, named,
+                described.final, persist, began_s, self.blocking_s,
             ),
         )  # fmt: skip
+        if persist:
+            self._writing = Writing(self._number, self._taken, self._slot_of(slot), described.step)
+
+    def _slot_of(self, slot: int) -> int:
+        """A keeper that came up since the slot was chosen may have room for one image only."""
+        return min(slot, len(self._images) - 1)
+
+    def _image(self, slot: int) -> Image:
+        return self._images[self._slot_of(slot)]
 
     def _fail(self, step: int, error: OSError, persist: bool) -> None:
         if persist:  # a snapshot that cannot be taken is made up for by the next
@@ -186,7 +203,7 @@ class Saver:
         if self._writing and self._keeper:
             try:
                 for message in wire.receive(self._keeper, self._lines, patience_s=patience_s)[0]:
-                    if isinstance(message, Kept) and message.number == self._writing[0]:
+                    if isinstance(message, Kept) and message.number == self._writing.number:
                         self.error, self._writing = message.error, None
                         break
             except (OSError, wire.WireError):
@@ -212,17 +229,17 @@ class Saver:
                 bound,
             ),
         )
-        answer, descriptors = self._answer(Images)
+        answer, descriptors = self._answer(Images, patience_s)
         assert isinstance(answer, Images)
         self._images = [Image(descriptor, answer.bytes, pinned=self._pinned) for descriptor in descriptors]
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count
 
-    def _answer(self, kind: type[wire.Message]) -> tuple[wire.Message, list[int]]:
+    def _answer(self, kind: type[wire.Message], patience_s: float) -> tuple[wire.Message, list[int]]:
         """The keeper's, passing over word of saves that nobody waits for any more. Raises: OSError."""
         assert self._keeper
-        until, kept = time.monotonic() + ANSWER_PATIENCE_S, list[int]()
+        until, kept = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
         while time.monotonic() < until:
             try:
                 messages, descriptors = wire.receive(self._keeper, self._lines, patience_s=1.0)
@@ -247,9 +264,15 @@ class Saver:
                 time.sleep(0.05)
 
     def _lose_keeper(self) -> None:
+        """What it was writing, nobody will hear of; so that no rank waits for it, and the supervisor asks again."""
         if self._keeper:
             self._keeper.close()
         self._keeper, self._images = None, []
+        if self._writing:
+            lost, self._writing, self.error = self._writing, None, "the keeper is gone"
+            self._board.save_failed(lost.taken)
+            if self._rank == 0:
+                self._tell(SaveFailed(self._launch.attempt, -1, lost.step, self.error))
 
 
 def is_on_disk(launch: Launch, step: int, *, final: bool) -> bool:

@@ -35,6 +35,9 @@ from orchestrator.worker.loader import Loader
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
 
+AFTER_A_MISS = 5.0
+"""So many intervals pass before a snapshot is tried again that could not be taken: trying may have cost half a second."""
+
 DOCUMENT_BYTES = 1 << 18
 """Room in an image for what is no tensor: random states are some 30 kB of it."""
 
@@ -191,7 +194,8 @@ class Session:
         if self._ranks.count != described.world_size:
             self._tell_other_ranks(described.world_size)
         elif self._ranks.are_split:
-            self._tell_exactness(ranks=self._ranks.said())
+            kept = "" if self._keep_alike(found) else ", but what each rank keeps for itself is the first one's now"
+            self._tell_exactness(ranks=self._ranks.said() + kept)
         at = described.position
         self._loop, self._epoch, self._batch, self._step, self._samples = (
             at.loop,
@@ -201,6 +205,18 @@ class Session:
             at.samples,
         )
         self._metrics = dict(described.metrics)
+
+    def _keep_alike(self, found: stored.Stored) -> bool:
+        """Whether the ranks played here keep the same for themselves: schedulers do, generators of their own do not."""
+        mine = found.own(self._ranks.first)["own"]
+        return all(
+            found.own(rank)["own"] == mine
+            and all(
+                torch.equal(found.fetcher(rank)(name), found.fetcher(self._ranks.first)(name))
+                for name in state.tensors_in(mine)
+            )
+            for rank in self._ranks.mine[1:]
+        )
 
     def _tell_other_ranks(self, before: int) -> None:
         """A number of ranks that cannot play those of the run: what stays the same, and what does not."""
@@ -390,12 +406,12 @@ class Session:
         slot = 1 if act & SLOT else 0
         if act & STOP:
             raise SessionOver(saved=self._save_and_wait(slot=slot))
-        self._save(slot, persist=bool(act & SAVE))
-        self._plan_snapshot()
+        taken = self._save(slot, persist=bool(act & SAVE))
+        self._plan_snapshot(later=1.0 if taken else AFTER_A_MISS)
 
-    def _plan_snapshot(self) -> None:
+    def _plan_snapshot(self, later: float = 1.0) -> None:
         interval_s = self._saver.interval_s if self._tracked and self.rank == 0 else None
-        self._next_snapshot_s = math.inf if interval_s is None else time.monotonic() + interval_s
+        self._next_snapshot_s = math.inf if interval_s is None else time.monotonic() + interval_s * later
 
     def _save_and_wait(self, *, slot: int | None = None, final: bool = False) -> bool:
         """Save, and see it on disk; once more should the keeper be lost meanwhile, for training stands still."""

@@ -14,7 +14,7 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,19 @@ def capture(tracked: Mapping[str, Any]) -> Captured:
         captured.own_tree[name] = _cut(tracked[name].state_dict(), name, captured.tensors, seen)
     captured.own |= captured.tensors.keys() - replicated
     return captured
+
+
+def tensors_in(tree: Any) -> Iterator[str]:
+    """Paths of the tensors that were cut out of a captured tree."""
+    if isinstance(tree, dict):
+        if tree.keys() == {"$tensor"}:
+            yield tree["$tensor"]
+        else:
+            for item in tree.values():
+                yield from tensors_in(item)
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from tensors_in(item)
 
 
 def is_replicated(thing: Any) -> bool:

@@ -106,6 +106,12 @@ def test_nothing_goes_before_something_newer_is_verified():
     assert to_drop([retention.Kept("1", "train", 1, 10, 1.0, verified=False)], Rule(last=1)) == ()
 
 
+def test_a_disk_that_others_fill_costs_neither_the_last_two_nor_the_best():
+    saves = [_saved(step, metrics={"dice": 1.0 / step}) for step in (1, 2, 3, 4)]
+    assert to_drop(saves, Rule(last=4, best=("dice", True), room_bytes=0)) == ("2",)
+    assert to_drop(saves, Rule(last=4, room_bytes=250)) == ("1", "2")
+
+
 def test_each_kth_checkpoint_of_a_stage_is_kept_for_good_whatever_was_dropped_between():
     kept = [Kept(str(n), "train", n, 10, float(n), verified=True, number=n) for n in (2, 5, 6, 7, 8, 9)]
     assert to_drop(kept, Rule(last=1, every=3)) == ("6", "7")  # the third, sixth and ninth stay, and the newest

@@ -156,6 +156,28 @@ def test_a_last_save_that_would_come_too_late_has_the_newest_snapshot_written_on
     assert advance(rescued, event, rescued.kill_s)[0].phase is Phase.CUT_OFF
 
 
+def test_a_save_that_was_asked_for_before_the_stop_is_not_the_last_one(training):
+    saving, _ = advance(training, SaveRequested(), 80.0)
+    stopping, _ = advance(saving, DeadlineReached(), 82.0)
+    verified, _ = advance(stopping, CheckpointVerified(7, 3.0), 83.0)  # taken at 80
+    [event] = due(verified, verified.kill_s)
+    assert isinstance(event, LastSaveLate | GraceExpired)
+    last, _ = advance(verified, CheckpointVerified(9, 1.0), 85.0)
+    assert isinstance(next(due(last, last.kill_s)), ExitOverdue)
+
+
+def test_no_periodic_save_is_begun_that_the_last_one_would_have_to_wait_for():
+    session = Session(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 4.0),) * 4)
+    for event in (SessionOpened(), Attached(1000)):
+        session, _ = advance(session, event, 70.0)
+    assert session.next_save_s == 80.0 and session.save_s == pytest.approx(6.0)
+    assert list(due(session, 80.0)) == [CheckpointDue()]
+    late = replace(session, saved_s=75.0)
+    assert late.deadline_s is not None and late.next_save_s < late.deadline_s < late.next_save_s + late.save_s
+    assert not list(due(late, 85.5))
+    assert next_due_s(late) == late.deadline_s
+
+
 def test_a_last_save_in_time_leaves_the_snapshot_alone(training):
     stopping, _ = advance(training, DeadlineReached(), 82.0)
     saved, _ = advance(stopping, CheckpointVerified(7, 2.0), 85.0)

@@ -104,6 +104,19 @@ def test_a_keeper_that_is_killed_comes_again_and_training_does_not_notice(kgorch
     assert len(kgorch.events("launched")) == 1 and kgorch.status()["phase"] == "suspended"
 
 
+def test_a_keeper_that_hangs_is_replaced_and_the_stop_saves(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02}, every="600s")
+    kgorch.background("start", str(plan))
+    kgorch.wait_for_step(1)
+    _snapshot_beyond(kgorch, 1)
+    keeper = _keeper(kgorch)
+    keeper.suspend()
+    kgorch("status")
+    kgorch("stop")
+    assert kgorch.status()["phase"] == "suspended" and not keeper.is_running()
+    assert kgorch.status()["checkpoint"]["step"] == kgorch.status()["step"]
+
+
 def test_a_machine_without_memory_for_snapshots_says_so_and_saves_all_the_same(kgorch):
     plan = kgorch.plan(args={"epochs": 4, "sleep": 0.05}, every="1s")
     kgorch("start", str(plan), "--set", "checkpoint.memory=0")

@@ -132,6 +132,58 @@ def test_an_image_that_is_being_filled_is_not_whole(place):
     assert place.newest().step == 1
 
 
+def test_a_keeper_killed_while_it_writes_holds_up_no_later_save(place):
+    """The save under way fails by name; the next one is admitted, and a rank that already told the new keeper gives way."""
+    savers, net = [place.saver(rank, 2) for rank in range(2)], nn.Linear(4, 4)
+    for saver in savers:
+        saver.prepare(1 << 16, torch.device("cpu"))
+    os.kill(place.keeper.pid, signal.SIGSTOP)
+    save(savers[0], {"model": net}, 1, rank=0, ranks=2)
+    assert savers[0].admit(SAVE) == 0
+    place.kill_keeper()
+    place.start_keeper()
+    save(savers[1], {"model": net}, 1, rank=1, ranks=2)  # finds it gone, and gives this one to the new keeper
+    assert not savers[0].wait() and not savers[1].wait()
+    assert savers[0].admit(SAVE) & SAVE
+    assert [type(item) for item in place.told] == [SaveFailed]
+    for rank, saver in enumerate(savers):
+        save(saver, {"model": net}, 2, rank=rank, ranks=2)
+    assert all(saver.wait() for saver in savers)
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2]
+
+
+def test_a_keeper_that_comes_up_with_less_memory_takes_the_save_all_the_same(place):
+    saver, net = place.saver(memory_bytes=20 << 20), {"model": nn.Linear(1000, 1000)}
+    saver.prepare(4_100_000, torch.device("cpu"))
+    assert saver.interval_s is not None
+    place.kill_keeper()
+    place.start_keeper()
+    saver._launch = replace(saver._launch, memory_bytes=6 << 20)
+    assert save(saver, net, 1, slot=1) and saver.wait()
+    assert saver.interval_s is None
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [1]
+
+
+def test_a_state_that_grows_beyond_the_plans_memory_goes_through_files(place):
+    saver = place.saver(memory_bytes=3 << 20)
+    saver.prepare(1 << 20, torch.device("cpu"))
+    assert save(saver, {"model": nn.Linear(1000, 1000)}, 1) and saver.wait()
+    links = [str(path.readlink()) for path in Path(f"/proc/{place.keeper.pid}/fd").iterdir()]
+    assert not any("kgorch-image" in link for link in links)
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [1]
+
+
+def test_a_snapshot_that_is_forgotten_is_neither_held_nor_written(place):
+    saver, net = place.saver(), {"model": nn.Linear(4, 4)}
+    for step in (1, 2):
+        save(saver, net, step, persist=False)
+    newest = wait_until(lambda: (held := place.newest()) and held.step == 2 and held)
+    snapshots.forget(place.folder, newest.number)
+    assert place.newest().step == 1
+    snapshots.persist(place.folder, timeout_s=20)
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [1]
+
+
 def test_an_image_that_is_filled_anew_while_it_is_written_makes_no_checkpoint(tmp_path):
     """It never happens as slots are given; should it, a mixture must not get a name."""
     (tmp_path / "described").write_bytes(json.dumps(manifest.as_document(described(1))).encode())
