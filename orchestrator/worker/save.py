@@ -33,6 +33,7 @@ OVERHEAD = 0.004
 """The part of the training's time that snapshots may take."""
 
 GROWS = 1.05
+"""A state that has outgrown its image may go on growing."""
 
 
 class Saver:
@@ -155,7 +156,7 @@ class Saver:
         try:
             spans = self._images[slot].fill(mine, files, self._number)
         except TooSmall as error:
-            self._make_room(error.need, patience_s)
+            self._make_room(int(error.need * GROWS), patience_s)
             spans = self._images[slot].fill(mine, files, self._number)
         named = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
@@ -202,7 +203,7 @@ class Saver:
                 told.checkpoints,
                 self._rank,
                 self._world,
-                int(need * GROWS),
+                need,
                 bound,
             ),
         )
