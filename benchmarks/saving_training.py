@@ -6,14 +6,18 @@ is trained, so that a step stays a step of about 10 ms. Every way of saving (pee
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +87,16 @@ class Bench:
         dist.barrier()
         return slowest(blocked_s), slowest(took_s)
 
-    def trained(self, save: Callable[[], None] | None = None, wait: Callable[[], None] | None = None) -> float:
-        """Seconds of `steps` steps, with one save that is durable at their end."""
+    def trained(
+        self, steps: int, save: Callable[[], None] | None = None, wait: Callable[[], None] | None = None
+    ) -> float:
+        """Seconds of so many steps, with one save that is durable at their end."""
         dist.barrier()
         began_s = time.perf_counter()
-        self.advance(self.steps // 5)
+        self.advance(steps // 5)
         if save:
             save()
-        self.advance(self.steps - self.steps // 5)
+        self.advance(steps - steps // 5)
         if wait:
             wait()
         dist.barrier()
@@ -134,7 +140,8 @@ def compared(
     optimizer.step()
     optimizer.zero_grad()
     cost_of_copy = copier(training, {"model": model, "optimizer": optimizer})
-    with memory_taken(training.rank) as taken:
+    before = memory_before(training.rank)
+    with memory_taken(training.rank, before) as taken:
         session.track(model=model, optimizer=optimizer)
         made["kgorch"] = module("kgorch").Saving(training)
         bench = Bench(training, made, stepping(session, model, optimizer, work), cost_of_copy, steps)
@@ -142,10 +149,11 @@ def compared(
             bench.saved(made["kgorch"])
     taken_bytes["kgorch"] = taken["bytes"]
     for name in [name for name in ways if name != "kgorch"]:
-        with memory_taken(training.rank) as taken:
-            if why := make(bench, name, folder / "peers" / NAMES[name]):
-                missing[name] = why
-                continue
+        before = memory_before(training.rank)
+        if why := make(bench, name, folder / "peers" / NAMES[name]):
+            missing[name] = why
+            continue
+        with memory_taken(training.rank, before) as taken:  # not before: DLRover forks, which threads may not survive
             for _ in range(2):
                 bench.saved(made[name])
         taken_bytes[name] = taken["bytes"]
@@ -195,24 +203,34 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
 
 def lost(bench: Bench, rounds: int) -> dict[str, Any]:
     """Training time that a save costs: its stretch of steps against the stretches before and after, which have none."""
-    found: dict[str, list[float]] = {name: [] for name in (*bench.ways, "snapshot")}
-    ours: Any = bench.ways["kgorch"]
-    plain = []
-    before_s = bench.trained()
+    found: dict[str, list[float]] = {name: [] for name in bench.ways}
+    plain = [bench.trained(bench.steps)]
     for _ in range(rounds):
-        for name in found:
-            if name == "snapshot":
-                with_s = bench.trained(ours.put_aside)
-            else:
-                way = bench.ways[name]
-                with_s = bench.trained(lambda way=way: way.save(bench.next()), way.wait)
-                way.tidy()
-                dist.barrier()
-            after_s = bench.trained()
-            found[name].append(with_s - (before_s + after_s) / 2)
-            plain.append(after_s)
-            before_s = after_s
-    return {"lost_s": found, "plain_s": plain, "steps": bench.steps, "overhead": OVERHEAD}
+        for name, way in bench.ways.items():
+            with_s = bench.trained(bench.steps, partial(way.save, bench.next()), way.wait)
+            way.tidy()
+            plain.append(bench.trained(bench.steps))
+            found[name].append(with_s - (plain[-2] + plain[-1]) / 2)
+    return {
+        "lost_s": found,
+        "lost_by_snapshot_s": lost_by_snapshots(bench, 4 * rounds),
+        "plain_s": plain,
+        "steps": bench.steps,
+        "overhead": OVERHEAD,
+    }
+
+
+def lost_by_snapshots(bench: Bench, rounds: int) -> list[float]:
+    """The same of snapshots; nothing follows on one, so that shorter stretches will do."""
+    ours: Any = bench.ways["kgorch"]
+    found, steps = [], max(bench.steps // 5, 5)
+    before_s = bench.trained(steps)
+    for _ in range(rounds):
+        with_s = bench.trained(steps, ours.put_aside)
+        after_s = bench.trained(steps)
+        found.append(with_s - (before_s + after_s) / 2)
+        before_s = after_s
+    return found
 
 
 def loading(bench: Bench, rounds: int) -> dict[str, Any]:
@@ -289,18 +307,23 @@ def stepping(session: Any, model: nn.Module, optimizer: torch.optim.Optimizer, w
     return advance
 
 
-@contextmanager
-def memory_taken(rank: int) -> Iterator[dict[str, int]]:
-    """How far the machine's memory that is no page cache rises above what it was at first, in every process together."""
+def memory_before(rank: int) -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what others have freed
     dist.barrier()
+    found = memory_bytes() if rank == 0 else 0
+    dist.barrier()
+    return found
+
+
+@contextmanager
+def memory_taken(rank: int, before: int) -> Iterator[dict[str, int]]:
+    """How far the memory of ranks, keeper and whatever else they have started rises above what it was `before`."""
     taken, over = {"bytes": 0}, threading.Event()
-    before = _memory_bytes()
 
     def watch() -> None:
-        while not over.wait(0.01):
-            taken["bytes"] = max(taken["bytes"], _memory_bytes() - before)
+        while not over.wait(0.03):
+            taken["bytes"] = max(taken["bytes"], memory_bytes() - before)
 
     watcher = threading.Thread(target=watch)
     if rank == 0:
@@ -314,18 +337,25 @@ def memory_taken(rank: int) -> Iterator[dict[str, int]]:
         dist.barrier()
 
 
-def _memory_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("AnonPages:", "Shmem:")))
+def memory_bytes() -> int:
+    """What all processes of the training hold, shared memory counted once (proportional set size)."""
+    total, torchrun = 0, psutil.Process(os.getppid())
+    for process in [keeper(), torchrun, *torchrun.children(recursive=True)]:
+        with contextlib.suppress(OSError):  # it has just ended
+            found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.M)
+            total += int(found[1]) << 10 if found else 0
+    return total
 
 
 def images_bytes() -> int:
     """What the keeper's images take in memory, all ranks' together."""
+    files = Path(f"/proc/{keeper().pid}/fd").iterdir()
+    images = [path.stat() for path in files if "kgorch-image" in str(path.readlink())]
+    return sum({file.st_ino: file.st_blocks * 512 for file in images}.values())
+
+
+def keeper() -> psutil.Process:
     told = launch()
     assert told
-    run = Path(told.keeper).parent
-    for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] and process.info["cmdline"][1:] == ["-m", "orchestrator.runtime.keeper", str(run)]:
-            files = [path.stat() for path in Path(f"/proc/{process.pid}/fd").iterdir() if "kgorch-image" in str(path.readlink())]  # fmt: skip
-            return sum({file.st_ino: file.st_blocks * 512 for file in files}.values())
-    return 0
+    words = ["-m", "orchestrator.runtime.keeper", str(Path(told.keeper).parent)]
+    return next(process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == words)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import signal
 import time
 
 import torch.distributed as dist
@@ -29,7 +30,11 @@ class Saving:
     def __init__(self, training: Training) -> None:
         self._training, self._step = training, 0
         self._told = training.folder / CheckpointConstant.TRACER_FILE_NAME
-        self._checkpointer = DdpCheckpointer(str(training.folder), comm_backend="gloo")
+        ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # its process is forked here and ended by SIGTERM
+        try:
+            self._checkpointer = DdpCheckpointer(str(training.folder), comm_backend="gloo")
+        finally:
+            signal.signal(signal.SIGTERM, ours)
 
     def save(self, step: int) -> None:
         self._step = step
@@ -59,5 +64,3 @@ class Saving:
 
     def close(self) -> None:
         self._checkpointer._engine.close()
-        if self._training.rank == 0:
-            self._checkpointer._engine.saver_proc.kill()  # it has our handler of SIGTERM, and would be waited for

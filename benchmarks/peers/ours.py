@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from peers import Training
-
 from orchestrator import __version__, manifest
+from peers import Training
 
 PATIENCE_S = 60.0
 
