@@ -37,6 +37,7 @@ OVERHEAD = 0.004
 """The part of the training's time that snapshots may take."""
 
 GROWS = 1.05
+"""A state that has outgrown its image may go on growing."""
 
 
 class Writing(NamedTuple):
@@ -171,7 +172,7 @@ class Saver:
         try:
             spans = self._image(slot).fill(mine, files, self._number)
         except TooSmall as error:
-            self._make_room(error.need, patience_s)
+            self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
         named = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
@@ -225,7 +226,7 @@ class Saver:
                 told.checkpoints,
                 self._rank,
                 self._world,
-                int(need * GROWS),
+                need,
                 bound,
             ),
         )
