@@ -59,7 +59,9 @@ def described(step, final=False, ranks=1):
 def save(saver: Saver, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0):
     captured = state.capture(tracked)
     rng = state.rng_state(torch.device("cpu"))
-    mine = sorted(share(captured.tensors, captured.own, rank, ranks))
-    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": mine}}
+    mine = share(captured.tensors, captured.own, rank, ranks)
+    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
     slot = saver.next_slot() if slot is None else slot
-    return saver.save(captured, docs, described(step, final, ranks), slot=slot, persist=persist, began_s=boottime_s())
+    return saver.save(
+        captured, mine, docs, described(step, final, ranks), slot=slot, persist=persist, began_s=boottime_s()
+    )

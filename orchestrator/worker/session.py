@@ -27,7 +27,7 @@ from orchestrator import __version__, manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note, boottime_s
-from orchestrator.worker import batches, group, image, output_folder, starting, state, stored, virtual
+from orchestrator.worker import batches, collector, group, image, output_folder, starting, state, stored, virtual
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.link import Link
@@ -435,6 +435,14 @@ class Session:
             return True
         self._determinism.probe()
         self._tell_exactness(deterministic=self._determinism.verdict)
+        with collector.paused():  # its turn may come in the midst of all these small things, and cost more than they
+            saved = self._save_now(slot, persist=persist, final=final, began_s=began_s)
+        if saved and persist:
+            self._saved_at = self._step
+        return saved
+
+    def _save_now(self, slot: int, *, persist: bool, final: bool, began_s: float) -> bool:
+        assert self._launch
         captured = state.capture(self._tracked)
         described = Manifest(
             run=self._launch.run,
@@ -449,15 +457,12 @@ class Session:
             metrics=self._plain_metrics(),
             versions=group.versions(__version__, self.device) | {"deterministic": self._determinism.level},
         )
-        docs = self._rank_documents(captured)
-        saved = self._saver.save(captured, docs, described, slot=slot, persist=persist, began_s=began_s)
-        if saved and persist:
-            self._saved_at = self._step
-        return saved
-
-    def _rank_documents(self, captured: state.Captured) -> dict[str, dict[str, Any]]:
-        """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
         mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
+        docs = self._rank_documents(captured, mine)
+        return self._saver.save(captured, mine, docs, described, slot=slot, persist=persist, began_s=began_s)
+
+    def _rank_documents(self, captured: state.Captured, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
         random_states = {self._ranks.first: state.rng_state(self.device), **self._ranks.random_states}
         if self._replay is not None:
             random_states[self._ranks.first]["loader"] = self._replay.place

@@ -208,8 +208,8 @@ def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], see
             f"{path} is a {tensor.dtype} tensor ({tensor.layout}, {tensor.device}): only dense tensors of plain types can be saved",
             next_step="keep it as a dense tensor",
         )
-    identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-    if tensor.numel() and identity in seen:
+    identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device.index)
+    if identity in seen and tensor.numel():
         return seen[identity]
     while path in tensors:
         path += "~"
