@@ -168,11 +168,8 @@ def table(results: dict[str, Any]) -> str:
     if "lost_s" in found:
         lines += [f"{'kgorch, a snapshot in memory':<52}{in_ms(spread(found['lost_by_snapshot_s'])):>22}"]
         lines += [f"a step: {1e3 * statistics.median(found['plain_s']) / found['steps']:.2f} ms"]
-    lines += [
-        "",
-        f"read {in_ms(spread(found['read_s']))} ms (keeping nothing {in_ms(spread(found['stream_s']))}), verify and load {in_ms(spread(found['load_s']))} ms",
-        "",
-    ]
+    times = [in_ms(spread(found[key])) for key in ("read_s", "stream_s", "load_s")]
+    lines += ["", "read {} ms (keeping nothing {}), verify and load {} ms".format(*times), ""]
     for name, value, way, bound, why in targets(found):
         held = "" if (value <= bound if way == "≤" else value >= bound) else "   MISSED"
         lines.append(f"{name:<36}{value:>8.2f}   target {way} {bound}{'   (' + why + ')' if why else ''}{held}")

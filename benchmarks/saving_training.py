@@ -338,13 +338,22 @@ def memory_taken(rank: int, before: int) -> Iterator[dict[str, int]]:
 
 
 def memory_bytes() -> int:
-    """What all processes of the training hold, shared memory counted once (proportional set size)."""
-    total, torchrun = 0, psutil.Process(os.getppid())
-    for process in [keeper(), torchrun, *torchrun.children(recursive=True)]:
-        with contextlib.suppress(OSError):  # it has just ended
-            found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.M)
-            total += int(found[1]) << 10 if found else 0
-    return total
+    """What all processes of the training hold, shared memory counted once (proportional set size).
+
+    Of the keeper only what is its own: its images are the ranks', and it maps them now and then.
+    """
+    torchrun = psutil.Process(os.getppid())
+    return _held(keeper(), "Pss_Anon") + sum(
+        _held(process, "Pss") for process in [torchrun, *torchrun.children(recursive=True)]
+    )
+
+
+def _held(process: psutil.Process, what: str) -> int:
+    with contextlib.suppress(OSError):  # it has just ended
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        if found := re.search(rf"^{what}: +(\d+) kB", text, re.M):
+            return int(found[1]) << 10
+    return 0
 
 
 def images_bytes() -> int:

@@ -1,4 +1,4 @@
-"""torch.save on rank 0, as PyTorch's DDP tutorial has it; written aside, flushed, renamed. The others wait at their next all-reduce."""
+"""torch.save on rank 0, as PyTorch's DDP tutorial has it; flushed, renamed. The others wait at their next all-reduce."""
 
 from __future__ import annotations
 

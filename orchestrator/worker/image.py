@@ -3,7 +3,7 @@
     [safetensors: header, tensors][JSON files …]        … room to grow … [stamp]
 
 The file format (https://github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the
-tensors without a gap. Wider types come first, so each lies at a multiple of its own size and a view can be made of it.
+tensors without a gap, in such an order that each lies at a multiple of its own size and a view can be made of it.
 The stamp is the number of the snapshot, 0 while it is being filled: an image that bears its number is whole.
 """
 
@@ -35,8 +35,12 @@ class TooSmall(Exception):
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """The order of the tensors in the image; equal layouts have equal headers."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    """The order of the tensors in the image; equal layouts have equal headers.
+
+    What fills whole cache lines comes first: behind an optimizer's counters, of four bytes each, all that follows lay
+    across the lines, and copying it took a third longer.
+    """
+    order = sorted(tensors, key=lambda name: (tensors[name].nbytes % 64 > 0, -tensors[name].element_size(), name))
     return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
 
 

@@ -25,7 +25,7 @@ from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.wire import STAMP_BYTES
 from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
-from orchestrator.worker.image import Image, TooSmall, share
+from orchestrator.worker.image import Image, TooSmall, header_of, layout_of, share
 from orchestrator.worker.loader import Loader
 from orchestrator.worker.virtual import ranks_of, summing
 
@@ -236,6 +236,13 @@ def test_an_image_is_a_safetensors_file(tmp_path_factory, shapes):
     os.close(descriptor)
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+def test_small_counters_move_no_large_tensor_off_its_cache_lines():
+    moments = {f"{number}.exp_avg": torch.ones(64, 8) for number in range(3)}
+    head, _ = header_of(layout_of(moments | {f"{number}.step": torch.ones(()) for number in range(3)}))
+    header = json.loads(head[8:])
+    assert all((len(head) + header[name]["data_offsets"][0]) % 64 == 0 for name in moments)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 5))
