@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench docs clean
+.PHONY: setup demo test test-fast soak check bench bench-checkpoints docs clean
 
 setup: $(VENV)/.ready
 
@@ -36,6 +36,10 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
+
+bench-checkpoints: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/checkpoints.py
 
 docs: setup
 	$(BIN)/python docs/lifecycle.py
