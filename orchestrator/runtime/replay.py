@@ -10,6 +10,7 @@ import contextlib
 import math
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,32 +73,34 @@ def replay(run: RunInfo, plan: Plan, checkpoint: Path, steps: int, say: Callable
     """
     described = manifest.verify(checkpoint)
     scratch = Path(run.folder) / "replay"
-    with _cleared(scratch):
+    with _cleared(scratch) as asked:
         saves = []
         for which in TIMES:
             say(f"{which} time: step {described.step} to {described.step + steps} of {described.stage}")
             launch = _launch(run, plan, described, checkpoint, scratch / which, steps)
-            _train(launch, lambda step, which=which: say(f"{which} time: step {step}"))  # type: ignore[misc]
+            _train(launch, lambda step, which=which: say(f"{which} time: step {step}"), asked)  # type: ignore[misc]
             saves.append(_saved(launch))
         say("comparing")
         return _compared(described, launch.ranks, *saves)
 
 
 @contextlib.contextmanager
-def _cleared(scratch: Path) -> Iterator[None]:
-    """Nothing of it lives or lies there before and after, also after a Ctrl-C or a SIGTERM."""
-    kept = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+def _cleared(scratch: Path) -> Iterator[list[int]]:
+    """Nothing of it lives or lies there before and after, also after a Ctrl-C or a SIGTERM, which are noted in what it gives."""
+    asked: list[int] = []
+
+    def leave(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        raise SystemExit(128 + number)
+
+    kept = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         _clear(scratch)
-        yield
+        yield asked
     finally:
         _clear(scratch)
         for number, handler in kept.items():
             signal.signal(number, handler)
-
-
-def _leave(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _clear(scratch: Path) -> None:
@@ -141,7 +144,8 @@ def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, pla
     )
 
 
-def _train(launch: Launch, say: Callable[[int], None]) -> None:
+def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None:
+    """`asked`: signals; an exception of theirs that came in some callback was lost, so they are looked at besides."""
     folder, said_s = Path(launch.folder), time.monotonic()
 
     def heard(message: Message, _: Reply) -> None:
@@ -152,7 +156,12 @@ def _train(launch: Launch, say: Callable[[int], None]) -> None:
 
     channel = Channel(Path(launch.socket), heard)
     try:
-        launcher.start(launch).wait()
+        process = launcher.start(launch)
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            if asked:
+                raise SystemExit(128 + asked[0])
     finally:
         channel.close()
     records = launcher.records(folder, launch.ranks)

@@ -57,7 +57,7 @@ def main(folder: Path) -> int:
             stderr=subprocess.STDOUT,
             preexec_fn=functools.partial(_in_child, os.getpid()),
         )
-    signal.signal(signal.SIGUSR1, lambda *_: torchrun.kill())
+    signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
     _write(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
@@ -66,6 +66,12 @@ def main(folder: Path) -> int:
     end_everything_below(keeper.spare)
     _write(folder / "exit.json", {"status": status, "at": datetime.now(UTC).isoformat()})
     return 0
+
+
+def _end(torchrun: int, *_: object) -> None:
+    """Not by Popen.kill, which may reap it, and nobody would learn of its end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(torchrun, signal.SIGKILL)
 
 
 def command(launch: Launch) -> list[str]:
@@ -100,9 +106,18 @@ class KeeperKept:
         threading.Thread(target=self._keep, name="keeper", daemon=True).start()
 
     def spare(self) -> int | None:
-        """Start none any more; the pid of the one that is our child, which is to live on."""
+        """Start none any more; the pid of the one that is our child, which is to live on.
+
+        It is up by then: who ends it next must be able to reach it.
+        """
         with self._guard:
             self._is_over.set()
+            until = time.monotonic() + 5.0
+            while self._mine and self._mine.poll() is None and time.monotonic() < until:
+                with contextlib.suppress(OSError):
+                    wire.connect(self._folder / wire.KEEPER_SOCKET).close()
+                    break
+                time.sleep(0.01)
             return self._mine.pid if self._mine else None
 
     def _keep(self) -> None:
