@@ -45,7 +45,6 @@ def main(folder: Path) -> int:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
-    keeper = KeeperKept(Path(launch.keeper).parent)
     with open(folder / "torchrun.log", "ab") as log:
         torchrun = subprocess.Popen(
             command(launch),
@@ -58,6 +57,9 @@ def main(folder: Path) -> int:
             preexec_fn=functools.partial(_in_child, os.getpid()),
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
+    keeper = KeeperKept(
+        Path(launch.keeper).parent
+    )  # its thread comes after the fork: what runs in the child takes no locks
     _write(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
