@@ -20,7 +20,7 @@ code=0; start
 say "kgorch start plan.toml --detach, and then SIGKILL to everything of it"
 kgorch start plan.toml --detach
 begun=$(kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])')
-until kgorch status --json | python -c "import json, sys; s = json.load(sys.stdin); sys.exit(not (s['step'] > $begun + 30 and s['phase'] == 'training'))"; do
+until kgorch status --json | python -c "import json, sys; s = json.load(sys.stdin); sys.exit(not (s['step'] > $begun + 5 and s['phase'] == 'training' or s['session']['ended_at']))"; do
     sleep 0.5
 done
 python - <<'END'
