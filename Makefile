@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench bench-checkpoints docs clean
+.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder docs clean
 
 setup: $(VENV)/.ready
 
@@ -17,12 +17,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh demo
 
+# tests side by side: they wait more than they compute
+JOBS ?= 3
+
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
 test-fast: setup
-	$(BIN)/python -m pytest tests/core tests/database tests/cli tests/training -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) tests/core tests/database tests/cli tests/training -m "not slow"
 
 # kill -9 in the midst of saves, ROUNDS times
 ROUNDS ?= 5000
@@ -40,6 +43,10 @@ bench: setup
 bench-checkpoints: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/checkpoints.py
+
+bench-ladder: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/ladder.py
 
 docs: setup
 	$(BIN)/python docs/lifecycle.py

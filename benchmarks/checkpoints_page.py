@@ -15,16 +15,16 @@ COLOURS = {"kgorch": "#c0392b", "torch.save": "#7f8c8d", "dcp.save": "#2980b9", 
 
 def draw(results: dict[str, Any], docs: Path = DOCS) -> None:
     page = docs / "checkpoints.md"
-    page.write_text(drawn_into(page.read_text(), results))
+    page.write_text(drawn_into(page.read_text(), measured(results)))
     bars(results["main"], docs / "checkpoints.png")
     if results["cases"]:
         curves(results, docs / "checkpoints-scaling.png")
 
 
-def drawn_into(text: str, results: dict[str, Any]) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{measured(results)}\n{END}{after}"
+def drawn_into(text: str, drawn: str, begin: str = BEGIN, end: str = END) -> str:
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{drawn}\n{end}{after}"
 
 
 def measured(results: dict[str, Any]) -> str:

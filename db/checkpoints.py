@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, Select, func, select, update
@@ -29,6 +30,13 @@ def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any
 def set_state(engine: Engine, path: str, state: str, why: str = "") -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
+
+
+def supersede(engine: Engine, run_id: str, stage: str, *, before: datetime, why: str) -> None:
+    """Those of a stage that were made before it began anew."""
+    with Orm(engine) as orm, orm.begin():
+        mine = (Checkpoint.run_id == run_id, Checkpoint.stage == stage, Checkpoint.state.in_(("verified", "broken")))
+        orm.execute(update(Checkpoint).where(*mine, Checkpoint.created_at < before).values(state="superseded", why=why))
 
 
 def of_run(engine: Engine, run_id: str) -> list[CheckpointInfo]:

@@ -5,6 +5,7 @@ A database that is older is brought up to date as it is opened; one that is newe
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -39,7 +40,7 @@ def open_database(home: Path) -> Engine:
 
 
 def open_url(url: str) -> Engine:
-    engine = create_engine(url)
+    engine = create_engine(url, json_serializer=_json)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _configure)
     try:
@@ -51,6 +52,11 @@ def open_url(url: str) -> Engine:
             next_step="see whether its disk is full or read-only, or its file no database",
         ) from None
     return engine
+
+
+def _json(value: Any) -> str:
+    """Without blanks: samples are many."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _configure(connection: Any, _: Any) -> None:

@@ -109,3 +109,26 @@ class EventInfo(NamedTuple):
     phase: str
     facts: Mapping[str, Any]
     session_id: int | None
+
+
+class RungInfo(NamedTuple):
+    id: int
+    run_id: str
+    session_id: int | None
+    plan_hash: str
+    stage: str
+    device: str
+    world: int
+    at: datetime
+    step: int
+    rung: str
+    why: str
+    up: bool
+    changes_result: bool
+    settings: Mapping[str, Any]
+
+
+class SampleInfo(NamedTuple):
+    at: datetime
+    span_s: int
+    values: Mapping[str, float]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, func, select, update
@@ -13,6 +14,7 @@ from db.runs import now, plain, queue_resume
 from db.tables import Attempt, EventRow, Session
 
 OVER = ("finished", "suspended", "cut off", "failed")
+UNCOUNTED = ("lost", "stopped", "out of memory")
 
 
 def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
@@ -159,25 +161,34 @@ def reached(engine: Engine, run_id: str) -> dict[str, int]:
         return {row[0]: row[1] for row in orm.execute(chosen)}
 
 
-def furthest_step(engine: Engine, run_id: str, stage: str, *, before_attempt: int) -> int:
-    """The highest step of a stage that an earlier attempt has come to."""
+def furthest_step(
+    engine: Engine, run_id: str, stage: str, *, before_attempt: int, since: datetime | None = None
+) -> int:
+    """The highest step of a stage that an earlier attempt has come to; `since`: when the stage was begun anew."""
     with Orm(engine) as orm:
         chosen = select(func.max(Attempt.last_step)).join(Session, Session.id == Attempt.session_id)
-        return (
-            orm.scalar(chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.id < before_attempt)) or 0
-        )
+        chosen = chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.id < before_attempt)
+        return orm.scalar(chosen.where(Attempt.started_at >= since) if since else chosen) or 0
+
+
+def launched_since(engine: Engine, run_id: str, stage: str, at: datetime) -> bool:
+    with Orm(engine) as orm:
+        chosen = select(Attempt.id).join(Session, Session.id == Attempt.session_id)
+        chosen = chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.started_at >= at)
+        return orm.scalar(chosen.limit(1)) is not None
 
 
 def without_progress(engine: Engine, run_id: str) -> int:
     """Attempts in a row, up to the newest ended one, that crashed or met the wall and came no step further.
 
-    Counting ends at a session that failed: who starts it again has done something about it.
+    Counting ends at a session that failed: who starts it again has done something about it. One that ran out of memory
+    does not count: the ladder's length bounds those.
     """
     with Orm(engine) as orm:
         chosen = (
             select(Attempt.gained, Attempt.outcome, Session.phase)
             .join(Session, Session.id == Attempt.session_id)
-            .where(Session.run_id == run_id, Attempt.ended_at.is_not(None), Attempt.outcome.not_in(("lost", "stopped")))
+            .where(Session.run_id == run_id, Attempt.ended_at.is_not(None), Attempt.outcome.not_in(UNCOUNTED))
             .order_by(Attempt.id.desc())
             .limit(50)
         )
@@ -190,7 +201,7 @@ def without_progress(engine: Engine, run_id: str) -> int:
 
 
 def trained(engine: Engine, run_id: str) -> tuple[float, int]:
-    """Seconds that the run's ended sessions lasted, and attempts that crashed or were lost (failures; walls are none)."""
+    """Seconds that the run's ended sessions lasted, and attempts that crashed, hung or were lost (failures; walls are none)."""
     with Orm(engine) as orm:
         ended = orm.execute(
             select(Session.started_at, Session.ended_at).where(Session.run_id == run_id, Session.ended_at.is_not(None))
@@ -198,5 +209,5 @@ def trained(engine: Engine, run_id: str) -> tuple[float, int]:
         seconds = sum(((end - start).total_seconds() for start, end in ended if end is not None), 0.0)
         chosen = select(func.count(Attempt.id)).join(Session, Session.id == Attempt.session_id)
         return seconds, orm.scalar(
-            chosen.where(Session.run_id == run_id, Attempt.outcome.in_(("crashed", "lost")))
+            chosen.where(Session.run_id == run_id, Attempt.outcome.in_(("crashed", "hung", "lost")))
         ) or 0

@@ -192,6 +192,34 @@ class Sample(Base):
     values: Mapped[dict[str, Any]]
 
 
+class RungRow(Base):
+    """A change of what memory hangs on (core/memory.py): from `step` on, on this device and number of ranks.
+
+    The newest of a plan, stage, device and world is what worked there last.
+    """
+
+    __tablename__ = "rungs"
+    __table_args__ = (
+        Index("ix_rungs_run_id_id", "run_id", "id"),
+        Index("ix_rungs_plan", "plan_hash", "stage", "device", "world"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"))
+    plan_hash: Mapped[str] = mapped_column(String(64))
+    stage: Mapped[str] = mapped_column(String(128))
+    device: Mapped[str] = mapped_column(String(128))
+    world: Mapped[int]
+    at: Mapped[datetime]
+    step: Mapped[int]
+    rung: Mapped[str] = mapped_column(Text)
+    why: Mapped[str] = mapped_column(Text, default="")
+    up: Mapped[bool] = mapped_column(default=False)
+    changes_result: Mapped[bool] = mapped_column(default=False)
+    settings: Mapped[dict[str, Any]]
+
+
 class EventRow(Base):
     """The journal: what happened, the phase it led to, and the facts. Written in one transaction with the phase."""
 

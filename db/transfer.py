@@ -23,7 +23,7 @@ from db.engine import open_url
 from db.records import RunInfo
 from db.runs import now, plain
 from db.sessions import OVER
-from db.tables import Attempt, Base, Charge, Checkpoint, EventRow, Run, Session, Stage
+from db.tables import Attempt, Base, Charge, Checkpoint, EventRow, Run, RungRow, Session, Stage
 
 Columns = dict[str, Any]
 GONE = "nothing of it was heard after this state was kept"
@@ -45,6 +45,7 @@ class Rows(NamedTuple):
     checkpoints: list[Columns]
     events: list[Columns]
     charges: list[Columns]
+    rungs: list[Columns]
 
     @property
     def last_at(self) -> datetime:
@@ -151,6 +152,9 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
     for charge in rows.charges:
         if charge["session_id"] in new:
             orm.add(Charge(**charge | {"id": None, "session_id": ids[charge["session_id"]]}))
+    for rung in rows.rungs:
+        if rung["session_id"] in new:
+            orm.add(RungRow(**rung | {"id": None, "run_id": run.id, "session_id": ids[rung["session_id"]]}))
     return ids
 
 
@@ -218,6 +222,7 @@ def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
         _all(orm, select(Checkpoint).where(Checkpoint.run_id == run.id).order_by(Checkpoint.id)),
         _all(orm, select(EventRow).where(EventRow.run_id == run.id).order_by(EventRow.id)),
         _all(orm, select(Charge).where(Charge.session_id.in_(sessions)).order_by(Charge.id)),
+        _all(orm, select(RungRow).where(RungRow.run_id == run.id).order_by(RungRow.id)),
     )
 
 
@@ -229,7 +234,8 @@ def _columns(row: Base) -> Columns:
     found = {}
     for column in row.__table__.columns:
         value = found[column.key] = getattr(row, column.key)
-        expected = (dict, list) if isinstance(column.type, JSON) else column.type.python_type
+        kind: type = dict if isinstance(column.type, JSON) else column.type.python_type
+        expected = list if column.key == "overrides" else kind
         if not (isinstance(value, expected) or (value is None and column.nullable)):
             raise ValueError(f"{column} holds {value!r:.60}")
     return found

@@ -24,12 +24,13 @@ until kgorch status --json | python -c "import json, sys; s = json.load(sys.stdi
     sleep 0.5
 done
 python - <<'END'
-import os, psutil
+import contextlib, os, psutil
 
 for process in psutil.process_iter():
-    words = " ".join(process.cmdline())
-    if ("orchestrator" in words or "torch.distributed" in words) and process.environ().get("KGORCH_HOME") == os.environ["KGORCH_HOME"]:
-        process.kill()
+    with contextlib.suppress(psutil.Error):  # it ends while it is looked at
+        words = " ".join(process.cmdline())
+        if ("orchestrator" in words or "torch.distributed" in words) and process.environ().get("KGORCH_HOME") == os.environ["KGORCH_HOME"]:
+            process.kill()
 END
 sleep 1
 kgorch status

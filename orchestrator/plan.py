@@ -9,10 +9,11 @@ import ast
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -26,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from orchestrator.core import hang, health, memory, room
 from orchestrator.errors import PlanError, nearest
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -176,10 +178,82 @@ class QuotaPart(_Part):
 
 
 class MemoryPart(_Part):
-    """Where to begin, and what may change when memory runs out, in this order."""
+    """Where to begin, and what may change when memory runs out, in this order (core/memory.py); an empty list for nothing.
+
+    `climb`: how long there must be room before a rung is undone.
+    """
 
     microbatch: Annotated[int, Field(ge=1)] | None = None
-    ladder: list[str | dict[str, Any]] = []
+    ladder: list[str | dict[str, Any]] = list(memory.DEFAULT)
+    climb: Literal["off"] | Seconds = room.CLIMB_AFTER_S
+
+    @property
+    def climb_after_s(self) -> float | None:
+        return None if self.climb == "off" else self.climb
+
+    @field_validator("ladder")
+    @classmethod
+    def _are_rungs(cls, value: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+        names = [memory.parse_rung(rung).name for rung in value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"the rung {twice[0]!r} stands there twice")
+        return value
+
+    @property
+    def rungs(self) -> list[memory.Rung]:
+        return [memory.parse_rung(rung) for rung in self.ladder]
+
+    @property
+    def settings(self) -> memory.Settings:
+        """Where to begin."""
+        return memory.Settings(microbatch=self.microbatch)
+
+
+class HangPart(_Part):
+    """Time-outs by place (core/hang.py); what is not named is learned from what was seen."""
+
+    start: Seconds | None = None
+    first_step: Seconds | None = None
+    step: Seconds | None = None
+    evaluation: Seconds | None = None
+    save: Seconds | None = None
+    end: Seconds | None = None
+
+
+def _hang(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in ("auto", "off"):
+            raise ValueError(f'expected "auto", "off" or a table of time-outs ({", ".join(hang.PLACES)})')
+        return {} if value == "auto" else None
+    return value
+
+
+class HealthPart(_Part):
+    """`nan`: what is done, in this order, when a loss or a weight is no number (core/health.py); an empty list for nothing.
+
+    `spike`: a loss so many robust deviations above the last ones is a trouble, too. `hang`: when ranks that do not move are
+    ended and launched again; None for never.
+    """
+
+    nan: list[str | dict[str, Any]] = list(health.DEFAULT)
+    spike: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    hang: Annotated[HangPart | None, BeforeValidator(_hang)] = HangPart()
+
+    @field_validator("nan")
+    @classmethod
+    def _are_remedies(cls, value: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+        for remedy in value:
+            health.parse_remedy(remedy)
+        return value
+
+    @property
+    def remedies(self) -> list[health.Remedy]:
+        return [health.parse_remedy(remedy) for remedy in self.nan]
+
+    @property
+    def hang_s(self) -> dict[str, float] | None:
+        """The time-outs that the plan names; None where it wants no watch."""
+        return None if self.hang is None else self.hang.model_dump(exclude_none=True)
 
 
 class ResumePart(_Part):
@@ -198,6 +272,31 @@ class ResumePart(_Part):
         return value
 
 
+class DataPart(_Part):
+    """Files and folders to copy to a local disk beside the training, relative to the plan's folder.
+
+    `cache = "auto"`: those that a stage's args name and that lie on another disk, once the training waits for its data.
+    `into`: where; default: below the temporary folder. `reserve`: bytes of that disk that stay free.
+    """
+
+    cache: Literal["auto"] | list[Annotated[str, Field(min_length=1)]] = []
+    into: Annotated[str, Field(min_length=1)] | None = None
+    reserve: Bytes = 5 << 30
+
+    @field_validator("cache")
+    @classmethod
+    def _lie_apart(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, str):
+            return value
+        paths = [PurePosixPath(os.path.normpath(source)) for source in value]
+        for path in paths:
+            if ".." not in path.parts and path == PurePosixPath("."):
+                raise ValueError("the plan's folder itself holds what training writes; name the folder of the data")
+            if inside := [other for other in paths if other is not path and path.is_relative_to(other)]:
+                raise ValueError(f"{str(path)!r} lies in {str(inside[0])!r}, which is cached already")
+        return value
+
+
 class Plan(_Part):
     name: Name
     stage: Annotated[list[Stage], Field(min_length=1)]
@@ -207,7 +306,9 @@ class Plan(_Part):
     quota: QuotaPart = QuotaPart()
     checkpoint: CheckpointPart = CheckpointPart()
     memory: MemoryPart = MemoryPart()
+    health: HealthPart = HealthPart()
     resume: ResumePart = ResumePart()
+    data: DataPart = DataPart()
 
     @model_validator(mode="after")
     def _stages_differ(self) -> Plan:
@@ -324,7 +425,10 @@ def _keys_at(path: Sequence[Any]) -> list[str]:
         "keep": Keep,
         "quota": QuotaPart,
         "memory": MemoryPart,
+        "health": HealthPart,
+        "hang": HangPart,
         "resume": ResumePart,
+        "data": DataPart,
     }
     for part in path:
         model = inner.get(str(part), model)
@@ -359,10 +463,15 @@ def _short(value: Any) -> str:
 
 def check_entries(plan: Plan, workdir: Path) -> None:
     """See that every entry is there, without importing it: an import of the person's code may take PyTorch along;
-    and every file of starting weights.
+    every file of starting weights, and all data to be cached.
 
     Raises: PlanError naming the stage, the entry and the nearest name.
     """
+    for source in plan.data.cache if plan.data.cache != "auto" else ():
+        if not (workdir / source).exists():
+            raise PlanError(
+                f"data.cache: there is no {workdir / source}", next_step="give it relative to the plan's folder"
+            )
     for stage in plan.stage:
         if stage.weights and not (workdir / stage.weights.file).is_file():
             raise PlanError(

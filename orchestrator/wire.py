@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
@@ -23,6 +23,7 @@ MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 STAMP_BYTES = 4096  # behind an image: the number of its snapshot, once that is whole
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
 KEEPER_SOCKET = "keeper.sock"  # in the run's folder
+CACHE_WHOLE = "whole.json"  # in a data cache's folder, while its copy is whole
 BOARD_VARIABLE = "KGORCH_BOARD"  # the page of shared memory on which ranks agree, held open by the shim
 
 
@@ -38,6 +39,11 @@ class Launch:
         resume: the checkpoint folder to go on from; snapshot: the number of the keeper's snapshot, instead of it.
         keeper: its socket. snapshot_s: seconds between two snapshots at least, None for none between saves.
         memory_bytes: the plan's bound on what images take in host memory, None for none.
+        settings: of memory, as the plan begins (core/memory.py). ladder: the plan's rungs.
+        data: the folder of the local cache of each source, by its absolute path (runtime/datacache.py).
+        schedule: what changes before which step, by step: {"step": 40, "settings": {…}}; so a step done again is done as it was.
+            What is not about memory: core/health.py.
+        health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
     """
 
     run: str
@@ -57,7 +63,6 @@ class Launch:
     resume: str | None = None
     wall_s: float | None = None
     deadline_s: float | None = None
-    microbatch: int | None = None
     keeper: str = ""
     snapshot: int | None = None
     snapshot_s: float | None = None
@@ -65,6 +70,12 @@ class Launch:
     stop_at: int | None = None  # a step of the stage at which every rank saves and stops, asked by nobody
     deterministic: str = "off"
     weights: dict[str, Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    schedule: list[dict[str, Any]] = field(default_factory=list)
+    ladder: list[Any] = field(default_factory=list)
+    device: str = ""  # what the rungs that are remembered belong to, with the number of ranks
+    health: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     def write(self) -> Path:
@@ -111,6 +122,28 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Vitals:
+    """About once a second, from every rank: figures of itself (docs/json.md names them); what it could not measure is absent."""
+
+    attempt: str
+    rank: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """About once a second, from every rank: where it is in its training (core/hang.py), for how long, for how long its main thread
+    has not moved, and what each place has taken at most in this attempt, seconds."""
+
+    attempt: str
+    rank: int
+    where: str
+    for_s: float
+    still_s: float
+    longest: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """The keeper has put a checkpoint in its place; it is not read back yet.
 
@@ -139,7 +172,7 @@ class SaveFailed:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """To the ranks: `save` and go on, or `stop` after a save."""
+    """To the ranks: `save` and go on, `stop` after a save, `down` or `up` a rung of the memory ladder."""
 
     what: str
     why: str = ""
@@ -176,6 +209,29 @@ class Note:
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z_]{1,40}", self.kind) or not all(type(item) is str for item in self.facts.values()):
             raise ValueError(f"no kind of event, or facts that are no text: {self.kind!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class RungTaken:
+    """From one rank: before this step all ranks went over to these settings (core/memory.py). `up`: a rung was undone."""
+
+    attempt: str
+    step: int
+    rung: str
+    why: str
+    settings: dict[str, Any]
+    changes_result: bool = False
+    up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remedied:
+    """From a rank: all ranks have dropped a step's gradients and made this change of the schedule (core/health.py)."""
+
+    attempt: str
+    remedy: str
+    why: str
+    change: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +304,10 @@ class Held:
 
 
 Message: TypeAlias = (
-    Hello | Beat | Saved | SaveFailed | Order | Deadline | Ask | Answer | Note | Room | Images | Filled | Kept | Held
-)
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Hello, Beat, Saved, SaveFailed, Order, Deadline, Ask, Answer, Note, Room, Images, Filled, Kept, Held)
-}
+    Hello | Beat | Vitals | Place | Saved | SaveFailed | Order | Deadline | Ask | Answer | Note | RungTaken | Remedied
+    | Room | Images | Filled | Kept | Held
+)  # fmt: skip
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _FITS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -261,6 +315,7 @@ _FITS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "dict[str, float]": (dict,),
     "dict[str, str]": (dict,),
+    "dict[str, Any]": (dict,),
     "dict[str, list[int]]": (dict,),
     "list[dict[str, list[int]]]": (list,),
     "float | None": (int, float, type(None)),

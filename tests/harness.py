@@ -32,15 +32,16 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: st
 class Kgorch:
     """The command line over a state folder of the test's own.
 
-    `folder` is where plans and programs lie; `home` is $KGORCH_HOME.
+    `folder` is where plans and programs lie; `home` is $KGORCH_HOME; `extra_env` goes to all that is started.
     """
 
     folder: Path
     home: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    extra_env: dict[str, str] = field(default_factory=dict)
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "KGORCH_HOME": str(self.home), "COLUMNS": "200"}
+        return {**os.environ, "KGORCH_HOME": str(self.home), "COLUMNS": "200", **self.extra_env}
 
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -21,11 +21,11 @@ class Saving:
 
     def save(self, step: int) -> None:
         saver = self._session._saver
-        assert self._session._save(saver.next_slot(), persist=True), saver.error
+        assert self._session._save(saver.next_slot(), self._session._seen(), persist=True), saver.error
 
     def put_aside(self) -> None:
         """A snapshot between saves, which stays in memory."""
-        assert self._session._save(self._session._saver.next_slot(), persist=False)
+        assert self._session._save(self._session._saver.next_slot(), self._session._seen(), persist=False)
 
     def wait(self) -> None:
         saver = self._session._saver

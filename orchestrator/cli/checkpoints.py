@@ -130,7 +130,9 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
                 f"{run.name} has no such checkpoint to train on from (a final one closes its stage)",
                 next_step=f"kgorch checkpoints list {run.name}",
             )
-        found = replay.replay(run, plan_of(run), Path(chosen.path), steps, lambda text: click.echo(text, err=True))
+        found = replay.replay(
+            engine, run, plan_of(run), Path(chosen.path), steps, lambda text: click.echo(text, err=True)
+        )
     finally:
         lock.release()
     if as_json:

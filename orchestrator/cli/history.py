@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -42,11 +43,17 @@ def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
             f"{item['checkpoint']['stage']} {item['checkpoint']['step']}" if item["checkpoint"] else "–",
             item["phase"],
             item["why"][:60],
+            ", ".join(_rung(rung) for rung in item["rungs"]) or "–",
         ]
         for item in entries
     ]
-    render.table(["session", "began", "lasted", "steps", "attempts", "checkpoint", "ended", "by"], rows)
+    render.table(["session", "began", "lasted", "steps", "attempts", "checkpoint", "ended", "by", "rungs"], rows)
     return 0
+
+
+def _rung(taken: dict[str, Any]) -> str:
+    changes = ", changes the result" if taken["changes_result"] else ""
+    return f"{taken['rung']} (step {taken['step']}{changes})"
 
 
 def _events(engine, found, limit: int, as_json: bool) -> int:  # type: ignore[no-untyped-def]

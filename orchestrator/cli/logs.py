@@ -16,9 +16,12 @@ from orchestrator.errors import NotFound
 @click.option("-f", "--follow", is_flag=True, help="Go on printing until the session is over.")
 @click.option("--rank", default=0, show_default=True, help="Whose words.")
 @click.option("--launcher", "of_launcher", is_flag=True, help="torchrun's own words instead.")
+@click.option("--stacks", "of_stacks", is_flag=True, help="Where all ranks stood in the newest hang instead.")
 @click.option("-n", "--lines", default=50, show_default=True, help="How many lines from the end; 0 for all.")
 @click.option("--attempt", metavar="SESSION.NUMBER", help="An attempt other than the newest.")
-def command(run: str | None, follow: bool, rank: int, of_launcher: bool, lines: int, attempt: str | None) -> int:
+def command(
+    run: str | None, follow: bool, rank: int, of_launcher: bool, of_stacks: bool, lines: int, attempt: str | None
+) -> int:
     """What a rank of RUN prints, standard output and errors in their order.
 
     \b
@@ -36,6 +39,8 @@ def command(run: str | None, follow: bool, rank: int, of_launcher: bool, lines: 
         attempts = [item for item in attempts if Path(item.folder).name == attempt]
     if not attempts:
         raise NotFound(f"{found.name} has no attempt" + (f" {attempt}" if attempt else " yet"))
+    if of_stacks:
+        return _print_stacks([Path(item.folder) for item in attempts])
     at, path = 0, Path(attempts[-1].folder, name)
     if path.exists() and lines:
         at = _start_of_last(path, lines)
@@ -57,6 +62,17 @@ def command(run: str | None, follow: bool, rank: int, of_launcher: bool, lines: 
             return 0
         else:
             time.sleep(0.3)
+
+
+def _print_stacks(folders: list[Path]) -> int:
+    """Of the newest attempt that wrote any: what faulthandler and py-spy told of each rank."""
+    for folder in reversed(folders):
+        if found := [path for path in sorted(folder.glob("rank*.stacks")) if path.stat().st_size]:
+            for path in found:
+                click.echo(f"── {path}", err=True)
+                _print_from(path, 0)
+            return 0
+    raise NotFound("no attempt has hung, so nobody wrote its stacks down")
 
 
 def _start_of_last(path: Path, lines: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,6 +54,12 @@ def clock(stamp: str | None) -> str:
 
 def metrics(values: dict[str, float | None]) -> str:
     return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in values.items())
+
+
+def rung(taken: Mapping[str, Any]) -> str:
+    """A rung of the memory ladder, as of status and history."""
+    changes = ", which changes the result" if taken["changes_result"] else ""
+    return f"{taken['rung']} from step {taken['step']}{changes}: {printable(taken['why'])}"
 
 
 def printable(text: str) -> str:

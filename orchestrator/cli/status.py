@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli import render
+from orchestrator.cli import gauges, render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
 
 
@@ -74,13 +74,26 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("checkpoint", "none yet"))
     if held := found["snapshot"]:
         rows.append(("snapshot", f"step {held['step']} of {held['stage']}, in memory, {render.ago(held['at'])}"))
+    if found["telemetry"] and session and session["training_alive"]:
+        rows += gauges.rows(found["telemetry"]["values"])
     if found["metrics"]:
         rows.append(("metrics", render.metrics(found["metrics"])))
     if found["exactness"]:
         rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
+    rows += [("memory", render.rung(rung)) for rung in (found["memory"] or {"rungs": []})["rungs"]]
+    rows += _failure_rows(found["failure"]) if found["failure"] else []
     rows += [("notice", text) for text in found["notices"]]
     rows.append(("next", _next_line(found["next"])))
     return [f"{label:<11} {value}" for label, value in rows]
+
+
+def _failure_rows(failure: dict[str, Any]) -> list[tuple[str, str]]:
+    times = f", {failure['times']} attempts in a row" if failure["times"] > 1 else ""
+    first = "" if failure["rank"] is None else f"rank {failure['rank']} first, "
+    when = f" {render.ago(failure['at'])}" if failure["at"] else ""
+    rows = [("failed", f"{first}at step {failure['step']}{when}{times}")]
+    rows += [("", line) for line in failure["traceback"]]
+    return [*rows, ("whole log", f"{failure['log']} ({failure['command']})")]
 
 
 def _stage(item: dict[str, Any], current: str) -> str:

@@ -1,7 +1,8 @@
 """How an attempt ended, from what its ranks wrote down: one event for the lifecycle.
 
 torchrun's exit code tells nothing. Each rank leaves a record; the earliest failure is the cause, what follows in the
-other ranks (a broken connection, the launcher's SIGTERM) is collateral. A rank without a record was killed.
+other ranks (a broken connection, the launcher's SIGTERM) is collateral. A rank without a record was killed: by the kernel
+for want of memory when the kernel has counted that, and only then.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.core import health, memory
+from orchestrator.core.health import Remedy, Taken, Trouble
 from orchestrator.core.session import (
     AttemptCrashed,
     AttemptSuspended,
     AttemptUnsaved,
     Event,
+    OutOfMemory,
     RetriesExhausted,
     RunFinished,
     StageFinished,
+    Unwell,
 )
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
@@ -29,13 +34,25 @@ _COLLATERAL = (
     "broken pipe",
     "remote process exiting",
     "peerslost",
+    "another rank ran out of memory",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "nccl communicator was aborted",
+    "timed out waiting",
 )
+_LOST_WORKER = ("dataloader worker", ("killed by signal: killed", "exited unexpectedly"))
 _HOPELESS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "orchestrator.errors.")
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank wrote down last. `outcome`: finished, suspended, unsaved or failed; `began`: the person's code was reached."""
+    """What one rank wrote down last.
+
+    Attributes:
+        outcome: finished, suspended, unsaved or failed. began: the person's code was reached.
+        trouble: with the loss or the weights, for which it ended.
+        memory: that ran out, as core/memory.py names it; empty when none did.
+    """
 
     rank: int
     outcome: str
@@ -43,11 +60,18 @@ class RankRecord:
     began: bool = True
     error_type: str = ""
     message: str = ""
+    memory: str = ""
+    trouble: Trouble | None = None
 
     @property
     def is_collateral(self) -> bool:
         text = f"{self.error_type} {self.message}".lower()
         return any(sign in text for sign in _COLLATERAL)
+
+    @property
+    def lost_a_worker(self) -> bool:
+        text, (who, ends) = self.message.lower(), _LOST_WORKER
+        return who in text and any(end in text for end in ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,10 @@ class Ended:
         launcher: how torchrun ended, in words.
         gained: it came to a step that no attempt of the run had come to.
         without_progress: attempts in a row before this one that gained nothing.
+        kernel_kills: processes of its control group that the kernel has killed meanwhile, for want of memory.
+        sigkilled: torchrun, or a rank of it, was ended by SIGKILL.
+        rung: that is taken when memory ran out; empty when none is left.
+        remedies: the plan's, for a loss or weights gone bad. past: those taken, oldest first.
     """
 
     ranks: int
@@ -66,6 +94,20 @@ class Ended:
     gained: bool
     without_progress: int
     more_stages: bool
+    kernel_kills: int = 0
+    sigkilled: bool = False
+    rung: str = ""
+    remedies: Sequence[Remedy] = ()
+    past: Sequence[Taken] = ()
+
+
+def memory_that_ran_out(ended: Ended) -> str:
+    """Which memory ended the attempt, as core/memory.py names it; empty when none did."""
+    first = _first_failure(ended)
+    if first and not first.lost_a_worker:
+        return first.memory
+    was_killed = first is not None or (len(ended.records) < ended.ranks and ended.sigkilled)
+    return memory.HOST if was_killed and ended.kernel_kills else ""
 
 
 def verdict(ended: Ended) -> Event:
@@ -75,28 +117,59 @@ def verdict(ended: Ended) -> Event:
         if outcomes == {"finished"}:
             return StageFinished() if ended.more_stages else RunFinished()
         return AttemptUnsaved("the last save failed") if "unsaved" in outcomes else AttemptSuspended()
+    troubles = [(record.at_s, record.trouble) for record in ended.records if record.trouble]
+    if troubles:
+        return _remedied(min(troubles, key=lambda item: item[0])[1], ended)
     cause = first_cause(ended)
+    if memory_that_ran_out(ended):
+        if ended.rung:
+            return OutOfMemory(cause, ended.rung)
+        if not ended.gained:
+            return RetriesExhausted(f"{cause} (the ladder is exhausted: no rung of it is left)")
     if any(_is_hopeless(record) for record in ended.records):
         return RetriesExhausted(cause)
-    if not ended.gained and ended.without_progress + 1 >= ATTEMPTS_WITHOUT_PROGRESS:
-        return RetriesExhausted(f"{cause} ({ATTEMPTS_WITHOUT_PROGRESS} attempts in a row came no step further)")
-    return AttemptCrashed(cause)
+    return exhausted(cause, ended.gained, ended.without_progress) or AttemptCrashed(cause)
+
+
+def exhausted(cause: str, gained: bool, without_progress: int) -> RetriesExhausted | None:
+    """The end of the run where an attempt that failed of `cause` is one too many that came no step further."""
+    if gained or without_progress + 1 < ATTEMPTS_WITHOUT_PROGRESS:
+        return None
+    return RetriesExhausted(f"{cause} ({ATTEMPTS_WITHOUT_PROGRESS} attempts in a row came no step further)")
+
+
+def in_order(records: Sequence[RankRecord]) -> list[RankRecord]:
+    """Those that failed, the cause first: by time, what others did to them last."""
+    failed = (record for record in records if record.outcome == "failed")
+    return sorted(failed, key=lambda record: (record.is_collateral, record.at_s))
+
+
+def _remedied(trouble: Trouble, ended: Ended) -> Event:
+    remedy = health.next_remedy(ended.remedies, ended.past, trouble.kind, trouble.begins)
+    if remedy is None:
+        return RetriesExhausted(health.exhausted(ended.past, trouble))
+    return Unwell(trouble.said(), remedy.name, health.change_of(remedy, trouble))
 
 
 def first_cause(ended: Ended) -> str:
     """One line: which rank failed first, and of what."""
-    failed = sorted(
-        (record for record in ended.records if record.outcome == "failed"),
-        key=lambda record: (record.is_collateral, record.at_s),
-    )
+    kernel = "; the kernel has killed for want of memory" if ended.kernel_kills else ""
+    if first := _first_failure(ended):
+        said = (first.message.strip().splitlines() or ["no message"])[0]
+        if first.error_type.endswith(".LadderEnds"):
+            return said  # it names the rank and the error itself
+        return f"rank {first.rank}: {first.error_type}: {said}{kernel if first.lost_a_worker else ''}"
     killed = sorted(set(range(ended.ranks)) - {record.rank for record in ended.records})
-    if failed and not (killed and failed[0].is_collateral):
-        first = failed[0]
-        said = first.message.strip().splitlines() or ["no message"]
-        return f"rank {first.rank}: {first.error_type}: {said[0]}"
     if len(killed) == ended.ranks:
-        return f"no rank left a word ({ended.launcher})"
-    return f"rank {', '.join(map(str, killed))} was killed ({ended.launcher})"
+        return f"no rank left a word ({ended.launcher}{kernel})"
+    return f"rank {', '.join(map(str, killed))} was killed ({ended.launcher}{kernel})"
+
+
+def _first_failure(ended: Ended) -> RankRecord | None:
+    """The record of the cause; None when it is a rank that was killed."""
+    failed = in_order(ended.records)
+    anyone_killed = len(ended.records) < ended.ranks
+    return None if not failed or (anyone_killed and failed[0].is_collateral) else failed[0]
 
 
 def _is_hopeless(record: RankRecord) -> bool:

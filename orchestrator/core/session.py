@@ -8,8 +8,10 @@ again). SUSPENDED and CUT_OFF queue a resume.
 Why these phases. SAVING is apart from TRAINING so that one save is asked for at a time, and the next not before this one
 is verified or lost. STOPPING is apart from SAVING because it has no way back: from there on, what ends the processes is
 an end in order, and a crash is no reason to launch again. RECOVERING is a STARTING that follows a crash; it is a phase
-of its own because a person who looks wants to see it. There is no phase for "the supervisor is dead": it is not an
-event of the session, training goes on; its successor says Adopted.
+of its own because a person who looks wants to see it. DIAGNOSING is apart from it because the processes of a hang still
+live: their stacks are written down first, for a bounded time, and a deadline in it leads to STOPPING as from training.
+There is no phase for "the supervisor is dead": it is not an event of the session, training goes on; its successor says
+Adopted.
 
 `advance` is the only way to move. A pair that TRANSITIONS does not hold is a mistake of the caller, not a state. Time
 enters as events too: `due` yields those whose moment has come. A choice that hangs on figures is made before the table
@@ -21,8 +23,9 @@ Instants are seconds of CLOCK_BOOTTIME.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from orchestrator.core import cadence, deadline
 
@@ -39,6 +42,9 @@ CALIBRATION_S = 5.0
 
 PERSONS_STOP = "a person's stop"
 
+DIAGNOSIS_S = 30.0
+"""What the stacks of all ranks may take to be collected, twice over (runtime/stacks.py)."""
+
 STOP_GRACE_S = 120.0
 """How long a stop without a wall may take at least before what runs is killed."""
 
@@ -50,6 +56,7 @@ class Phase(StrEnum):
     SAVING = "saving"
     STOPPING = "stopping"
     RECOVERING = "recovering"
+    DIAGNOSING = "diagnosing"
     FINISHED = "finished"
     SUSPENDED = "suspended"
     CUT_OFF = "cut off"
@@ -161,6 +168,39 @@ class AttemptCrashed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfMemory(Event):
+    """Memory ran out, and not so that the ranks could try again; `rung`: what the next attempt does otherwise."""
+
+    cause: str
+    rung: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwell(Event):
+    """The ranks ended because loss or weights went bad; the next attempt makes this change of the schedule (core/health.py)."""
+
+    cause: str
+    remedy: str
+    change: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hung(Event):
+    """A rank has been `where` it is (core/hang.py) for longer than that can take."""
+
+    rank: int
+    where: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed(Event):
+    """What could be learned of a hang is written down; its processes are to end."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class RetriesExhausted(Event):
     cause: str
 
@@ -199,6 +239,11 @@ class AskToStop(Action):
 @dataclass(frozen=True, slots=True)
 class RescueSnapshot(Action):
     """Have the newest snapshot in memory written, though no rank asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectStacks(Action):
+    """Write down where all ranks stand, beside the loop; Diagnosed follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +331,11 @@ class Session:
         return graceful if self.wall_s is None else min(graceful, self.wall_s - LAST_WORDS_S)
 
     @property
+    def diagnosed_s(self) -> Instant:
+        """When a hang counts as diagnosed, whatever was learned."""
+        return self.entered_s + DIAGNOSIS_S
+
+    @property
     def overdue_s(self) -> Instant:
         """When a save that was asked for is given up as never coming."""
         return self.entered_s + max(300.0, 10 * self.lead_s)
@@ -296,7 +346,8 @@ class Session:
 
 
 P = Phase
-_RUNNING = (P.STARTING, P.TRAINING, P.SAVING, P.STOPPING, P.RECOVERING)
+_RUNNING = (P.STARTING, P.TRAINING, P.SAVING, P.STOPPING, P.RECOVERING, P.DIAGNOSING)
+CAN_HANG = (P.STARTING, P.RECOVERING, P.TRAINING, P.SAVING)  # a stop has its own end
 
 TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
     (P.QUEUED, SessionOpened): P.STARTING,
@@ -311,28 +362,34 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
     (P.SAVING, SaveRequested): P.SAVING,  # the one under way serves
     (P.SAVING, CheckpointVerified): P.TRAINING,
     (P.SAVING, SaveFailed): P.TRAINING,  # training goes on; the checkpoint before stands
-    **{(phase, DeadlineReached): P.STOPPING for phase in (P.TRAINING, P.SAVING)},
-    **{(phase, StopRequested): P.STOPPING for phase in (P.TRAINING, P.SAVING, P.STOPPING)},
-    **{(phase, Attached): phase for phase in (P.TRAINING, P.SAVING, P.STOPPING)},  # a line that was cut and made anew
+    **{(phase, DeadlineReached): P.STOPPING for phase in (P.TRAINING, P.SAVING, P.DIAGNOSING)},
+    **{(phase, StopRequested): P.STOPPING for phase in (P.TRAINING, P.SAVING, P.STOPPING, P.DIAGNOSING)},
+    **{
+        (phase, Attached): phase for phase in (P.TRAINING, P.SAVING, P.STOPPING, P.DIAGNOSING)
+    },  # a line that was cut and made anew
     # saves that ranks make by themselves: a stage's last, or one that came after it was given up
-    **{(phase, CheckpointVerified): phase for phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.STOPPING)},
-    **{(phase, SaveFailed): phase for phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.STOPPING)},
+    **{(phase, CheckpointVerified): phase for phase in _RUNNING if phase is not P.SAVING},
+    **{(phase, SaveFailed): phase for phase in _RUNNING if phase is not P.SAVING},
     (P.STOPPING, SaveRequested): P.STOPPING,  # it saves anyway
+    (P.DIAGNOSING, SaveRequested): P.DIAGNOSING,  # ranks that hang do not save
+    # a hang
+    **{(phase, Hung): P.DIAGNOSING for phase in CAN_HANG},
+    (P.DIAGNOSING, Diagnosed): P.RECOVERING,
     # how an attempt ends
     **{(phase, StageFinished): P.STARTING for phase in _RUNNING},
     (P.STOPPING, StageFinished): P.SUSPENDED,
     **{(phase, RunFinished): P.FINISHED for phase in _RUNNING},
     **{(phase, AttemptSuspended): P.SUSPENDED for phase in _RUNNING},
     **{(phase, AttemptUnsaved): P.CUT_OFF for phase in _RUNNING},
-    **{(phase, AttemptCrashed): P.RECOVERING for phase in _RUNNING},
-    (P.STOPPING, AttemptCrashed): P.CUT_OFF,
+    **{(phase, ended): P.RECOVERING for phase in _RUNNING for ended in (AttemptCrashed, OutOfMemory, Unwell)},
+    **{(P.STOPPING, ended): P.CUT_OFF for ended in (AttemptCrashed, OutOfMemory, Unwell)},
     **{(phase, RetriesExhausted): P.FAILED for phase in _RUNNING},
     (P.STOPPING, LastSaveLate): P.STOPPING,
     (P.STOPPING, GraceExpired): P.CUT_OFF,
     (P.STOPPING, ExitOverdue): P.SUSPENDED,
     # a supervisor that takes over from a dead one
     **{(phase, Adopted): phase for phase in _RUNNING},
-    (P.SAVING, Adopted): P.TRAINING,
+    **{(phase, Adopted): P.TRAINING for phase in (P.SAVING, P.DIAGNOSING)},
     **{(phase, SessionLost): P.CUT_OFF for phase in _RUNNING},
     (P.QUEUED, SessionLost): P.CUT_OFF,
 }
@@ -364,7 +421,7 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
     """The events of time whose moment has come, at most one of them; asking twice without advancing gives it twice."""
     deadline_s = session.deadline_s
     if (
-        session.phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.SAVING)
+        session.phase in (P.STARTING, P.RECOVERING, P.TRAINING, P.SAVING, P.DIAGNOSING)
         and deadline_s is not None
         and now >= deadline_s
     ):
@@ -374,6 +431,8 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
             yield CheckpointDue()
     elif session.phase is P.SAVING and now >= session.overdue_s:
         yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking")
+    elif session.phase is P.DIAGNOSING and now >= session.diagnosed_s:
+        yield Diagnosed("the ranks hang, and their stacks could not be collected")
     elif session.phase is P.STOPPING and now >= session.kill_s:
         yield ExitOverdue() if session.is_in_order else GraceExpired()
     elif session.phase is P.STOPPING and _needs_rescue(session) and now >= (session.rescue_s or now):
@@ -387,6 +446,7 @@ def next_due_s(session: Session) -> Instant | None:
         P.RECOVERING: (session.deadline_s,),
         P.TRAINING: (session.deadline_s, session.next_save_s if _leaves_time(session) else None),
         P.SAVING: (session.deadline_s, session.overdue_s),
+        P.DIAGNOSING: (session.deadline_s, session.diagnosed_s),
         P.STOPPING: (session.kill_s, session.rescue_s if _needs_rescue(session) else None),
     }.get(session.phase, ())
     return min((instant for instant in instants if instant is not None), default=None)
@@ -431,10 +491,12 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
             return replace(session, why=f"{session.why or 'the wall'}; {cause}")
         case GraceExpired():
             return replace(session, why=f"{session.why or 'a stop'} came before the last save was done")
-        case AttemptCrashed(cause) if session.phase is P.STOPPING:
+        case AttemptCrashed(cause) | OutOfMemory(cause) | Unwell(cause) if session.phase is P.STOPPING:
             return replace(session, why=f"{session.why or 'a stop'}; then: {cause}")
-        case AttemptCrashed():
+        case AttemptCrashed() | Unwell():
             return replace(session, failures=session.failures + 1)
+        case Diagnosed():  # the hang was a gap between two steps, and is none to count on
+            return replace(session, failures=session.failures + 1, gap_s=session.step_s)
         case RetriesExhausted(cause):
             return replace(session, why=cause)
         case SessionLost(why):
@@ -450,8 +512,12 @@ def _actions(before: Session, after: Session, event: Event) -> tuple[Action, ...
         return (KillAttempt(), resume) if kill else (resume,)
     if after.phase is P.FAILED:
         return (KillAttempt(),)
-    if isinstance(event, SessionOpened | StageFinished | AttemptCrashed):
+    if isinstance(event, SessionOpened | StageFinished | AttemptCrashed | OutOfMemory | Unwell):
         return (Launch(),) if after.phase in (P.STARTING, P.RECOVERING) else ()
+    if isinstance(event, Hung):
+        return (CollectStacks(),)
+    if isinstance(event, Diagnosed):
+        return (KillAttempt(), Launch())
     if after.phase is P.SAVING and before.phase is P.TRAINING:
         return (AskToSave(),)
     if isinstance(event, LastSaveLate):

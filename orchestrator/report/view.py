@@ -13,13 +13,15 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import checkpoints, runs, sessions
-from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RunInfo, SessionInfo
+from db import checkpoints, rungs, runs, samples, sessions
+from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import is_held
 from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
+RUNGS = 20
+"""The newest that are shown."""
 
 
 def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View:
@@ -51,7 +53,10 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "checkpoint": _checkpoint(newest),
         "snapshot": _snapshot(run, now) if alive or training else None,
         "metrics": plain(row.metrics) if row else {},
+        "telemetry": _telemetry(engine, row) if row else None,
         "exactness": _exactness(engine, row) if row else {},
+        "memory": _memory(engine, run, row) if row else None,
+        "failure": _failure(engine, run),
         "notices": list(_notices(engine, run, row, newest)),
         "next": _next(run, row, resume, alive, training),
         "folder": run.folder,
@@ -61,6 +66,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
 def history(engine: Engine, run: RunInfo) -> list[View]:
     """One entry a session, oldest first."""
     saved, tries = checkpoints.by_session(engine, run.id), sessions.attempts(engine, run.id)
+    taken = rungs.of_run(engine, run.id)
     entries = []
     for row in sessions.of_run(engine, run.id):
         mine = [attempt for attempt in tries if attempt.session_id == row.id]
@@ -86,6 +92,7 @@ def history(engine: Engine, run: RunInfo) -> list[View]:
                     }
                     for item in mine
                 ],
+                "rungs": [_rung(rung) | {"stage": rung.stage} for rung in taken if rung.session_id == row.id],
                 "checkpoint": _checkpoint(saved.get(row.id)),
                 "metrics": plain(row.metrics),
             }
@@ -162,22 +169,67 @@ def _snapshot(run: RunInfo, now: datetime) -> View | None:
     return {"stage": held.stage, "step": held.step, "at": stamp(at)}
 
 
+def _telemetry(engine: Engine, row: SessionInfo) -> View | None:
+    found = samples.newest(engine, row.id)
+    return {"at": stamp(found.at), "span_s": found.span_s, "values": dict(found.values)} if found else None
+
+
 def _exactness(engine: Engine, row: SessionInfo) -> View:
     """What its ranks have told last, in this session."""
     told = sessions.newest_event(engine, row.run_id, ("exactness",), session_id=row.id)
     return dict(told.facts) if told else {}
 
 
+def _memory(engine: Engine, run: RunInfo, row: SessionInfo) -> View | None:
+    """The rungs of the memory ladder that the newest session's stage has taken; None when it has taken none."""
+    taken = [rung for rung in rungs.of_run(engine, run.id) if rung.stage == row.stage]
+    if not taken:
+        return None
+    now: Mapping[str, Any] = next(
+        (rung.settings["settings"] for rung in reversed(taken) if "settings" in rung.settings), {}
+    )
+    return {
+        "microbatch": now.get("microbatch"),
+        "activation_checkpointing": bool(now.get("activation_checkpointing")),
+        "rungs": [_rung(rung) for rung in taken[-RUNGS:]],
+    }
+
+
+def _rung(rung: RungInfo) -> View:
+    return {"rung": rung.rung, "step": rung.step, "why": rung.why, "changes_result": rung.changes_result}
+
+
+def _failure(engine: Engine, run: RunInfo) -> View | None:
+    if run.state != "failed":
+        return None
+    from orchestrator.report import failure  # what judges attempts need not be loaded for those that live
+
+    return failure.of_run(engine, run)
+
+
 def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
     """What a person should know and can do something about, in words."""
     if row:
         yield from _saving_notices(engine, run, row)
+        yield from _data_notice(engine, run, row)
     begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
     if begun and begun.kind == "weights_partly_loaded":
         facts = dict(begun.facts)
         rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
         yield f"began with {facts.get('loaded')} of {facts.get('into')} from {facts.get('file')}: {rest}"
+    yield from _remedy_notices(engine, run)
     yield from _mirror_notice(engine, run, row, newest)
+
+
+def _remedy_notices(engine: Engine, run: RunInfo) -> Iterator[str]:
+    """What was done about losses and weights that were no numbers; all of it changes the result."""
+    taken = [row for row in rungs.of_run(engine, run.id) if "settings" not in row.settings]
+    if dropped := [row for row in taken if row.settings.get("skip")]:
+        batches = f"{len(dropped)} batch{'es' if len(dropped) > 1 else ''}"
+        yield f"left out {batches}, the last one at step {dropped[-1].step} ({dropped[-1].why})"
+    for row in taken:
+        if row.settings.keys() - {"skip", "call", "seen"}:
+            yield f"{row.rung} from step {row.step} on ({row.why})"
 
 
 def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
@@ -187,6 +239,17 @@ def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[
         yield f"the last save failed: {last.facts.get('why')}"
     if off := sessions.newest_event(engine, run.id, ("snapshots_off",), session_id=row.id):
         yield str(off.facts.get("what"))
+
+
+def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Which data are read from where, once there is something to tell."""
+    kinds = ("data_cached", "data_cache_failed", "data_cache_stale")
+    if told := sessions.newest_event(engine, run.id, kinds, session_id=row.id):
+        source, copy, why = (told.facts.get(name) for name in ("source", "copy", "why"))
+        if told.kind == "data_cached":
+            yield f"{source} has a whole copy in {copy}, used from an epoch's end on"
+        else:
+            yield f"{source} is read where it lies: {why}"
 
 
 def _mirror_notice(

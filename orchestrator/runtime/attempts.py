@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
-from orchestrator.core.outcome import Ended, verdict
-from orchestrator.core.session import Event, Session
+from orchestrator.core.outcome import Ended, exhausted, first_cause, memory_that_ran_out, verdict
+from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, devices, launcher, snapshots
-from orchestrator.wire import KEEPER_SOCKET, Held, Launch
+from orchestrator.runtime import checkpoints, devices, launcher, remedies, rungs, snapshots
+from orchestrator.runtime.datacache import DataCache
+from orchestrator.runtime.rungs import Place
+from orchestrator.wire import KEEPER_SOCKET, Held, Launch, WireError
 
 Skipped = Callable[[Path, KgorchError], None]
 
@@ -32,6 +35,7 @@ class Running:
     Attributes:
         furthest: the highest step of the stage that an attempt before it came to.
         without_progress: attempts in a row before it that came no step further.
+        device: as it was launched on (devices.name).
         from_snapshot: the number of the snapshot that it went on from.
     """
 
@@ -40,6 +44,7 @@ class Running:
     furthest: int
     without_progress: int
     more_stages: bool
+    device: str = ""
     from_snapshot: int | None = None
 
     @property
@@ -51,18 +56,42 @@ class Running:
         records = launcher.records(self.folder, self.row.ranks)
         return any(record.outcome == "failed" and not record.is_collateral for record in records)
 
-    def ended(self, step: int) -> Event:
-        """How it ended, now that its processes are gone, having come to `step`."""
-        return verdict(
-            Ended(
-                ranks=self.row.ranks,
-                records=launcher.records(self.folder, self.row.ranks),
-                launcher=launcher.ending(self.folder),
-                gained=step > self.furthest,
-                without_progress=self.without_progress,
-                more_stages=self.more_stages,
-            )
+    @property
+    def place(self) -> Place:
+        return Place(self.row.stage, self.device, self.row.ranks)
+
+    def told(self, step: int) -> Ended:
+        """What its processes have left, now that they are gone, having come to `step`."""
+        return Ended(
+            ranks=self.row.ranks,
+            records=launcher.records(self.folder, self.row.ranks),
+            launcher=launcher.ending(self.folder),
+            gained=step > self.furthest,
+            without_progress=self.without_progress,
+            more_stages=self.more_stages,
+            kernel_kills=launcher.kernel_kills(self.folder),
+            sigkilled=launcher.was_sigkilled(self.folder),
         )
+
+    def hung(self, diagnosed: Diagnosed, step: int) -> Event:
+        """The end of a hang as one event; it counts as a crash does."""
+        return exhausted(diagnosed.cause, step > self.furthest, self.without_progress) or diagnosed
+
+
+def ended(engine: Engine, run: RunInfo, plan: Plan, session_id: int, attempt: Running, step: int) -> Event:
+    """How an attempt ended that had come to `step`. Where memory ended it the next rung is chosen, and written down."""
+    past = remedies.past(engine, run, attempt.row.stage)
+    told = replace(attempt.told(step), remedies=plan.health.remedies, past=past)
+    if where := memory_that_ran_out(told):
+        cause = first_cause(told)
+        try:
+            rung = rungs.take_next(
+                engine, run, plan, session_id, attempt.place, step, where=where, why=cause, attempt=attempt.name
+            )
+        except SQLAlchemyError as error:
+            return AttemptCrashed(f"{cause}; the next rung could not be written down: {error}")
+        told = replace(told, rung=rung)
+    return verdict(told)
 
 
 def checkpoint_root(run: RunInfo, stage: str) -> Path:
@@ -120,6 +149,7 @@ def newest_state(engine: Engine, run: RunInfo, stage: str, skipped: Skipped) -> 
 
     Raises: KgorchError when there ought to be one and none can be used: beginning anew is for a person to say.
     """
+    rungs.set_aside(engine, run, stage, checkpoint_root(run, stage))
     held = snapshots.newest(Path(run.folder))
     if held and (held.run_id, held.stage) != (run.id, stage):
         held = None
@@ -161,12 +191,14 @@ def prepare(
     state: Session,
     stage: StagePlan,
     found: Found,
+    data: DataCache,
 ) -> tuple[Running, Launch]:
     """The stage's next attempt, written into the database, and what its processes are told; nothing is started.
 
     Raises: SQLAlchemyError.
     """
-    ranks = devices.ranks_for(stage.ranks)
+    ranks, device = devices.ranks_for(stage.ranks), devices.name()
+    memory = rungs.begin(engine, run, plan, session.id, Place(stage.name, device, ranks), found.step)
     folder = Path(run.folder) / "attempts"
     row = sessions.open_attempt(
         engine,
@@ -183,7 +215,10 @@ def prepare(
         attempt=f"{session.number}.{row.number}",
         folder=row.folder,
         entry=stage.entry,
-        args=dict(stage.args),
+        args=data.args(
+            stage.args | dict(memory.settings.arguments) | remedies.arguments(memory.schedule), workdir=run.workdir
+        ),
+        data=data.caches,
         workdir=run.workdir,
         ranks=ranks,
         socket=str(Path(run.folder) / "control.sock"),
@@ -198,19 +233,35 @@ def prepare(
         keeper=str(Path(run.folder) / KEEPER_SOCKET),
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
-        microbatch=plan.memory.microbatch,
+        settings=memory.settings.as_dict(),
+        schedule=memory.schedule,
+        ladder=list(plan.memory.ladder),
+        device=device,
+        health=remedies.told(engine, run, plan, stage.name),
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
     )
     attempt = running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name))
-    return replace(attempt, from_snapshot=launch.snapshot), launch
+    return replace(attempt, from_snapshot=launch.snapshot, device=device), launch
 
 
 def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo, *, more_stages: bool) -> Running:
+    anew = rungs.begun_anew_at(engine, run.id, row.stage)
     return Running(
         row=row,
         name=f"{session.number}.{row.number}",
-        furthest=sessions.furthest_step(engine, run.id, row.stage, before_attempt=row.id),
+        furthest=sessions.furthest_step(
+            engine, run.id, row.stage, before_attempt=row.id, since=anew.at if anew else None
+        ),
         without_progress=sessions.without_progress(engine, run.id),
         more_stages=more_stages,
+        device=device_of(Path(row.folder)),
     )
+
+
+def device_of(folder: Path) -> str:
+    """What the attempt was launched on."""
+    try:
+        return Launch.read(folder / "launch.json").device
+    except (OSError, ValueError, TypeError, WireError):
+        return devices.name()

@@ -23,6 +23,7 @@ from db.transfer import Rows
 from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound
 from orchestrator.manifest import Manifest
+from orchestrator.runtime import rungs
 
 DEPTH, ENTRIES = 16, 300_000
 SLICE = 2_000
@@ -85,6 +86,16 @@ class Found:
     def is_outdated(self) -> bool:
         return self.rows is not None and self.rows.outdated
 
+    def drop_overtaken(self) -> None:
+        """Checkpoints of a stage that has begun anew since: its weights no longer fit."""
+        taken = self.rows.rungs if self.rows else []
+        anew = {row["stage"]: row["at"] for row in taken if row["settings"].get(rungs.ANEW)}
+        self.checkpoints = [
+            item
+            for item in self.checkpoints
+            if not (at := anew.get(item.manifest.stage)) or datetime.fromisoformat(item.manifest.created_at) >= at
+        ]
+
     @property
     def has_come_anywhere(self) -> bool:
         return bool(self.checkpoints) or bool(self.rows and (self.rows.finished or self.rows.checkpoints))
@@ -120,6 +131,8 @@ def find(sources: Sequence[str], base: Path, name: str, skip: Iterable[Path], wa
         try:
             with transfer.copy_of(database) as engine:
                 remembered = [rows for rows in transfer.read(engine, name) if RUN_ID.fullmatch(rows.run["id"])]
+            for row in (row for rows in remembered for row in rows.rungs):
+                rungs.check(row["settings"])
         except Exception as error:  # whatever a file that is no database of ours makes SQLite or Alembic say
             seen.notes.append(f"the database {database} was passed over: {str(error).splitlines()[0]}")
             continue
@@ -127,6 +140,8 @@ def find(sources: Sequence[str], base: Path, name: str, skip: Iterable[Path], wa
             known = found.setdefault(rows.run["id"], Found(rows.run["id"]))
             if known.rows is None or known.rows.last_at < rows.last_at:
                 known.rows, known.database = rows, database
+    for known in found.values():
+        known.drop_overtaken()
     for note in (
         *notes,
         *seen.notes[:8],

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.processes import started_ticks
@@ -46,6 +48,11 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
             )
     finally:
         os.close(lock)
+
+
+def torchrun_of(folder: Path) -> int:
+    """Its pid, as the shim wrote it down; 0 before it has."""
+    return int((_read(folder / "shim.json") or {}).get("torchrun", 0))
 
 
 def is_running(folder: Path) -> bool:
@@ -96,6 +103,8 @@ def records(folder: Path, ranks: int) -> list[RankRecord]:
                     content["began"],
                     plain_text(error.get("type", "")),
                     plain_text(error.get("message", "")),
+                    plain_text(error.get("memory", "")),
+                    Trouble.of(trouble) if (trouble := error.get("trouble")) else None,
                 )
             )
     return found
@@ -109,6 +118,21 @@ def ending(folder: Path) -> str:
     if status < 0:
         return f"torchrun was ended by {signal.Signals(-status).name}"
     return f"torchrun ended with {status}"
+
+
+def kernel_kills(folder: Path) -> int:
+    """Processes of the attempt's control group that the kernel has killed meanwhile, for want of memory."""
+    return int((_read(folder / "exit.json") or {}).get("kernel_kills", 0))
+
+
+def was_sigkilled(folder: Path) -> bool:
+    """Whether torchrun, or a rank by its word, was ended by SIGKILL."""
+    if (_read(folder / "exit.json") or {}).get("status") == -signal.SIGKILL:
+        return True
+    try:
+        return bool(re.search(r"exitcode\s*: -9\b|Signal 9 ", (folder / "torchrun.log").read_text(errors="replace")))
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> dict[str, Any] | None:

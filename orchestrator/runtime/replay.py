@@ -18,14 +18,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from sqlalchemy import Engine
+
 from db.records import RunInfo
 from orchestrator import foreign, manifest, shard
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import devices, launcher, snapshots
+from orchestrator.runtime import devices, launcher, rungs, snapshots
 from orchestrator.runtime.channel import Channel, Reply
+from orchestrator.runtime.rungs import Place
 from orchestrator.shard import Span
 from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
@@ -66,7 +69,9 @@ class Replayed:
         return not self.differing and not self.other
 
 
-def replay(run: RunInfo, plan: Plan, checkpoint: Path, steps: int, say: Callable[[str], None]) -> Replayed:
+def replay(
+    engine: Engine, run: RunInfo, plan: Plan, checkpoint: Path, steps: int, say: Callable[[str], None]
+) -> Replayed:
     """Train `steps` steps from a checkpoint twice; the run's lock is the caller's.
 
     Raises: CheckpointBroken, CheckpointUnreadable; ReplayFailed when the training does not come to its end.
@@ -77,7 +82,7 @@ def replay(run: RunInfo, plan: Plan, checkpoint: Path, steps: int, say: Callable
         saves = []
         for which in TIMES:
             say(f"{which} time: step {described.step} to {described.step + steps} of {described.stage}")
-            launch = _launch(run, plan, described, checkpoint, scratch / which, steps)
+            launch = _launch(engine, run, plan, described, checkpoint, scratch / which, steps)
             _train(launch, lambda step, which=which: say(f"{which} time: step {step}"), asked)  # type: ignore[misc]
             saves.append(_saved(launch))
         say("comparing")
@@ -110,7 +115,9 @@ def _clear(scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, place: Path, steps: int) -> Launch:
+def _launch(
+    engine: Engine, run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, place: Path, steps: int
+) -> Launch:
     """The stage as its next attempt would begin it, in folders of its own; earlier stages' checkpoints are linked there."""
     stage = next((item for item in plan.stage if item.name == described.stage), None)
     if stage is None:
@@ -121,6 +128,8 @@ def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, pla
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
+    ranks = devices.ranks_for(stage.ranks)
+    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.name(), ranks))
     return Launch(
         run=run.name,
         run_id=run.id,
@@ -128,9 +137,9 @@ def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, pla
         attempt=f"replay-{place.name}",
         folder=str(place / "attempt"),
         entry=stage.entry,
-        args=dict(stage.args),
+        args=stage.args | dict(memory.settings.arguments),
         workdir=run.workdir,
-        ranks=devices.ranks_for(stage.ranks),
+        ranks=ranks,
         socket=str(place / "control.sock"),
         keeper=str(place / KEEPER_SOCKET),
         checkpoints=str(own),
@@ -138,7 +147,9 @@ def _launch(run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, pla
         plan_hash=run.plan_hash,
         seed=plan.seed,
         resume=str(checkpoint),
-        microbatch=plan.memory.microbatch,
+        settings=memory.settings.as_dict(),
+        schedule=memory.schedule,
+        ladder=list(plan.memory.ladder),
         deterministic=plan.deterministic,
         stop_at=described.step + steps,
     )

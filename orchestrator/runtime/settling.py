@@ -15,7 +15,7 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, keeping
+from orchestrator.runtime import attempts, keeping, remedies
 from orchestrator.wire import boottime_s
 
 
@@ -50,19 +50,23 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     """Write down how the attempt ended; what that is to a session that nobody supervised."""
     more = attempts.more_after(engine, run, plan, attempt.stage)
     running = attempts.running(engine, run, last, attempt, more_stages=more)
-    event, outcome = running.ended(step), "lost"
+    event, outcome = attempts.ended(engine, run, plan, last.id, running, step), "lost"
     if isinstance(event, core.StageFinished | core.RunFinished):
         runs.finish_stage(engine, run.id, attempt.stage)
         outcome = "finished"
     elif isinstance(event, core.AttemptSuspended):
         outcome = "suspended"
+    elif isinstance(event, core.OutOfMemory):
+        outcome = "out of memory"
     cause = getattr(event, "cause", "")
     sessions.close_attempt(
         engine, attempt.id, outcome=outcome, cause=cause, last_step=step, gained=step > running.furthest
     )
     if isinstance(event, core.StageFinished):
         return core.AttemptSuspended()  # the next stage is for the next session
-    if isinstance(event, core.AttemptCrashed | core.RetriesExhausted):
+    if isinstance(event, core.Unwell):
+        remedies.write(engine, run, last.id, attempt, event)
+    if isinstance(event, core.AttemptCrashed | core.OutOfMemory | core.RetriesExhausted | core.Unwell):
         return core.SessionLost(event.cause)
     return event
 

@@ -24,17 +24,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.runtime.memory import kernel_kills
 from orchestrator.runtime.processes import started_ticks
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64
 PING_S, KEEPER_ANSWERS_S = 5.0, 20.0
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The newer name counts where both are set; every PyTorch reads the older one."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,6 +46,7 @@ def main(folder: Path) -> int:
         signal.signal(ignored, signal.SIG_IGN)
     launch = Launch.read(folder / "launch.json")
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    killed_before = kernel_kills()
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
     with open(folder / "torchrun.log", "ab") as log:
@@ -66,7 +70,8 @@ def main(folder: Path) -> int:
     )
     status = _wait_for(torchrun.pid)
     end_everything_below(keeper.spare)
-    _write(folder / "exit.json", {"status": status, "at": datetime.now(UTC).isoformat()})
+    killed = kernel_kills() - killed_before
+    _write(folder / "exit.json", {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed})
     return 0
 
 
@@ -95,7 +100,19 @@ def environment(launch: Launch, folder: Path, board: int) -> dict[str, str]:
     usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if launch.deterministic != "off":
         usual["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts
-    return usual | dict(os.environ) | told
+    return (
+        usual
+        | dict(os.environ)
+        | (_expandable(os.environ) if launch.settings.get("expandable_segments") else {})
+        | told
+    )
+
+
+def _expandable(environ: Mapping[str, str]) -> dict[str, str]:
+    """PyTorch's settings of the allocator, with what the person has set there; read when CUDA starts."""
+    name = next((name for name in ALLOCATOR_VARIABLES if environ.get(name)), ALLOCATOR_VARIABLES[-1])
+    asked = [item for item in environ.get(name, "").split(",") if item and not item.startswith("expandable_segments")]
+    return {name: ",".join([*asked, "expandable_segments:True"])}
 
 
 class KeeperKept:

@@ -34,12 +34,26 @@ from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
-from orchestrator.runtime import attempts, keeping, launcher, mirror, signals, snapshots
+from orchestrator.runtime import (
+    attempts,
+    devices,
+    hanging,
+    keeping,
+    launcher,
+    mirror,
+    remedies,
+    rungs,
+    signals,
+    snapshots,
+    telemetry,
+)
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.clock import Clock, SystemClock
+from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.reader import Job, Reader
+from orchestrator.runtime.watching import MemoryWatch
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
@@ -58,7 +72,10 @@ OUTCOMES: dict[type[Event], str] = {
     core.ExitOverdue: "suspended",
     core.AttemptUnsaved: "unsaved",
     core.AttemptCrashed: "crashed",
+    core.OutOfMemory: "out of memory",
+    core.Unwell: "unwell",
     core.RetriesExhausted: "crashed",
+    core.Diagnosed: "hung",
     core.SessionLost: "lost",
 }
 
@@ -90,10 +107,13 @@ class Supervisor:
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._journal = Journal(engine, run.id, row.id)
         self._reader = Reader(run, self, self._post)
+        self._hangs = hanging.Hangs(engine, run.id, plan.health.hang_s, self._journal.note)
+        self._room = MemoryWatch(engine, run, plan)
         self._attempt: Running | None = None
         self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
-        self._known = {item.path for item in checkpoint_rows.of_run(engine, run.id) if item.state == "verified"}
+        self._known = self._written_down()
+        self._memory = devices.Memory()
         self._told_s: float | None = None
         self._alarm_s: float | None = None
         self._attached = False
@@ -115,10 +135,13 @@ class Supervisor:
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._scheduler.start()
         self._mirror = mirror.of(self._engine, self._run, self._plan)
+        self._data = DataCache(self._plan.data, Path(self._run.workdir), [stage.args for stage in self._plan.stage])
+        self._sampler = telemetry.Sampler(self._engine, self._row.id, Path(self._run.checkpoints))
         try:
             with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
                 if adopted:
                     self._attempt = self._last = adopted
+                    self._begun(adopted)
                     self._watch(adopted, None)
                 self._happened(core.Adopted() if adopted else core.SessionOpened())
                 while not self._session.phase.is_over:
@@ -126,9 +149,11 @@ class Supervisor:
                 self._end_processes()
                 self._finish_mirroring()
         finally:
+            self._sampler.stop()
+            self._data.stop()
             if self._mirror:
                 self._mirror.stop()
-                self._hear_mirror()
+            self._hear_threads()
             self._reader.close()
             self._scheduler.shutdown(wait=False)
             self._channel.close()
@@ -152,8 +177,11 @@ class Supervisor:
     def _turn(self) -> None:
         for event in core.due(self._session, self._clock.now_s()):
             self._happened(self._weighed(event))
+        if self._attempt and (hung := self._hangs.look(self._clock.now_s())) and self._session.phase in core.CAN_HANG:
+            self._happened(hung)
+        self._watch_memory()
         self._set_alarm()
-        self._hear_mirror()
+        self._hear_threads()
         try:
             job = self._queue.get(timeout=LOOK_S)
         except queue.Empty:
@@ -164,8 +192,31 @@ class Supervisor:
             traceback.print_exc()
             self._journal.note("bug", {"what": f"{type(error).__name__}: {error}"})
 
+    def _watch_memory(self) -> None:
+        if self._session.phase in (Phase.TRAINING, Phase.SAVING):
+            order, facts = self._room.look(self._sampler.latest(), self._clock.now_s())
+            if order:
+                self._journal.note("memory_watch", facts)
+                self._channel.tell_all(wire.Order(order))
+
+    def _rung_taken(self, attempt: Running, told: wire.RungTaken) -> None:
+        def write() -> None:
+            rungs.heard(self._engine, self._run, self._row.id, attempt.place, told)
+            self._room.changed(attempt, self._clock.now_s())
+
+        self._journal.write(write)
+
+    def _begun(self, attempt: Running) -> None:
+        """What watches an attempt begins anew with it."""
+        with contextlib.suppress(SQLAlchemyError):
+            self._room.changed(attempt, self._clock.now_s())
+            self._hangs.launched(attempt, self._clock.now_s())
+
     def _weighed(self, event: Event) -> Event:
-        """Look twice: at a wall that came before training for the third time, at a stop that seems to have saved nothing."""
+        """Look twice: at a wall that came before training for the third time, at a stop that seems to have saved nothing, at a hang
+        that is one too many."""
+        if isinstance(event, core.Diagnosed) and self._attempt:
+            return self._attempt.hung(event, self._row.step)
         in_vain = isinstance(event, core.DeadlineReached) and self._session.phase in (Phase.STARTING, Phase.RECOVERING)
         if in_vain and self._attempt and self._attempt.without_progress + 1 >= ATTEMPTS_WITHOUT_PROGRESS:
             return core.RetriesExhausted(
@@ -189,7 +240,7 @@ class Supervisor:
             return
         self._write_down(event, actions)
         for action in actions:
-            self._act(action)
+            self._act(action, event)
         self._tell_deadline()
         self._show()
 
@@ -225,7 +276,7 @@ class Supervisor:
     def _queued(self, action: core.QueueResume) -> dict[str, Any]:
         return {"why": action.why, "due_at": None if action.when_asked else self._clock.utc()}
 
-    def _act(self, action: core.Action) -> None:
+    def _act(self, action: core.Action, event: Event) -> None:
         match action:
             case core.Launch():
                 self._launch()
@@ -237,8 +288,19 @@ class Supervisor:
                 threading.Thread(
                     target=snapshots.persist, args=(self.folder,), kwargs={"timeout_s": KEEPER_S}, daemon=True
                 ).start()
+            case core.CollectStacks() if self._attempt and isinstance(event, core.Hung):
+                attempt = self._attempt
+                self._hangs.diagnose(
+                    attempt, event, lambda cause, facts: self._post(lambda: self._diagnosed(attempt, cause, facts))
+                )
             case core.KillAttempt() if self._processes:
                 launcher.kill(self._processes)
+
+    def _diagnosed(self, attempt: Running, cause: str, facts: dict[str, Any]) -> None:
+        self._journal.note("stacks", facts)
+        if self._attempt is attempt and self._session.phase is Phase.DIAGNOSING:
+            self._forget_snapshot_of(attempt)
+            self._happened(self._weighed(core.Diagnosed(cause)))
 
     def _launch(self) -> None:
         """In three steps, for the second reads gigabytes: choose the stage, find its checkpoint (reader), start."""
@@ -253,6 +315,8 @@ class Supervisor:
 
         def look() -> None:
             try:
+                if held := self._memory.wait_until_gone():
+                    self._post(lambda: self._journal.note("memory_not_gone", {"what": held}))
                 found = attempts.newest_state(self._engine, self._run, todo[0].name, self._reader.skipped)
             except Exception as error:
                 hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
@@ -267,14 +331,17 @@ class Supervisor:
         if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
             return  # stopped meanwhile
         try:
+            self._known = self._written_down()
             self._attempt, launch = attempts.prepare(
-                self._engine, self._run, self._plan, self._row, self._session, stage, found
+                self._engine, self._run, self._plan, self._row, self._session, stage, found, self._data
             )
             process = launcher.start(launch)
-        except (OSError, SQLAlchemyError) as error:
-            self._launch_later(f"an attempt could not be started: {error}")
+        except Exception as error:  # whatever it is: a session that waits for nothing would be worse
+            self._launch_later(f"an attempt could not be started: {type(error).__name__}: {error}")
             return
+        self._watch(self._attempt, process)
         self._attached, self._launch_tries, self._last = False, 0, self._attempt
+        self._begun(self._attempt)
         self._saved_step = found.checkpoint[1].step if found.checkpoint else 0
         lost = max(0, self._row.step - found.step) if stage.name == self._row.stage else 0
         self._journal.note("launched", {"attempt": self._attempt.name, **found.said(), "lost_steps": lost})
@@ -286,7 +353,6 @@ class Supervisor:
         }
         self._row = self._row._replace(**begun)
         self._journal.write(lambda: sessions.update_session(self._engine, self._row.id, **begun))
-        self._watch(self._attempt, process)
         self._show()
 
     def _fail(self, why: str) -> None:
@@ -332,10 +398,20 @@ class Supervisor:
                 reply(wire.Deadline(self._session.deadline_s))
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
+            case wire.Vitals(attempt=attempt) if self._is_current(attempt):
+                self._sampler.hear(message)
+                self._data.consider(self._sampler.latest())
+            case wire.Place(attempt=attempt) if self._is_current(attempt):
+                self._hangs.heard(message, self._clock.now_s())
+                self._room.heard(message)
             case wire.Saved():  # of the dead, too: the keeper writes what they left
                 self._reader.submit(lambda: self._reader.read_back(message))
             case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
                 self._journal.note(kind, dict(facts))
+            case wire.RungTaken(attempt=attempt) if self._attempt and self._is_current(attempt):
+                self._rung_taken(self._attempt, message)
+            case wire.Remedied(attempt=attempt) if self._attempt and self._is_current(attempt):
+                self._remember(self._attempt, message)
             case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
                 self._happened(core.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
 
@@ -398,6 +474,9 @@ class Supervisor:
     def is_known(self, folder: str) -> bool:
         return folder in self._known
 
+    def _written_down(self) -> set[str]:
+        return {row.path for row in checkpoint_rows.of_run(self._engine, self._run.id) if row.state == "verified"}
+
     def verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
@@ -441,33 +520,48 @@ class Supervisor:
     def _ended(self, attempt: Running) -> None:
         if self._attempt is not attempt:
             return  # we ended it ourselves and have written that down
-        event = attempt.ended(self._row.step)
-        if (
-            attempt.from_snapshot is not None
-            and self._row.step <= attempt.row.first_step
-            and attempt.failed_by_itself()
-        ):
-            snapshots.forget(self.folder, attempt.from_snapshot)
+        event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step)
+        if attempt.failed_by_itself() and not isinstance(event, core.OutOfMemory | core.Unwell):
+            self._forget_snapshot_of(attempt)
         if isinstance(event, core.StageFinished | core.RunFinished):
             self._journal.write(lambda: runs.finish_stage(self._engine, self._run.id, attempt.row.stage))
         self._happened(event)
+        if isinstance(event, core.Unwell):
+            self._remember(attempt, event)
+
+    def _remember(self, attempt: Running, taken: wire.Remedied | core.Unwell) -> None:
+        """A remedy, before anything is launched that it is for."""
+        why = taken.why if isinstance(taken, wire.Remedied) else taken.cause
+        self._journal.note("remedied", {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
+        session_id = self._row.id
+        self._journal.write(lambda: remedies.write(self._engine, self._run, session_id, attempt.row, taken))
+
+    def _forget_snapshot_of(self, attempt: Running) -> None:
+        """One with which an attempt came to no step is not used again."""
+        if attempt.from_snapshot is not None and self._row.step <= attempt.row.first_step:
+            snapshots.forget(self.folder, attempt.from_snapshot)
 
     def _close_attempt(self, outcome: str, cause: str) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt:
+            self._hangs.remember()
             if not self._attached and outcome != "crashed":
                 what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
                 self._journal.note("never_attached", {"stage": attempt.row.stage, "what": what})
-            step, gained = self._row.step, self._row.step > attempt.furthest
+            step, gained = (
+                self._row.step,
+                self._row.step > attempt.furthest or outcome == "unwell",
+            )  # the plan's remedies bound those
             self._journal.write(
                 lambda: sessions.close_attempt(
                     self._engine, attempt.row.id, outcome=outcome, cause=cause, last_step=step, gained=gained
                 )
             )
 
-    def _hear_mirror(self) -> None:
-        while self._mirror and not self._mirror.notes.empty():
-            self._journal.note(*self._mirror.notes.get())
+    def _hear_threads(self) -> None:
+        for thread in (self._mirror, self._sampler, self._data):
+            while thread and not thread.notes.empty():
+                self._journal.note(*thread.notes.get())
 
     def _finish_mirroring(self) -> None:
         """What is not in the mirror yet gets a while of what is left before the wall; any signal ends it."""

@@ -15,16 +15,20 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-SAVE, STOP, SNAPSHOT, SLOT = 1, 2, 4, 8
-"""What is asked: a save, a stop after it, a snapshot that stays in memory; the slot that it goes to is a bit of its own."""
+SAVE, STOP, SNAPSHOT, SLOT, DOWN, UP = 1, 2, 4, 8, 16, 32
+"""What is asked: a save, a stop after it, a snapshot that stays in memory; the slot that it goes to is a bit of its own; a
+rung down the memory ladder or up again."""
 
 HORIZON = 2
 SLOT_BYTES = 64
 GONE = 1 << 60
 
 _WORD = struct.Struct("<q")
-_REQUEST, _ACK_STEP, _ACK_ID, _FAILED = 0, 0, 8, 16
+_REQUEST, _ACK_STEP, _ACK_ID, _FAILED, _VOTES, _PID = 0, 0, 8, 16, (24, 32), 40
+SPINS, NAP_S, LIVES_S = 200, 50e-6, 0.2
+"""A vote looks so often without a pause, then with naps; so often it sees whether the others live."""
 
 
 class PeersLost(RuntimeError):
@@ -55,6 +59,8 @@ class Board:
         self._request = 0  # the request word that this rank has acknowledged
         self._acked_at = 0
         self._target: int | None = None
+        self._votes = self.worst_rank = 0
+        self._write(rank, _PID, os.getpid())
 
     def ask(self, kinds: int) -> None:
         """From any thread of rank 0: have all ranks do `kinds` (SAVE, STOP, SNAPSHOT) at a common step. Others ask in vain."""
@@ -82,6 +88,36 @@ class Board:
             return 0
         self._settled = word
         return int(word & 0xFF)
+
+    def vote(self, flag: int) -> int:
+        """The greatest flag (0 to 255) that any rank gives at this vote; all ranks vote equally often, and wait for each other.
+
+        `worst_rank` is the first that gave it. There are two places a rank in turn: one that is through may write its next
+        vote before the last has read this one.
+
+        Raises: PeersLost when one has died.
+        """
+        self._votes += 1
+        place = _VOTES[self._votes & 1]
+        self._write(self._rank, place, self._votes << 8 | flag)
+        flags = [self._vote_of(rank, place) for rank in range(self._world)]
+        worst = max(flags)
+        self.worst_rank = flags.index(worst)
+        return worst
+
+    def _vote_of(self, rank: int, place: int) -> int:
+        looks, look_for_life_s = 0, 0.0
+        while (word := self._read(rank, place)) >> 8 < self._votes:
+            looks += 1
+            if looks < SPINS:
+                os.sched_yield()
+                continue
+            if looks % 1000 == 0 and (now_s := time.monotonic()) > look_for_life_s:
+                look_for_life_s = now_s + LIVES_S
+                if (pid := self._read(rank, _PID)) and not Path(f"/proc/{pid}").exists():
+                    raise PeersLost(f"rank {rank} has died")
+            time.sleep(NAP_S)
+        return word & 0xFF
 
     def leave(self) -> None:
         """A rank that is done holds nobody up."""

@@ -7,6 +7,7 @@ torchrun's exit code tells nothing of the reason (1 for every failure, and after
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import inspect
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import worker
+from orchestrator.core.health import Trouble
 from orchestrator.errors import KgorchError, nearest
 from orchestrator.wire import Launch, boottime_s
 
@@ -42,6 +44,14 @@ def log_to(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def dump_stacks_to(path: Path) -> None:
+    """At SIGUSR2, from C: also of a rank whose Python does not move. torchrun passes that signal on to nobody.
+
+    Loading processes that are forked inherit it and would write to the same file; nobody sends it to them.
+    """
+    faulthandler.register(signal.SIGUSR2, file=open(path, "a"), all_threads=True, chain=False)
 
 
 def function_of(entry: str) -> Callable[..., Any]:
@@ -121,11 +131,23 @@ class Record:
             content["error"] = {
                 "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
                 "message": str(error)[:4000],
+                "memory": memory_that_ran_out(error),
                 "traceback": "".join(traceback.format_exception(error))[-16000:],
             }
+            if isinstance(trouble := getattr(error, "trouble", None), Trouble):
+                content["error"]["trouble"] = trouble.as_dict()
         aside = self._path.with_suffix(".part")
         aside.write_text(json.dumps(content))
         aside.rename(self._path)
+
+
+def memory_that_ran_out(error: BaseException) -> str:
+    """Which one, if that is what the error says; empty else. PyTorch is not loaded for it: there may be no room."""
+    if "torch" not in sys.modules:
+        return "device" if isinstance(error, MemoryError) else ""
+    from orchestrator.worker import oom
+
+    return oom.ran_out(error)
 
 
 def main() -> int:
@@ -137,6 +159,7 @@ def main() -> int:
     rank = int(os.environ.get("RANK", 0))
     record = Record(launch, rank)
     log_to(Path(launch.folder) / f"rank{rank}.log")
+    dump_stacks_to(Path(launch.folder) / f"rank{rank}.stacks")
     try:
         call(launch, record)
     except SystemExit as ending:

@@ -12,20 +12,20 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from orchestrator import wire
-from orchestrator.wire import Beat, Deadline, Hello, Launch, Message, Order
-from orchestrator.worker.board import SAVE, STOP, Board
+from orchestrator.wire import Deadline, Hello, Launch, Message, Order
+from orchestrator.worker.board import DOWN, SAVE, STOP, UP, Board
 
 BEAT_S = 1.0
 
 
 class Link:
     def __init__(
-        self, launch: Launch, board: Board, hello: Callable[[], Hello], beat: Callable[[], Beat | None]
+        self, launch: Launch, board: Board, hello: Callable[[], Hello], told: Callable[[], Iterable[Message]]
     ) -> None:
-        self._launch, self._board, self._hello, self._beat = launch, board, hello, beat
+        self._launch, self._board, self._hello, self._told = launch, board, hello, told
         self._deadline_s = launch.deadline_s
         self._stop_asked = False
         self._connection: socket.socket | None = None
@@ -54,8 +54,8 @@ class Link:
         self._thread.join(timeout=2.0)
 
     def send_beat(self) -> None:
-        if beat := self._beat():
-            self.send(beat)
+        for message in self._told():
+            self.send(message)
 
     def ask_stop(self) -> None:
         self._stop_asked = True
@@ -82,8 +82,8 @@ class Link:
                     self._watch_deadline(now_s)
                     if self._connection is None:
                         self._connect(selector)
-                    if self._connection is not None and (beat := self._beat()):
-                        self._outbox.append(beat)
+                    if self._connection is not None:
+                        self._outbox.extend(self._told())
                 self._flush(selector)
                 if self._closing.is_set() and self._connection is None:
                     return
@@ -131,6 +131,8 @@ class Link:
             self._board.ask(SAVE)
         elif isinstance(message, Order) and message.what == "stop":
             self.ask_stop()
+        elif isinstance(message, Order) and message.what in ("down", "up"):
+            self._board.ask(DOWN if message.what == "down" else UP)
         elif isinstance(message, Deadline):
             self._deadline_s = message.at_s
 

@@ -6,40 +6,57 @@ agreed (board.py): never in a signal handler, never in an `except`. Between thos
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator import __version__, manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
-from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Note, boottime_s
-from orchestrator.worker import batches, collector, group, image, output_folder, starting, state, stored, virtual
-from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
+from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
+from orchestrator.worker import (
+    batches,
+    collector,
+    group,
+    image,
+    output_folder,
+    starting,
+    state,
+    stored,
+    virtual,
+)
+from orchestrator.worker.backward import Backward, Guard, Work
+from orchestrator.worker.board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP, Board
+from orchestrator.worker.data import Data
 from orchestrator.worker.determinism import Determinism
+from orchestrator.worker.health import Health
+from orchestrator.worker.ladder import Ladder, plain_of
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
+from orchestrator.worker.vitals import Gauges
+from orchestrator.worker.whereabouts import Whereabouts
 
 AFTER_A_MISS = 5.0
 """So many intervals pass before a snapshot is tried again that could not be taken: trying may have cost half a second."""
 
 DOCUMENT_BYTES = 1 << 18
 """Room in an image for what is no tensor: random states are some 30 kB of it."""
+
+
+WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 
 
 class SessionOver(SystemExit):
@@ -50,6 +67,14 @@ class SessionOver(SystemExit):
         self.saved = saved
 
 
+class Seen(NamedTuple):
+    """The state at a boundary: all of it, this rank's share of the tensors, and when looking at it began."""
+
+    captured: state.Captured
+    mine: dict[str, torch.Tensor]
+    began_s: float
+
+
 class SaveLost(RuntimeError):
     """A save that must not fail has failed."""
 
@@ -58,9 +83,7 @@ class Session:
     """Attributes:
     device: where this rank computes. rank, world_size: of this attempt; another session may have other ones.
     supervised: False when the script runs alone.
-    microbatch: samples of one forward and backward, None for a rank's whole share.
     output: folder for results; outlives the session, shared by the stages.
-    weight: 0.0 when this rank's batch is borrowed (a last batch smaller than the number of ranks), else above 0.
     """
 
     def __init__(self, launch: Launch | None, seed: int | None, deterministic: str | None = None) -> None:
@@ -68,9 +91,7 @@ class Session:
         self._determinism = Determinism(deterministic or (launch.deterministic if launch else "off"))
         self._exactness: dict[str, str] = {}
         self.rank, self.world_size, self.device, self._made_group = group.join()
-        self.microbatch = launch.microbatch if launch else None
         self.output = output_folder()
-        self.weight = 1.0
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
         group.seed_all(self._seed + self.rank)
         self._launch, self._tracked, self._metrics = launch, dict[str, Any](), dict[str, Any]()
@@ -80,25 +101,42 @@ class Session:
         self._replay: Replay | None = None  # of the epoch that runs, when its loader is not ours
         self._began: Began | None = None  # where that epoch's loader began, when resumed
         self._ranks_before = self.world_size
-        self._rehearse = self._rehearsing = self._epoch_is_open = False
+        self._rehearse = self._epoch_is_open = False
         self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
-        self._parts: list[tuple[Any, float]] = []  # this step's batch of each rank played here, and its weight
-        self._divisible, self._went_back, self._chance = True, False, 0
+        self._divisible = True
         self._next_snapshot_s = math.inf
         self._saved_at: int | None = None
         self._stop_at = launch.stop_at if launch else None
         self._state_bytes = 0
         self._ticked_s = self._gap_s = self._step_s = 0.0
+        self._gauges = Gauges(self.device)
+        self._place = Whereabouts()
+        self._data = Data(launch, self.rank)
         self._board: Board | None = None
-        if launch:
-            self._supervise(launch)
+        self._ladder: Ladder | None = None
+        self._health: Health | None = None
+        guard = self._supervise(launch) if launch else None
+        self._backward = Backward(self.device, lambda: self._ranks, self._tell_exactness, guard)
 
-    def _supervise(self, launch: Launch) -> None:
+    def _supervise(self, launch: Launch) -> Guard:
         self._board = Board(os.environ[BOARD_VARIABLE], self.rank, self.world_size)
-        self._link = Link(launch, self._board, self._hello, self._beat)
+        self._link = Link(launch, self._board, self._hello, self._told)
         self._saver = Saver(launch, self.rank, self.world_size, self._board, self._link.send)
         self._board.admit = self._saver.admit
+        self._ladder = Ladder(launch, self.device, self._link.send)
+        self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         signal.signal(signal.SIGTERM, lambda *_: self._link.ask_stop())  # the wall has come nearer; only a request here
+        return Guard(self._ladder, self._health, self._board, self.rank)
+
+    @property
+    def weight(self) -> float:
+        """0.0 when this rank's batch is borrowed (a last batch smaller than the number of ranks), else above 0."""
+        return self._backward.weight
+
+    @property
+    def microbatch(self) -> int | None:
+        """Samples of one forward and backward as memory allows now; None for a rank's whole share."""
+        return self._backward.microbatch
 
     def __enter__(self) -> Session:
         if self._board:
@@ -112,10 +150,13 @@ class Session:
         finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
         if self._board:
             saved = True
-            if finished:
-                saved = self._save_and_wait(final=True)
-                self._board.leave()
-            self._link.close()
+            try:
+                if finished:
+                    saved = self._save_and_wait(final=True)
+                    self._board.leave()
+            finally:
+                self._place.enter("end")
+                self._link.close()
             if not saved:
                 raise SaveLost("the stage is done, but its last save failed (kgorch history --events tells why)")
         if self._made_group and (finished or over):
@@ -140,6 +181,7 @@ class Session:
                     next_step="wrap it in a class that has one",
                 )
         self._tracked = things
+        self._backward.learn(thing for thing in things.values() if isinstance(thing, nn.Module))
         sizes, own_bytes = state.expected_sizes(things)
         self._state_bytes = sum(sizes.values()) + own_bytes
         if self._launch:
@@ -154,6 +196,13 @@ class Session:
                 self._rehearse = self.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
             elif self._launch.weights:
                 self._begin_with(self._launch, **self._launch.weights)
+            if self._ladder:
+                self._ladder.learn({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
+            if self._health:
+                captured = state.capture(things)
+                self._health.know(
+                    _alike(things, image.share(captured.tensors, captured.own, self.rank, self.world_size))
+                )
             names = image.split(sizes, self.world_size)[self.rank]
             need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + 600 * len(sizes)
             self._saver.prepare(need, self.device)
@@ -269,6 +318,12 @@ class Session:
             global_batch: samples of one optimizer step, over all ranks.
             options: what torch's DataLoader takes besides (num_workers, collate_fn, prefetch_factor, …).
         """
+        if self._ladder:
+            options["num_workers"] = self._ladder.asked_workers(options.get("num_workers", 0))
+            if not options["num_workers"]:  # DataLoader takes these with workers alone
+                options = {name: value for name, value in options.items() if name not in WITH_WORKERS}
+            if self._ladder.settings.pin_memory is False:
+                options["pin_memory"] = False
         return Loader(
             dataset,
             global_batch,
@@ -278,6 +333,13 @@ class Session:
             drop_last=drop_last,
             **options,
         )
+
+    def data(self, path: str | os.PathLike[str]) -> os.PathLike[str]:
+        """`path`, or what lies at it in the local copy of the plan's `[data] cache`: from the end of the epoch in which
+        that copy was whole and verified. Which of them is found out at each use, in loading processes, too: keep what
+        this returns and open `os.path.join(it, name)` or `it / name`. The bytes are the same; a folder's order may differ.
+        """
+        return self._data.path(path)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs still to do of this loop; a second loop in the same script begins when the first one is over."""
@@ -291,6 +353,7 @@ class Session:
             self._epoch_is_open = True
             yield self._epoch
             self._epoch, self._batch = self._epoch + 1, 0
+            self._data.look()
         self._loop, self._epoch, self._batch, self._epochs_done = self._loop + 1, 0, 0, count
 
     def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
@@ -324,25 +387,39 @@ class Session:
             self._batch = self._replay.batch
         left = self._epochs_total - self._epoch
         self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
-        self._tick()  # what came since the last step, an evaluation perhaps
-        for parts in given:
+        self._tick(
+            "step" if "first_step" in self._place.longest else "first_step"
+        )  # since the last step; an evaluation perhaps
+        self._climb_in(source)
+        for parts in self._gauges.fetched(given):
             self._samples_now = source.samples_in(self._batch)
             shares = [source.share_of_rank(self._batch, rank) for rank in self._ranks.mine]
             weights = [share * self.world_size / self._samples_now for share in shares]
-            self.weight = weights[0]
             if self._rehearse:
                 yield from self._rehearsal(parts, weights)
-            self._parts, self._went_back = list(zip(parts, weights, strict=True)), False
+            self._backward.give(parts, weights)
             yield parts[0]
             self._check_way_back()
             self._step += 1
             self._batch += 1
             self._samples += self._samples_now
             self._boundary()
+        self._place.enter("evaluation")
+
+    def _climb_in(self, source: Loader | Replay) -> None:
+        """Onto the rung that was in force at this step."""
+        if self._ladder and self._tracked:
+            self._ladder.begin(
+                self._step,
+                max((source.share_of_rank(self._batch, rank) for rank in range(self._ranks.count)), default=0),
+            )
+            self._ladder.tell(self.rank)
+        if self._health and self._tracked:
+            self._health.begin(self._tracked, self._step)
 
     def _check_way_back(self) -> None:
         """A script whose every batch goes through `backward` as it came can be played by fewer processes."""
-        if not self._went_back:
+        if not self._backward.came:
             self._refuse_to_divide("each batch must go to session.backward() as session.steps() gave it")
 
     def _refuse_to_divide(self, why: str) -> None:
@@ -368,10 +445,10 @@ class Session:
         kept, rng = state.capture(self._tracked), state.rng_state(self.device)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in kept.tensors.items()}
         played = dict(self._ranks.random_states)
-        self._rehearse, self._rehearsing = False, True
-        self._parts = list(zip(copy.deepcopy(parts), weights, strict=True))
-        yield self._parts[0][0]
-        self._rehearsing = False
+        self._rehearse, self._backward.rehearses = False, True
+        self._backward.give(copy.deepcopy(parts), weights)
+        yield self._backward.parts[0][0]
+        self._backward.rehearses = False
         self._ranks.random_states = played
         for thing in self._tracked.values():
             if isinstance(thing, nn.Module):
@@ -379,9 +456,10 @@ class Session:
         state.restore(self._tracked, kept.tree | kept.own_tree, copies.__getitem__)
         state.set_rng_state(rng, self.device)
 
-    def _tick(self) -> float:
-        """Seconds since this was called last; the longest of them is told."""
+    def _tick(self, place: str = "step") -> float:
+        """Seconds since this was called last; the longest of them is told. What begins is a `place` of core/hang.py."""
         now_s = time.monotonic()
+        self._place.enter(place, now_s)
         passed_s = now_s - self._ticked_s if self._ticked_s else 0.0
         if passed_s > self._gap_s:
             self._gap_s = passed_s
@@ -401,12 +479,26 @@ class Session:
             raise SessionOver(saved=self._save_and_wait())
         if act:
             self._act(act)
+        if self._ladder:
+            self._ladder.tidy(self._step)
+            if self._step == self._ladder.next_change:
+                self._ladder.change(self._step)
+        if self._health:
+            self._health.boundary(self._step)
 
     def _act(self, act: int) -> None:
         slot = 1 if act & SLOT else 0
         if act & STOP:
             raise SessionOver(saved=self._save_and_wait(slot=slot))
-        taken = self._save(slot, persist=bool(act & SAVE))
+        if self._ladder and act & DOWN:
+            self._ladder.down(self._step, "memory is nearly full", tells=self.rank == 0, must=False)
+        if self._ladder and act & UP:
+            self._ladder.up(self._step, tells=self.rank == 0)
+        if not act & (SAVE | SNAPSHOT):
+            return
+        self._place.enter("save")
+        taken = self._save(slot, self._seen(), persist=bool(act & SAVE))
+        self._place.enter("step")
         self._plan_snapshot(later=1.0 if taken else AFTER_A_MISS)
 
     def _plan_snapshot(self, later: float = 1.0) -> None:
@@ -416,34 +508,48 @@ class Session:
     def _save_and_wait(self, *, slot: int | None = None, final: bool = False) -> bool:
         """Save, and see it on disk; once more should the keeper be lost meanwhile, for training stands still."""
         assert self._launch
+        if not self._tracked:
+            return True
+        self._place.enter("save")
+        seen = self._seen()
         for _ in range(2):
             if slot is None:  # nobody has chosen one that is not being written
                 self._saver.wait()
                 slot = self._saver.next_slot()
-            if not self._tracked or (self._save(slot, persist=True, final=final) and self._saver.wait()):
+            if self._save(slot, seen, persist=True, final=final) and self._saver.wait():
                 return True
             if is_on_disk(self._launch, self._step, final=final):
                 return True
             self._saved_at = slot = None
         return False
 
-    def _save(self, slot: int, *, persist: bool, final: bool = False) -> bool:
+    def _seen(self) -> Seen | None:
+        """The state as it is now, once all ranks have seen that it is numbers. Raises: Unwell."""
+        if not self._tracked:
+            return None
+        began_s, looked_s = boottime_s(), 0.0
+        with collector.paused():  # its turn may come in the midst of all these small things, and cost more than they
+            captured = state.capture(self._tracked)
+        mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
+        busy_s = boottime_s() - began_s
+        if self._health and self._board:
+            looked_s = self._health.look(_alike(self._tracked, mine), self._step, self._board.vote)
+        return Seen(captured, mine, boottime_s() - busy_s - looked_s)  # waiting for the others is no part of it
+
+    def _save(self, slot: int, seen: Seen | None, *, persist: bool, final: bool = False) -> bool:
         """Copy the state aside; a step that is saved already is not saved twice, except as a stage's last."""
-        assert self._launch
-        began_s = boottime_s()
-        if not self._tracked or (self._saved_at == self._step and not final):
+        if seen is None or (self._saved_at == self._step and not final):
             return True
         self._determinism.probe()
         self._tell_exactness(deterministic=self._determinism.verdict)
-        with collector.paused():  # its turn may come in the midst of all these small things, and cost more than they
-            saved = self._save_now(slot, persist=persist, final=final, began_s=began_s)
+        with collector.paused():
+            saved = self._save_now(slot, seen, persist=persist, final=final)
         if saved and persist:
             self._saved_at = self._step
         return saved
 
-    def _save_now(self, slot: int, *, persist: bool, final: bool, began_s: float) -> bool:
+    def _save_now(self, slot: int, seen: Seen, *, persist: bool, final: bool) -> bool:
         assert self._launch
-        captured = state.capture(self._tracked)
         described = Manifest(
             run=self._launch.run,
             run_id=self._launch.run_id,
@@ -455,11 +561,14 @@ class Session:
             created_at=datetime.now(UTC).isoformat(),
             plan_hash=self._launch.plan_hash,
             metrics=self._plain_metrics(),
-            versions=group.versions(__version__, self.device) | {"deterministic": self._determinism.level},
+            versions=group.versions(__version__, self.device)
+            | {"deterministic": self._determinism.level}
+            | (plain_of(self._ladder.settings) if self._ladder else {}),
         )
-        mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
-        docs = self._rank_documents(captured, mine)
-        return self._saver.save(captured, mine, docs, described, slot=slot, persist=persist, began_s=began_s)
+        docs = self._rank_documents(seen.captured, seen.mine)
+        return self._saver.save(
+            seen.captured, seen.mine, docs, described, slot=slot, persist=persist, began_s=seen.began_s
+        )
 
     def _rank_documents(self, captured: state.Captured, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
         """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
@@ -481,7 +590,7 @@ class Session:
         """Forward and backward of this rank's batch in microbatches: the same gradient, in less memory.
 
         Each part is moved to the device, weighted by its share of the global batch, and all but the last run without
-        DDP's all-reduce.
+        DDP's all-reduce. When memory runs out on any rank, all do the batch again, a rung further down the plan's ladder.
 
         Args:
             loss_of: takes a part (of the batch's own structure), returns its mean loss, a scalar.
@@ -489,50 +598,31 @@ class Session:
         Returns:
             The mean loss over this rank's batch, detached, not waited for. Scalar.
         """
-        if not self._parts or batch is not self._parts[0][0]:
-            return self._backward_part(batch, loss_of, self.weight, scaler, last=True)
-        self._went_back = True
-        if not self._ranks.are_split:
-            return self._backward_part(batch, loss_of, self.weight, scaler, last=True)
-        return self._backward_of_all(loss_of, scaler)
 
-    def _backward_of_all(self, loss_of: Callable[[Any], torch.Tensor], scaler: Any) -> torch.Tensor:
-        """The batches of all ranks that this process plays (virtual.py). Returns the first one's loss."""
-        if self._chance and self._chance != virtual.fingerprint(self.device):
-            self._tell_exactness(ranks=f"{self._ranks.said()}, but chance was drawn outside of session.backward")
-        modules = [thing for thing in self._tracked.values() if isinstance(thing, nn.Module)]
-        before = virtual.copied_buffers(modules)
-        last = self._ranks.end - 1
-        batch, weight = self._parts[0]
-        loss = self._backward_part(batch, loss_of, weight, scaler, last=self._ranks.first == last)
-        for rank, (batch, weight) in zip(self._ranks.mine[1:], self._parts[1:], strict=True):
-            with (
-                virtual.playing(self._ranks, rank, self.device, modules, before),
-                virtual.summing(modules, self._ranks),
-            ):
-                self._backward_part(batch, loss_of, weight, scaler, last=rank == last)
-        self._chance = virtual.fingerprint(self.device)
-        return loss
+        def work(part: Any, weight: float) -> torch.Tensor:
+            loss = loss_of(part)
+            weighted = loss * weight
+            (scaler.scale(weighted) if scaler else weighted).backward()
+            return loss.detach()
 
-    def _backward_part(
-        self, batch: Any, loss_of: Callable[[Any], torch.Tensor], weight: float, scaler: Any, *, last: bool
-    ) -> torch.Tensor:
-        """One rank's batch in microbatches; DDP reduces the gradients after the last one of the `last` rank played here."""
-        samples = batches.length(batch)
-        parts = batches.split(batch, self.microbatch or samples)
-        total = torch.zeros((), device=self.device)
-        for number, part in enumerate(parts):
-            fraction = batches.length(part) / samples
-            with contextlib.ExitStack() as without_sync:
-                if not last or number < len(parts) - 1:
-                    for thing in self._tracked.values():
-                        if isinstance(thing, DistributedDataParallel):
-                            without_sync.enter_context(thing.no_sync())
-                loss = loss_of(self.to_device(part))
-                weighted = loss * (fraction * weight)
-                (scaler.scale(weighted) if scaler else weighted).backward()
-            total += loss.detach() * fraction
-        return total
+        return self.accumulate(batch, work, scaler=scaler)
+
+    def accumulate(self, batch: Any, work: Work, *, scaler: Any = None) -> torch.Tensor:
+        """`backward` for loops that do their own: `work(part, weight)` does the forward of a part of the batch and the
+        backward of its loss times `weight`, and returns that mean loss, detached. It may be called again for the same part,
+        so it must leave nothing behind but gradients. `scaler`: the GradScaler that `work` uses, if any.
+        """
+        return self._backward.run(self._step, batch, work, scaled=scaler is not None and scaler.is_enabled())
+
+    def autocast(self, dtype: torch.dtype = torch.float16, *, enabled: bool = True) -> torch.autocast:
+        """torch.autocast on this rank's device, until a NaN has the plan's remedies turn it to bfloat16 or off."""
+        amp = self._ladder.settings.amp if self._ladder else ""
+        if amp == "bf16":
+            dtype = torch.bfloat16
+            amp = (
+                "off" if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) < (8, 0) else amp
+            )
+        return torch.autocast(self.device.type, dtype, enabled=enabled and amp != "off")
 
     def to_device(self, batch: Any) -> Any:
         """The batch's tensors on this rank's device; the copy does not wait where memory is pinned."""
@@ -540,7 +630,7 @@ class Session:
 
     def report(self, **metrics: Any) -> None:
         """Figures for `status`, the checkpoint and `keep.best`: numbers, or scalar tensors, which are not waited for."""
-        if not self._rehearsing:
+        if not self._backward.rehearses:
             for name, value in metrics.items():
                 if isinstance(value, torch.Tensor) and value.numel() == 1:
                     self._metrics[name] = value.detach()
@@ -568,14 +658,20 @@ class Session:
         assert self._launch
         return Hello(self._launch.attempt, self.rank, os.getpid(), self._step, self._state_bytes, bool(self._tracked))
 
-    def _beat(self) -> Beat | None:
-        if not self._launch or self.rank != 0:
-            return None
+    def _told(self) -> Iterator[Message]:
+        assert self._launch
+        modules = (thing for thing in self._tracked.values() if isinstance(thing, nn.Module))
+        yield self._place.told(self._launch.attempt, self.rank, modules)
+        yield Vitals(self._launch.attempt, self.rank, self._gauges.read(self._step_s))
+        if self.rank == 0:
+            yield self._beat(self._launch.attempt)
+
+    def _beat(self, attempt: str) -> Beat:
         gap_s, self._gap_s = self._gap_s, 0.0
         if self._ticked_s:
             gap_s = max(gap_s, time.monotonic() - self._ticked_s)
         return Beat(
-            self._launch.attempt,
+            attempt,
             self._epoch or self._epochs_done,
             self._step,
             self._samples,
@@ -585,6 +681,11 @@ class Session:
             epochs_total=self._epochs_total,
             metrics=self._plain_metrics(),
         )
+
+
+def _alike(tracked: Mapping[str, Any], mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a rank's share the modules' and optimizers' tensors: other things may well hold what is no number."""
+    return {name: tensor for name, tensor in mine.items() if state.is_replicated(tracked[name.partition(".")[0]])}
 
 
 def _number(name: str, value: Any) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from db import checkpoints, runs, sessions
+from db import checkpoints, rungs, runs, samples, sessions
 from db.engine import open_database
 from orchestrator.cli import VERBS
 from orchestrator.runtime import processes
@@ -63,6 +63,10 @@ def run(kgorch, engine):
         first_step=10,
         folder_of=lambda number: str(folder / "attempts" / f"2.{number}"),
     )
+    rungs.add(
+        engine, made.id, second.id, plan_hash="h", stage="train", device="cpu", world=2, step=11, rung="microbatch/2",
+        why="rank 1: OutOfMemoryError", settings={"settings": {"microbatch": 4, "activation_checkpointing": False}},
+    )  # fmt: skip
     told = {"data": "keyed", "deterministic": "did not hold: put_"}
     for facts in ({"data": "replayed"}, told):
         sessions.note(engine, made.id, "exactness", facts, second.id)
@@ -79,6 +83,8 @@ def run(kgorch, engine):
         step_s=0.5,
         metrics={"dice": 0.5, "loss": float("nan")},
     )
+    measured = {"gpu0.mem_used": 2.0**30, "gpu0.util": 87.0, "host.cpu": 12.5, "rank0.data_wait": 0.25}
+    samples.write(engine, second.id, [(datetime.now(UTC), measured)])
     checkpoints.record(
         engine,
         made.id,
@@ -120,6 +126,47 @@ def test_the_fields_of_json_are_those_that_were_promised(kgorch, run, verb, prom
     assert found == promised, (
         "a field that is promised may not change; a new one is written into tests/promises and docs/json.md"
     )
+
+
+@pytest.fixture
+def waiting(engine, run):
+    """The run's newest session waited for its data for an hour, and its last save failed twice."""
+    session = sessions.last(engine, run.id)
+    row = {
+        "gpu0.util": 40.0, "gpu0.mem_used": 12e9, "gpu0.mem_total": 15e9, "host.cpu": 30.0, "host.cores": 4.0,
+        "rank0.step_s": 0.5, "rank0.data_wait": 0.55, "rank0.cpu": 50.0,
+    }  # fmt: skip
+    began = session.started_at
+    samples.write(engine, session.id, [(began + timedelta(seconds=second), row) for second in range(0, 3600, 5)])
+    sessions.note(engine, run.id, "memory_facts", {"batch": "16", "num_workers": "0"}, session.id)
+    for why in ("disk full", "disk full still"):
+        sessions.note(engine, run.id, "SaveFailed", {"why": why}, session.id)
+    rungs.add(
+        engine, run.id, session.id, plan_hash="h", stage="train", device="T4", world=2, step=7, rung="microbatch/2",
+        why="out of memory", settings={},
+    )  # fmt: skip
+    return run
+
+
+def test_the_doctors_fields_are_those_that_were_promised(kgorch, waiting):
+    found = json.loads(kgorch("doctor", "--json").stdout)
+    found["machine"] |= {"gpus": [], "driver": None, "may_trace": True}  # this machine's
+    promised = json.loads((PROMISES / "doctor.json").read_text())
+    assert _shape(found) == promised, "a new field is written into tests/promises and docs/json.md"
+
+
+def test_the_doctor_tells_what_slows_the_run_down_what_happened_and_what_to_change(kgorch, waiting):
+    text = kgorch("doctor", "ink").stdout
+    assert "bad: GPU 40%" in text and "mean 55%" in text and "cores 4" in text
+    assert "num_workers = 2: loading beside the training (saves 55% of the time at most)" in text
+    assert "SaveFailed 2 times" in text and "disk full still" in text
+    assert "step 7: microbatch/2 (out of memory)" in text
+
+
+def test_without_a_run_the_doctor_tells_of_the_machine(kgorch):
+    found = json.loads(kgorch("doctor", "--json").stdout)
+    assert found["run"] is None and found["machine"]["cores"] >= 1 and found["machine"]["torch"]
+    assert "cores; memory" in kgorch("doctor").stdout
 
 
 def test_every_promised_field_is_documented():

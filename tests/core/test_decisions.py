@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 
 from orchestrator.core import cadence, deadline, retention
 from orchestrator.core.deadline import Save
-from orchestrator.core.outcome import Ended, RankRecord, first_cause, verdict
+from orchestrator.core.outcome import Ended, RankRecord, first_cause, memory_that_ran_out, verdict
 from orchestrator.core.retention import Kept, Rule, to_drop
-from orchestrator.core.session import AttemptCrashed, AttemptSuspended, RetriesExhausted, RunFinished, StageFinished
+from orchestrator.core.session import (
+    AttemptCrashed,
+    AttemptSuspended,
+    OutOfMemory,
+    RetriesExhausted,
+    RunFinished,
+    StageFinished,
+)
 from orchestrator.platforms.detect import detect
 
 
@@ -117,8 +124,8 @@ def test_each_kth_checkpoint_of_a_stage_is_kept_for_good_whatever_was_dropped_be
     assert to_drop(kept, Rule(last=1, every=3)) == ("6", "7")  # the third, sixth and ninth stay, and the newest
 
 
-def _ended(*records, ranks=2, gained=True, without_progress=0, more=False):
-    return Ended(ranks, records, "torchrun ended with 1", gained, without_progress, more)
+def _ended(*records, ranks=2, gained=True, without_progress=0, more=False, **memory):
+    return Ended(ranks, records, "torchrun ended with 1", gained, without_progress, more, **memory)
 
 
 def _record(rank, outcome, at_s=1.0, **more):
@@ -141,6 +148,51 @@ def test_the_earliest_failure_is_the_cause_and_broken_connections_are_collateral
     )
     cause = _record(1, "failed", 1.1, error_type="ValueError", message="bad pixel\nmore")
     assert first_cause(_ended(peer, cause)) == "rank 1: ValueError: bad pixel"
+
+
+def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say_is_collateral():
+    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
+    out = _record(
+        1, "failed", 1.1, error_type="torch.OutOfMemoryError", message="CUDA out of memory", memory="optimizer"
+    )
+    assert memory_that_ran_out(_ended(peer, out)) == "optimizer"
+    assert verdict(_ended(peer, out, rung="set crop=96", gained=False, without_progress=9)) == OutOfMemory(
+        "rank 1: torch.OutOfMemoryError: CUDA out of memory", "set crop=96"
+    )
+
+
+def test_ranks_that_find_no_rung_together_name_the_one_that_ran_out():
+    ladder = {"error_type": "orchestrator.worker.oom.LadderEnds", "memory": "device"}
+    peer = _record(0, "failed", 1.0, message="another rank ran out of memory", **ladder)
+    out = _record(1, "failed", 1.1, message="rank 1: OutOfMemoryError: CUDA out of memory", **ladder)
+    assert first_cause(_ended(peer, out)) == "rank 1: OutOfMemoryError: CUDA out of memory"
+
+
+def test_an_error_before_the_memory_ran_out_is_the_cause():
+    wrong = _record(0, "failed", 1.0, error_type="ValueError", message="bad pixel")
+    out = _record(1, "failed", 1.1, error_type="MemoryError", memory="device")
+    assert memory_that_ran_out(_ended(wrong, out)) == "" and isinstance(verdict(_ended(wrong, out)), AttemptCrashed)
+
+
+def test_an_exhausted_ladder_ends_the_run_unless_the_attempt_came_further_than_any_before():
+    out = _record(1, "failed", 1.1, error_type="MemoryError", message="no room", memory="device")
+    ended = verdict(_ended(out, ranks=1, gained=False))
+    assert isinstance(ended, RetriesExhausted) and "the ladder is exhausted" in ended.cause
+    assert isinstance(verdict(_ended(out, ranks=1, gained=True)), AttemptCrashed), "it may go on like that for long"
+
+
+@pytest.mark.parametrize("kills", [0, 2])
+def test_a_kill_is_the_hosts_memory_only_when_the_kernel_says_so(kills):
+    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
+    worker = _record(
+        1, "failed", 1.0, error_type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed. "
+    )
+    assert memory_that_ran_out(_ended(peer, kernel_kills=kills)) == "", "nothing says that the rank was killed"
+    for ended in (_ended(peer, kernel_kills=kills, sigkilled=True), _ended(worker, ranks=1, kernel_kills=kills)):
+        assert memory_that_ran_out(ended) == ("host" if kills else "")
+        assert ("want of memory" in first_cause(ended)) == bool(kills)
+    wrong = _record(0, "failed", 1.0, error_type="ValueError", message="bad pixel")
+    assert memory_that_ran_out(_ended(wrong, kernel_kills=kills)) == "", "what was killed came after it"
 
 
 def test_a_killed_rank_is_the_cause_when_its_peer_only_lost_the_connection():

@@ -18,6 +18,8 @@ MAY = {
     "orchestrator.platforms": {"orchestrator.platforms"},
     "orchestrator.worker": {
         "orchestrator.worker",
+        "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
+        "orchestrator.core.health",
         "orchestrator.wire",
         "orchestrator.manifest",
         "orchestrator.foreign",
@@ -52,7 +54,13 @@ MAY = {
     "orchestrator.foreign": {"orchestrator.errors"},
     "orchestrator.shard": {"orchestrator.errors", "orchestrator.foreign"},
     "orchestrator.manifest": {"orchestrator.errors", "orchestrator.foreign", "orchestrator.wire"},
-    "orchestrator.plan": {"orchestrator.errors"},
+    "orchestrator.plan": {
+        "orchestrator.errors",
+        "orchestrator.core.memory",
+        "orchestrator.core.room",
+        "orchestrator.core.health",
+        "orchestrator.core.hang",
+    },
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",

@@ -23,13 +23,17 @@ from orchestrator.core.session import (
     AttemptUnsaved,
     CheckpointDue,
     CheckpointVerified,
+    CollectStacks,
     DeadlineReached,
+    Diagnosed,
     ExitOverdue,
     GraceExpired,
+    Hung,
     IllegalTransition,
     KillAttempt,
     LastSaveLate,
     Launch,
+    OutOfMemory,
     Phase,
     QueueResume,
     RescueSnapshot,
@@ -42,6 +46,7 @@ from orchestrator.core.session import (
     SessionOpened,
     StageFinished,
     StopRequested,
+    Unwell,
     advance,
     due,
     next_due_s,
@@ -65,7 +70,11 @@ EVENTS = [
     AttemptSuspended(),
     AttemptUnsaved("disk full"),
     AttemptCrashed("boom"),
+    OutOfMemory("boom", "microbatch/2"),
+    Unwell("loss is nan", "skip", {"step": 3, "skip": True}),
     RetriesExhausted("boom"),
+    Hung(0, "step", 300.0),
+    Diagnosed("hung"),
     Adopted(),
     SessionLost("gone"),
 ]
@@ -104,6 +113,14 @@ def test_the_deadline_leaves_room_for_the_save_the_steps_the_exit_and_the_margin
     slow = training.observing(gap_s=3.0, step_s=0.5)
     # twice the 4 s of the one save seen, 3 s of the longest step, 2 × 0.5 s to agree, 2 s to exit, 2 s of margin
     assert slow.lead_s == pytest.approx(8.0 + 3.0 + 1.0 + 2.0 + 2.0)
+
+
+def test_memory_that_ran_out_leads_to_another_attempt_and_while_stopping_to_another_session(training):
+    recovering, actions = advance(training, OutOfMemory("no room", "set crop=96"), 50.0)
+    assert recovering.phase is Phase.RECOVERING and actions == (Launch(),) and recovering.failures == 0
+    stopping, _ = advance(training, DeadlineReached(), 90.0)
+    over, actions = advance(stopping, OutOfMemory("no room", "set crop=96"), 91.0)
+    assert over.phase is Phase.CUT_OFF and actions == (QueueResume("the wall; then: no room"),)
 
 
 def test_a_verified_save_in_time_ends_in_suspended_with_a_resume_queued(training):
@@ -270,6 +287,40 @@ def test_a_crash_in_training_launches_again_and_counts_as_a_failure(training):
     assert recovering.failures == 1
     again, _ = advance(recovering, Attached(1000), 36.0)
     assert again.phase is Phase.TRAINING
+
+
+def test_a_hang_is_diagnosed_before_it_is_killed_and_launched_again(training):
+    diagnosing, actions = advance(training.observing(gap_s=30.0, step_s=0.5), Hung(1, "step", 30.0), 40.0)
+    assert diagnosing.phase is Phase.DIAGNOSING and actions == (CollectStacks(),)
+    recovering, actions = advance(diagnosing, Diagnosed("rank 1 is stopped"), 42.0)
+    assert recovering.phase is Phase.RECOVERING and actions == (KillAttempt(), Launch())
+    assert recovering.failures == 1
+    assert recovering.gap_s == 0.5, "the hang is no gap to keep before the wall"
+
+
+def test_a_diagnosis_that_does_not_come_is_not_waited_for(training):
+    diagnosing, _ = advance(replace(training, wall_s=None), Hung(1, "step", 30.0), 40.0)
+    assert not list(due(diagnosing, diagnosing.diagnosed_s - 0.1))
+    [event] = due(diagnosing, diagnosing.diagnosed_s)
+    assert isinstance(event, Diagnosed)
+
+
+def test_a_deadline_in_a_diagnosis_stops_in_time_and_rescues_the_snapshot(training):
+    diagnosing, _ = advance(training, Hung(1, "step", 30.0), 80.0)
+    assert diagnosing.deadline_s is not None and 80.0 < diagnosing.deadline_s < 90.0
+    [event] = due(diagnosing, diagnosing.deadline_s)
+    stopping, actions = advance(diagnosing, event, diagnosing.deadline_s)
+    assert stopping.phase is Phase.STOPPING and actions == (AskToStop("the wall"),)  # it may have been none
+    [event] = due(stopping, 90.0)
+    assert event == LastSaveLate() and advance(stopping, event, 90.0)[1] == (RescueSnapshot(),)
+    rescued, _ = advance(stopping, event, 90.0)
+    over, actions = advance(rescued, next(due(rescued, rescued.kill_s)), rescued.kill_s)
+    assert over.phase is Phase.CUT_OFF and KillAttempt() in actions and rescued.kill_s < 100.0
+
+
+def test_a_supervisor_that_takes_over_a_diagnosis_watches_anew(training):
+    diagnosing, _ = advance(training, Hung(1, "step", 30.0), 40.0)
+    assert advance(diagnosing, Adopted(), 41.0)[0].phase is Phase.TRAINING
 
 
 def test_a_crash_while_stopping_does_not_launch_again(training):

@@ -215,6 +215,7 @@ def test_a_manifest_that_is_a_pipe_is_broken_and_not_waited_for(tmp_path):
 MESSAGES = [
     wire.Hello("1.1", 0, 5, 3, 100, True),
     wire.Beat("1.1", 1, 2, 3, 0.5, 0.1, metrics={"loss": 0.5}),
+    wire.Place("1.1", 1, "step", 2.0, 1.0, {"start": 3.0}),
     wire.Saved("1.1", "/x", 3, 10, 0.1, 0.2),
     wire.SaveFailed("1.1", 1, 3, "disk"),
     wire.Note("1.1", "weights_loaded", {"file": "net.pth"}),

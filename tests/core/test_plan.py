@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, parse, seconds, size
+from orchestrator.plan import Plan, check_entries, parse, seconds, size
 
 GOOD = """\
 name = "ink"
@@ -66,9 +66,20 @@ def test_a_plan_with_every_part_is_read_in_plain_units():
         (("microbatch = 16", "microbatch = 2.5"), "plan.toml:18: memory.microbatch"),
         (('data = "d"', "data = 2024-01-01"), "a date goes in quotes"),
         (('"9h"', '"9999999d"'), "plan.toml:11: session.wall: Input should be less than or equal to"),
+        (
+            ("[quota]", '[health]\nnan = ["jump"]\n[quota]'),
+            "plan.toml:21: health.nan: no remedy: 'jump'; expected one like skip",
+        ),
+        (("[quota]", "[health]\nspike = 0\n[quota]"), "plan.toml:21: health.spike: Input should be greater than 0"),
+        (("[quota]", "[health]\nnans = []\n[quota]"), "unknown key (did you mean 'nan'?)"),
         (("[session]", "[session"), "plan.toml is not TOML"),
         (("ranks = 2", 'weights = "net.onnx"'), "plan.toml:5: stage.0.weights.file: expected a file of weights"),
         (("ranks = 2", 'weights = { file = "n.pt", strct = false }'), "unknown key (did you mean 'strict'?)"),
+        (("[session]", '[health]\nhang = { stp = "3s" }\n[session]'), "unknown key (did you mean 'step'?)"),
+        (
+            ("[session]", '[health]\nhang = "on"\n[session]'),
+            'health.hang: expected "auto", "off" or a table of time-outs',
+        ),
         (('disk = "15GiB"', "mirror = 3"), "plan.toml:16: checkpoint.mirror"),
     ],
 )
@@ -121,6 +132,14 @@ def test_starting_weights_are_a_path_or_a_table_and_the_hash_follows_them():
     assert len({bare.hash, path.hash, table.hash}) == 3
     old = 'name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\n'
     assert parse(old, "plan.toml").hash == "fad4322f258c0c2f", "a plan without them has the hash that it always had"
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [("auto", {}), ("off", None), ('{ step = "5m", evaluation = "1h" }', {"step": 300, "evaluation": 3600})],
+)
+def test_time_outs_of_hangs_are_named_by_place_or_learned_or_off(told, given):
+    assert parse(GOOD, "plan.toml", [f"health.hang={told}"]).health.hang_s == given
 
 
 def test_what_a_mirror_is_given_is_not_shown_in_an_error():
@@ -193,3 +212,24 @@ def test_any_value_in_any_place_is_taken_or_a_plan_error(data):
         assert isinstance(parse(GOOD, "plan.toml", [f"{place}={value}"]), Plan)
     except PlanError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('cache = ["."]', "the plan's folder itself"),
+        ('cache = ["data", "data/images/"]', "'data/images' lies in 'data'"),
+        ('cache = [""]', "at least 1 character"),
+        ('cashe = ["data"]', "did you mean 'cache'?"),
+    ],
+)
+def test_data_to_be_cached_lie_apart_from_each_other_and_from_what_training_writes(data, said):
+    with pytest.raises(PlanError) as caught:
+        parse(GOOD + f"[data]\n{data}\n", "plan.toml")
+    assert said in str(caught.value)
+
+
+def test_data_to_be_cached_must_be_there(tmp_path):
+    plan = parse(GOOD + '[data]\ncache = ["data"]\n', "plan.toml")
+    with pytest.raises(PlanError, match=r"data.cache: there is no"):
+        check_entries(plan, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from db import checkpoints, runs, sessions, transfer
+from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
 from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
@@ -198,6 +199,45 @@ def test_charges_come_along_once(here, source):
     here.start()
     with closing(sqlite3.connect(here.home / "kgorch.db")) as database:
         assert database.execute("SELECT session_id, used_s FROM charges").fetchall() == [(1, 60.0)]
+
+
+def test_checkpoints_from_before_a_stage_began_anew_are_not_gone_on_from(here, source):
+    folder = state(source, (10, 20))
+    engine = open_database(source)
+    where = {"plan_hash": "h", "stage": "train", "device": "cpu", "world": 1, "step": 0, "rung": "set hidden=96"}
+    rungs.add(engine, "r1", 1, **where, settings={"settings": {}, "begins_anew": True})
+    checkpoints.supersede(engine, "r1", "train", before=datetime.now(UTC), why="the stage began anew")
+    engine.dispose()
+    opened, _ = here.start()
+    assert opened.run.id == "r1" and opened.row.first_step == 0 and not list(here.home.rglob("step-*"))
+    assert (folder / "checkpoints/train/step-00000020").is_dir(), "nothing is written there"
+
+
+ODD = [
+    {"settings": 5},
+    [],
+    ["settings"],
+    None,
+    "settings",
+    {"settings": {"microbatch": "8"}},
+    {"settings": {"taken": 1}},
+    {"lr": "low"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=json.dumps)
+def test_a_database_with_a_rung_that_cannot_be_read_costs_the_history_alone(here, source, odd):
+    state(source)
+    engine = open_database(source)
+    where = {"plan_hash": "h", "stage": "train", "device": "cpu", "world": 1, "step": 0, "rung": "microbatch/2"}
+    rungs.add(engine, "r1", 1, **where, settings={"settings": {}})
+    engine.dispose()
+    with closing(sqlite3.connect(source / "kgorch.db")) as database:
+        database.execute("UPDATE rungs SET settings = ?", [json.dumps(odd)])
+        database.commit()
+    opened, told = here.start()
+    assert (opened.run.id, opened.row.first_step, opened.row.number) == ("r1", 20, 1), "the checkpoint, no session"
+    assert f"the database {source}/kgorch.db was passed over" in told.notes[0]
 
 
 def test_a_session_that_was_alive_when_its_state_was_kept_is_closed_as_it_was_last_heard(here, source):

@@ -1,7 +1,8 @@
-"""The benchmark of checkpoints still runs, in small, and its page can be drawn. No figure is judged: machines differ."""
+"""The benchmarks still run, in small, and their pages can be drawn. No figure is judged: machines differ."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,29 @@ def test_the_pages_table_is_drawn_between_its_marks_and_the_prose_stays(results)
     import checkpoints_page
 
     page = (ROOT / "docs" / "checkpoints.md").read_text()
-    drawn = checkpoints_page.drawn_into(page, results)
+    table = checkpoints_page.measured(results)
+    drawn = checkpoints_page.drawn_into(page, table)
     assert f"| dcp.save {results['main']['peers']['dcp.save']['version']} |" in drawn
-    assert checkpoints_page.drawn_into(drawn, results) == drawn
+    assert checkpoints_page.drawn_into(drawn, table) == drawn
     assert drawn.partition(checkpoints_page.END)[2] == page.partition(checkpoints_page.END)[2]
+
+
+def test_the_ladders_benchmark_runs_and_its_page_is_drawn(tmp_path, monkeypatch):
+    for folder in ("benchmarks", "."):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)]))
+    import ladder
+
+    results = {
+        "machine": ladder.machine(), "load": {"bookkeeping": 0.0, "recovery": 0.0},
+        "bookkeeping": ladder.bookkeeping(tmp_path / "b", rounds=1, steps=3),
+        "recovery": ladder.recovery(tmp_path / "r", cycles=1, batches=[8]),
+    }  # fmt: skip
+    for figures in results["bookkeeping"].values():
+        assert len(figures["stretch_s"]["plain"]) == 1 and 0 < figures["warm_s"] < 1
+    for figures in results["recovery"].values():
+        assert [len(values) for values in figures["lost_steps"].values()] == [1] * len(ladder.CASES)
+    page = (ROOT / "docs" / "memory.md").read_text()
+    drawn = ladder.drawn_into(page, ladder.page(results), ladder.BEGIN, ladder.END)
+    assert "| 4 transformer layers, 8 samples |" in drawn
+    assert drawn.partition(ladder.END)[2] == page.partition(ladder.END)[2]

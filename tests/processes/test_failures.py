@@ -64,6 +64,16 @@ def test_a_crash_that_comes_again_and_again_ends_the_run_with_its_first_cause(kg
     assert len(kgorch.history()[0]["attempts"]) == 4, "one that came further, and three that did not"
     status = kgorch.status()
     assert status["state"] == "failed" and "ValueError" in status["why"]
+    failure = status["failure"]
+    assert (failure["rank"], failure["step"], failure["times"]) == (0, 5, 4)
+    assert "crashes.py" in failure["traceback"][-3] and failure["traceback"][-1].startswith("ValueError: the loss went")
+    shown = kgorch("status").stdout
+    assert (
+        "rank 0 first, at step 5" in shown
+        and "rank0.log" in shown
+        and shown.splitlines()[-3].strip().startswith("ValueError")
+    )
+    assert "the loss went wrong" in kgorch(*failure["command"].split()[1:]).stdout
 
 
 def test_a_rank_whose_entry_cannot_be_imported_fails_the_run_at_once(kgorch):

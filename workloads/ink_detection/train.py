@@ -70,7 +70,7 @@ def main(
         loss_of = dice_loss()
 
         def loss(part: Tile) -> Tensor:
-            with torch.autocast(session.device.type, torch.float16, enabled=amp):
+            with session.autocast(torch.float16, enabled=amp):
                 logits = model(part.volume)
             return loss_of(logits, part.ink)
 
@@ -108,7 +108,7 @@ def dice(session: Session, model: InkUNet, scored: Loader, amp: bool) -> float:
     for number, batch in enumerate(scored):
         if scored.share_of(number):  # else the batch is too small for all ranks, and another counts it
             batch = session.to_device(batch)
-            with torch.autocast(session.device.type, torch.float16, enabled=amp):
+            with session.autocast(torch.float16, enabled=amp):
                 parts += dice_parts(model(batch.volume), batch.ink)
     dist.all_reduce(parts)
     model.train()

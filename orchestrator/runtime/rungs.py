@@ -1,0 +1,231 @@
+"""What is remembered of the memory ladder: which rungs hold for the next attempt, and which one follows an attempt that
+ended for want of memory.
+
+Every rung is a row of a run, its stage, the device and the number of ranks: the step before which something changed, and
+to what. So the rows are a schedule. A step that is done again is done as it was; what a newer rung at an earlier step
+has overtaken drops out. What a launch alone can change (workers, pinned memory, the allocator, arguments) holds from
+the beginning, as it stands last. What changes the result holds for the run on any device; the rest belongs to the device
+and number of ranks that it was found out on, and another run of the plan begins there with what worked last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from db import checkpoints as checkpoint_rows
+from db import rungs as rows
+from db import sessions
+from db.records import RungInfo, RunInfo
+from orchestrator import manifest
+from orchestrator.core import health, memory
+from orchestrator.core.memory import Facts, Settings
+from orchestrator.plan import Plan
+from orchestrator.runtime import snapshots
+from orchestrator.wire import RungTaken
+
+ANEW = "begins_anew"
+"""Marks the row of a rung with which the stage's weights no longer fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rungs hold: a stage on a device with so many ranks."""
+
+    stage: str
+    device: str
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an attempt begins with.
+
+    Attributes:
+        settings: the plan's own, with what a launch alone can change.
+        schedule: what changes before which step (wire.Launch).
+        now: all that the newest rung led to.
+    """
+
+    settings: Settings
+    schedule: list[dict[str, Any]]
+    now: Settings
+
+
+def check(settings: Any) -> None:
+    """Of a row that comes from elsewhere. Raises: ValueError for what no attempt could follow."""
+    if not isinstance(settings, dict):
+        raise ValueError(f"a rung's settings are {settings!r:.60}")
+    if "settings" in settings:
+        Settings.of(settings["settings"])
+    else:
+        health.check_change(settings)
+
+
+def standing(engine: Engine, run: RunInfo, plan: Plan, place: Place) -> Standing:
+    """What the run's rungs come to at a place."""
+    base, entries = plan.memory.settings, list[dict[str, Any]]()
+    here = anywhere = base
+    for row in rows.of_run(engine, run.id):
+        if row.stage != place.stage:
+            continue
+        if row.settings.get(ANEW):
+            entries.clear()
+        if "settings" not in row.settings:
+            entries.append({"step": row.step, **row.settings})
+            continue
+        anywhere = Settings.of(row.settings["settings"])
+        if (row.device, row.world) == (place.device, place.world):
+            here = anywhere
+            entries = [item for item in entries if item["step"] < row.step or "settings" not in item]
+            entries.append({"step": row.step, "settings": here})
+
+    def as_launched(found: Settings) -> Settings:
+        microbatch = min((size for size in (found.microbatch, base.microbatch) if size is not None), default=None)
+        sets = tuple(name for name in anywhere.taken if name.startswith("set "))
+        own = tuple(name for name in found.taken if not name.startswith("set "))
+        return replace(
+            found,
+            microbatch=microbatch,
+            workers_at_most=here.workers_at_most,
+            workers_divided=here.workers_divided,
+            pin_memory=here.pin_memory,
+            expandable_segments=here.expandable_segments,
+            arguments=anywhere.arguments,
+            taken=own + sets,
+        )
+
+    schedule = [
+        item | {"settings": as_launched(item["settings"]).as_dict()} if "settings" in item else item
+        for item in sorted(entries, key=lambda item: item["step"])
+    ]
+    return Standing(as_launched(replace(base, amp=anywhere.amp)), schedule, as_launched(here))
+
+
+def begin(engine: Engine, run: RunInfo, plan: Plan, session_id: int, place: Place, step: int) -> Standing:
+    """The same for an attempt that begins at `step`. At a new place it begins with what worked there for the plan before."""
+    known = [row for row in rows.of_run(engine, run.id) if (row.stage, row.device, row.world) == _of(place)]
+    if not known and plan.memory.ladder:
+        worked = rows.at(engine, plan_hash=run.plan_hash, **asdict(place))
+        kept = Settings.of(worked[-1].settings["settings"]).kept_result if worked else plan.memory.settings
+        if kept != plan.memory.settings:
+            before = standing(engine, run, plan, place).now
+            kept = replace(kept, amp=before.amp, arguments=before.arguments, taken=(*kept.taken, *before.taken))
+            said = ", ".join(kept.said(plan.memory.settings)) or "as the plan begins"
+            _add(engine, run, session_id, place, step, said, "it worked for this plan before", kept)
+    return standing(engine, run, plan, place)
+
+
+def heard(engine: Engine, run: RunInfo, session_id: int, place: Place, told: RungTaken) -> None:
+    """Write down a rung that the ranks took by themselves."""
+    _add(
+        engine, run, session_id, place, told.step, told.rung, told.why, Settings.of(told.settings),
+        up=told.up, changes_result=told.changes_result,
+    )  # fmt: skip
+
+
+def take_next(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    session_id: int,
+    place: Place,
+    step: int,
+    *,
+    where: str,
+    why: str,
+    attempt: str,
+) -> str:
+    """Choose the rung for the attempt after one that ended at `step` for want of memory, and write it down.
+
+    Args:
+        where: the memory that ran out. attempt: that ended so; asked again for it, the answer is the same.
+    Returns: its name; empty when none is left.
+    """
+    for row in rows.of_run(engine, run.id):
+        if row.settings.get("attempt") == attempt:
+            return row.rung
+    facts, now = _facts(engine, run, place), standing(engine, run, plan, place).now
+    found = memory.next_rung(plan.memory.rungs, now, plan.memory.settings, facts, where=where)
+    if found is None:
+        return ""
+    rung, after = found
+    anew: dict[str, Any] = {"attempt": attempt} | ({ANEW: True} if rung.begins_anew else {})
+    at = 0 if rung.begins_anew else step
+    _add(engine, run, session_id, place, at, rung.name, why, after, changes_result=rung.changes_result, marks=anew)
+    return rung.name
+
+
+def climbed_in_vain(engine: Engine, run: RunInfo, place: Place) -> int:
+    """How often a rung was undone for want of need and one taken again in process, in all runs of the plan at this place."""
+    told = rows.at(engine, plan_hash=run.plan_hash, **asdict(place))
+    return sum(
+        before.up and not after.up and before.run_id == after.run_id and _in_process(before) != _in_process(after)
+        for before, after in pairwise(told)
+    )
+
+
+def _in_process(row: RungInfo) -> tuple[Any, ...]:
+    found = Settings.of(row.settings["settings"])
+    return found.microbatch, found.activation_checkpointing, found.empty_cache
+
+
+def begun_anew_at(engine: Engine, run_id: str, stage: str) -> RungInfo | None:
+    """The newest rung with which the stage's weights no longer fitted."""
+    found = [row for row in rows.of_run(engine, run_id) if row.stage == stage and row.settings.get(ANEW)]
+    return found[-1] if found else None
+
+
+def set_aside(engine: Engine, run: RunInfo, stage: str, root: Path) -> None:
+    """What a stage that begins anew has left: its checkpoints under `root` into a folder beside it, its snapshots forgotten.
+
+    Nothing is deleted. Safe to repeat: what is newer than the rung stays.
+    """
+    if not (rung := begun_anew_at(engine, run.id, stage)):
+        return
+    if not sessions.launched_since(engine, run.id, stage, rung.at):
+        folder = Path(run.folder)
+        while (held := snapshots.newest(folder)) and held.stage == stage:
+            snapshots.forget(folder, held.number)
+    aside = root.with_name(f"{root.name}~superseded")  # no stage can be named so
+    for folder, found in list(manifest.newest_readable(root)):
+        if found.run_id == run.id and is_overtaken(found, rung.at):
+            aside.mkdir(exist_ok=True)
+            folder.rename(aside / f"{folder.name}-{rung.at:%Y%m%dT%H%M%S}")
+    checkpoint_rows.supersede(engine, run.id, stage, before=rung.at, why=f"the stage began anew: {rung.rung}")
+
+
+def is_overtaken(found: manifest.Manifest, at: datetime) -> bool:
+    return datetime.fromisoformat(found.created_at) < at
+
+
+def _add(
+    engine: Engine, run: RunInfo, session_id: int, place: Place, step: int, rung: str, why: str, settings: Settings, *,
+    up: bool = False, changes_result: bool = False, marks: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    rows.add(
+        engine, run.id, session_id, plan_hash=run.plan_hash, stage=place.stage, device=place.device, world=place.world,
+        step=step, rung=rung, why=why, up=up, changes_result=changes_result,
+        settings={"settings": settings.as_dict(), **(marks or {})},
+    )  # fmt: skip
+
+
+def _of(place: Place) -> tuple[str, str, int]:
+    return place.stage, place.device, place.world
+
+
+def _facts(engine: Engine, run: RunInfo, place: Place) -> Facts:
+    """As the stage's ranks told them last; of a training that never came so far, or told no sense, the device alone is known."""
+    for last in reversed(sessions.told(engine, run.id, "memory_facts")):
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # the journal may be another machine's
+            if last["stage"] == place.stage:
+                numbers = {name: int(last[name]) for name in ("batch", "num_workers", "blocks")}
+                return Facts(**numbers, batchnorm=last["batchnorm"] == "True", device=str(last["device"]))
+    return Facts(device="cpu" if place.device == "cpu" else "cuda")

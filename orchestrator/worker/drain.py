@@ -1,0 +1,171 @@
+"""What a rank owes its peers when its backward fails in the midst of DistributedDataParallel's reduction.
+
+The others wait in all-reduces that this rank would have joined. It joins those that are left with zeros, as DDP's own Join
+does, so nobody hangs; then all take a vote, and throw the worthless sums away (FACTS.md, "the drain protocol").
+
+How many are left is read from the process group's sequence number, so a step pays for no communication hook. For that, all
+other collectives of a forward (broadcasting buffers, ordering the buckets anew) are done before what may fail begins.
+
+Three ways, chosen by what DDP was built with:
+
+- `DRAIN`: one plain DDP, or none.
+- `APART`: forward and backward of the bare module, and a reduction of our own afterwards, with nothing to overlap it. For what
+  cannot be drained (static graphs, several DDPs, hooks of the person's own, a PyTorch without the private names), once it is
+  microbatched anyway.
+- `NONE`: nothing can be tried again; running out of memory ends the attempt, and the next rung begins another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+DRAIN, APART, NONE = "drain", "apart", "none"
+BUCKET_BYTES = 25 << 20
+_NAMES = ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_get_local_used_map")
+
+
+def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """The DDPs among the tracked modules, in them, and around them: a script may have tracked the module inside.
+
+    One in an average of weights is never trained.
+    """
+    tracked = {id(part) for module in modules if not isinstance(module, AveragedModel) for part in module.modules()}
+    return [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), DistributedDataParallel) and (id(thing) in tracked or id(thing.module) in tracked)
+    ]
+
+
+@contextlib.contextmanager
+def unreduced(ddps: Iterable[DistributedDataParallel]) -> Iterator[None]:
+    """Gradients stay this rank's own."""
+    with contextlib.ExitStack() as stack:
+        for ddp in ddps:
+            stack.enter_context(ddp.no_sync())
+        yield
+
+
+class Reduction:
+    """The gradients' way between ranks in one training.
+
+    Args:
+        ddps: all of the training. hidden: something else that makes ranks wait for each other in a forward or backward.
+    """
+
+    def __init__(self, ddps: list[DistributedDataParallel], *, hidden: bool = False) -> None:
+        self._ddps, self._hidden = ddps, hidden
+        self._plain = not hidden and (not ddps or (len(ddps) == 1 and _can_be_drained(ddps[0])))
+        self._begun = self._of_a_step = 0
+        self._is_steady = self._syncs = False
+
+    def way(self, *, microbatched: bool) -> str:
+        if self._plain:
+            return DRAIN
+        return APART if microbatched and not self._hidden else NONE
+
+    def begin(self) -> None:
+        """Before what may fail: the collectives of a forward that are no part of the reduction."""
+        for ddp in self._ddps:
+            ddp.reducer._rebuild_buckets()
+            if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+                ddp._sync_buffers()  # type: ignore[no-untyped-call]
+            ddp.require_forward_param_sync = False
+            self._begun, self._syncs = self._sequence(ddp), ddp.require_backward_grad_sync
+
+    def done(self) -> None:
+        """A step came through on all ranks: so many collectives are one."""
+        for ddp in self._ddps if self._syncs else ():
+            launched = self._sequence(ddp) - self._begun
+            self._is_steady, self._of_a_step = launched == self._of_a_step, launched
+
+    def owe(self) -> None:
+        """After a failure, with the failed step's tensors gone: join what the others wait for.
+
+        Raises: RuntimeError when more goes over the group in a step than DDP's reduction: how far it came cannot be told.
+        """
+        for ddp in self._ddps if self._syncs else ():  # in the script's own no_sync() nobody waits
+            launched = self._sequence(ddp) - self._begun
+            left = [bucket.buffer() for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
+            if ddp.find_unused_parameters:
+                left.append(ddp.reducer._get_local_used_map())
+            if launched > len(left) or (self._is_steady and self._of_a_step != len(left)):
+                raise RuntimeError(f"other collectives than DDP's {len(left)} in a step: it cannot be tried again")
+            for tensor in left[launched:]:
+                dist.all_reduce(tensor, group=ddp.process_group)
+
+    def reset(self) -> None:
+        for ddp in self._ddps:
+            ddp.reducer._reset_state()
+            ddp.require_forward_param_sync = True
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """The DDPs stand for their bare modules."""
+        with unreduced(self._ddps):
+            for ddp in self._ddps:
+                if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+                    ddp._sync_buffers()  # type: ignore[no-untyped-call]
+                ddp.forward = ddp.module.__call__  # type: ignore[method-assign]
+            try:
+                yield
+            finally:
+                for ddp in self._ddps:
+                    del ddp.forward
+                    ddp.require_forward_param_sync = True
+
+    def reduce(self) -> None:
+        """The mean of all ranks' gradients, in their place; a parameter that no rank used keeps none."""
+        for ddp in self._ddps:
+            weights = [weight for weight in ddp.module.parameters() if weight.requires_grad]
+            if ddp.find_unused_parameters:
+                used = torch.tensor([float(weight.grad is not None) for weight in weights], device=weights[0].device)
+                dist.all_reduce(used, op=dist.ReduceOp.MAX, group=ddp.process_group)
+                weights = [weight for weight, is_used in zip(weights, used.tolist(), strict=True) if is_used]
+            for weight in weights:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+            for chunk in _in_chunks([weight.grad for weight in weights if weight.grad is not None]):
+                flat = torch.cat([grad.reshape(-1) for grad in chunk]).div_(ddp.process_group.size())
+                dist.all_reduce(flat, group=ddp.process_group)
+                for grad, reduced in zip(chunk, torch.split(flat, [grad.numel() for grad in chunk]), strict=True):
+                    grad.copy_(reduced.view_as(grad))
+
+    @staticmethod
+    def _sequence(ddp: DistributedDataParallel) -> int:
+        return int(ddp.process_group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+
+
+def _can_be_drained(ddp: DistributedDataParallel) -> bool:
+    return (
+        not ddp.static_graph
+        and not getattr(ddp, "_comm_hooks", [None])
+        and getattr(ddp, "mixed_precision", None) is None
+        and not getattr(ddp, "_delay_all_reduce_params", None)
+        and all(hasattr(ddp.reducer, name) for name in _NAMES)
+        and not hasattr(ddp, "buffer_hook")
+        and hasattr(ddp, "will_sync_module_buffers")
+        and hasattr(ddp.process_group, "_get_sequence_number_for_group")
+    )
+
+
+def _in_chunks(grads: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Of one type each, of some 25 MB."""
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
+        chunk, held = list[torch.Tensor](), 0
+        for grad in (grad for grad in grads if grad.dtype == dtype):
+            chunk.append(grad)
+            held += grad.nbytes
+            if held >= BUCKET_BYTES:
+                yield chunk
+                chunk, held = [], 0
+        if chunk:
+            yield chunk

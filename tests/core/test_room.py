@@ -1,0 +1,78 @@
+"""When memory is watched: down before it runs out, up when there was room for long, and no flapping."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.room import HIGH, LOW, SETTLE_S, Look, Watch, look, taken
+
+
+def _told(looks, *, tries=0, climb_after_s=600.0):
+    """What a second-by-second series of looks leads to, as (second, what)."""
+    watch, said = Watch(0.0), []
+    for second, seen in enumerate(looks):
+        watch, what = look(watch, seen, float(second), climb_after_s=climb_after_s, tries=tries)
+        if what:
+            said.append((second, what))
+    return said
+
+
+def test_memory_that_stays_full_takes_a_rung_once_and_then_waits_to_see():
+    said = _told([Look(0.5)] * 30 + [Look(0.99)] * 10)
+    assert said == [(32, "down")]
+
+
+def test_a_moment_that_passes_takes_no_rung():
+    assert _told([Look(0.5)] * 30 + [Look(0.99), Look(0.99), Look(0.7)] * 20) == []
+
+
+def test_an_allocator_that_tries_again_and_again_takes_a_rung():
+    retries = [Look(0.8, 0)] * 30 + [Look(0.8, count) for count in (1, 1, 2, 2, 3, 3)]
+    assert _told(retries) == [(34, "down")]
+    assert _told([Look(0.8, count // 40) for count in range(200)]) == []  # seldom is no trouble
+
+
+def test_long_room_climbs_once_and_not_while_it_is_being_seen():
+    said = _told([Look(0.3)] * 1300)
+    assert [what for _, what in said] == ["up", "up"]
+    assert said[0][0] == 600 and said[1][0] >= 1200
+
+
+def test_what_came_down_twice_is_not_climbed_to_again():
+    assert _told([Look(0.3)] * 5000, tries=2) == []
+    assert _told([Look(0.3)] * 5000, climb_after_s=None) == []
+
+
+def test_room_must_last_without_a_break():
+    assert _told(([Look(0.3)] * 500 + [Look(0.6)]) * 5) == []
+
+
+def test_what_was_not_measured_decides_nothing():
+    assert _told([Look(None)] * 3000) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 1.2) | st.none(), st.integers(0, 5) | st.none()), max_size=300))
+def test_changes_are_never_closer_than_it_takes_to_settle(looks):
+    said = _told([Look(*item) for item in looks], climb_after_s=30.0)
+    seconds = [0, *(second for second, _ in said)]
+    assert all(later - earlier >= SETTLE_S for earlier, later in pairwise(seconds))
+
+
+def test_a_ranks_share_counts_its_own_need_and_what_others_hold_of_its_gpu():
+    values = {
+        "gpu0.mem_total": 100.0, "gpu0.mem_used": 99.0,  # nobody of ours
+        "gpu1.mem_used": 90.0, "rank0.total": 100.0, "rank0.peak": 50.0, "rank0.reserved": 80.0,
+        "gpu2.mem_used": 70.0, "rank1.total": 100.0, "rank1.peak": 20.0, "rank1.reserved": 30.0, "rank1.alloc_retries": 2.0,
+    }  # fmt: skip
+    assert taken(values, device="cuda", gpus=[1, 2]) == Look(0.6, 2)  # a cache that is held is no need
+    assert taken(values, device="cuda", gpus=[None]) == Look(0.5)
+    assert taken({"gpu0.mem_used": 99.0, "gpu0.mem_total": 100.0}, device="cuda", gpus=[0]) == Look(None)
+    host = {"host.mem_total": 4.0, "host.mem_used": 4.0, "rank0.rss": 1.0, "rank1.rss": 2.0}
+    assert taken(host, device="cpu", gpus=[None, None]) == Look(
+        0.75
+    )  # what others and the page cache hold is no need of ours
+    assert taken({}, device="cpu", gpus=[None]) == taken({}, device="cuda", gpus=[0]) == Look(None)
+    assert LOW < HIGH

@@ -1,0 +1,298 @@
+"""What is remembered of the memory ladder: rows in, what the next attempt begins with out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from db import checkpoints, runs, samples, sessions, transfer
+from db import rungs as rows
+from db.engine import open_database
+from db.records import RungInfo
+from orchestrator import plan as plans
+from orchestrator import wire
+from orchestrator.core.memory import DEVICE, HOST, Facts, Settings, next_rung
+from orchestrator.report import doctor
+from orchestrator.runtime import remedies, rungs
+from orchestrator.runtime.attempts import Running
+from orchestrator.runtime.rungs import Place
+from orchestrator.runtime.watching import MemoryWatch
+from orchestrator.wire import Launch, RungTaken
+
+HERE, OTHER = Place("train", "Tesla T4", 2), Place("train", "Tesla P100", 1)
+PLAN = """
+name = "ink"
+[[stage]]
+name = "train"
+entry = "train.py"
+[memory]
+ladder = ["microbatch/2", "num_workers/2", { set = { crop = 96 } }, { set = { hidden = 96 }, begins_anew = true }]
+"""
+
+
+@pytest.fixture
+def plan():
+    return plans.parse(PLAN, "plan.toml")
+
+
+@pytest.fixture
+def engine(tmp_path):
+    made = open_database(tmp_path / "home")
+    yield made
+    made.dispose()
+
+
+def begin_run(engine, number=1):
+    made = runs.create(
+        engine, id=f"r{number}", name="ink", number=number, folder="/f", workdir="/w", checkpoints="/f/checkpoints",
+        plan=PLAN, overrides=[], plan_hash="h", stages=["train"],
+    )  # fmt: skip
+    return made, sessions.open_session(engine, made.id, boot_id="b").id
+
+
+@pytest.fixture
+def run(engine):
+    return begin_run(engine)[0]
+
+
+@pytest.fixture
+def session(engine, run):
+    return sessions.last(engine, run.id).id
+
+
+def told(step, settings, **how):
+    return RungTaken("1.1", step, "microbatch/2", "memory ran out", settings.as_dict(), **how)
+
+
+def take(engine, run, plan, session, step=50, place=HERE, where="host"):
+    attempt = f"1.{len(rows.of_run(engine, run.id)) + 1}"
+    return rungs.take_next(engine, run, plan, session, place, step, where=where, why="it was killed", attempt=attempt)
+
+
+def facts(engine, run, session, **more):
+    known = {"stage": "train", "batch": "16", "num_workers": "4", "batchnorm": "False", "blocks": "0", "device": "cuda"}
+    sessions.note(engine, run.id, "memory_facts", known | more, session)
+
+
+def test_rungs_are_a_schedule_and_a_newer_one_at_an_earlier_step_overtakes_the_later(engine, run, plan, session):
+    for step, size in ((10, 8), (40, 4), (30, 2)):
+        rungs.heard(engine, run, session, HERE, told(step, Settings(microbatch=size)))
+    found = rungs.standing(engine, run, plan, HERE)
+    assert [(item["step"], item["settings"]["microbatch"]) for item in found.schedule] == [(10, 8), (30, 2)]
+    assert found.settings.microbatch is None, "as the plan begins, for the steps before"
+
+
+def test_what_a_launch_alone_can_change_holds_for_the_steps_before_it_too(engine, run, plan, session):
+    facts(engine, run, session)
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    assert take(engine, run, plan, session) == "num_workers/2"
+    assert take(engine, run, plan, session) == "num_workers/2"
+    found = rungs.standing(engine, run, plan, HERE)
+    assert found.settings.workers(4) == 1 and found.settings.microbatch is None
+    assert [item["settings"]["workers_divided"] for item in found.schedule] == [4, 4]
+
+
+def test_another_device_begins_as_the_plan_does_but_keeps_what_changed_the_result(engine, run, plan, session):
+    facts(engine, run, session, num_workers="0")
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    assert take(engine, run, plan, session) == "set crop=96"
+    found = rungs.begin(engine, run, plan, session, OTHER, 60)
+    assert found.settings.arguments == {"crop": 96} and found.schedule == [] and found.now.microbatch is None
+    assert take(engine, run, plan, session, place=OTHER) == "set hidden=96", "crop is not taken twice"
+
+
+def test_a_new_run_of_the_plan_begins_with_what_worked_and_keeps_the_result(engine, run, plan, session):
+    facts(engine, run, session, num_workers="0")
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    take(engine, run, plan, session)
+    again, later = begin_run(engine, 2)
+    found = rungs.begin(engine, again, plan, later, HERE, 0)
+    assert found.settings.arguments == {} and [item["step"] for item in found.schedule] == [0]
+    assert found.now == replace(Settings(), microbatch=8)
+    assert rungs.begin(engine, again, plan, later, HERE, 0) == found and len(rows.of_run(engine, again.id)) == 1
+    assert rungs.begin(engine, again, plan, later, OTHER, 0).schedule == []
+
+
+def test_a_plan_without_a_ladder_remembers_nothing_of_other_runs(engine, run, plan, session):
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    again, later = begin_run(engine, 2)
+    bare = plans.parse(PLAN, "plan.toml", ["memory.ladder=[]"])
+    assert rungs.begin(engine, again, bare, later, HERE, 0).schedule == []
+
+
+def test_a_microbatch_that_a_person_lowers_is_lower_also_where_rungs_were_taken(engine, run, plan, session):
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    lower = plans.parse(PLAN, "plan.toml", ["memory.microbatch=2"])
+    found = rungs.standing(engine, run, lower, HERE)
+    assert found.settings.microbatch == 2 and found.schedule[0]["settings"]["microbatch"] == 2
+
+
+def test_changes_of_other_kinds_pass_through_wherever_they_were_made(engine, run, plan, session):
+    rungs.heard(engine, run, session, HERE, told(40, Settings(microbatch=8)))
+    for step, change in ((41, {"skip": True}), (30, {"lr": 0.5})):
+        rows.add(
+            engine, run.id, session, plan_hash="h", stage="train", device="Tesla P100", world=1, step=step, rung="x",
+            settings=change,
+        )  # fmt: skip
+    rungs.heard(engine, run, session, HERE, told(20, Settings(microbatch=4)))
+    schedule = rungs.standing(engine, run, plan, HERE).schedule
+    assert [item["step"] for item in schedule] == [20, 30, 41]
+    assert schedule[1:] == [{"step": 30, "lr": 0.5}, {"step": 41, "skip": True}]
+
+
+def test_a_rung_that_begins_anew_forgets_the_steps_before_and_sets_the_checkpoints_aside(engine, plan, tmp_path):
+    run, session = begin_run(engine)
+    run = run._replace(folder=str(tmp_path), checkpoints=str(tmp_path / "checkpoints"))
+    facts(engine, run, session, num_workers="0")
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    columns = {"stage": "train", "step": 5, "final": False, "bytes": 1, "created_at": datetime.now(UTC)}
+    checkpoints.record(engine, run.id, "/old", state="verified", **columns)
+    assert [take(engine, run, plan, session) for _ in range(3)] == ["set crop=96", "set hidden=96", ""]
+    found = rungs.standing(engine, run, plan, HERE)
+    assert [item["step"] for item in found.schedule] == [0] and found.settings.arguments == {"crop": 96, "hidden": 96}
+    later = columns | {"created_at": datetime.now(UTC) + timedelta(seconds=1)}
+    checkpoints.record(engine, run.id, "/new", state="verified", **later)
+    rungs.set_aside(engine, run, "train", tmp_path / "checkpoints" / "train")
+    assert {row.path: row.state for row in checkpoints.of_run(engine, run.id)} == {
+        "/old": "superseded",
+        "/new": "verified",
+    }
+
+
+def test_without_a_word_of_the_ranks_the_device_alone_is_known(engine, run, plan, session):
+    assert take(engine, run, plan, session, where="device") == "set crop=96"
+    assert rows.of_run(engine, run.id)[-1].changes_result
+
+
+def test_rungs_travel_with_their_run(engine, run, plan, session, tmp_path):
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    elsewhere = open_database(tmp_path / "elsewhere")
+    [found] = transfer.read(engine, "ink")
+    for _ in range(2):
+        transfer.take_in(elsewhere, found.run, ["train"], {}, found, {}, lambda _: None, [])
+    [row] = rows.of_run(elsewhere, run.id)
+    assert (row.step, row.rung, row.device) == (10, "microbatch/2", "Tesla T4")
+    assert rungs.standing(elsewhere, run, plan, HERE) == rungs.standing(engine, run, plan, HERE)
+    elsewhere.dispose()
+
+
+def test_an_attempt_that_ran_out_of_memory_is_no_attempt_without_progress(engine, run, session):
+    for outcome in ("crashed", "out of memory", "out of memory"):
+        attempt = sessions.open_attempt(engine, session, stage="train", ranks=1, first_step=0, folder_of=str)
+        sessions.close_attempt(engine, attempt.id, outcome=outcome, cause="", last_step=0, gained=False)
+    assert sessions.without_progress(engine, run.id) == 1
+
+
+def test_an_attempt_takes_one_rung_however_often_its_end_is_judged(engine, run, plan, session):
+    facts(engine, run, session)
+    ask = {"where": "host", "why": "it was killed", "attempt": "1.7"}
+    first = rungs.take_next(engine, run, plan, session, HERE, 50, **ask)
+    assert rungs.take_next(engine, run, plan, session, HERE, 50, **ask) == first
+    assert len(rows.of_run(engine, run.id)) == 1
+
+
+def test_a_climb_is_in_vain_when_a_rung_in_process_follows_it_in_the_same_run(engine, run, plan, session):
+    def change(size, up=False, **more):
+        rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=size, **more), up=up))
+
+    change(4)
+    change(8, up=True)
+    assert rungs.climbed_in_vain(engine, run, HERE) == 0
+    change(8, workers_divided=2)  # the host's memory: no word against the climb
+    assert rungs.climbed_in_vain(engine, run, HERE) == 0
+    change(16, up=True)
+    change(8)
+    assert rungs.climbed_in_vain(engine, run, HERE) == 1
+
+
+@pytest.mark.parametrize(("taken", "change"), [(None, "a batch twice as large"), (4, "memory.microbatch = 8: ")])
+def test_the_doctor_raises_the_microbatch_that_is_in_force_before_the_batch(
+    engine, run, session, tmp_path, taken, change
+):
+    launch = Launch("ink", "r1", "train", "1.1", str(tmp_path), "e", "w", 2, "", "", "", "", device=HERE.device)
+    launch.write()
+    sessions.open_attempt(engine, session, stage="train", ranks=2, first_step=0, folder_of=lambda _: str(tmp_path))
+    facts(engine, run, session)
+    idle = {"gpu0.util": 40.0, "gpu0.mem_used": 3e9, "gpu0.mem_total": 15e9, "rank0.cpu": 99.0, "rank0.step_s": 0.3}
+    samples.write(engine, session, [(datetime.now(UTC), idle)])
+    if taken:
+        rungs.heard(engine, run, session, HERE, told(5, Settings(microbatch=taken)))
+    rungs.heard(engine, run, session, OTHER, told(5, Settings(microbatch=1)))
+    [finding] = doctor.of_run(engine, run)["findings"]
+    assert finding["cause"] == "small_batch" and finding["change"].startswith(change)
+
+
+odd = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.sampled_from(["", "off", "8", 0.5, -1.0, 1e308, 10**30, [1], ["set crop=96"], {"crop": 96}, {"1": [None]}])
+)
+names = st.sampled_from([*Settings.__slots__, "unknown"])
+changes = st.sampled_from(["skip", "call", "seen", "lr", "amp", "scaler", "arguments", "step", "begins_anew"])
+documents = st.one_of(
+    odd,
+    st.dictionaries(changes, odd, max_size=3),
+    st.fixed_dictionaries({"settings": odd | st.dictionaries(names, odd, max_size=3)}, optional={"begins_anew": odd}),
+)
+
+
+@given(st.lists(documents, min_size=1, max_size=3))
+@example([{"settings": {"microbatch": 2, "taken": ["set crop=96"], "arguments": {"crop": 96}}}])
+@example([{"skip": True, "call": 1, "arguments": {"crop": 96}, "lr": 0.5, "seen": 4}])
+@settings(max_examples=1000, deadline=None, database=None)
+def test_what_comes_from_elsewhere_is_refused_or_can_be_followed(documents):
+    plan = plans.parse(PLAN, "plan.toml")
+    try:
+        for document in documents:
+            rungs.check(document)
+    except ValueError:
+        return
+    at = datetime.now(UTC)
+    kept = [
+        RungInfo(1, "r1", 1, "h", "train", "Tesla T4", 2, at, 5, "?", "?", False, False, document)
+        for document in documents
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "of_run", lambda *_: kept)
+        found = rungs.standing(None, SimpleNamespace(id="r1"), plan, HERE)
+        arguments = found.settings.arguments | remedies.arguments(found.schedule)
+    assert all(isinstance(name, str) for name in arguments)
+    for entry in found.schedule:
+        if "settings" in entry:
+            assert (
+                entry["step"] == 5
+                and Settings.of(json.loads(json.dumps(entry["settings"]))).said(Settings()) is not None
+            )
+    for where in (DEVICE, HOST):
+        next_rung(plan.memory.rungs, found.now, plan.memory.settings, Facts(16, 4, True, 2), where=where)
+
+
+def test_an_order_to_the_ranks_is_not_repeated_until_something_changes_and_holds_no_other_back(
+    engine, run, plan, session
+):
+    attempt = Running(
+        SimpleNamespace(ranks=2, stage="train"), "1.1", 0, 0, more_stages=False, device=HERE.device
+    )  # fmt: skip
+    watch = MemoryWatch(engine, run, plan)
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=2)))
+    watch.changed(attempt, 0.0)
+
+    def orders(share, seconds):
+        values = {f"rank{rank}.{name}": size for rank in (0, 1) for name, size in (("total", 1.0), ("peak", share))}
+        found = [watch.look(values, float(second))[0] for second in seconds]
+        return [order for order in found if order]
+
+    assert orders(0.99, range(500)) == ["down"]
+    assert orders(0.2, range(500, 2500)) == ["up"], "nothing was taken, but there is room now"
+    watch.heard(wire.Place("1.1", 0, "evaluation", 1.0, 0.0, {}))
+    watch.changed(attempt, 2500.0)
+    assert orders(0.99, range(2500, 3000)) == [], "no rung makes an evaluation less"
+    watch.heard(wire.Place("1.1", 0, "step", 1.0, 0.0, {}))
+    assert orders(0.99, range(3000, 3500)) == ["down"]

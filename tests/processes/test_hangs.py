@@ -1,0 +1,105 @@
+"""Ranks that do not move: their stacks are kept, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from harness import wait_until
+
+from orchestrator.runtime import stacks
+
+HEALTH = "[health]\nhang = {{ {} }}"
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_found_and_named_and_the_run_finishes_with_the_same_bits(kgorch):
+    plan = kgorch.plan("hangs.py", args={"epochs": 12}, extra=HEALTH.format('step = "4s"'))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(20)
+    os.kill(kgorch.pids()["rank1"], signal.SIGSTOP)
+    folder = kgorch.attempt()
+    assert supervisor.wait(timeout=90) == 0, supervisor.communicate()[0]
+    [session] = kgorch.history()
+    assert [attempt["outcome"] for attempt in session["attempts"]] == ["hung", "finished"]
+    assert "in a step; rank 1: process is stopped" in session["attempts"][0]["cause"]
+    [event] = kgorch.events("stacks")
+    assert "hangs.py" in event["facts"]["rank0"] and "hangs.py" in event["facts"]["rank1"]
+    for rank in (0, 1):
+        assert "hangs.py" in (folder / f"rank{rank}.stacks").read_text()
+    shown = kgorch("logs", "--stacks").stdout
+    assert "rank 0, pid" in shown and "rank 1, pid" in shown and "stopped" in shown
+    with_hang = kgorch.export()
+    kgorch("start", str(plan), "--fresh")
+    assert kgorch.export() == with_hang
+
+
+def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
+    once = str(kgorch.folder / "happened")
+    args = {"epochs": 2, "at": 6, "rank": 0, "once": once}
+    plan = kgorch.plan("hangs.py", args=args, extra=HEALTH.format('step = "3s"'))
+    kgorch("start", str(plan))
+    [session] = kgorch.history()
+    assert [attempt["outcome"] for attempt in session["attempts"]] == ["hung", "finished"]
+    assert "rank 0: hangs.py:" in session["attempts"][0]["cause"] and "in loss_of" in session["attempts"][0]["cause"]
+    assert {entry["kind"] for entry in kgorch.events()} >= {"Hung", "stacks", "Diagnosed", "longest_seen"}
+
+
+def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):
+    args = {"epochs": 2, "evaluates": 6.0, "saves": 4.0}
+    plan = kgorch.plan("hangs.py", args=args, extra=HEALTH.format('step = "2500ms"'))
+    kgorch("start", str(plan))
+    assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["finished"]
+    longest = kgorch.events("longest_seen")[-1]["facts"]["longest_s"]
+    assert longest["evaluation"] > 6.0 and longest["step"] > 5.0, "rank 1 waited in its step"
+    assert longest["save"] > 4.0
+
+
+def test_a_validation_in_the_midst_of_a_step_is_none_either(kgorch):
+    args = {
+        "epochs": 1,
+        "evaluates": 6.0,
+        "in_step": True,
+        "sleep": 0.4,
+    }  # looked at once a second, it is seen to learn
+    kgorch("start", str(kgorch.plan("hangs.py", ranks=1, args=args, extra=HEALTH.format('step = "4s"'))))
+    assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["finished"]
+
+
+def test_a_script_that_never_attaches_is_given_up_after_its_start_has_hung_three_times(kgorch):
+    plan = kgorch.plan("never_attaches.py", ranks=1, args={"sleep": 600}, extra=HEALTH.format('start = "3s"'))
+    done = kgorch("start", str(plan), code=20)
+    assert "in its start" in done.stderr and "never_attaches.py:7" in done.stderr
+    assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["hung", "hung", "crashed"]
+
+
+RANK = """
+import faulthandler, signal, sys, threading
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"), all_threads=True, chain=False)
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_stopped_rank_that_nobody_can_read_is_woken_to_tell_where_it_stood(tmp_path, monkeypatch):
+    (tmp_path / "rank_of_a_test.py").write_text(RANK)
+    (tmp_path / "shim.json").write_text(json.dumps({"torchrun": os.getpid()}))
+    command = [sys.executable, "-m", "rank_of_a_test", str(tmp_path / "rank0.stacks")]
+    rank = subprocess.Popen(command, env={**os.environ, "RANK": "0"}, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        assert rank.stdout and rank.stdout.readline() == "up\n"
+        rank.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED)
+        monkeypatch.setattr(stacks, "_spied", lambda *_: "")  # as where py-spy is not installed, or not allowed
+        [told, gone] = stacks.collect(tmp_path, 2)
+        assert told.state == "stopped" and re.search(r"rank_of_a_test.py:[45] in <module>", str(told))
+        assert gone.state == "gone"
+    finally:
+        rank.kill()
+        rank.communicate()

@@ -1,0 +1,83 @@
+"""Real ranks of one attempt with a keeper, and no supervisor around them: what they print, and what they saved last."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import PROGRAMS
+from safetensors.numpy import load_file
+from saving import Place
+
+from orchestrator import manifest
+from orchestrator.core.memory import Settings
+from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
+from orchestrator.worker.board import size
+
+
+class Attempt:
+    """`lines`: of a rank's log. `weights`: bytes by name, of the final checkpoint."""
+
+    def __init__(self, folder: Path, codes: list[int]) -> None:
+        self.folder, self.codes = folder, codes
+
+    def lines(self, rank: int = 0, *, starting: str = "") -> list[str]:
+        return [
+            line for line in (self.folder / f"rank{rank}.log").read_text().splitlines() if line.startswith(starting)
+        ]
+
+    @property
+    def weights(self) -> dict[str, bytes]:
+        newest = next(manifest.newest_readable(self.folder / "checkpoints" / "train"))
+        assert newest[1].final
+        found = {}
+        for shard in sorted(newest[0].glob("*.safetensors")):
+            found |= {name: array.tobytes() for name, array in load_file(shard).items()}
+        return found
+
+    def said(self) -> str:
+        return "\n".join(f"── rank {rank}\n" + "\n".join(self.lines(rank)[-30:]) for rank in range(len(self.codes)))
+
+
+def run(
+    folder: Path,
+    program: str,
+    ranks: int = 2,
+    args: dict[str, Any] | None = None,
+    *,
+    settings: Settings | None = None,
+    timeout_s: float = 120,
+    **launched: Any,
+) -> Attempt:
+    """A program of tests/programs under ranks of torch.distributed, to its end."""
+    folder.mkdir(parents=True)
+    place = Place(folder)
+    place.page.write_bytes(b"\0" * size(ranks))
+    place.start_keeper()
+    launch = Launch(
+        run="r", run_id="id", stage="train", attempt="1.1", folder=str(folder), entry=program, args=args or {},
+        workdir=str(PROGRAMS), ranks=ranks, socket=str(folder / "nobody.sock"), checkpoints=str(place.root),
+        output=str(folder / "outputs"), plan_hash="", keeper=str(folder / "keeper.sock"),
+        settings=(settings or Settings()).as_dict(), **launched,
+    )  # fmt: skip
+    told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), "OMP_NUM_THREADS": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.worker.entry"],
+            env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [process.wait(timeout_s) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+        place.kill_keeper()
+    return Attempt(folder, codes)

@@ -1,0 +1,35 @@
+"""What a loader is given, as far as memory allows what the script asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from orchestrator.wire import Launch
+from orchestrator.worker.ladder import Ladder
+from orchestrator.worker.session import Session
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "pinned"),
+    [({}, 4, True), ({"workers_divided": 2, "pin_memory": False}, 2, False), ({"workers_at_most": 0}, 0, True)],
+)
+def test_a_loader_gets_the_workers_and_the_pinned_memory_that_rungs_have_left(settings, workers, pinned):
+    launch = Launch("r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", settings=settings)
+    with Session(None, 0) as session:
+        session._ladder = Ladder(launch, session.device, print)
+        data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+        made = session.loader(data, 4, num_workers=4, pin_memory=True, prefetch_factor=3)
+    assert (made._inner.num_workers, made._inner.pin_memory) == (workers, pinned)
+
+
+def test_what_followed_a_rung_is_forgotten_when_another_is_taken_before_it():
+    schedule = [{"step": 40, "settings": {"microbatch": 2}}, {"step": 41, "skip": True}]
+    launch = Launch(
+        "r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", schedule=schedule, ladder=["microbatch/2"]
+    )
+    told = []
+    ladder = Ladder(launch, torch.device("cpu"), told.append)
+    ladder.begin(0, 16)
+    ladder.down(30, "memory ran out", tells=True, must=True)
+    assert (ladder.next_change, ladder.settings.microbatch, told[-1].step) == (None, 8, 30)
