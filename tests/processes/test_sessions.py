@@ -130,7 +130,7 @@ def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
 
 
 def test_a_training_that_ignores_the_stop_is_cut_off_and_nothing_of_it_is_left(kgorch):
-    plan = kgorch.plan("ignores_stop.py", wall="12s")
+    plan = kgorch.plan("ignores_stop.py", wall="24s")  # a slow machine takes half of it to come to the step
     kgorch("start", str(plan), code=10)
     assert kgorch.status()["phase"] == "cut off"
     assert not processes_of(kgorch.home)
