@@ -59,6 +59,10 @@ class SessionInfo(NamedTuple):
     metrics: Mapping[str, float]
     beat_at: datetime | None
     exactness: Mapping[str, Any] = {}
+    wall_why: str = ""
+    fixed_wall_s: float | None = None
+    fixed_wall_why: str = ""
+    pool: str = ""
 
 
 class AttemptInfo(NamedTuple):
@@ -101,6 +105,13 @@ class ResumeInfo(NamedTuple):
     due_at: datetime | None
     why: str
     state: str
+    tries: int = 0
+    priority: int = 0
+    claimed_pid: int | None = None
+    claimed_ticks: int | None = None
+    claimed_boot: str = ""
+    lease_until_at: datetime | None = None
+    last_error: str = ""
 
 
 class EventInfo(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -88,6 +88,10 @@ class Session(Base):
     why: Mapped[str] = mapped_column(Text, default="")
     boot_id: Mapped[str] = mapped_column(String(64))
     boot_wall_s: Mapped[float | None]
+    wall_why: Mapped[str] = mapped_column(String(64), default="")  # which of the walls that is (core/wall.py)
+    fixed_wall_s: Mapped[float | None]  # CLOCK_BOOTTIME; the nearest of those that nothing moves any more
+    fixed_wall_why: Mapped[str] = mapped_column(String(64), default="")
+    pool: Mapped[str] = mapped_column(String(64), default="")  # whose hours it spends; empty for nobody's
     wall_at: Mapped[datetime | None]
     lead_s: Mapped[float] = mapped_column(default=0.0)
     started_at: Mapped[datetime]
@@ -150,22 +154,40 @@ class Checkpoint(Base):
 
 
 class Charge(Base):
-    """Hours of an accelerator that a session has used, written as they are used."""
+    """Accelerator time that a session has used, written as it is used; or, without a session, a person's correction.
+
+    A pool's use is the sum of `used_s * factor`. `from_at` is when that use began: it counts for the window it lies in.
+    """
 
     __tablename__ = "charges"
+    __table_args__ = (Index("ix_charges_pool_from_at", "pool", "from_at"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"))
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"), index=True)
+    pool: Mapped[str] = mapped_column(String(64), default="")
     accelerator: Mapped[str] = mapped_column(String(64))
     factor: Mapped[float] = mapped_column(default=1.0)
     from_at: Mapped[datetime] = mapped_column(index=True)
     used_s: Mapped[float] = mapped_column(default=0.0)
+    why: Mapped[str] = mapped_column(Text, default="")
 
 
 class Resume(Base):
-    """The queue: a run that goes on when `due_at` has come; without `due_at`, when a person asks."""
+    """The queue: a run that goes on when `due_at` has come; without `due_at`, when a person asks.
+
+    A run waits in one place at most. Who has claimed a row is a process (pid, start, boot) with a lease.
+    """
 
     __tablename__ = "resumes"
+    __table_args__ = (
+        Index(
+            "uq_resumes_waiting",
+            "run_id",
+            unique=True,
+            sqlite_where=text("state IN ('due', 'claimed')"),
+            postgresql_where=text("state IN ('due', 'claimed')"),
+        ),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
@@ -174,8 +196,14 @@ class Resume(Base):
     why: Mapped[str] = mapped_column(Text, default="")
     tries: Mapped[int] = mapped_column(default=0)
     state: Mapped[str] = mapped_column(String(16), default="due", index=True)  # due, claimed, done, failed
+    priority: Mapped[int] = mapped_column(default=0)
     claimed_by: Mapped[str] = mapped_column(String(128), default="")
     claimed_at: Mapped[datetime | None]
+    claimed_pid: Mapped[int | None]
+    claimed_ticks: Mapped[int | None] = mapped_column(BigInteger)
+    claimed_boot: Mapped[str] = mapped_column(String(64), default="")
+    lease_until_at: Mapped[datetime | None]
+    last_error: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime]
 
 

@@ -132,10 +132,15 @@ class Stage(_Part):
 
 
 class SessionPart(_Part):
-    """How long a session may last; without `wall`, what the platform says."""
+    """How long a session may last; without `wall`, what the platform says.
+
+    `priority`: of runs that wait for the same machine the highest begins first. `share`: others may use its devices, too.
+    """
 
     wall: Seconds | None = None
     margin: Seconds | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    share: bool = False
 
     @model_validator(mode="after")
     def _leaves_time(self) -> SessionPart:
@@ -173,8 +178,40 @@ class CheckpointPart(_Part):
 
 
 class QuotaPart(_Part):
-    hours: Annotated[float, Field(gt=0)] | None = None
+    """Accelerator hours that may be used in a window of time (core/quota.py); without `hours`, what the platform says.
+
+    `resets`: "Sat 00:00 UTC", "monthly 1 00:00 Europe/Berlin", "rolling 7d", "never". `reserve`: what of it stays unused.
+    `pool`: runs of the same pool spend the same hours. `factor`: hours that an hour of a session costs.
+    """
+
+    hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     resets: str | None = None
+    reserve: Seconds | None = None
+    pool: Name | None = None
+    factor: Annotated[float, Field(gt=0, le=64, allow_inf_nan=False)] | None = None
+
+
+class PlatformPart(_Part):
+    """What is otherwise than the platform's profile says (platforms/profile.py)."""
+
+    name: Name | None = None
+    wall: Seconds | None = None
+    began: Literal["container", "job", "boot", "start"] | None = None
+    metadata: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None
+
+
+class NotifyPart(_Part):
+    """Who is told of what: a command, and webhook or Apprise URLs. `${NAME}` in a URL is taken from the environment."""
+
+    on: list[str] = ["suspended", "failed", "finished", "quota"]
+    command: list[str] = []
+    urls: list[str] = []
+
+
+class ForecastPart(_Part):
+    """`target`: the metric value whose date is foretold, "dice >= 0.72"."""
+
+    target: str | None = None
 
 
 class MemoryPart(_Part):
@@ -309,6 +346,9 @@ class Plan(_Part):
     health: HealthPart = HealthPart()
     resume: ResumePart = ResumePart()
     data: DataPart = DataPart()
+    platform: PlatformPart = PlatformPart()
+    notify: NotifyPart = NotifyPart()
+    forecast: ForecastPart = ForecastPart()
 
     @model_validator(mode="after")
     def _stages_differ(self) -> Plan:
@@ -429,6 +469,9 @@ def _keys_at(path: Sequence[Any]) -> list[str]:
         "hang": HangPart,
         "resume": ResumePart,
         "data": DataPart,
+        "platform": PlatformPart,
+        "notify": NotifyPart,
+        "forecast": ForecastPart,
     }
     for part in path:
         model = inner.get(str(part), model)

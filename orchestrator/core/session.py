@@ -28,6 +28,7 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.core import cadence, deadline
+from orchestrator.core.wall import QUOTA, WALL, Wall
 
 Instant = float
 
@@ -115,6 +116,13 @@ class SaveFailed(Event):
 @dataclass(frozen=True, slots=True)
 class DeadlineReached(Event):
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class WallMoved(Event):
+    """The nearest of the session's walls is another, or stands elsewhere; None when nothing ends it any more."""
+
+    wall: Wall | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +261,11 @@ class KillAttempt(Action):
 
 @dataclass(frozen=True, slots=True)
 class QueueResume(Action):
-    """`when_asked`: a person stopped it, so a person says when it goes on."""
+    """`when_asked`: a person stopped it, so a person says when it goes on. `on_quota`: when there are hours again."""
 
     why: str
     when_asked: bool = False
+    on_quota: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +274,7 @@ class Session:
 
     Attributes:
         entered_s: when the phase began.
-        wall_s: when the platform ends us; None for a machine without such an end.
+        wall_s: when something ends us, and `wall_why` what; None for a machine without such an end.
         every_s: the plan's upper bound between two saves.
         saves: of this run, oldest first. guess_s: what to count on before the first one.
         state_bytes: what a save holds. write_bytes_per_s: of this session's disk, as measured at its beginning.
@@ -279,6 +288,7 @@ class Session:
     phase: Phase = Phase.QUEUED
     entered_s: Instant = 0.0
     wall_s: Instant | None = None
+    wall_why: str = WALL
     margin_s: float = 5.0
     every_s: float | None = None
     saves: tuple[deadline.Save, ...] = ()
@@ -340,6 +350,10 @@ class Session:
         """When a save that was asked for is given up as never coming."""
         return self.entered_s + max(300.0, 10 * self.lead_s)
 
+    @property
+    def ends_on_quota(self) -> bool:
+        return self.wall_why == QUOTA and not self.asked_by_person
+
     def observing(self, *, gap_s: float, step_s: float) -> Session:
         """With the ranks' own times, told about once a second."""
         return replace(self, gap_s=max(gap_s, GAP_FADES * self.gap_s, step_s), step_s=step_s)
@@ -364,6 +378,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
     (P.SAVING, SaveFailed): P.TRAINING,  # training goes on; the checkpoint before stands
     **{(phase, DeadlineReached): P.STOPPING for phase in (P.TRAINING, P.SAVING, P.DIAGNOSING)},
     **{(phase, StopRequested): P.STOPPING for phase in (P.TRAINING, P.SAVING, P.STOPPING, P.DIAGNOSING)},
+    **{(phase, WallMoved): phase for phase in _RUNNING},
     **{
         (phase, Attached): phase for phase in (P.TRAINING, P.SAVING, P.STOPPING, P.DIAGNOSING)
     },  # a line that was cut and made anew
@@ -482,13 +497,19 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
             return replace(session, is_rescued=True)
         case SaveFailed():
             return replace(session, saved_s=now)  # asked again after one interval, not at once
+        case WallMoved(wall):
+            if wall is None or (
+                session.phase is P.STOPPING and session.wall_s is not None and wall.at_s > session.wall_s
+            ):
+                return session if session.phase is P.STOPPING else replace(session, wall_s=None, wall_why=WALL)
+            return replace(session, wall_s=wall.at_s, wall_why=wall.why)
         case StopRequested(why, wall_s):
             nearer = min((wall for wall in (session.wall_s, wall_s) if wall is not None), default=None)
             return replace(session, wall_s=nearer, why=why, asked_by_person=session.asked_by_person or wall_s is None)
         case DeadlineReached() | AttemptSuspended() if not session.why:
-            return replace(session, why="the wall")
+            return replace(session, why=session.wall_why)
         case AttemptUnsaved(cause):
-            return replace(session, why=f"{session.why or 'the wall'}; {cause}")
+            return replace(session, why=f"{session.why or session.wall_why}; {cause}")
         case GraceExpired():
             return replace(session, why=f"{session.why or 'a stop'} came before the last save was done")
         case AttemptCrashed(cause) | OutOfMemory(cause) | Unwell(cause) if session.phase is P.STOPPING:
@@ -506,7 +527,7 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
 
 def _actions(before: Session, after: Session, event: Event) -> tuple[Action, ...]:
     """What a move asks for: by the phase it leads to, then by what may follow in the same phase."""
-    resume = QueueResume(after.why, when_asked=after.asked_by_person)
+    resume = QueueResume(after.why, when_asked=after.asked_by_person, on_quota=after.ends_on_quota)
     if after.phase in (P.SUSPENDED, P.CUT_OFF):
         kill = isinstance(event, DeadlineReached | StopRequested | GraceExpired | ExitOverdue)
         return (KillAttempt(), resume) if kill else (resume,)

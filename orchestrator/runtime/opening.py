@@ -20,6 +20,7 @@ from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.core import deadline
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
+from orchestrator.core.wall import WALL, Wall
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
@@ -29,6 +30,7 @@ from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
+from orchestrator.runtime.walls import Source, Walls
 from orchestrator.wire import boottime_s
 
 
@@ -50,11 +52,14 @@ class Opened:
     session: Session
     adopted: Running | None
     lock: Lock
+    walls: Walls
 
     def supervise(self, engine: Engine, observer: Observer = lambda _: None) -> Session:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
-            ended = Supervisor(engine, self.run, self.plan, self.row, self.session, observer=observer).run(self.adopted)
+            ended = Supervisor(
+                engine, self.run, self.plan, self.row, self.session, walls=self.walls, observer=observer
+            ).run(self.adopted)
             conclude(engine, self.run, ended.phase, ended.why)
             return ended
         finally:
@@ -204,7 +209,7 @@ def _go_on(
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
-            return _adopt(engine, run, plan, last, attempt, lock)
+            return _adopt(engine, run, plan, profile, last, attempt, lock)
         last = settle(engine, run, plan, last, attempt)
     if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
         raise KgorchError(
@@ -224,9 +229,9 @@ def _go_on(
 
 def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened:
     now_s = boottime_s()
-    began_s = processes.started_s(1 if profile.began_with_container else os.getpid()) or now_s
+    walls = Walls(_fixed_wall(plan, profile, now_s), _moving_walls(engine, run, plan, profile))
+    session = _session_of(engine, run, plan, walls.nearest(now_s))
     length_s = plan.session.wall or profile.wall_s
-    session = _session_of(engine, run, plan, None if length_s is None else began_s + length_s)
     if length_s is not None and length_s <= session.lead_s:
         raise PlanError(
             f"session.wall = {length_s:g} s is over before a save would be",
@@ -240,6 +245,9 @@ def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lo
         place="local",
         boot_id=processes.boot_id(),
         boot_wall_s=session.wall_s,
+        wall_why=session.wall_why,
+        fixed_wall_s=walls.fixed.at_s if walls.fixed else None,
+        fixed_wall_why=walls.fixed.why if walls.fixed else "",
         wall_at=wall_at,
         lead_s=session.lead_s,
         first_step=_last_step(engine, run),
@@ -247,17 +255,30 @@ def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lo
         **_us(),
     )
     runs.resume_taken(engine, run.id, by=f"pid {os.getpid()}")
-    return Opened(run, plan, row, session, None, lock)
+    return Opened(run, plan, row, session, None, lock, walls)
 
 
-def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall_s: float | None) -> Session:
+def _fixed_wall(plan: Plan, profile: Profile, now_s: float) -> Wall | None:
+    """The nearest of the walls that stand from the session's beginning on."""
+    began_s = processes.started_s(1 if profile.began_with_container else os.getpid()) or now_s
+    length_s = plan.session.wall or profile.wall_s
+    return None if length_s is None else Wall(began_s + length_s, WALL)
+
+
+def _moving_walls(engine: Engine, run: RunInfo, plan: Plan, profile: Profile) -> list[Source]:
+    return []
+
+
+def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall: Wall | None) -> Session:
     root = Path(run.checkpoints)
     speed = checkpoints.write_speed(root)
     newest = checkpoint_rows.newest_verified(engine, run.id)
     trained_s, failures = sessions.trained(engine, run.id)
+    wall_s = wall.at_s if wall else None
     length_s = None if wall_s is None else wall_s - boottime_s()
     return Session(
         wall_s=wall_s,
+        wall_why=wall.why if wall else WALL,
         margin_s=plan.session.margin or deadline.default_margin_s(length_s),
         every_s=None if plan.checkpoint.every == "auto" else plan.checkpoint.every,
         saves=tuple(
@@ -272,11 +293,23 @@ def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall_s: float | None) 
     )
 
 
-def _adopt(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo, lock: Lock) -> Opened:
-    """Training has outlived its supervisor: take it over as it runs."""
+def _adopt(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    profile: Profile,
+    last: SessionInfo,
+    attempt: AttemptInfo,
+    lock: Lock,
+) -> Opened:
+    """Training has outlived its supervisor: take it over as it runs, up to the wall that was."""
+    fixed = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
+    walls = Walls(fixed, _moving_walls(engine, run, plan, profile))
     more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
-        _session_of(engine, run, plan, last.boot_wall_s),
+        _session_of(
+            engine, run, plan, None if last.boot_wall_s is None else Wall(last.boot_wall_s, last.wall_why or WALL)
+        ),
         phase=Phase(last.phase),
         entered_s=boottime_s(),
         saved_s=boottime_s(),
@@ -285,7 +318,8 @@ def _adopt(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     )
     sessions.update_session(engine, last.id, **_us())
     row = last._replace(**_us())  # type: ignore[arg-type]
-    return Opened(run, plan, row, session, attempts.running(engine, run, last, attempt, more_stages=more), lock)
+    adopted = attempts.running(engine, run, last, attempt, more_stages=more)
+    return Opened(run, plan, row, session, adopted, lock, walls)
 
 
 def _take_changed_plan(

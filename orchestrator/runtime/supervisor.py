@@ -31,6 +31,7 @@ from orchestrator import wire
 from orchestrator.core import session as core
 from orchestrator.core.outcome import ATTEMPTS_WITHOUT_PROGRESS
 from orchestrator.core.session import Event, Phase, Session
+from orchestrator.core.wall import Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
@@ -53,6 +54,7 @@ from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.reader import Job, Reader
+from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
 
 LOOK_S = 0.5
@@ -99,9 +101,11 @@ class Supervisor:
         row: SessionInfo,
         session: Session,
         *,
+        walls: Walls | None = None,
         clock: Clock | None = None,
         observer: Observer = lambda _: None,
     ) -> None:
+        self._walls = walls or Walls()
         self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
         self._clock, self._observer = clock or SystemClock(), observer
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -119,6 +123,7 @@ class Supervisor:
         self._attached = False
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._interrupts = self._signals = self._launch_tries = 0
+        self._wall = None if session.wall_s is None else Wall(session.wall_s, session.wall_why)
 
     @property
     def folder(self) -> Path:
@@ -149,6 +154,7 @@ class Supervisor:
                 self._end_processes()
                 self._finish_mirroring()
         finally:
+            self._walls.stop()
             self._sampler.stop()
             self._data.stop()
             if self._mirror:
@@ -175,6 +181,7 @@ class Supervisor:
         return KEEPER_S if wall_s is None else min(max(wall_s - self._clock.now_s(), core.LAST_WORDS_S), KEEPER_S)
 
     def _turn(self) -> None:
+        self._watch_walls()
         for event in core.due(self._session, self._clock.now_s()):
             self._happened(self._weighed(event))
         if self._attempt and (hung := self._hangs.look(self._clock.now_s())) and self._session.phase in core.CAN_HANG:
@@ -191,6 +198,13 @@ class Supervisor:
         except Exception as error:  # our own bug; the training must not pay for it
             traceback.print_exc()
             self._journal.note("bug", {"what": f"{type(error).__name__}: {error}"})
+
+    def _watch_walls(self) -> None:
+        """SIGTERM's wall (core.StopRequested) is none of these: after a stop they only come nearer."""
+        now = self._walls.nearest(self._clock.now_s())
+        if has_moved(self._wall, now) and not self._session.phase.is_over:
+            self._wall = now
+            self._happened(core.WallMoved(now))
 
     def _watch_memory(self) -> None:
         if self._session.phase in (Phase.TRAINING, Phase.SAVING):
@@ -249,6 +263,9 @@ class Supervisor:
         facts = {
             name: value for name in getattr(event, "__slots__", ()) if (value := getattr(event, name)) not in (None, "")
         }
+        if isinstance(event, core.WallMoved):  # a reading of a clock is not kept
+            wall_at = self._wall_at()
+            facts = {"wall_at": wall_at and wall_at.isoformat(), "why": self._session.wall_why}
         if self._session.phase is Phase.CUT_OFF and (lost := self._row.step - self._saved_step) > 0:
             facts |= {"lost_steps": lost, "lost_s": round(lost * self._row.step_s, 3), "saved_step": self._saved_step}
             since = f"{lost} steps since step {self._saved_step} are lost"
@@ -257,6 +274,7 @@ class Supervisor:
             "why": self._session.why,
             "lead_s": self._session.lead_s,
             "boot_wall_s": self._session.wall_s,
+            "wall_why": self._session.wall_why,
             "wall_at": self._wall_at(),
         }
         kind, phase = type(event).__name__, self._session.phase.value
@@ -559,7 +577,7 @@ class Supervisor:
             )
 
     def _hear_threads(self) -> None:
-        for thread in (self._mirror, self._sampler, self._data):
+        for thread in (self._mirror, self._sampler, self._data, *self._walls.sources):
             while thread and not thread.notes.empty():
                 self._journal.note(*thread.notes.get())
 

@@ -1,0 +1,36 @@
+"""walls with their reasons, the quota's pools, and leases of the queue"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("sessions") as sessions:
+        sessions.add_column(sa.Column("wall_why", sa.String(64), nullable=False, server_default=""))
+        sessions.add_column(sa.Column("fixed_wall_s", sa.Double(), nullable=True))
+        sessions.add_column(sa.Column("fixed_wall_why", sa.String(64), nullable=False, server_default=""))
+        sessions.add_column(sa.Column("pool", sa.String(64), nullable=False, server_default=""))
+    with op.batch_alter_table("charges") as charges:
+        charges.add_column(sa.Column("pool", sa.String(64), nullable=False, server_default=""))
+        charges.add_column(sa.Column("why", sa.Text(), nullable=False, server_default=""))
+    op.create_index("ix_charges_pool_from_at", "charges", ["pool", "from_at"])
+    op.create_index("ix_charges_session_id", "charges", ["session_id"])
+    with op.batch_alter_table("resumes") as resumes:
+        resumes.add_column(sa.Column("priority", sa.Integer(), nullable=False, server_default="0"))
+        resumes.add_column(sa.Column("claimed_pid", sa.Integer(), nullable=True))
+        resumes.add_column(sa.Column("claimed_ticks", sa.BigInteger(), nullable=True))
+        resumes.add_column(sa.Column("claimed_boot", sa.String(64), nullable=False, server_default=""))
+        resumes.add_column(sa.Column("lease_until_at", sa.DateTime(), nullable=True))
+        resumes.add_column(sa.Column("last_error", sa.Text(), nullable=False, server_default=""))
+    # one place in the queue a run: of older rows the newest stays
+    op.execute(
+        "UPDATE resumes SET state = 'done' WHERE state IN ('due', 'claimed') AND id NOT IN"
+        " (SELECT max(id) FROM resumes WHERE state IN ('due', 'claimed') GROUP BY run_id)"
+    )
+    waiting = sa.text("state IN ('due', 'claimed')")
+    op.create_index(
+        "uq_resumes_waiting", "resumes", ["run_id"], unique=True, sqlite_where=waiting, postgresql_where=waiting
+    )
