@@ -100,6 +100,13 @@ def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, pl
     orm.add(Resume(run_id=run_id, place=place, why=why, due_at=due_at, state="due", created_at=now()))
 
 
+def wait(engine: Engine, run_id: str, *, why: str, due_at: datetime | None) -> None:
+    """Put the run back into the queue without a session: what it was taken out for cannot be had yet."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Resume).where(Resume.run_id == run_id, Resume.state == "claimed").values(state="done"))
+        queue_resume(orm, run_id, why=why, due_at=due_at)
+
+
 def resume_taken(engine: Engine, run_id: str, *, by: str) -> None:
     with Orm(engine) as orm, orm.begin():
         waiting = Resume.run_id == run_id, Resume.state == "due"
