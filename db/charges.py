@@ -155,7 +155,7 @@ def wake(engine: Engine, pool: str, why: str) -> int:
     """Have the runs of a pool that wait for its hours (`why`) looked at now; how many there are."""
     with Orm(engine) as orm, orm.begin():
         of_pool = select(Run.id).where(Run.pool == pool)
-        waiting = Resume.state == "due", Resume.why == why, Resume.run_id.in_(of_pool)
+        waiting = Resume.state == "due", Resume.why.startswith(why), Resume.run_id.in_(of_pool)
         found = orm.execute(update(Resume).where(*waiting).values(due_at=now()))
         return int(found.rowcount)  # type: ignore[attr-defined]
 

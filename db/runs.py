@@ -39,6 +39,12 @@ def newest(engine: Engine, name: str) -> RunInfo | None:
         return plain(RunInfo, run) if run else None
 
 
+def by_id(engine: Engine, run_id: str) -> RunInfo | None:
+    with Orm(engine) as orm:
+        run = orm.get(Run, run_id)
+        return plain(RunInfo, run) if run else None
+
+
 def of_name(engine: Engine, name: str) -> list[RunInfo]:
     """All runs of that name, the newest number first."""
     with Orm(engine) as orm:

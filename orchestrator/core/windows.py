@@ -127,7 +127,8 @@ def _weekday(word: str) -> int:
     for number, name in enumerate(WEEKDAYS):
         if len(lower) >= 3 and name.startswith(lower):
             return number
-    near = difflib.get_close_matches(lower, [*WEEKDAYS, "daily", "monthly", "rolling"], n=1, cutoff=0.5)
+    known = [*WEEKDAYS, "daily", "monthly", "rolling", *(name[:3] for name in WEEKDAYS)]
+    near = difflib.get_close_matches(lower, known, n=1, cutoff=0.5)
     raise ValueError(f"there is no weekday {word!r}" + (f" (did you mean {near[0]!r}?)" if near else f"; {EXPECTED}"))
 
 

@@ -19,25 +19,21 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import charges, sessions
+from db import charges
 from db.charges import Own
 from db.records import AttemptInfo, PoolInfo, SessionInfo
 from orchestrator.core import quota as core
 from orchestrator.core import windows
 from orchestrator.core.quota import Quota, Use
 from orchestrator.core.wall import QUOTA, Wall
-from orchestrator.core.windows import PIECE_S, Never, Rolling, Window
+from orchestrator.core.windows import Never, Window
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import devices, gpus, processes
-from orchestrator.runtime.home import is_held
+from orchestrator.runtime import devices, gpus, pools, processes
 from orchestrator.wire import boottime_s
 
 LOOK_S, RETRY_S = 2.0, 5.0
 """Between two looks at the ledger; after one that the database did not allow."""
-
-HEARD_S = 120.0
-"""A session on another machine that was charged within this time lives, for all we know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +44,6 @@ class Terms:
     resets: str
     factor: float
     accelerator: str
-
-
-@dataclass(frozen=True, slots=True)
-class Living:
-    """A session of the pool that runs: what of it is not written down yet, and its pool seconds a second."""
-
-    session: SessionInfo
-    unwritten: Use
-    rate: float
 
 
 def terms_of(plan: Plan, profile: Profile) -> Terms | None:
@@ -75,46 +62,6 @@ def terms_of(plan: Plan, profile: Profile) -> Terms | None:
     resets = said.resets or profile.quota_resets or "never"
     quota = Quota(said.pool or profile.name, hours * 3600.0, windows.parse(resets), said.reserve or 0.0)
     return Terms(quota, resets, said.factor or (profile.factor if count > 1 else 1.0), devices.name())
-
-
-def quota_of(pool: PoolInfo) -> Quota:
-    """What a pool allowed when it was told of last."""
-    return Quota(pool.name, pool.total_s, windows.parse(pool.resets), pool.reserve_s)
-
-
-def uses(engine: Engine, quota: Quota, now: datetime, *, but: Own | None = None) -> list[Use]:
-    """What the charges say, as far as it matters now: of a calendar window its sum."""
-    window = quota.window
-    if not isinstance(window, Rolling):
-        start, _ = window.window_at(now)
-        return [Use(start, 0.0, charges.used_s(engine, quota.pool, start, but=but))]
-    # a correction counts for one length, and may take away use of one length before it
-    since = now - timedelta(seconds=2 * window.length_s + PIECE_S)
-    found = charges.since(engine, quota.pool, since, but=but)
-    return [Use(from_at, 0.0 if is_correction else span_s, cost) for from_at, span_s, cost, is_correction in found]
-
-
-def living(engine: Engine, pool: str, now: datetime, *, but: int | None = None) -> list[Living]:
-    """The sessions of a pool that run, supervised or not."""
-    found = []
-    for row in charges.unfinished(engine, pool):
-        last = charges.newest(engine, row.id) if row.id != but else None
-        if last is None:
-            continue
-        until_at = last.from_at + timedelta(seconds=last.used_s)
-        ago_s = max(0.0, (now - until_at).total_seconds())
-        if _is_running(engine, row, ago_s):
-            found.append(Living(row, Use(until_at, ago_s, ago_s * last.factor), last.factor))
-    return found
-
-
-def _is_running(engine: Engine, row: SessionInfo, charged_ago_s: float) -> bool:
-    if row.boot_id != processes.boot_id():
-        return charged_ago_s < HEARD_S
-    if processes.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id):
-        return True
-    attempt = sessions.last_attempt(engine, row.id)
-    return attempt is not None and attempt.outcome is None and is_held(Path(attempt.folder, "lock"))
 
 
 class Ledger:
@@ -161,7 +108,7 @@ class Ledger:
 
     @classmethod
     def adopting(cls, engine: Engine, plan: Plan, profile: Profile, row: SessionInfo) -> Ledger | None:
-        """For a session that goes on: it has run since it was charged last. From its newest charge on holds what the plan says now."""
+        """For a session that goes on: it has run since it was charged last. The plan holds from its newest charge on."""
         terms = terms_of(plan, profile)
         if terms is None:
             return None
@@ -232,7 +179,7 @@ class Ledger:
 
     def _looked_up(self, now_s: float) -> Wall | None:
         now, found = self._utc(now_s), self._uses(now_s)
-        others = living(self._engine, self.terms.quota.pool, now, but=self._session_id)
+        others = pools.living(self._engine, self.terms.quota.pool, now, but=self._session_id)
         rate = self.terms.factor + sum(item.rate for item in others)
         found += [item.unwritten for item in others]
         lasts_s = core.lasts_s(self.terms.quota, found, now, rate=rate)
@@ -244,7 +191,7 @@ class Ledger:
         own = None if self._session_id is None else Own(self._session_id, self._from_at)
         mine = [(start, (end - start).total_seconds()) for start, end in self._pieces(now)]
         ours = [Use(start, span_s, span_s * self.terms.factor) for start, span_s in mine]
-        return uses(self._engine, quota, now, but=own) + ours
+        return pools.uses(self._engine, quota, now, but=own) + ours
 
     def _pieces(self, until_at: datetime) -> list[tuple[datetime, datetime]]:
         return list(windows.pieces(self.terms.quota.window, self._from_at, until_at))
