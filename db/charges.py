@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Engine, and_, distinct, func, or_, select, update
+from sqlalchemy import ColumnElement, Engine, and_, func, or_, select, update
 from sqlalchemy.orm import Session as Orm
 
 from db.records import ChargeInfo, PoolInfo, SessionInfo
@@ -128,7 +128,7 @@ def pool(engine: Engine, name: str) -> PoolInfo | None:
 def pools(engine: Engine) -> list[str]:
     """The names of all pools that are known, if only from charges."""
     with Orm(engine) as orm:
-        charged = orm.scalars(select(distinct(Charge.pool)).where(Charge.pool != "")).all()
+        charged = orm.scalars(select(Charge.pool).where(Charge.pool != "").distinct()).all()
         return sorted({*charged, *orm.scalars(select(Pool.name))})
 
 

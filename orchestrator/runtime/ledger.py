@@ -35,6 +35,9 @@ from orchestrator.wire import boottime_s
 LOOK_S, RETRY_S = 2.0, 5.0
 """Between two looks at the ledger; after one that the database did not allow."""
 
+SLACK = timedelta(seconds=60)
+"""By which two sessions of a container may differ about when it was started: the wall clock is set a little meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -101,7 +104,7 @@ class Ledger:
         now_s, utc = boottime_s(), datetime.now(UTC)
         began_s = (processes.started_s(1) if profile.began_with_container else None) or now_s
         from_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
-        before = charges.of_boot(engine, terms.quota.pool, processes.boot_id(), from_at)
+        before = charges.of_boot(engine, terms.quota.pool, processes.boot_id(), from_at - SLACK)
         if before:
             from_at = min(utc, max(from_at, before.from_at + timedelta(seconds=before.used_s)))
         return cls(engine, terms, from_at, now_s - (utc - from_at).total_seconds())
