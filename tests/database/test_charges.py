@@ -139,9 +139,7 @@ def test_a_session_that_is_adopted_is_charged_for_the_time_that_nobody_supervise
     session = opened(engine, run)
     began = datetime.now(UTC) - timedelta(seconds=100)
     charges.charge(engine, session.id, "p", [(began, 30.0)], factor=1.0, accelerator="cpu")
-    plan = parse(
-        f'name="a"\n[[stage]]\nname="t"\nentry="t.py"\n[quota]\nhours=1\npool="p"\nresets="never"', "plan.toml"
-    )
+    plan = parse('name="a"\n[[stage]]\nname="t"\nentry="t.py"\n[quota]\nhours=1\npool="p"\nresets="never"', "plan.toml")
     held = Ledger.adopting(engine, plan, GENERIC, session)
     held.stop()
     assert sum(row[2] for row in rows(engine)) == pytest.approx(100, abs=20)
