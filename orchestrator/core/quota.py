@@ -74,6 +74,8 @@ def lasts_s(quota: Quota, uses: Sequence[Use], now: datetime, *, rate: float) ->
     Args:
         rate: of the session and all others of the pool that live.
     """
+    if used_s(quota, uses, now) > quota.usable_s:  # by a correction, or a plan that allows less than before
+        return 0.0
     if isinstance(quota.window, Rolling):
         return next((at_s for at_s, _, over_s in _course(quota, uses, now, rate) if over_s is not None), None)
     at, left = now, left_s(quota, uses, now)

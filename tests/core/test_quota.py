@@ -285,7 +285,7 @@ def test_who_ends_at_the_wall_has_at_no_instant_used_more_than_was_allowed(histo
     was_over = used_s(held, uses, now) > held.usable_s
     lived = share * (5 * DAY if lasts is None else lasts)
     if was_over:
-        assert lasts is not None and (lasts == 0.0 or not isinstance(held.window, windows.Rolling))
+        assert lasts == 0.0
     then = now + timedelta(seconds=lived)
     cut = [
         Use(start, (end - start).total_seconds(), (end - start).total_seconds() * rate)
