@@ -24,6 +24,7 @@ class RunInfo(NamedTuple):
     why: str
     created_at: datetime
     finished_at: datetime | None
+    pool: str = ""
 
 
 class StageInfo(NamedTuple):
@@ -112,6 +113,24 @@ class ResumeInfo(NamedTuple):
     claimed_boot: str = ""
     lease_until_at: datetime | None = None
     last_error: str = ""
+
+
+class PoolInfo(NamedTuple):
+    name: str
+    total_s: float
+    resets: str
+    reserve_s: float
+    told_at: datetime
+
+
+class ChargeInfo(NamedTuple):
+    session_id: int | None
+    pool: str
+    accelerator: str
+    factor: float
+    from_at: datetime
+    used_s: float
+    why: str
 
 
 class EventInfo(NamedTuple):

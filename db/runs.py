@@ -39,6 +39,12 @@ def newest(engine: Engine, name: str) -> RunInfo | None:
         return plain(RunInfo, run) if run else None
 
 
+def by_id(engine: Engine, run_id: str) -> RunInfo | None:
+    with Orm(engine) as orm:
+        run = orm.get(Run, run_id)
+        return plain(RunInfo, run) if run else None
+
+
 def of_name(engine: Engine, name: str) -> list[RunInfo]:
     """All runs of that name, the newest number first."""
     with Orm(engine) as orm:
@@ -98,6 +104,13 @@ def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, pl
     """Put the run into the queue, in the place of an entry that nobody has taken yet; part of another transaction."""
     orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state == "due"))
     orm.add(Resume(run_id=run_id, place=place, why=why, due_at=due_at, state="due", created_at=now()))
+
+
+def wait(engine: Engine, run_id: str, *, why: str, due_at: datetime | None) -> None:
+    """Put the run back into the queue without a session: what it was taken out for cannot be had yet."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Resume).where(Resume.run_id == run_id, Resume.state == "claimed").values(state="done"))
+        queue_resume(orm, run_id, why=why, due_at=due_at)
 
 
 def resume_taken(engine: Engine, run_id: str, *, by: str) -> None:

@@ -60,6 +60,7 @@ class Run(Base):
     why: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
+    pool: Mapped[str] = mapped_column(String(64), default="")  # whose hours it spends, or waits for; empty for nobody's
 
 
 class Stage(Base):
@@ -151,6 +152,18 @@ class Checkpoint(Base):
     created_at: Mapped[datetime]
     verified_at: Mapped[datetime | None]
     source: Mapped[str] = mapped_column(Text, default="")  # where it was copied from; empty when it was saved here
+
+
+class Pool(Base):
+    """What a quota allows, as the plan or the platform of the session that was opened last said it (core/quota.py)."""
+
+    __tablename__ = "pools"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    total_s: Mapped[float]
+    resets: Mapped[str] = mapped_column(Text)
+    reserve_s: Mapped[float] = mapped_column(default=0.0)
+    told_at: Mapped[datetime]
 
 
 class Charge(Base):

@@ -28,6 +28,7 @@ from db.tables import Attempt, Base, Charge, Checkpoint, EventRow, Run, RungRow,
 Columns = dict[str, Any]
 GONE = "nothing of it was heard after this state was kept"
 MAX_BYTES = 4 << 30
+MAX_USE_S, MAX_FACTOR = 10 * 366 * 86400.0, 64.0
 
 
 class Rows(NamedTuple):
@@ -149,13 +150,35 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
         if columns["id"] in new and columns["phase"] not in OVER:
             lost = {"at": now(), "kind": "SessionLost", "phase": "cut off", "facts": {"why": GONE}}
             orm.add(EventRow(run_id=run.id, session_id=ids[columns["id"]], **lost))
-    for charge in rows.charges:
-        if charge["session_id"] in new:
-            orm.add(Charge(**charge | {"id": None, "session_id": ids[charge["session_id"]]}))
+    _take_charges(orm, rows.charges, ids)
     for rung in rows.rungs:
         if rung["session_id"] in new:
             orm.add(RungRow(**rung | {"id": None, "run_id": run.id, "session_id": ids[rung["session_id"]]}))
     return ids
+
+
+def _take_charges(orm: Orm, theirs: Sequence[Columns], ids: Mapping[int, int]) -> None:
+    """What its sessions used, and what a person corrected of the same pools; what is known already grows at most."""
+    orm.flush()
+    pools = {columns["pool"] for columns in theirs}
+    mine = Charge.session_id.in_(ids.values()) | (Charge.session_id.is_(None) & Charge.pool.in_(pools))
+    ours = {(row.session_id, row.pool, row.from_at): row for row in orm.scalars(select(Charge).where(mine))}
+    for columns in theirs:
+        session_id = None if columns["session_id"] is None else ids[columns["session_id"]]
+        known = ours.get((session_id, columns["pool"], columns["from_at"]))
+        if not _can_be(columns):
+            continue
+        if known is None:
+            orm.add(Charge(**columns | {"id": None, "session_id": session_id}))
+        elif session_id is not None:
+            known.used_s = max(known.used_s, columns["used_s"])
+
+
+def _can_be(charge: Columns) -> bool:
+    """A stranger's database may hold any number: no use lasts ten years, or costs nothing."""
+    used_s, factor = charge["used_s"], charge["factor"]
+    least_s = -MAX_USE_S if charge["session_id"] is None else 0.0
+    return bool(least_s <= used_s <= MAX_USE_S and 0.0 < factor <= MAX_FACTOR)
 
 
 def _ended(session: Columns) -> Columns:
@@ -221,9 +244,17 @@ def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
         _all(orm, select(Attempt).where(Attempt.session_id.in_(sessions)).order_by(Attempt.id)),
         _all(orm, select(Checkpoint).where(Checkpoint.run_id == run.id).order_by(Checkpoint.id)),
         _all(orm, select(EventRow).where(EventRow.run_id == run.id).order_by(EventRow.id)),
-        _all(orm, select(Charge).where(Charge.session_id.in_(sessions)).order_by(Charge.id)),
+        _all(orm, _charges_of(run.id)),
         _all(orm, select(RungRow).where(RungRow.run_id == run.id).order_by(RungRow.id)),
     )
+
+
+def _charges_of(run_id: str) -> Select[Any]:
+    """Those of the run's sessions, and the corrections of the pools that these used."""
+    sessions = select(Session.id).where(Session.run_id == run_id)
+    pools = select(Charge.pool).where(Charge.session_id.in_(sessions), Charge.pool != "")
+    corrections = Charge.session_id.is_(None) & (Charge.why != "") & Charge.pool.in_(pools)
+    return select(Charge).where(Charge.session_id.in_(sessions) | corrections).order_by(Charge.id)
 
 
 def _all(orm: Orm, chosen: Select[Any]) -> list[Columns]:

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from orchestrator.core import hang, health, memory, room
+from orchestrator.core import hang, health, memory, room, windows
 from orchestrator.errors import PlanError, nearest
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -189,6 +189,19 @@ class QuotaPart(_Part):
     reserve: Seconds | None = None
     pool: Name | None = None
     factor: Annotated[float, Field(gt=0, le=64, allow_inf_nan=False)] | None = None
+
+    @field_validator("resets")
+    @classmethod
+    def _is_a_window(cls, value: str | None) -> str | None:
+        if value is not None:
+            windows.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _leaves_hours(self) -> QuotaPart:
+        if self.hours is not None and self.reserve is not None and self.reserve >= self.hours * 3600:
+            raise ValueError(f"the reserve ({self.reserve:g} s) takes the whole quota ({self.hours:g} h)")
+        return self
 
 
 class PlatformPart(_Part):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: st
             return value
         time.sleep(0.05)
     raise AssertionError(f"not within {within_s:.0f} s: {what or condition}")
+
+
+def weekly_reset(days: int = 3) -> str:
+    """A quota's weekly reset so many days from today: none falls into the test."""
+    return f"{(datetime.now(UTC) + timedelta(days=days)):%A} 00:00 UTC"
 
 
 @dataclass

@@ -28,6 +28,7 @@ VERBS = {
     "logs": "What the ranks print.",
     "history": "The sessions of a run, or its journal.",
     "checkpoints": "List, verify, prune, export.",
+    "quota": "Accelerator hours used and left; correct them.",
     "doctor": "What slows a run down, and what to change.",
     "init": "Write a commented plan.toml.",
 }

@@ -56,6 +56,14 @@ def metrics(values: dict[str, float | None]) -> str:
     return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in values.items())
 
 
+def quota(found: Mapping[str, Any]) -> str:
+    """`3h 20m left of 30h 00m (kaggle), more on 2026-11-28 01:00`, as of status and quota."""
+    if found["hours"] is None:
+        return f"{duration(found['used_s'])} used ({found['pool']}), no limit known"
+    more = f", more at {clock(found['resets_at'])}" if found["resets_at"] else ""
+    return f"{duration(found['left_s'])} left of {duration(3600 * found['hours'])} ({found['pool']}){more}"
+
+
 def rung(taken: Mapping[str, Any]) -> str:
     """A rung of the memory ladder, as of status and history."""
     changes = ", which changes the result" if taken["changes_result"] else ""

@@ -28,6 +28,7 @@ EXIT = {
     Phase.CUT_OFF: ExitCode.SUSPENDED,
     Phase.FAILED: ExitCode.FAILED,
 }
+WAITING = (Phase.SUSPENDED, Phase.CUT_OFF)
 
 
 def run_session(engine: Engine, opened: Opened, *, as_json: bool) -> int:
@@ -43,11 +44,11 @@ def run_session(engine: Engine, opened: Opened, *, as_json: bool) -> int:
     if as_json:
         render.as_json(found)
     _say_how_it_ended(found, ended.phase)
-    return int(EXIT[ended.phase])
+    return int(ExitCode.QUOTA_SPENT if ended.phase in WAITING and ended.ends_on_quota else EXIT[ended.phase])
 
 
 def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
-    """The run is live elsewhere, or finished: say so and do nothing."""
+    """The run is live elsewhere, finished, or waits for the quota: say so and do nothing."""
     from orchestrator.report import view
 
     found = view.of_run(engine, nothing.run)
@@ -59,10 +60,20 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
             f"{nothing.run.name} is live: pid {pid} supervises it, {found['phase']}, step {found['step']}; nothing was started"
         )
         click.echo(f"next: kgorch status {nothing.run.name}")
+    elif nothing.why == "quota":
+        click.echo(f"{nothing.run.name}: the quota is spent; {_again_at(nothing.due_at)}")
+        click.echo("next: kgorch quota")
     else:
         click.echo(f"{nothing.run.name} is finished; nothing was started")
         click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
-    return 0
+    return int(ExitCode.QUOTA_SPENT if nothing.why == "quota" else ExitCode.DONE)
+
+
+def _again_at(due_at: datetime | None) -> str:
+    if due_at is None:
+        return "no hours come back by themselves (kgorch quota set --used 0h, or a plan with more)"
+    local = due_at.astimezone()
+    return f"it goes on at {local:%Y-%m-%d %H:%M:%S %Z} ({due_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
 
 class Copying:

@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli.common import json_option, state
 from orchestrator.cli.session import Copying, report_nothing, run_session
-from orchestrator.errors import KgorchError
+from orchestrator.errors import ExitCode, KgorchError
 
 
 @click.command("start")
@@ -37,7 +37,8 @@ def command(
     queued. Training that still runs without a supervisor is taken over. Ctrl-C saves and stops.
 
     \b
-    Exit codes: 0 finished, 10 session over and a resume queued, 20 failed, 2 a mistake in plan or options.
+    Exit codes: 0 finished, 10 session over and a resume queued, 11 the same for want of quota, 20 failed, 2 a mistake in
+    plan or options.
 
     \b
     Example:
@@ -91,11 +92,11 @@ def _detach(
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         said = log.read_bytes()[file_start:].decode(errors="replace").strip()
-        if child.returncode:
+        if child.returncode not in (0, None, ExitCode.QUOTA_SPENT):
             raise KgorchError(said.removeprefix("error: ") or f"the supervisor ended with {child.returncode}")
         if not as_json:
             click.echo(said)
-            return 0
+            return child.returncode or 0
     if as_json:
         from orchestrator.cli.status import print_status
 
@@ -103,4 +104,4 @@ def _detach(
     else:
         click.echo(f"supervising from the background as pid {child.pid}; its words go to {log}")
         click.echo("next: kgorch status --watch, kgorch logs -f, kgorch stop")
-    return 0
+    return child.returncode or 0

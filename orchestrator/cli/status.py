@@ -81,6 +81,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["exactness"]:
         rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
     rows += [("memory", render.rung(rung)) for rung in (found["memory"] or {"rungs": []})["rungs"]]
+    rows += [("quota", render.quota(found["quota"]))] if found["quota"] else []
     rows += _failure_rows(found["failure"]) if found["failure"] else []
     rows += [("notice", text) for text in found["notices"]]
     rows.append(("next", _next_line(found["next"])))

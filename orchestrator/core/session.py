@@ -352,7 +352,7 @@ class Session:
 
     @property
     def ends_on_quota(self) -> bool:
-        return self.wall_why == QUOTA and not self.asked_by_person
+        return self.why.startswith(QUOTA) and not self.asked_by_person
 
     def observing(self, *, gap_s: float, step_s: float) -> Session:
         """With the ranks' own times, told about once a second."""

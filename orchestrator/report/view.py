@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
+from orchestrator.report import hours
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import is_held
 from orchestrator.wire import boottime_s
@@ -57,6 +58,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "exactness": _exactness(engine, row) if row else {},
         "memory": _memory(engine, run, row) if row else None,
         "failure": _failure(engine, run),
+        "quota": hours.of_run(engine, run, now),
         "notices": list(_notices(engine, run, row, newest)),
         "next": _next(run, row, resume, alive, training),
         "folder": run.folder,

@@ -20,7 +20,7 @@ from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.core import deadline
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
-from orchestrator.core.wall import WALL, Wall
+from orchestrator.core.wall import QUOTA, WALL, Wall
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
@@ -28,6 +28,7 @@ from orchestrator.runtime import attempts, bringing, checkpoints, launcher, mirr
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
+from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
 from orchestrator.runtime.walls import Source, Walls
@@ -36,10 +37,14 @@ from orchestrator.wire import boottime_s
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """There is nothing to do: the run is live under another supervisor, or finished."""
+    """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
+
+    `why`: "live", "finished", "quota". `due_at`: when there are hours again; None when a person has to give some.
+    """
 
     run: RunInfo
     why: str
+    due_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,7 @@ def _go_on(
     if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             return _adopt(engine, run, plan, profile, last, attempt, lock)
-        last = settle(engine, run, plan, last, attempt)
+        last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
     if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
@@ -227,7 +232,7 @@ def _go_on(
     return _open_session(engine, run, plan, profile, lock)
 
 
-def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened:
+def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened | Nothing:
     now_s = boottime_s()
     walls = Walls(_fixed_wall(plan, profile, now_s), _moving_walls(engine, run, plan, profile))
     session = _session_of(engine, run, plan, walls.nearest(now_s))
@@ -238,6 +243,10 @@ def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lo
             f"a save of this run with its margin takes about {session.lead_s:.1f} s",
             next_step="give the session a longer wall, or session.margin a smaller value",
         )
+    ledger = walls.ledger
+    if ledger and (waits := _wait_for_quota(engine, run, ledger, session.lead_s)):
+        lock.release()
+        return waits
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
     row = sessions.open_session(
         engine,
@@ -252,8 +261,11 @@ def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lo
         lead_s=session.lead_s,
         first_step=_last_step(engine, run),
         step=_last_step(engine, run),
+        pool=ledger.terms.quota.pool if ledger else "",
         **_us(),
     )
+    if ledger:
+        ledger.begin(run.id, row.id)
     runs.resume_taken(engine, run.id, by=f"pid {os.getpid()}")
     return Opened(run, plan, row, session, None, lock, walls)
 
@@ -265,8 +277,32 @@ def _fixed_wall(plan: Plan, profile: Profile, now_s: float) -> Wall | None:
     return None if length_s is None else Wall(began_s + length_s, WALL)
 
 
-def _moving_walls(engine: Engine, run: RunInfo, plan: Plan, profile: Profile) -> list[Source]:
-    return []
+def _moving_walls(
+    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, last: SessionInfo | None = None
+) -> list[Source]:
+    """`last`: the session that is adopted; None for one that is to be opened."""
+    ledger = Ledger.adopting(engine, plan, profile, last) if last else Ledger.opening(engine, plan, profile)
+    return [ledger] if ledger else []
+
+
+def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float) -> Nothing | None:
+    """Put the run into the queue when the quota leaves no time for a session.
+
+    Raises: PlanError when it never will.
+    """
+    quota, factor = ledger.terms.quota, ledger.terms.factor
+    if quota.usable_s <= lead_s * factor:
+        raise PlanError(
+            f"the quota of {quota.pool!r} allows {quota.usable_s / factor:g} s a window: over before a save would be",
+            f"a save of this run with its margin takes about {lead_s:.1f} s",
+            next_step="give quota.hours more, quota.reserve less, or session.margin a smaller value",
+        )
+    if not ledger.is_spent(lead_s):
+        return None
+    due_at = ledger.resume_at(lead_s, on_quota=True)
+    ledger.tell_pool(run.id)
+    runs.wait(engine, run.id, why=QUOTA, due_at=due_at)
+    return Nothing(run, "quota", due_at)
 
 
 def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall: Wall | None) -> Session:
@@ -304,7 +340,7 @@ def _adopt(
 ) -> Opened:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was."""
     fixed = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
-    walls = Walls(fixed, _moving_walls(engine, run, plan, profile))
+    walls = Walls(fixed, _moving_walls(engine, run, plan, profile, last))
     more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
         _session_of(

@@ -15,12 +15,21 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, keeping, remedies
+from orchestrator.runtime import attempts, keeping, ledger, remedies
+from orchestrator.runtime.ledger import Ledger, Terms
 from orchestrator.wire import boottime_s
 
 
-def settle(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo | None) -> SessionInfo:
+def settle(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    last: SessionInfo,
+    attempt: AttemptInfo | None,
+    terms: Terms | None = None,
+) -> SessionInfo:
     """End the session `last`, nothing of which runs any more. Returns its row as it is then."""
+    ledger.complete(engine, last, attempt, terms)
     step = last.step
     event: Event = core.SessionLost("nothing of it was running any more")
     if attempt and attempt.outcome is None:
@@ -29,7 +38,7 @@ def settle(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     before = Session(phase=Phase(last.phase), why=last.why, asked_by_person=last.why == core.PERSONS_STOP)
     ended, actions = core.advance(before, event, boottime_s())
     queued = next((action for action in actions if isinstance(action, core.QueueResume)), None)
-    due_at = None if queued is None or queued.when_asked else datetime.now(UTC)
+    due_at = None if queued is None or queued.when_asked else _due_at(engine, last, terms)
     sessions.record(
         engine,
         run.id,
@@ -44,6 +53,12 @@ def settle(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     settled = sessions.last(engine, run.id)
     assert settled is not None
     return settled
+
+
+def _due_at(engine: Engine, last: SessionInfo, terms: Terms | None) -> datetime | None:
+    """At once, or when there are hours again."""
+    now = datetime.now(UTC)
+    return Ledger(engine, terms, now, boottime_s()).resume_at(last.lead_s) if terms else now
 
 
 def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo, step: int) -> Event:

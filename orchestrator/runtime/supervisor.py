@@ -292,7 +292,14 @@ class Supervisor:
             self._close_attempt(outcome, getattr(event, "cause", ""))
 
     def _queued(self, action: core.QueueResume) -> dict[str, Any]:
-        return {"why": action.why, "due_at": None if action.when_asked else self._clock.utc()}
+        ledger, due_at = self._walls.ledger, self._clock.utc()
+        if ledger and not action.when_asked:
+            with contextlib.suppress(SQLAlchemyError):  # who comes too early looks again
+                return {
+                    "why": action.why,
+                    "due_at": ledger.resume_at(self._session.lead_s, on_quota=action.on_quota),
+                }
+        return {"why": action.why, "due_at": None if action.when_asked else due_at}
 
     def _act(self, action: core.Action, event: Event) -> None:
         match action:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from orchestrator.core.wall import Wall, nearest
+from orchestrator.runtime.ledger import Ledger
 
 
 class Source(Protocol):
@@ -28,6 +29,11 @@ class Walls:
 
     def nearest(self, now_s: float) -> Wall | None:
         return nearest([self.fixed, *(source.wall(now_s) for source in self.sources)])
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The quota's, where there is one."""
+        return next((source for source in self.sources if isinstance(source, Ledger)), None)
 
     def stop(self) -> None:
         for source in self.sources:

@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from harness import weekly_reset
 
-from db import checkpoints, rungs, runs, samples, sessions
+from db import charges, checkpoints, rungs, runs, samples, sessions
 from db.engine import open_database
+from db.records import PoolInfo
 from orchestrator.cli import VERBS
 from orchestrator.runtime import processes
 
@@ -126,6 +128,66 @@ def test_the_fields_of_json_are_those_that_were_promised(kgorch, run, verb, prom
     assert found == promised, (
         "a field that is promised may not change; a new one is written into tests/promises and docs/json.md"
     )
+
+
+@pytest.fixture
+def quota(engine, run):
+    """The run spends the hours of a pool; another pool is known from a charge alone."""
+    told = PoolInfo("kaggle", 30 * 3600.0, weekly_reset(), 7200.0, datetime.now(UTC))
+    charges.tell_pool(engine, run.id, told)
+    session = sessions.last(engine, run.id)
+    sessions.update_session(engine, session.id, pool="kaggle")
+    began = datetime.now(UTC) - timedelta(seconds=60)
+    charges.charge(engine, session.id, "kaggle", [(began, 60.0)], factor=2.0, accelerator="T4")
+    charges.correct(engine, "old", began, 1800.0, "a person says so")
+
+
+def test_the_fields_of_the_quota_are_those_that_were_promised(kgorch, quota):
+    found = json.loads(kgorch("quota", "kaggle", "--json").stdout)
+    assert _shape(found) == json.loads((PROMISES / "quota.json").read_text())
+    [pool] = found
+    assert pool["left_s"] == pytest.approx(28 * 3600 - pool["used_s"]) and 0 < pool["used_s"] < 600
+    assert pool["needs"] == {"runs": 1, "known": 1, "still_s": 12.5}
+    short = json.loads(kgorch("status", "--json").stdout)["quota"]
+    assert (short["pool"], short["hours"], short["resets_at"]) == ("kaggle", 30.0, pool["resets_at"])
+
+
+def test_the_quota_tells_in_words_what_is_left_and_who_spends_it(kgorch, quota):
+    text = kgorch("quota").stdout
+    assert "left of 30h 00m (kaggle), more at" in text and "2h 00m kept in reserve" in text
+    assert "spent by ink, session 2, 2-fold" in text and "1 run(s) still need 12s" in text
+    assert "30m 00s used (old), no limit known" in text
+    assert "left of 30h 00m (kaggle)" in kgorch("status").stdout
+    assert "(old)" not in kgorch("quota", "kaggle").stdout
+
+
+def test_what_was_used_can_be_corrected_also_to_less(kgorch, quota):
+    text = kgorch("quota", "set", "--used", "12h 30m", "--pool", "kaggle").stdout
+    assert "kaggle: 12h 30m used; the charges had said 2m" in text and "15h 30m left" in text
+    less = json.loads(kgorch("quota", "set", "--used", "1h", "--pool", "kaggle", "--json").stdout)
+    assert less["used_s"] == pytest.approx(3600, abs=60) and less["computed_s"] == pytest.approx(45000, abs=60)
+    kgorch("quota", "set", "--used", "40h", "--pool", "kaggle")
+    assert json.loads(kgorch("quota", "kaggle", "--json").stdout)[0]["left_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["set", "--used", "1h"], "which pool?"),
+        (["set", "--used", "1h", "--pool", "kagle"], "did you mean 'kaggle'"),
+        (["kagle"], "did you mean 'kaggle'"),
+        (["set", "--used", "12.5", "--pool", "kaggle"], "expected a duration"),
+        (["set", "--used", "-5h", "--pool", "kaggle"], "expected a duration"),
+        (["set"], "--used"),
+    ],
+)
+def test_a_mistake_with_the_quota_is_answered_with_what_was_meant(kgorch, quota, words, said):
+    assert said in kgorch("quota", *words, code=2).stderr
+
+
+def test_without_any_charge_the_quota_says_so(kgorch):
+    assert "no hours are counted" in kgorch("quota").stdout
+    assert json.loads(kgorch("quota", "--json").stdout) == []
 
 
 @pytest.fixture

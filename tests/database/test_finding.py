@@ -201,6 +201,33 @@ def test_charges_come_along_once(here, source):
         assert database.execute("SELECT session_id, used_s FROM charges").fetchall() == [(1, 60.0)]
 
 
+def test_charges_and_corrections_of_their_pool_come_along_once_and_grow(here, source):
+    state(source)
+    add = "INSERT INTO charges (session_id, pool, accelerator, factor, from_at, used_s, why) VALUES "
+    rows = (
+        "(1, 'kaggle', 'T4', 2, '2026-11-20 12:00:00', 60, ''), (NULL, 'kaggle', '', 1, '2026-11-20 13:00:00', -5, 'a person'),"
+        "(NULL, 'other', '', 1, '2026-11-20 13:00:00', 7, 'a person'), (1, 'kaggle', 'T4', 2, '2026-11-20 13:00:00', 9e999, ''),"
+        "(1, 'kaggle', 'T4', -2, '2026-11-20 14:00:00', 50, '')"
+    )
+
+    def write(text):
+        with closing(sqlite3.connect(source / "kgorch.db")) as database:
+            database.execute(text)
+            database.commit()
+
+    def charged():
+        with closing(sqlite3.connect(here.home / "kgorch.db")) as database:
+            return database.execute("SELECT session_id, pool, used_s FROM charges ORDER BY id").fetchall()
+
+    write(add + rows)
+    here.start()
+    assert charged() == [(1, "kaggle", 60.0), (None, "kaggle", -5.0)], "of its own pool, and nothing that cannot be"
+    write("UPDATE charges SET used_s = 90 WHERE used_s = 60")
+    checkpoint(source / "runs/ink/1/checkpoints", 30)
+    here.start()
+    assert charged() == [(1, "kaggle", 90.0), (None, "kaggle", -5.0)]
+
+
 def test_checkpoints_from_before_a_stage_began_anew_are_not_gone_on_from(here, source):
     folder = state(source, (10, 20))
     engine = open_database(source)

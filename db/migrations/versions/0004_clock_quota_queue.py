@@ -16,6 +16,17 @@ def upgrade() -> None:
     with op.batch_alter_table("charges") as charges:
         charges.add_column(sa.Column("pool", sa.String(64), nullable=False, server_default=""))
         charges.add_column(sa.Column("why", sa.Text(), nullable=False, server_default=""))
+    with op.batch_alter_table("runs") as runs:
+        runs.add_column(sa.Column("pool", sa.String(64), nullable=False, server_default=""))
+    op.create_table(
+        "pools",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("total_s", sa.Double(), nullable=False),
+        sa.Column("resets", sa.Text(), nullable=False),
+        sa.Column("reserve_s", sa.Double(), nullable=False),
+        sa.Column("told_at", sa.DateTime(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_pools")),
+    )
     op.create_index("ix_charges_pool_from_at", "charges", ["pool", "from_at"])
     op.create_index("ix_charges_session_id", "charges", ["session_id"])
     with op.batch_alter_table("resumes") as resumes:

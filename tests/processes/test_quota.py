@@ -1,0 +1,92 @@
+"""The quota under real trainings: sessions end with it, wait for it, and are charged whatever kills them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from harness import wait_until, weekly_reset
+
+from db import charges, runs, sessions
+from db.engine import open_database
+
+
+def test_a_session_ends_with_the_quota_and_the_next_waits_for_its_reset(kgorch):
+    reset = weekly_reset(3)
+    extra = f'[quota]\nhours = 1\nresets = "{reset}"\npool = "mine"'
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.01}, extra=extra)
+    session = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    kgorch("quota", "set", "--used", "3575s")  # 25 s are left: the wall comes nearer while it trains
+    assert session.wait(timeout=90) == 11
+    ended = kgorch.status()
+    assert ended["phase"] == "suspended" and ended["why"] == "the quota"
+    assert ended["checkpoint"]["verified"] and ended["checkpoint"]["step"] == ended["step"] > 0
+    quota = ended["quota"]
+    assert quota["pool"] == "mine" and 3575 < quota["used_s"] <= 3600
+    due_at = datetime.fromisoformat(ended["next"]["at"])
+    assert due_at == datetime.fromisoformat(quota["resets_at"])
+    assert (due_at.hour, due_at.minute) == (0, 0) and due_at > datetime.now(UTC) + timedelta(days=1)
+
+    kgorch("quota", "set", "--used", "1h")
+    refused = kgorch("resume", code=11)
+    assert "the quota is spent" in refused.stdout and due_at.strftime("%Y-%m-%d 00:00:00 UTC") in refused.stdout
+    assert len(kgorch.history()) == 1 and kgorch.status()["next"]["at"] == ended["next"]["at"]
+    told = json.loads(kgorch("start", str(plan), "--detach", "--json", code=11).stdout)
+    assert told["session"]["number"] == 1
+
+    [pool] = json.loads(kgorch("quota", "--json").stdout)
+    assert pool["resets"] == reset and pool["sessions"] == [] and pool["needs"]["known"] == 1
+    corrected = json.loads(kgorch("quota", "set", "--used", "0s", "--json").stdout)
+    assert corrected["used_s"] == 0 and corrected["resumed"] == 1
+    assert datetime.fromisoformat(kgorch.status()["next"]["at"]) <= datetime.now(UTC)
+    kgorch.background("resume")
+    wait_until(lambda: len(kgorch.history()) == 2)
+    assert kgorch.status()["step"] >= ended["step"], "it goes on where it was"
+
+
+def test_a_run_that_finds_no_hours_begins_none_and_waits(kgorch):
+    spend = kgorch.plan(extra='[quota]\nhours = 0.01\npool = "mine"', name="other")
+    kgorch("start", str(spend), "--set", "stage.train.args.epochs=1")
+    kgorch("quota", "set", "--used", "36s")
+    waits = kgorch(
+        "start", str(kgorch.plan(extra=f'[quota]\nhours = 0.01\nresets = "{weekly_reset(2)}"\npool = "mine"')), code=11
+    )
+    assert "the quota is spent; it goes on at" in waits.stdout and "00:00:00 UTC" in waits.stdout
+    status = kgorch.status("test")
+    assert status["phase"] == "queued" and status["session"] is None and status["quota"]["left_s"] == 0
+    assert status["next"]["at"] == status["quota"]["resets_at"]
+    never = kgorch("start", str(kgorch.plan(extra='[quota]\nhours = 0.0005\npool = "mine"')), code=2)
+    assert "over before a save would be" in never.stderr
+
+
+@pytest.mark.slow
+def test_no_charge_is_lost_to_a_killed_supervisor_or_a_kill_of_everything(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02}, extra="[quota]\nhours = 1\nfactor = 2.0")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    engine = open_database(kgorch.home)
+    first = sessions.last(engine, runs.newest(engine, "test").id)
+    supervisor.kill()
+    supervisor.wait()
+    alone = charges.newest(engine, first.id)
+    wait_until(lambda: (datetime.now(UTC) - alone.from_at).total_seconds() > alone.used_s + 4)
+    assert charges.newest(engine, first.id).used_s == alone.used_s, "nobody writes it down"
+    [pool] = json.loads(kgorch("quota", "--json").stdout)
+    assert pool["sessions"] == [{"run": "test", "number": 1, "factor": 2.0}]
+    assert pool["used_s"] > 2 * (alone.used_s + 3.9), "what runs counts all the same"
+
+    adopted = datetime.now(UTC)
+    kgorch.background("start", str(plan))
+    wait_until(lambda: charges.newest(engine, first.id).used_s > (adopted - alone.from_at).total_seconds())
+    wait_until(lambda: (row := sessions.last(engine, first.run_id)).beat_at and row.beat_at > adopted)
+
+    kgorch.kill_everything()
+    last_beat = sessions.last(engine, first.run_id).beat_at
+    kgorch.background("resume")
+    wait_until(lambda: sessions.last(engine, first.run_id).number == 2)
+    settled = charges.newest(engine, first.id)
+    assert settled.from_at == alone.from_at and settled.factor == 2.0
+    assert settled.used_s >= (last_beat - settled.from_at).total_seconds() - 0.001
+    engine.dispose()
