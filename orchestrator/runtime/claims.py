@@ -71,7 +71,9 @@ def wants(plan: Any) -> dict[str, Any]:
 def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
     """The GPUs that CUDA would see here, in its order; none without a driver, or while it is silent."""
     told = environ.get(VISIBLE)
-    if told is not None and not told.strip(" ,-1"):
+    items = [item.strip() for item in (told or "").split(",")]
+    items = [item for item in items if item and not item.startswith("-")]
+    if told is not None and not items:
         return []
 
     def ask() -> list[Device]:
@@ -81,7 +83,6 @@ def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
                 names[str(index)] = _uuid(nvml, index)
             if told is None:
                 return [Device(name, index) for index, name in names.items()]
-            items = [item.strip() for item in told.split(",") if item.strip()]
             return [Device(_name(item, names), item) for item in items]
 
     with contextlib.suppress(gpus.DriverSilent):
