@@ -12,6 +12,7 @@ import random
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,10 +23,12 @@ from db.records import ResumeInfo
 from orchestrator.core.queue import TRIES, back_off_s
 from orchestrator.errors import KgorchError
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import opening, processes
+from orchestrator.runtime import processes
 from orchestrator.runtime.claims import DevicesHeld
-from orchestrator.runtime.finding import SILENT, Watcher
-from orchestrator.runtime.opening import Nothing, Opened
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.finding import Watcher
+    from orchestrator.runtime.opening import Nothing, Opened
 
 BY_DAEMON = "daemon"
 RENEW_S = 60.0
@@ -43,12 +46,14 @@ def token(resume_id: int, claimant: Claimant) -> str:
 
 
 def resume(
-    engine: Engine, home: Path, profile: Profile, name: str, told: str, watcher: Watcher = SILENT
+    engine: Engine, home: Path, profile: Profile, name: str, told: str, watcher: Watcher
 ) -> Opened | Nothing | None:
     """Go on with the run of a claimed row; None when the claim is no more, or has to wait.
 
     Raises: as opening.resume, once the row is put back.
     """
+    from orchestrator.runtime import opening  # the daemon needs none of it, for months
+
     try:
         number, pid, ticks, boot = told.split(":")
         resume_id, before = int(number), Claimant(int(pid), int(ticks), boot)
@@ -68,7 +73,7 @@ def resume(
         raise
     finally:
         over.set()
-    if isinstance(opened, Nothing):
+    if isinstance(opened, opening.Nothing):
         if opened.why == "finished":
             queue.taken(engine, opened.run.id, by=BY_DAEMON, **us()._asdict())
         else:
