@@ -42,7 +42,7 @@ LOOK_S = 0.5
 """How often the loop sees whether anybody has written into the database."""
 
 ANYWAY_S = 10.0
-"""How often it looks at all that may be, whoever has said nothing: a supervisor that was killed writes nothing down."""
+"""How often it looks at all that may be, though nothing seems to have happened."""
 
 DRIVER_AGAIN_S = 300.0
 LOOK_AT = 64
@@ -94,7 +94,9 @@ class Daemon:
         self._clock, self._start = clock or SystemClock(), start
         self._jobs: queues.SimpleQueue[Job] = queues.SimpleQueue()
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by the row that each was started for
+        self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._us = resuming.us()
+        self._supervised: list[OpenSession] = []  # at the last look
         self._gpus: list[claims.Device] = []
         self._driver_asked_s: float | None = None
         self._looked_s = self._fed_s = float("-inf")
@@ -109,7 +111,6 @@ class Daemon:
         self._lock = Lock(self._home / "daemon.lock")
         self._listen()
         self._watcher = self._engine.raw_connection()
-        self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._scheduler.start()
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reread}
         before = {
@@ -161,6 +162,7 @@ class Daemon:
     def _may_find_something(self) -> bool:
         now_s = self._clock.now_s()
         ended = any(child.poll() is not None for child in self._children.values())
+        ended = ended or not all(self._is_live(one) for one in self._supervised)
         is_due = self._next_due_at is not None and self._clock.utc() >= self._next_due_at
         return self._has_changed() or self._is_poked or ended or is_due or now_s - self._looked_s >= ANYWAY_S
 
@@ -219,7 +221,9 @@ class Daemon:
 
     def _take_up_what_was_lost(self, now: datetime) -> None:
         """Sessions that nobody supervises any more: gone on with at once, which takes over what still trains."""
-        for one in queue.open_sessions(self._engine):
+        found = queue.open_sessions(self._engine)
+        self._supervised = [one for one in found if self._is_live(one)]
+        for one in found:
             if one.is_active and not one.waits and not self._is_live(one):
                 queue.put(self._engine, one.run_id, why="its supervisor was gone", due_at=now)
                 log.info("%s has lost its supervisor", one.run, extra={"run": one.run})
