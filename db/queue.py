@@ -232,7 +232,7 @@ def open_sessions(engine: Engine) -> list[OpenSession]:
     """Those that are not over, as far as is written down: whether a process stands behind them is not asked here."""
     other, done = aliased(Resume), aliased(Resume)
     waiting = select(other.id).where(other.run_id == Session.run_id, other.state.in_(WAITING)).exists()
-    newest = select(func.max(done.id)).where(done.run_id == Session.run_id, done.state == "done")
+    newest = select(func.max(done.id)).where(done.run_id == Session.run_id, done.state.not_in(WAITING))
     with Orm(engine) as orm:
         chosen = (
             select(

@@ -45,7 +45,7 @@ class Run(Base):
     """One training from first to last step; `number` counts the runs of a name (`--fresh` begins the next)."""
 
     __tablename__ = "runs"
-    __table_args__ = (UniqueConstraint("name", "number"),)
+    __table_args__ = (UniqueConstraint("name", "number"), Index("ix_runs_created_at", "created_at"))
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(128))
