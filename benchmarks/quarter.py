@@ -307,7 +307,9 @@ class Training:
         for action in actions:
             if isinstance(action, core.AskToSave | core.AskToStop):
                 takes_s = LEAST_SAVE_S * self.world.chance.uniform(1.0, 1.4)
-                self.world.after(takes_s, self.saved(takes_s, self.trained_s(), stops=isinstance(action, core.AskToStop)))
+                self.world.after(
+                    takes_s, self.saved(takes_s, self.trained_s(), stops=isinstance(action, core.AskToStop))
+                )
         if self.session.phase.is_over:
             self.end()
 
@@ -379,7 +381,8 @@ def audit(world: World) -> list[Row]:
                     pool,
                     start,
                     quota.usable_s / 3600,
-                    sum(_within(at, span_s, start, end) * cost / span_s for at, span_s, cost, _ in charged if span_s) / 3600,
+                    sum(_within(at, span_s, start, end) * cost / span_s for at, span_s, cost, _ in charged if span_s)
+                    / 3600,
                     sum(_overlap_s(use.from_at, use.to_at, start, end) * use.factor for use in mine) / 3600,
                     sum(2.0 * use.factor for use in mine if use.was_killed and start <= use.to_at <= end) / 3600,
                 )
@@ -446,7 +449,9 @@ def main() -> int:
             end.strftime("%a %d %b %H:%M") if end else "no",
         )
     console.print(table)
-    failed = any(row.is_overspent for row in rows) or any(world.idle_s.values()) or len(world.finished) < len(world.plans)
+    failed = (
+        any(row.is_overspent for row in rows) or any(world.idle_s.values()) or len(world.finished) < len(world.plans)
+    )
     return int(failed)
 
 

@@ -45,7 +45,7 @@ class Run(Base):
     """One training from first to last step; `number` counts the runs of a name (`--fresh` begins the next)."""
 
     __tablename__ = "runs"
-    __table_args__ = (UniqueConstraint("name", "number"),)
+    __table_args__ = (UniqueConstraint("name", "number"), Index("ix_runs_created_at", "created_at"))
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(128))
@@ -200,6 +200,7 @@ class Resume(Base):
             sqlite_where=text("state IN ('due', 'claimed')"),
             postgresql_where=text("state IN ('due', 'claimed')"),
         ),
+        Index("ix_resumes_state_due_at", "state", "due_at"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -217,6 +218,9 @@ class Resume(Base):
     claimed_boot: Mapped[str] = mapped_column(String(64), default="")
     lease_until_at: Mapped[datetime | None]
     last_error: Mapped[str] = mapped_column(Text, default="")
+    ranks: Mapped[int | None]  # GPUs that it claims; NULL for all that are visible
+    share: Mapped[bool] = mapped_column(default=False)  # others that share may use them, too
+    turn_at: Mapped[datetime | None]  # when the run had its last session
     created_at: Mapped[datetime]
 
 

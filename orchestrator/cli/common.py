@@ -51,11 +51,13 @@ def find_run(engine: Engine, name: str | None) -> RunInfo:
     """
     from db import runs
 
-    everyone = runs.everyone(engine, limit=None if name else 1)
-    for run in everyone:
-        if name in (None, run.name, f"{run.name}/{run.number}"):
-            return run
     if name is None:
+        if newest := runs.everyone(engine, limit=1):
+            return newest[0]
         raise NotFound("there is no run yet", next_step="kgorch start plan.toml")
-    names = sorted({run.name for run in everyone})
+    bare, _, _ = name.rpartition("/")
+    for run in [*runs.of_name(engine, name), *runs.of_name(engine, bare)]:
+        if name in (run.name, f"{run.name}/{run.number}"):
+            return run
+    names = sorted({run.name for run in runs.everyone(engine)})
     raise NotFound(f"there is no run named {name!r}{nearest(name, names)}", f"runs: {', '.join(names) or 'none'}")

@@ -154,6 +154,11 @@ def test_status_does_not_pay_for_what_start_needs():
     }
 
 
+def test_a_daemon_that_waits_keeps_in_memory_what_it_needs():
+    loaded = _loaded_by("import orchestrator.cli.daemon, orchestrator.runtime.daemon, db.engine")
+    assert not loaded & {"pydantic", "alembic", "torch", "rich", "orchestrator.plan", "orchestrator.runtime.opening"}
+
+
 def test_the_shim_stays_small():
     loaded = _loaded_by("import orchestrator.runtime.shim")
     assert not loaded & {"torch", "sqlalchemy", "psutil", "pydantic", "apscheduler"}

@@ -1,0 +1,262 @@
+"""Real daemons: what is due begins, once; what was killed is taken over; what is stopped is saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+import psutil
+import pytest
+from harness import processes_of, wait_until
+
+from db import queue, runs, sessions
+from db.engine import open_database
+from orchestrator.runtime import daemonapi
+
+TAKES = """
+import subprocess, sys
+from pathlib import Path
+from db.engine import open_database
+from orchestrator.runtime.daemon import Daemon
+home = Path(sys.argv[1])
+def start(entry, token):
+    return subprocess.Popen([sys.executable, "-c", WORK, str(home), entry.run, token])
+WORK = '''
+import sys
+from pathlib import Path
+from db import queue
+from db.engine import open_database
+from db.queue import Claimant
+from orchestrator.runtime import resuming
+home, run, token = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(":")
+engine = open_database(home)
+before = Claimant(int(token[1]), int(token[2]), token[3])
+if queue.hand_over(engine, int(token[0]), before, resuming.us(), by="daemon"):
+    with open(home / "done", "a") as file:
+        file.write(run + "\\\\n")
+    queue.taken(engine, "id-" + run, by="x", **resuming.us()._asdict())
+'''
+Daemon(open_database(home), home, at_once=2, start=start).run()
+"""
+
+
+def make(engine, home, name: str) -> str:
+    folder = home / "runs" / name / "1"
+    folder.mkdir(parents=True)
+    run = runs.create(
+        engine,
+        id=f"id-{name}",
+        name=name,
+        number=1,
+        folder=str(folder),
+        workdir=str(home),
+        checkpoints=str(folder),
+        plan="",
+        overrides=[],
+        plan_hash="h",
+        stages=["train"],
+    )
+    return run.id
+
+
+def daemon(kgorch, *args: str) -> subprocess.Popen[str]:
+    process = kgorch.background("daemon", *args)
+    wait_until(lambda: (found := daemonapi.ask(kgorch.home, "ping")) and found["pid"] == process.pid, what="a daemon")
+    return process
+
+
+def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
+    process.send_signal(number)
+    return process.wait(timeout=60)
+
+
+def test_two_daemons_take_each_due_run_once(kgorch):
+    engine = open_database(kgorch.home)
+    for number in range(20):
+        queue.put(engine, make(engine, kgorch.home, f"run{number}"), why="x", due_at=datetime.now(UTC))
+    for _ in range(2):
+        kgorch.started.append(
+            subprocess.Popen([sys.executable, "-c", TAKES, str(kgorch.home)], env=kgorch.env(), text=True)
+        )
+    done = kgorch.home / "done"
+    wait_until(
+        lambda: done.exists() and len(done.read_text().split()) >= 20 and not queue.entries(engine),
+        within_s=200,
+        what="twenty runs",
+    )
+    assert sorted(done.read_text().split()) == sorted(f"run{number}" for number in range(20))
+    assert [end(process) for process in kgorch.started] == [0, 0]
+
+
+def test_a_run_that_cannot_begin_is_tried_again_later_and_says_why(kgorch):
+    engine = open_database(kgorch.home)
+    run = make(engine, kgorch.home, "broken")  # its plan is empty
+    process = daemon(kgorch)
+    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    row = wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries and row.state == "due" and row)
+    assert row.tries == 1 and "is not a plan" in row.last_error
+    assert 10 < (row.due_at - datetime.now(UTC)).total_seconds() < 40
+    [entry] = json.loads(kgorch("queue", "--json").stdout)
+    assert entry["tries"] == 1 and entry["last_error"] == row.last_error
+    assert end(process) == 0
+
+
+def test_claims_of_the_dead_and_of_another_boot_are_due_again(kgorch):
+    engine = open_database(kgorch.home)
+    found = []
+    for name, claimant in (
+        ("dead", queue.Claimant(2**22 - 1, 5, "")),
+        ("rebooted", queue.Claimant(os.getpid(), 1, "another boot")),
+    ):
+        run = make(engine, kgorch.home, name)
+        queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+        queue.claim(engine, queue.open_resume(engine, run).id, claimant, by="daemon", seen=queue.Seen(9, 9))
+        found.append(run)
+    process = daemon(kgorch, "--at-once", "2")
+    for run in found:  # begun at once; their plans are empty, so it did not get far
+        row = wait_until(lambda run=run: (row := queue.open_resume(engine, run)) and row.tries >= 2 and row)
+        assert "is not a plan" in row.last_error
+    assert end(process) == 0
+
+
+def test_the_socket_is_the_owners_and_stands_garbage_silence_and_crowds(kgorch):
+    process = daemon(kgorch)
+    path = kgorch.home / daemonapi.SOCKET
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    crowd = []
+    for words in (b"garbage\n", b'{"ask": 5}\n', b"[" * 9000 + b"\n", b"x" * 300_000, b"\xff\xfe\n", b'{"ask": "st'):
+        for _ in range(20):
+            peer = socket.socket(socket.AF_UNIX)
+            peer.connect(str(path))
+            peer.settimeout(5)
+            try:
+                peer.sendall(words)
+            except OSError:
+                pass
+            crowd.append(peer)
+    assert wait_until(lambda: daemonapi.ask(kgorch.home, "status"))["pid"] == process.pid
+    assert daemonapi.ask(kgorch.home, "nonsense") == {"ok": False, "error": "expected ping, status, wake or stop"}
+    for peer in crowd:
+        peer.close()
+    assert "has stopped" in kgorch("daemon", "stop").stdout
+    assert process.wait(timeout=10) == 0 and not path.exists()
+    assert "no daemon lives" in kgorch("daemon", "status").stdout
+
+
+def test_a_second_daemon_leaves_the_socket_to_the_first(kgorch):
+    first = daemon(kgorch)
+    second = kgorch.background("daemon")
+    log = kgorch.home / "logs" / "daemon.log"
+    wait_until(lambda: "another daemon answers" in log.read_text())
+    assert daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
+    assert end(second) == 0 and daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
+    assert end(first) == 0
+
+
+def test_a_database_that_another_program_holds_is_waited_for(kgorch):
+    engine = open_database(kgorch.home)
+    run = make(engine, kgorch.home, "broken")
+    process = daemon(kgorch)
+    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    log = kgorch.home / "logs" / "daemon.log"
+    wait_until(lambda: "database is locked" in log.read_text() or queue.claimed(engine))
+    time.sleep(0.5)
+    assert process.poll() is None
+    other.execute("ROLLBACK")
+    wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries)
+    assert end(process) == 0
+
+
+@pytest.mark.slow
+def test_an_idle_daemon_costs_next_to_nothing_and_takes_what_is_due_within_a_second(kgorch):
+    engine = open_database(kgorch.home)
+    run = make(engine, kgorch.home, "broken")
+    process = psutil.Process(daemon(kgorch).pid)
+    time.sleep(5)
+    before, began_s = process.cpu_times(), time.monotonic()
+    time.sleep(30)
+    after = process.cpu_times()
+    share = (after.user + after.system - before.user - before.system) / (time.monotonic() - began_s)
+    assert share <= 0.004, "0.2% of a core; twice that on a machine whose caches others empty"
+    assert process.memory_info().rss <= 70e6
+    due_at = datetime.now(UTC)
+    queue.put(engine, run, why="x", due_at=due_at)
+    wait_until(lambda: queue.open_resume(engine, run).state == "claimed", what="a claim")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_through_kills_of_the_daemon_a_stop_and_a_reboot(kgorch):
+    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05}, ranks=1)
+    engine = open_database(kgorch.home)
+    first = daemon(kgorch)
+    assert "is queued: due now" in kgorch("start", str(plan), "--queue").stdout
+    kgorch.wait_for_step(5)
+    supervisor, pids = kgorch.status()["session"]["supervisor"]["pid"], kgorch.pids()
+
+    end(first, signal.SIGKILL)
+    second = daemon(kgorch)
+    wait_until(lambda: daemonapi.ask(kgorch.home, "status")["running"] == ["test"])
+    assert kgorch.status()["session"]["supervisor"] == {"pid": supervisor, "alive": True}
+    assert kgorch.pids() == pids and kgorch.status()["session"]["number"] == 1
+
+    os.kill(supervisor, signal.SIGKILL)  # its training goes on, and is taken over
+    wait_until(lambda: (found := kgorch.status()["session"]["supervisor"])["alive"] and found["pid"] != supervisor)
+    assert kgorch.pids() == pids and kgorch.status()["session"]["number"] == 1
+
+    assert end(second) == 0
+    stopped = kgorch.status()
+    assert stopped["phase"] == "suspended" and stopped["why"] == "the daemon was stopped"
+    assert stopped["checkpoint"]["step"] == stopped["step"] > 5
+    assert stopped["next"]["at"] is not None, "due for the next daemon"
+    assert not processes_of(kgorch.home)
+
+    daemon(kgorch)
+    wait_until(lambda: kgorch.status()["session"]["number"] == 2)
+    kgorch.wait_for_step(stopped["step"] + 3)
+    kgorch.kill_everything()  # as a reboot does
+    last = daemon(kgorch)
+    wait_until(lambda: kgorch.status()["session"]["number"] == 3)
+    kgorch.wait_for_step(stopped["step"] + 4)
+    assert [entry["phase"] for entry in kgorch.history()][:2] == ["suspended", "cut off"]
+    assert queue.entries(engine) == [] and sessions.last(engine, runs.newest(engine, "test").id).number == 3
+    assert end(last) == 0 and kgorch.status()["phase"] == "suspended"
+
+
+@pytest.mark.slow
+def test_resume_from_anywhere_without_a_terminal_and_with_the_plan_file_gone(kgorch, tmp_path):
+    plan = kgorch.plan(args={"epochs": 2, "sleep": 0.0}, ranks=1)
+    kgorch("start", str(plan), "--queue")
+    plan.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", "resume"],
+        cwd="/",
+        env=kgorch.env(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert kgorch.status()["state"] == "finished"
+    assert "there is no run to go on with" in kgorch("resume").stdout
+    assert "is finished" in kgorch("resume", "test").stdout
+
+
+def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
+    plan = kgorch.plan()
+    assert "no daemon lives" in kgorch("queue", "add", str(plan), "--at", "2099-01-02T03:04:00Z").stdout
+    [entry] = json.loads(kgorch("queue", "--json").stdout)
+    assert (entry["run"], entry["due_at"], entry["ranks"]) == ("test", "2099-01-02T03:04:00.000Z", 2)
+    assert kgorch.status()["next"]["at"] == "2099-01-02T03:04:00.000Z"
+    kgorch("queue", "drop", "test")
+    assert json.loads(kgorch("queue", "--json").stdout)[0]["due_at"] is None
+    kgorch("queue", "add", "test", "--at", "teatime", code=2)
