@@ -37,8 +37,10 @@ def until(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
 def _next(wanted: time, now: datetime, zone: tzinfo | None) -> datetime:
     today: date = now.astimezone(zone).date()
     days = (today, today + timedelta(days=1))
-    walls = (datetime.combine(day, wanted).replace(fold=fold) for day in days for fold in (0, 1))
-    return min(at for at in (_in_zone(wall, zone) for wall in walls) if at > now)
+    walls = [datetime.combine(day, wanted) for day in days]
+    first = [_in_zone(wall, zone) for wall in walls]
+    second = [at for wall in walls if (at := _in_zone(wall.replace(fold=1), zone)).astimezone(zone).time() == wanted]
+    return min(at for at in first + second if at > now)
 
 
 def _in_zone(naive: datetime, zone: tzinfo | None) -> datetime:
