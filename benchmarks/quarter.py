@@ -1,5 +1,5 @@
-"""A quarter of a year by a hand-moved clock: five plans on a machine for two sessions at once, with weekly, monthly and rolling quotas,
-machines that are taken back and reboots. Real are the database, the lifecycle, the ledger, the queue and the daemon's look at it;
+"""A quarter of a year by a hand-moved clock: five plans on a machine for two sessions at once, with weekly, monthly and
+rolling quotas, machines that are taken back and reboots. Real are the database, the lifecycle, the ledger, the queue and the daemon's look at it;
 played are the trainings (a step a second) and time.
 
     python benchmarks/quarter.py --seed 1        prints what each plan used of its windows, and when its run was finished
@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -162,9 +162,10 @@ class World:
     @contextmanager
     def _our_time(self) -> Iterator[None]:
         """Rows bear the instants of this world."""
-        with mock.patch.object(db.runs, "now", self.clock.utc), mock.patch.object(db.queue, "now", self.clock.utc):
-            with mock.patch.object(db.sessions, "now", self.clock.utc):
-                yield
+        with ExitStack() as patched:
+            for module in (db.runs, db.queue, db.sessions):
+                patched.enter_context(mock.patch.object(module, "now", self.clock.utc))
+            yield
 
     def boot(self) -> None:
         self.is_up = self.is_changed = True

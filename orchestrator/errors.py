@@ -39,6 +39,10 @@ class PlanError(KgorchError):
     """The plan says something that kgorch cannot take."""
 
 
+class ConfigError(KgorchError):
+    """The person's configuration says something that kgorch cannot take."""
+
+
 class NotFound(KgorchError):
     """No run, session or checkpoint of that name."""
 

@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -28,7 +28,8 @@ from pydantic import (
 )
 
 from orchestrator.core import hang, health, memory, room, windows
-from orchestrator.errors import PlanError, nearest
+from orchestrator.errors import KgorchError, PlanError, nearest
+from orchestrator.platforms.detect import BY_NAME
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_BYTES = {
@@ -46,6 +47,7 @@ _UNITS_BYTES = {
 SNAPSHOT_S = 2.0
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Read = TypeVar("Read", bound=BaseModel)
 
 
 def seconds(value: Any) -> Any:
@@ -205,12 +207,22 @@ class QuotaPart(_Part):
 
 
 class PlatformPart(_Part):
-    """What is otherwise than the platform's profile says (platforms/profile.py)."""
+    """What is otherwise than the platform's profile says (platforms/profile.py).
+
+    `name`: which profile that is. `metadata`: base URL of the server that is asked for spot notices.
+    """
 
     name: Name | None = None
     wall: Seconds | None = None
     began: Literal["container", "job", "boot", "start"] | None = None
-    metadata: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None
+    metadata: Annotated[str, StringConstraints(pattern=r"^https?://[^/]")] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        if value is not None and value not in BY_NAME:
+            raise ValueError(f"unknown platform{nearest(value, BY_NAME)}; known: {', '.join(sorted(BY_NAME))}")
+        return value
 
 
 class NotifyPart(_Part):
@@ -400,21 +412,49 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Plan:
 
     Raises: PlanError.
     """
-    try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PlanError(f"{where} is not TOML", str(error) or "nested too deep") from None
+    document = read_toml(text, where, PlanError)
     for override in overrides:
         _set(document, override)
+    return validated(
+        Plan,
+        document,
+        text,
+        where,
+        PlanError,
+        what="a plan",
+        next_step="`kgorch init` writes a plan with every key explained",
+    )
+
+
+def read_toml(text: str, where: str, refusal: type[KgorchError]) -> dict[str, Any]:
+    """Raises: `refusal`."""
     try:
-        return Plan.model_validate(document)
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise refusal(f"{where} is not TOML", str(error) or "nested too deep") from None
+
+
+def validated(
+    model: type[Read],
+    document: dict[str, Any],
+    text: str,
+    where: str,
+    refusal: type[KgorchError],
+    *,
+    what: str,
+    next_step: str,
+) -> Read:
+    """The document as a `model`. `text`: what it was read from, for the numbers of lines.
+
+    Raises: `refusal` with a line for each problem.
+    """
+    try:
+        return model.model_validate(document)
     except ValidationError as error:
-        facts = [_explained(problem, text, where, document) for problem in error.errors()[:8]]
-        raise PlanError(
-            f"{where} is not a plan", *facts, next_step="`kgorch init` writes a plan with every key explained"
-        ) from None
+        facts = [_explained(problem, text, where, model) for problem in error.errors()[:8]]
+        raise refusal(f"{where} is not {what}", *facts, next_step=next_step) from None
     except RecursionError:
-        raise PlanError(f"{where} is nested too deep") from None
+        raise refusal(f"{where} is nested too deep") from None
 
 
 def _set(document: dict[str, Any], override: str) -> None:
@@ -446,7 +486,7 @@ def _set(document: dict[str, Any], override: str) -> None:
     at[last] = value
 
 
-def _explained(problem: Mapping[str, Any], text: str, where: str, document: Any) -> str:
+def _explained(problem: Mapping[str, Any], text: str, where: str, root: type[BaseModel]) -> str:
     """One problem as `plan.toml:7: session.wal: unknown key (did you mean 'wall'?)`."""
     path = [
         part
@@ -454,10 +494,10 @@ def _explained(problem: Mapping[str, Any], text: str, where: str, document: Any)
         if not (isinstance(part, str) and part.startswith(("function-", "literal[", "constrained-", "lax-")))
     ]
     keys = [part for part in path if not isinstance(part, str) or part not in ("str", "int", "float", "dict[str,any]")]
-    dotted = ".".join(str(part) for part in keys) or "the plan"
+    dotted = ".".join(str(part) for part in keys) or "the whole file"
     line = _line_of(text, keys)
     if problem["type"] == "extra_forbidden":
-        known = _keys_at(keys[:-1])
+        known = _keys_at(keys[:-1], root)
         said = f"unknown key{nearest(str(keys[-1]), known)}; known here: {', '.join(known)}"
     elif problem["type"] == "missing":
         said = "missing; it must be given"
@@ -468,8 +508,8 @@ def _explained(problem: Mapping[str, Any], text: str, where: str, document: Any)
     return f"{where}:{line}: {dotted}: {said}" if line else f"{where}: {dotted}: {said}"
 
 
-def _keys_at(path: Sequence[Any]) -> list[str]:
-    model: type[BaseModel] = Plan
+def _keys_at(path: Sequence[Any], root: type[BaseModel]) -> list[str]:
+    model = root
     inner: dict[str, type[BaseModel]] = {
         "stage": Stage,
         "weights": Weights,

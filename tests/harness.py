@@ -47,7 +47,13 @@ class Kgorch:
     extra_env: dict[str, str] = field(default_factory=dict)
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "KGORCH_HOME": str(self.home), "COLUMNS": "200", **self.extra_env}
+        return {
+            **os.environ,
+            "KGORCH_HOME": str(self.home),
+            "XDG_CONFIG_HOME": str(self.home),
+            "COLUMNS": "200",
+            **self.extra_env,
+        }
 
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from orchestrator.core import instants
 from orchestrator.errors import NotFound, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
@@ -33,6 +35,21 @@ def _complete_run(ctx: click.Context, parameter: click.Parameter, typed: str) ->
 
 
 run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=_complete_run)
+
+
+def _as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:
+    try:
+        return None if typed is None else instants.until(typed, datetime.now(UTC))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+until_option = click.option(
+    "--until",
+    metavar="TIME",
+    callback=_as_instant,
+    help="When this session shall be over: 18:30 (the next one), or 2026-11-22T03:00+01:00.",
+)
 
 
 def state() -> tuple[Profile, Path, Engine]:

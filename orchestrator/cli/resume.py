@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import click
 
-from orchestrator.cli.common import json_option, run_argument, state
+from orchestrator.cli.common import json_option, run_argument, state, until_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
 
 
 @click.command("resume")
 @run_argument
 @click.option("--claimed", hidden=True, help="The daemon's claim of the run's place in the queue.")
+@until_option
 @json_option
-def command(run: str | None, claimed: str | None, as_json: bool) -> int:
+def command(run: str | None, claimed: str | None, until: datetime | None, as_json: bool) -> int:
     """Go on with RUN, or with the newest run that is not finished, by the plan that it keeps.
 
     A RUN that is not known here is looked for where the platform puts the state of earlier sessions.
@@ -31,7 +34,7 @@ def command(run: str | None, claimed: str | None, as_json: bool) -> int:
 
             opened = resuming.resume(engine, home, profile, run, claimed, watcher)
         else:
-            opened = opening.resume(engine, home, profile, run, watcher)
+            opened = opening.resume(engine, home, profile, run, watcher, until)
     if opened is None:
         click.echo("null" if as_json else "there is no run to go on with")
         return 0

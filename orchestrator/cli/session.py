@@ -14,6 +14,7 @@ import click
 from orchestrator.cli import USUAL_GC, render
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
+from orchestrator.wire import boottime_s
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -151,7 +152,7 @@ class Progress:
 
         total = f"/{row.steps_total}" if row.steps_total else ""
         epochs = f"  epoch {row.epoch}/{row.epochs_total}" if row.epochs_total else ""
-        left_s = (row.wall_at - datetime.now(UTC)).total_seconds() if row.wall_at else None
+        left_s = None if row.boot_wall_s is None else row.boot_wall_s - boottime_s()
         left = "" if left_s is None else f"  wall in {render.duration(max(left_s, 0.0))}"
         to_go_s = (row.steps_total - row.step) * row.step_s if row.steps_total else 0.0
         eta = f"  {render.duration(to_go_s)} to go" if to_go_s > 0 else ""

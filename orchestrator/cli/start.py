@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import click
 
-from orchestrator.cli.common import json_option, state
+from orchestrator.cli.common import json_option, state, until_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
 from orchestrator.errors import ExitCode, KgorchError
 
@@ -28,6 +29,7 @@ from orchestrator.errors import ExitCode, KgorchError
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @click.option("--queue", "queued", is_flag=True, help="Begin no session: put the run into the daemon's queue.")
+@until_option
 @json_option
 def command(
     plan: Path,
@@ -36,6 +38,7 @@ def command(
     run_id: str | None,
     detach: bool,
     queued: bool,
+    until: datetime | None,
     as_json: bool,
 ) -> int:
     """Begin the run of a plan, or go on with it where it was saved: here, or in the sources that the plan names.
@@ -62,11 +65,11 @@ def command(
 
         return add_plan(plan, text, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
     if detach:
-        return _detach(plan, loaded.name, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
+        return _detach(plan, loaded.name, overrides, fresh=fresh, run_id=run_id, until=until, as_json=as_json)
     profile, home, engine = state()
     with Copying() as watcher:
         opened = opening.start(
-            engine, home, profile, text, plan, overrides, fresh=fresh, run_id=run_id, watcher=watcher
+            engine, home, profile, text, plan, overrides, fresh=fresh, run_id=run_id, watcher=watcher, until=until
         )
     if isinstance(opened, opening.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
@@ -74,13 +77,21 @@ def command(
 
 
 def _detach(
-    plan: Path, name: str, overrides: tuple[str, ...], *, fresh: bool, run_id: str | None, as_json: bool
+    plan: Path,
+    name: str,
+    overrides: tuple[str, ...],
+    *,
+    fresh: bool,
+    run_id: str | None,
+    until: datetime | None,
+    as_json: bool,
 ) -> int:
     """The same command in a session of its own; its words go into the state folder."""
     _, home, _ = state()
     log = home / "supervisor.log"
     command = [sys.executable, "-m", "orchestrator.cli", "start", str(plan.absolute())]
     command += [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
+    command += ["--until", until.isoformat()] if until else []
     for override in overrides:
         command += ["--set", override]
     ready, told = os.pipe()

@@ -2,4 +2,4 @@
 
 from orchestrator.platforms.profile import Profile
 
-PROFILE = Profile(name="generic")
+PROFILE = Profile(name="generic", sources_of_figures="none: it promises nothing and limits nothing")

@@ -81,7 +81,7 @@ def history(engine: Engine, run: RunInfo) -> list[View]:
                 "why": row.why,
                 "started_at": stamp(row.started_at),
                 "ended_at": stamp(row.ended_at),
-                "lasted_s": (until - row.started_at).total_seconds(),
+                "lasted_s": max(0.0, (until - row.started_at).total_seconds()),  # the wall clock may have been put back
                 "stages": _stages(mine),
                 "attempts": [
                     {
@@ -132,7 +132,7 @@ def plain(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 def _session(row: SessionInfo, alive: bool, training: bool, now: datetime) -> View:
     over = row.phase in sessions.OVER
-    left_s = None if row.wall_at is None or over else max(0.0, (row.wall_at - now).total_seconds())
+    left_s = None if row.wall_at is None or over else max(0.0, _left_s(row, row.wall_at, now))
     return {
         "number": row.number,
         "place": row.place,
@@ -145,6 +145,13 @@ def _session(row: SessionInfo, alive: bool, training: bool, now: datetime) -> Vi
         "training_alive": alive or training,
         "heard_at": stamp(row.beat_at),
     }
+
+
+def _left_s(row: SessionInfo, wall_at: datetime, now: datetime) -> float:
+    """By the clock that nobody puts forward or back, where it is the session's still."""
+    if row.boot_wall_s is not None and row.boot_id == processes.boot_id():
+        return row.boot_wall_s - boottime_s()
+    return (wall_at - now).total_seconds()
 
 
 def _checkpoint(found: CheckpointInfo | None) -> View | None:

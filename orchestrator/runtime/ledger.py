@@ -102,7 +102,7 @@ class Ledger:
         if terms is None:
             return None
         now_s, utc = boottime_s(), datetime.now(UTC)
-        began_s = (processes.started_s(1) if profile.began_with_container else None) or now_s
+        began_s = processes.started_s(1) or now_s if profile.began == "container" else now_s
         from_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
         before = charges.of_boot(engine, terms.quota.pool, processes.boot_id(), from_at - SLACK)
         if before:

@@ -8,6 +8,7 @@ and, but for one, a compiler. Whatever looks like a secret is masked before it i
 
 from __future__ import annotations
 
+import array
 import errno
 import faulthandler
 import fcntl
@@ -17,8 +18,8 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 JOURNAL = "/run/systemd/journal/socket"
@@ -47,8 +48,7 @@ def configure(home: Path, *, name: str = "daemon", environ: Mapping[str, str] = 
     handler.addFilter(Masking(secrets_of(environ)))
     logger.addHandler(handler)
     logging.raiseExceptions = False  # a full disk would print a traceback for every line
-    if sys.stderr is not None:
-        faulthandler.enable(sys.stderr)
+    faulthandler.enable(2)
 
 
 def is_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:
@@ -101,12 +101,14 @@ class Journal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         entry = _entry(record)
         try:
-            self._socket.sendto(entry, self._address)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
+            try:
+                self._socket.sendto(entry, self._address)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
                 self._send_large(entry)
-            else:  # the journal is away: systemd takes stderr, too
-                print(record.getMessage(), file=sys.stderr)
+        except OSError:  # the journal is away; systemd takes stderr, too
+            print(record.getMessage(), file=sys.stderr)
 
     def close(self) -> None:
         self._socket.close()
@@ -120,7 +122,8 @@ class Journal(logging.Handler):
                 file.write(entry)
             seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-            socket.send_fds(self._socket, [b""], [descriptor], address=self._address)  # type: ignore[arg-type]
+            handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            self._socket.sendmsg([], handed, 0, self._address)  # socket.send_fds forgets the address (Python 3.11)
         finally:
             os.close(descriptor)
 
@@ -128,11 +131,9 @@ class Journal(logging.Handler):
 class Plain(logging.Formatter):
     """`2026-11-21T14:45:27Z INFO kgorch.daemon [ink-demo 3] resumed`"""
 
-    converter = time.gmtime
-
     def format(self, record: logging.LogRecord) -> str:
         about = " ".join(str(record.__dict__[key]) for key in ("run", "session") if key in record.__dict__)
-        at = self.formatTime(record, "%Y-%m-%dT%H:%M:%SZ")
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = record.getMessage().replace("\n", "\n    ")  # a line of its own begins with a date
         return f"{at} {record.levelname} {record.name} " + (f"[{about}] " if about else "") + text
 

@@ -17,15 +17,28 @@ from sqlalchemy import Engine
 from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator import config
 from orchestrator.core import deadline
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
-from orchestrator.core.wall import QUOTA, WALL, Wall
+from orchestrator.core.wall import QUOTA, UNTIL, WALL, Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, bringing, checkpoints, claims, launcher, mirror, processes, taking
+from orchestrator.runtime import (
+    attempts,
+    bringing,
+    checkpoints,
+    claims,
+    launcher,
+    mirror,
+    processes,
+    slurm,
+    spot,
+    taking,
+)
 from orchestrator.runtime.attempts import Running
+from orchestrator.runtime.beginning import began_s
 from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, checkpoints_folder, home_of_run, is_held, make_run_folder
 from orchestrator.runtime.ledger import Ledger, terms_of
@@ -91,23 +104,28 @@ def start(
     fresh: bool = False,
     run_id: str | None = None,
     watcher: Watcher = SILENT,
+    until: datetime | None = None,
 ) -> Opened | Nothing:
     """Go on with the run of this plan's name, which may lie here or in a source, or begin it.
 
     Args:
+        profile: of the platform that was detected; plan and configuration may name another.
         run_id: which run, where there are several of the name.
-    Raises: PlanError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
+        until: when this session, and no later one, shall be over.
+    Raises: PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
     plan = _checked(plan_text, where, overrides)
     lock = Lock(home / "runs" / plan.name / "lock")
     if not lock.take():
         return Nothing(_run_elsewhere(engine, plan.name), "live")
     try:
-        run, plan, found = _run_of(engine, home, profile, plan, plan_text, where, overrides, fresh, run_id, watcher)
+        here = config.platform(plan.platform, profile)
+        run, plan, found = _run_of(engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher)
         if run.state == "finished":
             lock.release()
             return Nothing(run, "finished")
-        return _go_on(engine, run, plan, profile, lock, found, watcher)
+        here = config.platform(plan.platform, profile)
+        return _go_on(engine, run, plan, here, lock, found, watcher, until=until)
     except BaseException:
         lock.release()
         raise
@@ -161,7 +179,7 @@ def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
 
 
 def _checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
-    plan = parse(plan_text, str(where), overrides)
+    plan = _read(plan_text, str(where), overrides)
     check_entries(plan, where.absolute().parent)
     mirror.check(plan)
     return plan
@@ -192,7 +210,7 @@ def _run_of(
         if known.state == "finished":
             return known, plan, None
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
-        plan = parse(plan_text, str(where), merged)
+        plan = _read(plan_text, str(where), merged)
         if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
             known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
         return known, plan, found
@@ -204,7 +222,12 @@ def _run_of(
 
 
 def resume(
-    engine: Engine, home: Path, profile: Profile, name: str | None, watcher: Watcher = SILENT
+    engine: Engine,
+    home: Path,
+    profile: Profile,
+    name: str | None,
+    watcher: Watcher = SILENT,
+    until: datetime | None = None,
 ) -> Opened | Nothing | None:
     """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
 
@@ -225,7 +248,8 @@ def resume(
     if not lock.take():
         return Nothing(run, "live")
     try:
-        return _go_on(engine, run, plan_of(run), profile, lock)
+        plan = plan_of(run)
+        return _go_on(engine, run, plan, config.platform(plan.platform, profile), lock, until=until)
     except BaseException:
         lock.release()
         raise
@@ -242,7 +266,12 @@ def _bring_by_name(engine: Engine, home: Path, profile: Profile, name: str, watc
 
 
 def plan_of(run: RunInfo) -> Plan:
-    return parse(run.plan, f"{run.folder}/plan.toml", run.overrides)
+    """The run's own copy, with what the person's configuration says besides."""
+    return _read(run.plan, f"{run.folder}/plan.toml", run.overrides)
+
+
+def _read(text: str, where: str, overrides: Sequence[str]) -> Plan:
+    return config.applied(parse(text, where, overrides), config.load())
 
 
 def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
@@ -280,13 +309,14 @@ def _go_on(
     lock: Lock,
     found: Found | None = None,
     watcher: Watcher = SILENT,
+    until: datetime | None = None,
 ) -> Opened | Nothing:
     mirror.check(plan)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
-            return _adopt(engine, run, plan, profile, last, attempt, lock)
+            return _adopt(engine, run, plan, profile, last, attempt, lock, until)
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
     if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
         raise KgorchError(
@@ -301,23 +331,31 @@ def _go_on(
         return Nothing(run, "finished")
     if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
         runs.set_state(engine, run.id, "active")
-    return _open_session(engine, run, plan, profile, lock)
+    return _open_session(engine, run, plan, profile, lock, until)
 
 
-def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened | Nothing:
+def _open_session(
+    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock, until: datetime | None
+) -> Opened | Nothing:
     claim = claims.take(home_of_run(run), run, claims.wants(plan))
     try:
-        return _open_on(claim, engine, run, plan, profile, lock)
+        return _open_on(claim, engine, run, plan, profile, lock, until)
     except BaseException:
         claim.release()
         raise
 
 
 def _open_on(
-    claim: claims.Claim, engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock
+    claim: claims.Claim,
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    profile: Profile,
+    lock: Lock,
+    until: datetime | None,
 ) -> Opened | Nothing:
     now_s = boottime_s()
-    walls = Walls(_fixed_wall(plan, profile, now_s), _moving_walls(engine, run, plan, profile))
+    walls = Walls(_fixed_wall(plan, profile, now_s, until), _moving_walls(engine, run, plan, profile))
     session = _session_of(engine, run, plan, walls.nearest(now_s))
     length_s = plan.session.wall or profile.wall_s
     if length_s is not None and length_s <= session.lead_s:
@@ -325,6 +363,12 @@ def _open_on(
             f"session.wall = {length_s:g} s is over before a save would be",
             f"a save of this run with its margin takes about {session.lead_s:.1f} s",
             next_step="give the session a longer wall, or session.margin a smaller value",
+        )
+    if session.wall_why == UNTIL and session.wall_s is not None and session.wall_s - now_s <= session.lead_s:
+        raise KgorchError(
+            f"--until leaves {session.wall_s - now_s:.0f} s, which is over before a save would be",
+            f"a save of this run with its margin takes about {session.lead_s:.1f} s",
+            next_step="give the session more time",
         )
     ledger = walls.ledger
     if ledger and (waits := _wait_for_quota(engine, run, ledger, session.lead_s)):
@@ -367,11 +411,16 @@ def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
     )
 
 
-def _fixed_wall(plan: Plan, profile: Profile, now_s: float) -> Wall | None:
+def _fixed_wall(plan: Plan, profile: Profile, now_s: float, until: datetime | None) -> Wall | None:
     """The nearest of the walls that stand from the session's beginning on."""
-    began_s = processes.started_s(1 if profile.began_with_container else os.getpid()) or now_s
     length_s = plan.session.wall or profile.wall_s
-    return None if length_s is None else Wall(began_s + length_s, WALL)
+    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, WALL)
+    return nearest([limit, _given_wall(until, now_s)])
+
+
+def _given_wall(until: datetime | None, now_s: float) -> Wall | None:
+    """What a person gave as an instant; from here on the wall clock may jump."""
+    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), UNTIL)
 
 
 def _moving_walls(
@@ -379,7 +428,12 @@ def _moving_walls(
 ) -> list[Source]:
     """`last`: the session that is adopted; None for one that is to be opened."""
     ledger = Ledger.adopting(engine, plan, profile, last) if last else Ledger.opening(engine, plan, profile)
-    return [ledger] if ledger else []
+    found: list[Source] = [ledger] if ledger else []
+    if profile.notice == "slurm" and "SLURM_JOB_ID" in os.environ:
+        found.append(slurm.JobEnd())
+    elif profile.notice in spot.PROTOCOLS and profile.metadata:
+        found.append(spot.Notices(profile.notice, profile.metadata))
+    return found
 
 
 def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float) -> Nothing | None:
@@ -434,9 +488,11 @@ def _adopt(
     last: SessionInfo,
     attempt: AttemptInfo,
     lock: Lock,
+    until: datetime | None,
 ) -> Opened:
-    """Training has outlived its supervisor: take it over as it runs, up to the wall that was."""
-    fixed = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
+    """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
+    was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
+    fixed = nearest([was, _given_wall(until, boottime_s())])
     walls = Walls(fixed, _moving_walls(engine, run, plan, profile, last))
     more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
@@ -449,11 +505,16 @@ def _adopt(
         why=last.why,
         asked_by_person=last.why == core.PERSONS_STOP,
     )
-    sessions.update_session(engine, last.id, **_us())
+    columns: dict[str, Any] = {
+        **_us(),
+        "fixed_wall_s": fixed.at_s if fixed else None,
+        "fixed_wall_why": fixed.why if fixed else "",
+    }
+    sessions.update_session(engine, last.id, **columns)
     _leave_queue(engine, run, plan)
     told = launcher.environment(Path(attempt.folder)).get(claims.VISIBLE)
     claim = claims.take_again(home_of_run(run), told, share=plan.session.share)
-    row = last._replace(**_us())  # type: ignore[arg-type]
+    row = last._replace(**columns)
     adopted = attempts.running(engine, run, last, attempt, more_stages=more)
     return Opened(run, plan, row, session, adopted, lock, walls, claim)
 

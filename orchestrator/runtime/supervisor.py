@@ -124,6 +124,7 @@ class Supervisor:
         self._memory = devices.Memory()
         self._told_s: float | None = None
         self._alarm_s: float | None = None
+        self._again_s: float | None = None  # when a launch that failed is tried again
         self._attached = False
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._interrupts = self._signals = self._launch_tries = 0
@@ -191,6 +192,7 @@ class Supervisor:
         if self._attempt and (hung := self._hangs.look(self._clock.now_s())) and self._session.phase in core.CAN_HANG:
             self._happened(hung)
         self._watch_memory()
+        self._watch_launch()
         self._set_alarm()
         self._hear_threads()
         try:
@@ -209,6 +211,12 @@ class Supervisor:
         if has_moved(self._wall, now) and not self._session.phase.is_over:
             self._wall = now
             self._happened(core.WallMoved(now))
+
+    def _watch_launch(self) -> None:
+        if self._again_s is not None and self._clock.now_s() >= self._again_s:
+            self._again_s = None
+            if self._session.phase in (Phase.STARTING, Phase.RECOVERING):
+                self._launch()
 
     def _watch_memory(self) -> None:
         if self._session.phase in (Phase.TRAINING, Phase.SAVING):
@@ -394,15 +402,7 @@ class Supervisor:
         if self._launch_tries >= LAUNCH_TRIES:
             self._post(lambda: self._happened(core.RetriesExhausted(why)))
             return
-
-        def again() -> None:
-            if self._session.phase in (Phase.STARTING, Phase.RECOVERING):
-                self._launch()
-
-        at = self._clock.utc() + timedelta(seconds=LAUNCH_AGAIN_S)
-        self._scheduler.add_job(
-            self._post, "date", run_date=at, args=[again], id="launch", replace_existing=True, misfire_grace_time=None
-        )
+        self._again_s = self._clock.now_s() + LAUNCH_AGAIN_S
 
     def _watch(self, attempt: Running, process: subprocess.Popen[bytes] | None) -> None:
         self._processes = attempt.folder

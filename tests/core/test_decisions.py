@@ -221,8 +221,8 @@ def test_what_fails_before_the_first_line_of_the_script_is_not_tried_again():
         ({}, "generic", None),
     ],
 )
-def test_a_platform_is_known_by_its_environment(environ, name, wall_h):
-    profile = detect(environ)
+def test_a_platform_is_known_by_its_environment(environ, name, wall_h, tmp_path):
+    profile = detect(environ, tmp_path)
     assert profile.name == name
     assert profile.wall_s == (wall_h * 3600 if wall_h else None)
-    assert profile.began_with_container == (name != "generic")
+    assert profile.began == ("start" if name == "generic" else "container")

@@ -38,6 +38,7 @@ MAY = {
         "orchestrator.shard",
         "orchestrator.errors",
         "orchestrator.plan",
+        "orchestrator.config",
         "orchestrator",
         "db",
     },
@@ -61,7 +62,9 @@ MAY = {
         "orchestrator.core.health",
         "orchestrator.core.hang",
         "orchestrator.core.windows",
+        "orchestrator.platforms",  # the names that a plan may give
     },
+    "orchestrator.config": {"orchestrator.errors", "orchestrator.plan", "orchestrator.platforms"},
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",

@@ -47,10 +47,12 @@ from orchestrator.core.session import (
     StageFinished,
     StopRequested,
     Unwell,
+    WallMoved,
     advance,
     due,
     next_due_s,
 )
+from orchestrator.core.wall import QUOTA, SLURM, SPOT, WALL, Wall, has_moved, nearest
 
 EVENTS = [
     SessionOpened(),
@@ -77,6 +79,8 @@ EVENTS = [
     Diagnosed("hung"),
     Adopted(),
     SessionLost("gone"),
+    WallMoved(Wall(60.0, SPOT)),
+    WallMoved(None),
 ]
 
 
@@ -387,3 +391,69 @@ def test_whatever_happens_an_end_queues_a_resume_unless_it_is_finished_or_failed
         at = next_due_s(session)
         assert at is None or list(due(session, at)), "what is announced as due is due then"
     assert queued == (session.phase in (Phase.SUSPENDED, Phase.CUT_OFF))
+
+
+RUNNING = [phase for phase in Phase if phase not in OVER and phase is not Phase.QUEUED]
+
+
+@pytest.mark.parametrize("phase", RUNNING)
+def test_a_wall_that_comes_nearer_counts_in_every_phase_and_moves_none(phase):
+    session = Session(phase=phase, wall_s=100.0)
+    moved, actions = advance(session, WallMoved(Wall(60.0, SPOT)), 10.0)
+    assert (moved.phase, moved.wall_s, moved.wall_why, actions) == (phase, 60.0, SPOT, ())
+    assert moved.deadline_s == 60.0 - moved.lead_s
+
+
+@pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.STOPPING])
+@pytest.mark.parametrize("wall", [Wall(500.0, SLURM), None])
+def test_a_wall_that_moves_away_or_goes_gives_its_time_back(phase, wall):
+    moved, actions = advance(Session(phase=phase, wall_s=100.0, wall_why=QUOTA), WallMoved(wall), 10.0)
+    assert (moved.wall_s, moved.wall_why) == (wall or (None, WALL))
+    assert not actions and not [event for event in due(moved, 99.0) if event == DeadlineReached()]
+
+
+@pytest.mark.parametrize("wall", [Wall(500.0, SLURM), None])
+def test_while_stopping_a_wall_only_comes_nearer(training, wall):
+    stopping, _ = advance(training, DeadlineReached(), 80.0)
+    later, actions = advance(stopping, WallMoved(wall), 81.0)
+    assert (later.wall_s, later.wall_why, actions) == (100.0, WALL, ())
+    nearer, _ = advance(stopping, WallMoved(Wall(90.0, SPOT)), 81.0)
+    assert nearer.wall_s == 90.0 and nearer.kill_s < stopping.kill_s
+
+
+def test_a_session_that_stops_without_a_wall_takes_the_first_that_comes(training):
+    stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
+    warned, _ = advance(stopping, WallMoved(Wall(40.0, SPOT)), 16.0)
+    assert warned.wall_s == 40.0 and warned.why == "a person", "what it was stopped for stays what it is told to end by"
+
+
+@pytest.mark.parametrize("at_s", [5.0, 51.0])
+def test_a_wall_in_the_past_or_within_the_lead_stops_training_at_once_and_is_what_ended_it(training, at_s):
+    moved, _ = advance(training, WallMoved(Wall(at_s, SPOT)), 50.0)
+    [event] = due(moved, 50.0)
+    stopping, actions = advance(moved, event, 50.0)
+    assert stopping.phase is Phase.STOPPING and actions == (AskToStop(SPOT),)
+    assert advance(stopping, AttemptSuspended(), 50.5)[1] == (QueueResume(SPOT),)
+
+
+def test_a_wall_that_moves_while_coming_up_ends_the_session_before_it_began_to_train():
+    starting, _ = advance(Session(), SessionOpened(), 0.0)
+    warned, _ = advance(starting, WallMoved(Wall(3.0, SLURM)), 1.0)
+    [event] = due(warned, 1.0)
+    over, actions = advance(warned, event, 1.0)
+    assert over.phase is Phase.SUSPENDED and actions == (KillAttempt(), QueueResume(SLURM))
+
+
+def test_a_quota_that_ends_a_session_says_so_to_the_queue_unless_a_person_was_first(training):
+    moved, _ = advance(training, WallMoved(Wall(51.0, QUOTA)), 50.0)
+    stopping, _ = advance(moved, DeadlineReached(), 50.0)
+    assert advance(stopping, AttemptSuspended(), 50.5)[1] == (QueueResume(QUOTA, on_quota=True),)
+    asked, _ = advance(moved, StopRequested("a person"), 50.0)
+    assert advance(asked, AttemptSuspended(), 50.5)[1] == (QueueResume("a person", when_asked=True),)
+
+
+def test_of_all_walls_the_nearest_counts_and_a_tremble_is_no_move():
+    near, far = Wall(10.0, SPOT), Wall(20.0, WALL)
+    assert nearest([far, None, near]) == near and nearest([None]) is None
+    assert not has_moved(near, Wall(10.4, SPOT)) and not has_moved(None, None)
+    assert has_moved(near, Wall(10.6, SPOT)) and has_moved(near, Wall(10.0, SLURM)) and has_moved(near, None)

@@ -210,7 +210,7 @@ def test_a_session_without_gpus_costs_nothing_of_the_platforms_hours_but_of_the_
 
 def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
     monkeypatch.setattr(processes, "started_s", lambda _: ledger.boottime_s() - 300)
-    in_container = Profile(name="box", began_with_container=True, quota_hours=30)
+    in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
     first, session = Ledger.opening(engine, plan, in_container), opened(engine, run)
     first.begin(run.id, session.id)

@@ -13,6 +13,11 @@ def upgrade() -> None:
         sessions.add_column(sa.Column("fixed_wall_s", sa.Double(), nullable=True))
         sessions.add_column(sa.Column("fixed_wall_why", sa.String(64), nullable=False, server_default=""))
         sessions.add_column(sa.Column("pool", sa.String(64), nullable=False, server_default=""))
+    # one that trains through the upgrade keeps its wall
+    op.execute(
+        "UPDATE sessions SET wall_why = 'the wall', fixed_wall_s = boot_wall_s, fixed_wall_why = 'the wall'"
+        " WHERE boot_wall_s IS NOT NULL AND ended_at IS NULL"
+    )
     with op.batch_alter_table("charges") as charges:
         charges.add_column(sa.Column("pool", sa.String(64), nullable=False, server_default=""))
         charges.add_column(sa.Column("why", sa.Text(), nullable=False, server_default=""))

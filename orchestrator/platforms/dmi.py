@@ -1,0 +1,13 @@
+"""What the machine's firmware says of who made it; on clouds that is the cloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def field(root: Path, name: str) -> str:
+    """A field such as `sys_vendor`; empty where there is none, as in most containers' sandboxes."""
+    try:
+        return (root / "sys/class/dmi/id" / name).read_text(errors="replace").strip()
+    except OSError:
+        return ""
