@@ -27,10 +27,13 @@ def _complete_run(ctx: click.Context, parameter: click.Parameter, typed: str) ->
         from db import runs
 
         _, _, engine = state()
-        return sorted({run.name for run in runs.everyone(engine) if run.name.startswith(typed)})
+        return runs.names(engine, beginning=typed, limit=100)
     except Exception:  # completion never disturbs a shell
         return []
 
+
+NAMES = 10_000
+"""Among how many the one that was meant is sought, once a name is not known."""
 
 run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=_complete_run)
 
@@ -51,11 +54,16 @@ def find_run(engine: Engine, name: str | None) -> RunInfo:
     """
     from db import runs
 
-    everyone = runs.everyone(engine, limit=None if name else 1)
-    for run in everyone:
-        if name in (None, run.name, f"{run.name}/{run.number}"):
-            return run
     if name is None:
+        if newest := runs.everyone(engine, limit=1):
+            return newest[0]
         raise NotFound("there is no run yet", next_step="kgorch start plan.toml")
-    names = sorted({run.name for run in everyone})
-    raise NotFound(f"there is no run named {name!r}{nearest(name, names)}", f"runs: {', '.join(names) or 'none'}")
+    plain, slash, number = name.rpartition("/")
+    found = runs.newest(engine, name)
+    if found is None and slash and number.isdecimal():
+        found = runs.numbered(engine, plain, int(number))
+    if found is None:
+        names = runs.names(engine, limit=NAMES)
+        shown = ", ".join(names[:20]) + (" and more" if len(names) > 20 else "")
+        raise NotFound(f"there is no run named {name!r}{nearest(name, names)}", f"runs: {shown or 'none'}")
+    return found

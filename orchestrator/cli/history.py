@@ -15,8 +15,10 @@ from orchestrator.cli.common import find_run, json_option, run_argument, state
 @run_argument
 @json_option
 @click.option("--events", is_flag=True, help="The journal instead: everything that happened, newest last.")
-@click.option("-n", "--limit", default=100, show_default=True, help="Events at the most.")
-def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), help="The newest at the most.  [default: 50 sessions, 100 events]"
+)
+def command(run: str | None, as_json: bool, events: bool, limit: int | None) -> int:
     """The sessions of RUN: when, how long, from which step to which, and how each ended.
 
     \b
@@ -28,8 +30,8 @@ def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
     _, _, engine = state()
     found = find_run(engine, run)
     if events:
-        return _events(engine, found, limit, as_json)
-    entries = view.history(engine, found)
+        return _events(engine, found, limit or 100, as_json)
+    entries = view.history(engine, found, limit=limit or 50)
     if as_json:
         render.as_json(entries)
         return 0

@@ -16,8 +16,9 @@ from orchestrator.cli.common import find_run, json_option, run_argument, state
 @run_argument
 @json_option
 @click.option("--watch", is_flag=True, help="Look again every second until the session is over.")
-@click.option("--all", "everyone", is_flag=True, help="A line for every run.")
-def command(run: str | None, as_json: bool, watch: bool, everyone: bool) -> int:
+@click.option("--all", "everyone", is_flag=True, help="A line a run, the newest first.")
+@click.option("-n", "--limit", default=50, show_default=True, type=click.IntRange(1), help="Runs of --all at the most.")
+def command(run: str | None, as_json: bool, watch: bool, everyone: bool, limit: int) -> int:
     """Where RUN stands (the newest run by default). Answers from the database, also when no supervisor lives.
 
     \b
@@ -25,7 +26,7 @@ def command(run: str | None, as_json: bool, watch: bool, everyone: bool) -> int:
       kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])'
     """
     if everyone:
-        return _list(as_json)
+        return _list(as_json, limit)
     if watch and sys.stdout.isatty() and not as_json:
         return _watch(run)
     while True:
@@ -160,16 +161,18 @@ def _watch(name: str | None) -> int:
             time.sleep(1)
 
 
-def _list(as_json: bool) -> int:
+def _list(as_json: bool, limit: int) -> int:
     from db import runs
     from orchestrator.report import view
 
     _, _, engine = state()
-    found = [view.of_run(engine, run) for run in runs.everyone(engine)]
+    found = [view.of_run(engine, run) for run in runs.everyone(engine, limit=limit)]
     if as_json:
         render.as_json(found)
     else:
         columns = ("run", "run_number", "state", "phase", "stage", "step")
         rows = [[*(str(item[name]) for name in columns), _next_line(item["next"])] for item in found]
         render.table(["run", "number", "state", "phase", "stage", "step", "next"], rows)
+        if (more := runs.count(engine) - len(found)) > 0:
+            click.echo(f"and {more} older; -n {limit + more} shows all", err=True)
     return 0

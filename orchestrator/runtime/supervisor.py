@@ -493,7 +493,7 @@ class Supervisor:
         return folder in self._known
 
     def _written_down(self) -> set[str]:
-        return {row.path for row in checkpoint_rows.of_run(self._engine, self._run.id) if row.state == "verified"}
+        return checkpoint_rows.verified_paths(self._engine, self._run.id)
 
     def verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
