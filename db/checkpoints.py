@@ -91,3 +91,17 @@ def by_session(engine: Engine, session_ids: Sequence[int]) -> dict[int, Checkpoi
             .order_by(Checkpoint.created_at, Checkpoint.id)
         )
         return {row.session_id: plain(CheckpointInfo, row) for row in orm.scalars(chosen) if row.session_id is not None}
+
+
+def metrics(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int, dict[str, float]]:
+    """What was reported last when each of a stage's newest checkpoints was made, by step; of those let go, too."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Checkpoint.step, Checkpoint.metrics)
+            .where(
+                Checkpoint.run_id == run_id, Checkpoint.stage == stage, Checkpoint.state.in_(("verified", "dropped"))
+            )
+            .order_by(Checkpoint.step.desc())
+            .limit(limit)
+        )
+        return dict(orm.execute(chosen).tuples().all())

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from orchestrator.core import hang, health, memory, room
+from orchestrator.core import hang, health, memory, room, trend
 from orchestrator.errors import PlanError, nearest
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -212,6 +212,13 @@ class ForecastPart(_Part):
     """`target`: the metric value whose date is foretold, "dice >= 0.72"."""
 
     target: str | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _is_a_target(cls, value: str | None) -> str | None:
+        if value is not None:
+            trend.parse_target(value)
+        return value
 
 
 class MemoryPart(_Part):

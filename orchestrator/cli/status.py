@@ -82,10 +82,45 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["exactness"]:
         rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
     rows += [("memory", render.rung(rung)) for rung in (found["memory"] or {"rungs": []})["rungs"]]
+    rows += forecast_rows(found["forecast"]) if found["forecast"] else []
     rows += _failure_rows(found["failure"]) if found["failure"] else []
     rows += [("notice", text) for text in found["notices"]]
     rows.append(("next", _next_line(found["next"])))
     return [f"{label:<11} {value}" for label, value in rows]
+
+
+def forecast_rows(forecast: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if forecast["end_at"]:
+        more = f"{forecast['sessions']} more session{'s' if forecast['sessions'] != 1 else ''}"
+        here = f"; this one does {forecast['now_steps']} steps" if forecast["now_steps"] is not None else ""
+        rows.append(("end", f"of {forecast['stage']} {render.span(forecast)}, {more}{here}"))
+    elif forecast["steps_left"]:
+        rows.append(("end", "not to be seen: no session is long enough, or no hours come back"))
+    if target := forecast["target"]:
+        rows.append(("target", _target_line(target)))
+    return rows
+
+
+def _target_line(target: dict[str, Any]) -> str:
+    best = "" if target["best"] is None else f" (best {target['best']:.4g})"
+    match target["verdict"]:
+        case "reached":
+            return f"{target['target']} was reached at step {target['step']}{best}"
+        case "foreseeable":
+            epochs = target["epochs"]
+            most = "perhaps never" if target["epochs_most"] is None else f"{target['epochs_most']:.0f}"
+            when = f"about step {target['step']}"
+            if epochs is not None:
+                when = f"about {epochs:.0f} epochs ({target['epochs_fewest']:.0f} to {most})"
+            return f"{target['target']} in {when}: {render.span(target)}{best}"
+        case "flat":
+            return f"{target['target']}: not foreseeable, the trend is flat{best}"
+        case "away":
+            return f"{target['target']}: not foreseeable, the metric moves away from it{best}"
+        case "levels off":
+            return f"{target['target']}: not foreseeable, the metric levels off before it{best}"
+    return f"{target['target']}: too few points yet{best}"
 
 
 def _failure_rows(failure: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """When a run will be done: what is left of it, laid into the sessions that walls and quota allow.
 
-What was measured is a list of *stretches*: times of training of this stage, each with the steps it gained. Their seconds hold all that
-comes between steps (validation, saves that block, steps done again after a crash), so a stretch's pace is what training
+What was measured is a list of *stretches*: times of training of this stage, each with the steps it gained. Their seconds hold
+all that comes between steps (validation, saves that block, steps done again after a crash), so a stretch's pace is what training
 really takes. A session's beginning is known apart: opened until its ranks were ready, and what its first epoch took longer
 than the later ones (data not read before). The run is then walked through session by session, at the middling pace, at a
 fast and at a slow one: these give the instant of the end, and the two between which it lies in four cases of five.
@@ -195,9 +195,7 @@ def _walk(steps_left: int, pace_s: float, now: datetime, running: Now | None, ah
     return None
 
 
-def _sessions(
-    at: datetime, spent: list[Spent], pace_s: float, ahead: Ahead
-) -> Iterator[tuple[datetime, float | None]]:
+def _sessions(at: datetime, spent: list[Spent], pace_s: float, ahead: Ahead) -> Iterator[tuple[datetime, float | None]]:
     """When each of the next sessions opens and how long it may last, as far as they come to a step."""
     needed_s = ahead.startup_s + ahead.cold_s + ahead.ending_s + pace_s
     for _ in range(SESSIONS):

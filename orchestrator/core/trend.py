@@ -1,9 +1,9 @@
 """When a metric reaches its target, by how it has gone until now; and the honest answer where that cannot be told.
 
 The trend is a line through the newest points, fitted so that single bad evaluations do not bend it: Theil and Sen's, the median
-of the slopes of all pairs of points. Order statistics of these slopes (Kendall's variance) give those between which the true one
-lies in four cases of five; how high the line lies adds to the range. Where both are for the better there is an answer with a range; where one is and the other not, the
-trend cannot be told from a flat one, and nothing is foretold.
+of the slopes of all pairs of points. Order statistics of these slopes (Kendall's variance) give those between which the true
+one lies in four cases of five; how high the line lies adds to the range. Where both slopes are for the better there is an answer
+with a range; where one is and the other not, the trend cannot be told from a flat one, and nothing is foretold.
 
 A curve that levels off (a − b·exp(−x/τ), over all points) takes the line's place only where it fits clearly better. Its range comes
 from all τ that fit about as well as the best: where one of them never reaches the target, there is no latest step.

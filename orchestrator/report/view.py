@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
+from orchestrator.report import forecast
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import is_held
 from orchestrator.wire import boottime_s
@@ -57,6 +58,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "telemetry": _telemetry(engine, row) if row else None,
         "exactness": _exactness(engine, row) if row else {},
         "memory": _memory(engine, run, row) if row else None,
+        "forecast": forecast.of_run(engine, run, row, now, lives=alive or training) if row else None,
         "failure": _failure(engine, run),
         "notices": list(_notices(engine, run, row, newest)),
         "next": _next(run, row, resume, alive, training),
