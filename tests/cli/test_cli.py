@@ -67,6 +67,9 @@ def run(kgorch, engine):
         engine, made.id, second.id, plan_hash="h", stage="train", device="cpu", world=2, step=11, rung="microbatch/2",
         why="rank 1: OutOfMemoryError", settings={"settings": {"microbatch": 4, "activation_checkpointing": False}},
     )  # fmt: skip
+    for epoch in range(1, 9):
+        lasted = {"stage": "train", "epoch": epoch, "step": epoch, "steps": 1, "lasted_s": 0.5, "first": False}
+        sessions.note(engine, made.id, "epoch", lasted | {"metrics": {"dice": 0.5 + 0.01 * epoch}}, first.id)
     told = {"data": "keyed", "deterministic": "did not hold: put_"}
     for facts in ({"data": "replayed"}, told):
         sessions.note(engine, made.id, "exactness", facts, second.id)
@@ -83,9 +86,6 @@ def run(kgorch, engine):
         step_s=0.5,
         metrics={"dice": 0.5, "loss": float("nan")},
     )
-    for epoch in range(1, 9):
-        told = {"stage": "train", "epoch": epoch, "step": epoch, "steps": 1, "lasted_s": 0.5, "first": False}
-        sessions.note(engine, made.id, "epoch", told | {"metrics": {"dice": 0.5 + 0.01 * epoch}}, first.id)
     measured = {"gpu0.mem_used": 2.0**30, "gpu0.util": 87.0, "host.cpu": 12.5, "rank0.data_wait": 0.25}
     samples.write(engine, second.id, [(datetime.now(UTC), measured)])
     checkpoints.record(
