@@ -1,8 +1,8 @@
 """Whether verbs stay flat: their time over a full database against an empty one, within one run.   python benchmarks/scale.py
 
-Three state folders: one run with one session; the same beside 10,000 queued runs and 10,000 past sessions of others; and one run that
-has 10,000 past sessions itself. Each verb is timed as a whole process and, without what the process costs anyway, as calls;
-the folders take turns, medians are compared (target ≤ 1.3).
+Three state folders: one run with one session; the same beside 10,000 queued runs and 10,000 past sessions of others; and one
+run that has 10,000 past sessions itself. Each verb is timed as a whole process and, without the process, as calls; the
+folders take turns, medians are compared (target ≤ 1.3).
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1) -> None:
         add(Session, rows)
         add(Attempt, [_attempt(row) for row in rows])
         add(Checkpoint, [_checkpoint(row) for row in rows])
-        add(EventRow, [_event(row, kind) for row in rows for kind in ("Attached", "epoch", "CheckpointVerified", "launched")])
+        add(
+            EventRow,
+            [_event(row, kind) for row in rows for kind in ("Attached", "epoch", "CheckpointVerified", "launched")],
+        )
         add(Resume, [{"run_id": run_id, "state": "due", "due_at": NOW, "created_at": NOW} for run_id in ids])
 
 
 def _run(run_id: str, number: int) -> dict[str, Any]:
     began = NOW - timedelta(days=30, seconds=number)
-    texts = {name: "x" for name in ("folder", "workdir", "checkpoints", "plan_hash")}
+    texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan_hash"), "x")
     plan = '[forecast]\ntarget = "dice >= 0.9"'
     return {"id": run_id, "name": run_id, "number": 1, **texts, "plan": plan, "overrides": [], "created_at": began}
 
@@ -82,7 +85,14 @@ def _checkpoint(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event(row: dict[str, Any], kind: str) -> dict[str, Any]:
-    epoch = {"stage": "train", "epoch": row["number"], "step": row["step"], "steps": 10, "lasted_s": 50.0, "first": False}
+    epoch = {
+        "stage": "train",
+        "epoch": row["number"],
+        "step": row["step"],
+        "steps": 10,
+        "lasted_s": 50.0,
+        "first": False,
+    }
     facts = epoch | {"metrics": row["metrics"]} if kind == "epoch" else {}
     return {"run_id": row["run_id"], "session_id": row["id"], "at": row["ended_at"], "kind": kind, "facts": facts}
 

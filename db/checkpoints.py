@@ -104,4 +104,4 @@ def metrics(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int,
             .order_by(Checkpoint.step.desc())
             .limit(limit)
         )
-        return dict(orm.execute(chosen).tuples().all())
+        return {row.step: row.metrics for row in orm.execute(chosen)}

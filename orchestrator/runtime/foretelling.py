@@ -280,8 +280,8 @@ class Foreteller:
         if row.stage != self._stage or row.step < self._newest:
             self._stage, self._first, self._began_s = row.stage, True, self._began_s or now_s
             self._begin(row, now_s)
-        self._newest = row.step
-        if row.epoch > self._epoch and row.step > self._step and now_s - self._since_s >= EPOCH_S:
+        is_over, self._epoch, self._newest = row.epoch > self._epoch, row.epoch, row.step
+        if is_over and row.step > self._step and now_s - self._since_s >= EPOCH_S:
             metrics = dict(row.metrics)
             facts = {"stage": row.stage, "epoch": row.epoch, "step": row.step, "metrics": metrics}
             lasted = {"steps": row.step - self._step, "lasted_s": round(now_s - self._since_s, 3), "first": self._first}
