@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session as Orm
 
 from db.records import CheckpointInfo
 from db.runs import now, plain
-from db.tables import Checkpoint, Session, Stage
+from db.tables import Checkpoint, Stage
 
 
 def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any) -> None:
@@ -46,9 +47,21 @@ def of_run(engine: Engine, run_id: str) -> list[CheckpointInfo]:
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
+    """The furthest in the run's own order: of its last stage that has one; of a stage that the plan lost, if of no other."""
+    standing = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == "verified")
+    furthest = standing.order_by(Checkpoint.step.desc(), Checkpoint.final.desc(), Checkpoint.id.desc()).limit(1)
     with Orm(engine) as orm:
-        rows = orm.scalars(_in_order(run_id).where(Checkpoint.state == "verified")).all()
-        return plain(CheckpointInfo, rows[-1]) if rows else None
+        stages = orm.scalars(select(Stage.name).where(Stage.run_id == run_id).order_by(Stage.position.desc())).all()
+        looks = [Checkpoint.stage == name for name in stages] + [Checkpoint.stage.not_in(stages)]
+        row = next((row for look in looks if (row := orm.scalars(furthest.where(look)).first())), None)
+        return plain(CheckpointInfo, row) if row else None
+
+
+def verified_paths(engine: Engine, run_id: str) -> set[str]:
+    """Of those that stand; the dropped ones are many more."""
+    with Orm(engine) as orm:
+        chosen = select(Checkpoint.path).where(Checkpoint.run_id == run_id, Checkpoint.state == "verified")
+        return set(orm.scalars(chosen))
 
 
 def _in_order(run_id: str) -> Select[Any]:
@@ -69,13 +82,26 @@ def saves(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float]
         return tuple((size, took_s) for size, took_s in reversed(orm.execute(chosen).all()))
 
 
-def by_session(engine: Engine, run_id: str) -> dict[int, CheckpointInfo]:
-    """The last checkpoint that each session of a run had verified."""
+def by_session(engine: Engine, session_ids: Sequence[int]) -> dict[int, CheckpointInfo]:
+    """The last checkpoint that each of these sessions had verified."""
     with Orm(engine) as orm:
         chosen = (
             select(Checkpoint)
-            .join(Session, Session.id == Checkpoint.session_id)
-            .where(Checkpoint.run_id == run_id, Checkpoint.verified_at.is_not(None))
+            .where(Checkpoint.session_id.in_(session_ids), Checkpoint.verified_at.is_not(None))
             .order_by(Checkpoint.created_at, Checkpoint.id)
         )
         return {row.session_id: plain(CheckpointInfo, row) for row in orm.scalars(chosen) if row.session_id is not None}
+
+
+def metrics(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int, dict[str, float]]:
+    """What was reported last when each of a stage's newest checkpoints was made, by step; of those let go, too."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Checkpoint.step, Checkpoint.metrics)
+            .where(
+                Checkpoint.run_id == run_id, Checkpoint.stage == stage, Checkpoint.state.in_(("verified", "dropped"))
+            )
+            .order_by(Checkpoint.step.desc())
+            .limit(limit)
+        )
+        return {row.step: row.metrics for row in orm.execute(chosen)}

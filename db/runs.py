@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, delete, select, update
+from sqlalchemy import Engine, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from db.records import RunInfo, StageInfo
@@ -54,9 +54,41 @@ def of_name(engine: Engine, name: str) -> list[RunInfo]:
 
 
 def everyone(engine: Engine, *, limit: int | None = None) -> list[RunInfo]:
-    """All runs, the newest first."""
+    """All runs, the newest first; those that no limit leaves out."""
     with Orm(engine) as orm:
         return [plain(RunInfo, run) for run in orm.scalars(select(Run).order_by(Run.created_at.desc()).limit(limit))]
+
+
+def of_id(engine: Engine, run_id: str) -> RunInfo | None:
+    with Orm(engine) as orm:
+        run = orm.get(Run, run_id)
+        return plain(RunInfo, run) if run else None
+
+
+def numbered(engine: Engine, name: str, number: int) -> RunInfo | None:
+    with Orm(engine) as orm:
+        run = orm.scalars(select(Run).where(Run.name == name, Run.number == number)).first()
+        return plain(RunInfo, run) if run else None
+
+
+def newest_in(engine: Engine, states: Sequence[str]) -> RunInfo | None:
+    """The newest run in one of these states; one look into the index a state."""
+    with Orm(engine) as orm:
+        of_state = [select(Run).where(Run.state == state).order_by(Run.created_at.desc()).limit(1) for state in states]
+        found = [run for chosen in of_state if (run := orm.scalars(chosen).first())]
+        return plain(RunInfo, max(found, key=lambda run: run.created_at)) if found else None
+
+
+def names(engine: Engine, *, beginning: str = "", limit: int) -> list[str]:
+    """Names that begin so, in their order."""
+    with Orm(engine) as orm:
+        chosen = select(Run.name).where(Run.name >= beginning).order_by(Run.name).distinct().limit(limit)
+        return [name for name in orm.scalars(chosen) if name.startswith(beginning)]
+
+
+def count(engine: Engine) -> int:
+    with Orm(engine) as orm:
+        return orm.scalar(select(func.count()).select_from(Run)) or 0
 
 
 def set_state(engine: Engine, run_id: str, state: str, why: str = "") -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, Select, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from db.queue import queue_resume
@@ -35,12 +35,11 @@ def last(engine: Engine, run_id: str) -> SessionInfo | None:
         return plain(SessionInfo, row) if row else None
 
 
-def of_run(engine: Engine, run_id: str) -> list[SessionInfo]:
+def of_run(engine: Engine, run_id: str, *, limit: int | None = None) -> list[SessionInfo]:
+    """Oldest first; with a limit the newest ones."""
     with Orm(engine) as orm:
-        return [
-            plain(SessionInfo, row)
-            for row in orm.scalars(select(Session).where(Session.run_id == run_id).order_by(Session.number))
-        ]
+        chosen = select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(limit)
+        return [plain(SessionInfo, row) for row in reversed(orm.scalars(chosen).all())]
 
 
 def record(
@@ -94,13 +93,32 @@ def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
 def newest_event(
     engine: Engine, run_id: str, kinds: tuple[str, ...], *, session_id: int | None = None
 ) -> EventInfo | None:
-    """The last event of one of these kinds, of the whole run or of one session."""
+    """The last event of one of these kinds, of the whole run or of one session.
+
+    One look into the index a kind: among a year's events most are of other kinds.
+    """
+    of = EventRow.run_id == run_id if session_id is None else EventRow.session_id == session_id
     with Orm(engine) as orm:
-        chosen = select(EventRow).where(EventRow.run_id == run_id, EventRow.kind.in_(kinds))
-        if session_id is not None:
-            chosen = chosen.where(EventRow.session_id == session_id)
-        row = orm.scalars(chosen.order_by(EventRow.id.desc()).limit(1)).first()
-        return plain(EventInfo, row) if row else None
+        lasts = [select(func.max(EventRow.id)).where(of, EventRow.kind == kind).scalar_subquery() for kind in kinds]
+        ids = [found for found in orm.execute(select(*lasts)).one() if found is not None]
+        return plain(EventInfo, orm.get_one(EventRow, max(ids))) if ids else None
+
+
+def of_kind(engine: Engine, run_id: str, kind: str, *, limit: int) -> list[EventInfo]:
+    """The newest events of one kind, oldest of them first."""
+    with Orm(engine) as orm:
+        chosen = select(EventRow).where(EventRow.run_id == run_id, EventRow.kind == kind)
+        rows = orm.scalars(chosen.order_by(EventRow.id.desc()).limit(limit)).all()
+        return [plain(EventInfo, row) for row in reversed(rows)]
+
+
+def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: str) -> dict[int, datetime]:
+    """When that happened in each of these sessions for the first time."""
+    with Orm(engine) as orm:
+        mine = EventRow.session_id.in_(session_ids), EventRow.kind == kind
+        firsts = select(func.min(EventRow.id)).where(*mine).group_by(EventRow.session_id)
+        rows = orm.execute(select(EventRow.session_id, EventRow.at).where(EventRow.id.in_(firsts)))
+        return {session_id: at for session_id, at in rows if session_id is not None}
 
 
 def told(engine: Engine, run_id: str, kind: str) -> list[Mapping[str, Any]]:
@@ -138,15 +156,17 @@ def last_attempt(engine: Engine, session_id: int) -> AttemptInfo | None:
         return plain(AttemptInfo, row) if row else None
 
 
-def attempts(engine: Engine, run_id: str) -> list[AttemptInfo]:
-    """All attempts of a run, oldest first."""
+def attempts(engine: Engine, run_id: str, *, newest: int | None = None) -> list[AttemptInfo]:
+    """All attempts of a run, or of its newest sessions, oldest first."""
     with Orm(engine) as orm:
-        chosen = (
-            select(Attempt)
-            .join(Session, Session.id == Attempt.session_id)
-            .where(Session.run_id == run_id)
-            .order_by(Attempt.id)
-        )
+        chosen = select(Attempt).where(Attempt.session_id.in_(_newest(run_id, newest))).order_by(Attempt.id)
+        return [plain(AttemptInfo, row) for row in orm.scalars(chosen)]
+
+
+def attempts_of(engine: Engine, session_ids: Sequence[int]) -> list[AttemptInfo]:
+    """All attempts of these sessions, oldest first."""
+    with Orm(engine) as orm:
+        chosen = select(Attempt).where(Attempt.session_id.in_(session_ids)).order_by(Attempt.id)
         return [plain(AttemptInfo, row) for row in orm.scalars(chosen)]
 
 
@@ -189,7 +209,8 @@ def without_progress(engine: Engine, run_id: str) -> int:
         chosen = (
             select(Attempt.gained, Attempt.outcome, Session.phase)
             .join(Session, Session.id == Attempt.session_id)
-            .where(Session.run_id == run_id, Attempt.ended_at.is_not(None), Attempt.outcome.not_in(UNCOUNTED))
+            .where(Session.id.in_(_newest(run_id, 50)), Attempt.ended_at.is_not(None))
+            .where(Attempt.outcome.not_in(UNCOUNTED))
             .order_by(Attempt.id.desc())
             .limit(50)
         )
@@ -201,14 +222,23 @@ def without_progress(engine: Engine, run_id: str) -> int:
         return count
 
 
+RECENT_SESSIONS = 200
+"""What a run has lately been through: enough to tell how often it fails, and read at once after years, too."""
+
+
 def trained(engine: Engine, run_id: str) -> tuple[float, int]:
-    """Seconds that the run's ended sessions lasted, and attempts that crashed, hung or were lost (failures; walls are none)."""
+    """Seconds that the run's newest 200 ended sessions lasted, and attempts in them that crashed, hung or were lost
+    (failures; walls are none)."""
+    recent = _newest(run_id, RECENT_SESSIONS)
     with Orm(engine) as orm:
         ended = orm.execute(
-            select(Session.started_at, Session.ended_at).where(Session.run_id == run_id, Session.ended_at.is_not(None))
+            select(Session.started_at, Session.ended_at).where(Session.id.in_(recent), Session.ended_at.is_not(None))
         )
         seconds = sum(((end - start).total_seconds() for start, end in ended if end is not None), 0.0)
-        chosen = select(func.count(Attempt.id)).join(Session, Session.id == Attempt.session_id)
-        return seconds, orm.scalar(
-            chosen.where(Session.run_id == run_id, Attempt.outcome.in_(("crashed", "hung", "lost")))
-        ) or 0
+        chosen = select(func.count(Attempt.id)).where(Attempt.session_id.in_(recent))
+        return seconds, orm.scalar(chosen.where(Attempt.outcome.in_(("crashed", "hung", "lost")))) or 0
+
+
+def _newest(run_id: str, count: int | None) -> Select[Any]:
+    """The newest sessions' ids, for a query that must not look through all of them."""
+    return select(Session.id).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(count)

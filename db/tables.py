@@ -45,7 +45,7 @@ class Run(Base):
     """One training from first to last step; `number` counts the runs of a name (`--fresh` begins the next)."""
 
     __tablename__ = "runs"
-    __table_args__ = (UniqueConstraint("name", "number"), Index("ix_runs_created_at", "created_at"))
+    __table_args__ = (UniqueConstraint("name", "number"), Index("ix_runs_state_created_at", "state", "created_at"))
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(128))
@@ -58,7 +58,7 @@ class Run(Base):
     plan_hash: Mapped[str] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16), default="active")  # active, finished, failed, superseded
     why: Mapped[str] = mapped_column(Text, default="")
-    created_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(index=True)
     finished_at: Mapped[datetime | None]
     pool: Mapped[str] = mapped_column(String(64), default="")  # whose hours it spends, or waits for; empty for nobody's
 
@@ -116,7 +116,10 @@ class Attempt(Base):
     """One launch of torchrun within a session."""
 
     __tablename__ = "attempts"
-    __table_args__ = (UniqueConstraint("session_id", "number"),)
+    __table_args__ = (
+        UniqueConstraint("session_id", "number"),
+        Index("ix_attempts_reached", "session_id", "stage", "last_step"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     session_id: Mapped[int] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
@@ -135,10 +138,11 @@ class Attempt(Base):
 
 class Checkpoint(Base):
     __tablename__ = "checkpoints"
+    __table_args__ = (Index("ix_checkpoints_standing", "run_id", "state", "stage", "step"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
-    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"))
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="SET NULL"), index=True)
     stage: Mapped[str] = mapped_column(String(128))
     step: Mapped[int]
     final: Mapped[bool]
@@ -193,6 +197,7 @@ class Resume(Base):
 
     __tablename__ = "resumes"
     __table_args__ = (
+        Index("ix_resumes_run_id_state", "run_id", "state"),
         Index(
             "uq_resumes_waiting",
             "run_id",
@@ -269,7 +274,11 @@ class EventRow(Base):
     """The journal: what happened, the phase it led to, and the facts. Written in one transaction with the phase."""
 
     __tablename__ = "events"
-    __table_args__ = (Index("ix_events_run_id_id", "run_id", "id"),)
+    __table_args__ = (
+        Index("ix_events_run_id_id", "run_id", "id"),
+        Index("ix_events_run_id_kind", "run_id", "kind", "id"),  # the last of a kind, among any number of others
+        Index("ix_events_session_id_kind", "session_id", "kind", "id"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from orchestrator.core import hang, health, memory, room, windows
+from orchestrator.core import hang, health, memory, room, trend, windows
 from orchestrator.errors import KgorchError, PlanError, nearest
 from orchestrator.platforms.detect import BY_NAME
 
@@ -237,6 +237,13 @@ class ForecastPart(_Part):
     """`target`: the metric value whose date is foretold, "dice >= 0.72"."""
 
     target: str | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _is_a_target(cls, value: str | None) -> str | None:
+        if value is not None:
+            trend.parse_target(value)
+        return value
 
 
 class MemoryPart(_Part):

@@ -29,10 +29,13 @@ def _complete_run(ctx: click.Context, parameter: click.Parameter, typed: str) ->
         from db import runs
 
         _, _, engine = state()
-        return sorted({run.name for run in runs.everyone(engine) if run.name.startswith(typed)})
+        return runs.names(engine, beginning=typed, limit=100)
     except Exception:  # completion never disturbs a shell
         return []
 
+
+NAMES = 10_000
+"""Among how many the one that was meant is sought, once a name is not known."""
 
 run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=_complete_run)
 
@@ -72,9 +75,12 @@ def find_run(engine: Engine, name: str | None) -> RunInfo:
         if newest := runs.everyone(engine, limit=1):
             return newest[0]
         raise NotFound("there is no run yet", next_step="kgorch start plan.toml")
-    bare, _, _ = name.rpartition("/")
-    for run in [*runs.of_name(engine, name), *runs.of_name(engine, bare)]:
-        if name in (run.name, f"{run.name}/{run.number}"):
-            return run
-    names = sorted({run.name for run in runs.everyone(engine)})
-    raise NotFound(f"there is no run named {name!r}{nearest(name, names)}", f"runs: {', '.join(names) or 'none'}")
+    plain, slash, number = name.rpartition("/")
+    found = runs.newest(engine, name)
+    if found is None and slash and number.isdecimal():
+        found = runs.numbered(engine, plain, int(number))
+    if found is None:
+        names = runs.names(engine, limit=NAMES)
+        shown = ", ".join(names[:20]) + (" and more" if len(names) > 20 else "")
+        raise NotFound(f"there is no run named {name!r}{nearest(name, names)}", f"runs: {shown or 'none'}")
+    return found

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
 
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from db.records import RunInfo
+
 
 @click.command("history")
 @run_argument
 @json_option
 @click.option("--events", is_flag=True, help="The journal instead: everything that happened, newest last.")
-@click.option("-n", "--limit", default=100, show_default=True, help="Events at the most.")
-def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), help="The newest at the most.  [default: 50 sessions, 100 events]"
+)
+@click.option(
+    "--plot", metavar="METRIC", help="A metric and the steps over time, drawn with letters (needs kgorch[plot])."
+)
+def command(run: str | None, as_json: bool, events: bool, limit: int | None, plot: str | None) -> int:
     """The sessions of RUN: when, how long, from which step to which, and how each ended.
 
     \b
@@ -28,8 +38,12 @@ def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
     _, _, engine = state()
     found = find_run(engine, run)
     if events:
-        return _events(engine, found, limit, as_json)
-    entries = view.history(engine, found)
+        return _events(engine, found, limit or 100, as_json)
+    if plot:
+        from orchestrator.cli import plot as drawing
+
+        return drawing.draw(engine, found, plot)
+    entries = view.history(engine, found, limit=limit or 50)
     if as_json:
         render.as_json(entries)
         return 0
@@ -48,7 +62,31 @@ def command(run: str | None, as_json: bool, events: bool, limit: int) -> int:
         for item in entries
     ]
     render.table(["session", "began", "lasted", "steps", "attempts", "checkpoint", "ended", "by", "rungs"], rows)
+    _say_what_is_left_out(entries)
+    _say_what_is_foretold(engine, found)
     return 0
+
+
+def _say_what_is_left_out(entries: list[dict[str, Any]]) -> None:
+    if entries and entries[0]["number"] > 1:
+        last = entries[-1]["number"]
+        click.echo(f"and {entries[0]['number'] - 1} older; -n {last} shows all", err=True)
+
+
+def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
+    """When it will end; of a finished run, how that was foretold."""
+    from orchestrator.cli.status import forecast_rows
+    from orchestrator.report import forecast, view
+
+    if ahead := view.of_run(engine, found)["forecast"]:
+        for label, text in forecast_rows(ahead):
+            click.echo(f"{label:<11} {text}", err=True)
+    elif past := forecast.held(engine, found):
+        count, inside, off = past
+        click.echo(
+            f"{inside} of {count} forecasts held the end; the middle was off by {100 * off:.0f}% of the time left",
+            err=True,
+        )
 
 
 def _rung(taken: dict[str, Any]) -> str:
@@ -56,7 +94,7 @@ def _rung(taken: dict[str, Any]) -> str:
     return f"{taken['rung']} (step {taken['step']}{changes})"
 
 
-def _events(engine, found, limit: int, as_json: bool) -> int:  # type: ignore[no-untyped-def]
+def _events(engine: Engine, found: RunInfo, limit: int, as_json: bool) -> int:
     from db import sessions
     from orchestrator.report.view import stamp
 

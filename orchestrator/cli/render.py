@@ -52,6 +52,23 @@ def clock(stamp: str | None) -> str:
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M")
 
 
+def span(dates: Mapping[str, Any]) -> str:
+    """`Sun 22 Nov 03:40 (between 02:10 and 06:30)`, local time; a date where it is another than the middle's."""
+    middle, early, late = (
+        datetime.fromisoformat(at).astimezone() if at else None
+        for at in (dates["end_at"], dates["earliest_at"], dates["latest_at"])
+    )
+    if middle is None:
+        return "–"
+
+    def short(at: datetime | None) -> str:
+        if at is None:
+            return "nobody knows when"
+        return at.strftime("%H:%M" if at.date() == middle.date() else "%a %d %b %H:%M")
+
+    return f"{middle.strftime('%a %d %b %H:%M')} (between {short(early)} and {short(late)})"
+
+
 def metrics(values: dict[str, float | None]) -> str:
     return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in values.items())
 

@@ -16,8 +16,9 @@ from orchestrator.cli.common import find_run, json_option, run_argument, state
 @run_argument
 @json_option
 @click.option("--watch", is_flag=True, help="Look again every second until the session is over.")
-@click.option("--all", "everyone", is_flag=True, help="A line for every run.")
-def command(run: str | None, as_json: bool, watch: bool, everyone: bool) -> int:
+@click.option("--all", "everyone", is_flag=True, help="A line a run, the newest first.")
+@click.option("-n", "--limit", default=50, show_default=True, type=click.IntRange(1), help="Runs of --all at the most.")
+def command(run: str | None, as_json: bool, watch: bool, everyone: bool, limit: int) -> int:
     """Where RUN stands (the newest run by default). Answers from the database, also when no supervisor lives.
 
     \b
@@ -25,7 +26,7 @@ def command(run: str | None, as_json: bool, watch: bool, everyone: bool) -> int:
       kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])'
     """
     if everyone:
-        return _list(as_json)
+        return _list(as_json, limit)
     if watch and sys.stdout.isatty() and not as_json:
         return _watch(run)
     while True:
@@ -82,10 +83,45 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
     rows += [("memory", render.rung(rung)) for rung in (found["memory"] or {"rungs": []})["rungs"]]
     rows += [("quota", render.quota(found["quota"]))] if found["quota"] else []
+    rows += forecast_rows(found["forecast"]) if found["forecast"] else []
     rows += _failure_rows(found["failure"]) if found["failure"] else []
     rows += [("notice", text) for text in found["notices"]]
     rows.append(("next", _next_line(found["next"])))
     return [f"{label:<11} {value}" for label, value in rows]
+
+
+def forecast_rows(forecast: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if forecast["end_at"]:
+        more = f"{forecast['sessions']} more session{'s' if forecast['sessions'] != 1 else ''}"
+        here = f"; this one does {forecast['now_steps']} steps" if forecast["now_steps"] is not None else ""
+        rows.append(("end", f"of {forecast['stage']} {render.span(forecast)}, {more}{here}"))
+    elif forecast["steps_left"]:
+        rows.append(("end", "not to be seen: no session is long enough, or no hours come back"))
+    if target := forecast["target"]:
+        rows.append(("target", _target_line(target)))
+    return rows
+
+
+def _target_line(target: dict[str, Any]) -> str:
+    best = "" if target["best"] is None else f" (best {target['best']:.4g})"
+    match target["verdict"]:
+        case "reached":
+            return f"{target['target']} was reached at step {target['step']}{best}"
+        case "foreseeable":
+            epochs = target["epochs"]
+            most = "perhaps never" if target["epochs_most"] is None else f"{target['epochs_most']:.0f}"
+            when = f"about step {target['step']}"
+            if epochs is not None:
+                when = f"about {epochs:.0f} epochs ({target['epochs_fewest']:.0f} to {most})"
+            return f"{target['target']} in {when}: {render.span(target)}{best}"
+        case "flat":
+            return f"{target['target']}: not foreseeable, the trend is flat{best}"
+        case "away":
+            return f"{target['target']}: not foreseeable, the metric moves away from it{best}"
+        case "levels off":
+            return f"{target['target']}: not foreseeable, the metric levels off before it{best}"
+    return f"{target['target']}: too few points yet{best}"
 
 
 def _failure_rows(failure: dict[str, Any]) -> list[tuple[str, str]]:
@@ -161,16 +197,18 @@ def _watch(name: str | None) -> int:
             time.sleep(1)
 
 
-def _list(as_json: bool) -> int:
+def _list(as_json: bool, limit: int) -> int:
     from db import runs
     from orchestrator.report import view
 
     _, _, engine = state()
-    found = [view.of_run(engine, run) for run in runs.everyone(engine)]
+    found = [view.of_run(engine, run) for run in runs.everyone(engine, limit=limit)]
     if as_json:
         render.as_json(found)
     else:
         columns = ("run", "run_number", "state", "phase", "stage", "step")
         rows = [[*(str(item[name]) for name in columns), _next_line(item["next"])] for item in found]
         render.table(["run", "number", "state", "phase", "stage", "step", "next"], rows)
+        if (more := runs.count(engine) - len(found)) > 0:
+            click.echo(f"and {more} older; -n {limit + more} shows all", err=True)
     return 0

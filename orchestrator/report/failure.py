@@ -20,7 +20,7 @@ LINES = 5
 
 def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
     """Of a run that has failed; None where its processes did nothing to it."""
-    tries = reversed(sessions.attempts(engine, run.id))
+    tries = reversed(sessions.attempts(engine, run.id, newest=50))
     streak = list(itertools.takewhile(lambda item: item.outcome in ("crashed", "hung"), tries))
     if not streak:
         return None

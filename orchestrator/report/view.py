@@ -6,6 +6,7 @@ Instants are ISO 8601 in UTC, durations seconds. A figure that is not known is n
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
-from orchestrator.report import hours
+from orchestrator.report import forecast, hours
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import is_held
 from orchestrator.wire import boottime_s
@@ -57,6 +58,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "telemetry": _telemetry(engine, row) if row else None,
         "exactness": _exactness(engine, row) if row else {},
         "memory": _memory(engine, run, row) if row else None,
+        "forecast": forecast.of_run(engine, run, row, now, lives=alive or training) if row else None,
         "failure": _failure(engine, run),
         "quota": hours.of_run(engine, run, now),
         "notices": list(_notices(engine, run, row, newest)),
@@ -65,13 +67,17 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     }
 
 
-def history(engine: Engine, run: RunInfo) -> list[View]:
-    """One entry a session, oldest first."""
-    saved, tries = checkpoints.by_session(engine, run.id), sessions.attempts(engine, run.id)
-    taken = rungs.of_run(engine, run.id)
+def history(engine: Engine, run: RunInfo, *, limit: int | None = None) -> list[View]:
+    """One entry a session, oldest first; with a limit the newest ones."""
+    rows = sessions.of_run(engine, run.id, limit=limit)
+    ids = [row.id for row in rows]
+    saved, taken = checkpoints.by_session(engine, ids), rungs.of_run(engine, run.id)
+    tries = defaultdict(list)
+    for attempt in sessions.attempts_of(engine, ids):
+        tries[attempt.session_id].append(attempt)
     entries = []
-    for row in sessions.of_run(engine, run.id):
-        mine = [attempt for attempt in tries if attempt.session_id == row.id]
+    for row in rows:
+        mine = tries[row.id]
         until = row.ended_at or row.beat_at or row.started_at
         entries.append(
             {

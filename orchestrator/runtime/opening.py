@@ -239,7 +239,7 @@ def resume(
     if name:
         run = runs.newest(engine, name) or _bring_by_name(engine, home, profile, name, watcher)
     else:
-        run = next((item for item in runs.everyone(engine) if item.state in ("active", "failed")), None)
+        run = runs.newest_in(engine, ("active", "failed"))
         if run is None:
             return None
     if run.state == "finished":

@@ -88,7 +88,7 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
 
 def _take_in(engine: Engine, run: RunInfo, stage: str, last: SessionInfo) -> int:
     """Write down the stage's checkpoints that no supervisor saw; the highest step among them."""
-    known, step = {row.path for row in checkpoint_rows.of_run(engine, run.id) if row.state == "verified"}, 0
+    known, step = checkpoint_rows.verified_paths(engine, run.id), 0
     for folder, _ in manifest.newest_readable(attempts.checkpoint_root(run, stage)):
         if str(folder) in known:
             continue

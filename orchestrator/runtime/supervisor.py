@@ -53,6 +53,7 @@ from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.claims import Claim
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
+from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
@@ -117,6 +118,7 @@ class Supervisor:
         self._reader = Reader(run, self, self._post)
         self._hangs = hanging.Hangs(engine, run.id, plan.health.hang_s, self._journal.note)
         self._room = MemoryWatch(engine, run, plan)
+        self._foreteller = Foreteller(engine, run, self._journal.note)
         self._attempt: Running | None = None
         self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
@@ -157,6 +159,7 @@ class Supervisor:
                 while not self._session.phase.is_over:
                     self._turn()
                 self._end_processes()
+                self._foreteller.tell(self._row, lives=False)
                 self._finish_mirroring()
         finally:
             self._walls.stop()
@@ -483,6 +486,7 @@ class Supervisor:
                     metrics=dict(row.metrics),
                     lead_s=row.lead_s,
                 )
+                self._foreteller.beat(row)
         self._tell_deadline()
         self._show()
 
@@ -507,7 +511,7 @@ class Supervisor:
         return folder in self._known
 
     def _written_down(self) -> set[str]:
-        return {row.path for row in checkpoint_rows.of_run(self._engine, self._run.id) if row.state == "verified"}
+        return checkpoint_rows.verified_paths(self._engine, self._run.id)
 
     def verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False

@@ -38,7 +38,7 @@ def run(kgorch, engine):
         folder=str(folder),
         workdir=str(kgorch.folder),
         checkpoints=str(folder / "checkpoints"),
-        plan='name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"',
+        plan='name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"\n[forecast]\ntarget = "dice >= 0.72"',
         overrides=[],
         plan_hash="h",
         stages=["train", "predict"],
@@ -69,6 +69,9 @@ def run(kgorch, engine):
         engine, made.id, second.id, plan_hash="h", stage="train", device="cpu", world=2, step=11, rung="microbatch/2",
         why="rank 1: OutOfMemoryError", settings={"settings": {"microbatch": 4, "activation_checkpointing": False}},
     )  # fmt: skip
+    for epoch in range(1, 9):
+        lasted = {"stage": "train", "epoch": epoch, "step": epoch, "steps": 1, "lasted_s": 0.5, "first": False}
+        sessions.note(engine, made.id, "epoch", lasted | {"metrics": {"dice": 0.5 + 0.01 * epoch}}, first.id)
     told = {"data": "keyed", "deterministic": "did not hold: put_"}
     for facts in ({"data": "replayed"}, told):
         sessions.note(engine, made.id, "exactness", facts, second.id)
@@ -255,6 +258,36 @@ def test_status_tells_where_the_run_stands(kgorch, run):
     assert f"alive, pid {os.getpid()}" in text
     assert "step 12 of train, verified" in text and "2.0 KiB" in text
     assert "dice 0.5  loss nan" in text
+
+
+def test_status_foretells_the_end_and_the_target(kgorch, run):
+    said = {line.split()[0]: line for line in kgorch("status").stdout.splitlines()}
+    assert "of train" in said["end"] and "between" in said["end"] and "this one does 25 steps" in said["end"]
+    assert "dice ≥ 0.72 in about 1 epochs" in said["target"] and "(best 0.58)" in said["target"]
+
+
+def test_a_finished_run_has_no_forecast_and_its_history_tells_how_the_earlier_ones_held(kgorch, run, engine):
+    for late in ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
+        facts = {"stage": "train", "earliest_at": "1999-01-01T00:00:00Z", "end_at": late, "latest_at": late}
+        sessions.note(engine, run.id, "forecast", facts)
+    runs.set_state(engine, run.id, "finished")
+    assert json.loads(kgorch("status", "--json").stdout)["forecast"] is None
+    assert "1 of 2 forecasts held the end" in kgorch("history").stderr
+
+
+def test_history_shows_the_newest_sessions_as_many_as_are_asked_for(kgorch, run, engine):
+    for _ in range(60):
+        sessions.open_session(engine, run.id, boot_id="b")
+    assert [item["number"] for item in json.loads(kgorch("history", "--json").stdout)] == list(range(13, 63))
+    assert [item["number"] for item in json.loads(kgorch("history", "--json", "-n", "2").stdout)] == [61, 62]
+    assert "-n 62 shows all" in kgorch("history").stderr
+
+
+def test_history_plots_a_metric_and_the_steps_over_time(kgorch, run):
+    pytest.importorskip("plotext")
+    text = kgorch("history", "--plot", "dice").stdout
+    assert "dice" in text and "steps" in text and "█" not in text and len(text.splitlines()) > 20
+    assert "no metric 'dise' (did you mean 'dice'?)" in kgorch("history", "--plot", "dise", code=2).stderr
 
 
 def test_status_of_a_dead_supervisor_says_so_and_what_to_type(kgorch, run, engine):

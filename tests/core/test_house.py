@@ -63,6 +63,7 @@ MAY = {
         "orchestrator.core.hang",
         "orchestrator.core.windows",
         "orchestrator.platforms",  # the names that a plan may give
+        "orchestrator.core.trend",
     },
     "orchestrator.config": {"orchestrator.errors", "orchestrator.plan", "orchestrator.platforms"},
 }

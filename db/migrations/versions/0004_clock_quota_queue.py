@@ -44,7 +44,6 @@ def upgrade() -> None:
         resumes.add_column(sa.Column("ranks", sa.Integer(), nullable=True))
         resumes.add_column(sa.Column("share", sa.Boolean(), nullable=False, server_default=sa.false()))
         resumes.add_column(sa.Column("turn_at", sa.DateTime(), nullable=True))
-    op.create_index("ix_runs_created_at", "runs", ["created_at"])
     op.create_index("ix_resumes_state_due_at", "resumes", ["state", "due_at"])
     # one place in the queue a run: of older rows the newest stays
     op.execute(
@@ -55,3 +54,12 @@ def upgrade() -> None:
     op.create_index(
         "uq_resumes_waiting", "resumes", ["run_id"], unique=True, sqlite_where=waiting, postgresql_where=waiting
     )
+    # what answers at once among any number of runs, sessions and events
+    op.create_index("ix_runs_created_at", "runs", ["created_at"])
+    op.create_index("ix_runs_state_created_at", "runs", ["state", "created_at"])
+    op.create_index("ix_attempts_reached", "attempts", ["session_id", "stage", "last_step"])
+    op.create_index("ix_checkpoints_standing", "checkpoints", ["run_id", "state", "stage", "step"])
+    op.create_index("ix_checkpoints_session_id", "checkpoints", ["session_id"])
+    op.create_index("ix_resumes_run_id_state", "resumes", ["run_id", "state"])
+    op.create_index("ix_events_run_id_kind", "events", ["run_id", "kind", "id"])
+    op.create_index("ix_events_session_id_kind", "events", ["session_id", "kind", "id"])

@@ -1,0 +1,172 @@
+"""The forecast out of real rows, and queries that look into indexes and through no table."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import event
+
+from db import checkpoints, runs, sessions
+from db.engine import open_database
+from orchestrator.core.wall import WALL
+from orchestrator.report import forecast, view
+from orchestrator.runtime import foretelling
+from orchestrator.runtime.foretelling import Foreteller
+
+BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
+PLAN = '[forecast]\ntarget = "iou >= 0.72"'
+
+
+@pytest.fixture
+def engine(tmp_path):
+    made = open_database(tmp_path / "home")
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def run(engine):
+    texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan_hash"), "/x")
+    return runs.create(engine, id="r1", name="ink", number=1, plan=PLAN, overrides=[], stages=["train"], **texts)
+
+
+def past_session(engine, run, began, first_step, last_step, lasted_s, **columns):
+    """A session of an hour at most whose training began 60 s after it; ended by the wall."""
+    at = {"started_at": began, "ended_at": began + timedelta(seconds=lasted_s), "wall_at": began + timedelta(hours=1)}
+    row = sessions.open_session(engine, run.id, boot_id="b")
+    figures = {
+        "stage": "train",
+        "first_step": first_step,
+        "step": last_step,
+        "steps_total": 10_000,
+        "epochs_total": 100,
+    }
+    sessions.update_session(
+        engine, row.id, **{"phase": "suspended", "wall_why": WALL, "lead_s": 40.0, **at, **figures, **columns}
+    )
+    sessions.note(engine, run.id, "Attached", {}, row.id)
+    with engine.begin() as connection:
+        attached_at = (began + timedelta(seconds=60)).replace(tzinfo=None).isoformat(" ", timespec="microseconds")
+        connection.exec_driver_sql("UPDATE events SET at = ? WHERE session_id = ?", (attached_at, row.id))
+    tried = sessions.open_attempt(engine, row.id, stage="train", ranks=1, first_step=first_step, folder_of=str)
+    sessions.close_attempt(engine, tried.id, outcome="suspended", cause="", last_step=last_step, gained=True)
+    with engine.begin() as connection:
+        ended_at = at["ended_at"].replace(tzinfo=None).isoformat(" ", timespec="microseconds")
+        connection.exec_driver_sql("UPDATE attempts SET ended_at = ? WHERE id = ?", (ended_at, tried.id))
+    return sessions.last(engine, run.id)
+
+
+def test_past_sessions_foretell_how_many_more_are_needed_and_until_when(engine, run):
+    for number in range(3):  # 1000 steps in 3500 s, an hour each, the next one 30 s later
+        began = BEGAN + number * timedelta(seconds=3590)
+        row = past_session(engine, run, began, 1000 * number, 1000 * number + 1000, 3560)
+    found = foretelling.foretell(engine, run, row, BEGAN + timedelta(hours=3), lives=False)
+    assert found.steps_left == 7000 and found.startup_s == 60 and found.steps_an_epoch == 100
+    assert found.pace.usual_s == pytest.approx(3.5) and found.pace.stretches == 3
+    assert found.end.usual.sessions == 7
+    lasts = found.end.usual.end_at - (BEGAN + timedelta(hours=3))
+    assert lasts == pytest.approx(timedelta(seconds=6 * 3630 + 60 + 3500), abs=timedelta(seconds=5))
+    assert found.end.early.end_at < found.end.usual.end_at < found.end.late.end_at
+
+
+def test_a_living_session_is_foretold_how_far_it_comes_before_its_wall(engine, run):
+    past_session(engine, run, BEGAN, 0, 1000, 3560)
+    began = BEGAN + timedelta(hours=1)
+    beat_at = began + timedelta(seconds=1060)
+    row = past_session(engine, run, began, 1000, 1500, 3560, phase="training", ended_at=None, beat_at=beat_at)
+    found = foretelling.foretell(engine, run, row, beat_at, lives=True)
+    left_s = 3600 - 1060 - 40
+    assert found.now_steps == int(left_s / found.pace.usual_s) and 700 < found.now_steps < 1000
+
+
+def test_the_first_session_alone_says_that_its_range_is_a_guess(engine, run):
+    row = past_session(engine, run, BEGAN, 0, 1000, 3560)
+    found = forecast.of_run(engine, run, row, BEGAN + timedelta(hours=2), lives=False)
+    assert any("give or take a quarter" in said for said in found["assumes"])
+
+
+def test_what_has_not_trained_or_is_finished_has_no_forecast(engine, run):
+    row = sessions.open_session(engine, run.id, boot_id="b")
+    assert forecast.of_run(engine, run, row, BEGAN, lives=True) is None
+    row = past_session(engine, run, BEGAN, 0, 1000, 3560)
+    runs.set_state(engine, run.id, "finished")
+    assert forecast.of_run(engine, runs.of_id(engine, run.id), row, BEGAN, lives=False) is None
+
+
+def test_a_run_without_a_known_length_has_a_pace_and_no_end(engine, run):
+    row = past_session(engine, run, BEGAN, 0, 1000, 3560, steps_total=0, epochs_total=0)
+    found = forecast.of_run(engine, run, row, BEGAN, lives=False)
+    assert found["pace_s"] == 3.5 and found["steps_left"] is None and found["end_at"] is None
+
+
+def test_a_target_is_foretold_from_checkpoints_where_no_epochs_are_known(engine, run):
+    row = past_session(engine, run, BEGAN, 0, 1000, 3560, metrics={"iou": 0.5 + 0.015 * 10})
+    for epoch in range(1, 10):
+        checkpoints.record(
+            engine, run.id, f"/c/{epoch}", state="verified", stage="train", step=100 * epoch, final=False, bytes=1,
+            metrics={"iou": 0.5 + 0.015 * epoch},
+        )  # fmt: skip
+    target = forecast.of_run(engine, run, row, BEGAN + timedelta(hours=2), lives=False)["target"]
+    assert target["verdict"] == "foreseeable" and target["epochs"] == pytest.approx(5, abs=0.4)
+    assert target["step"] == pytest.approx(1467, abs=40) and target["best"] == pytest.approx(0.65)
+
+
+def test_the_supervisor_notes_epochs_of_ten_seconds_and_more_and_one_forecast(engine, run, monkeypatch):
+    row = past_session(engine, run, BEGAN, 0, 1000, 3560, beat_at=BEGAN + timedelta(seconds=3560))
+    clock, noted = [100.0], []
+    monkeypatch.setattr(foretelling, "boottime_s", lambda: clock[0])
+    teller = Foreteller(engine, run, lambda kind, facts: noted.append((kind, facts)))
+    for second in range(0, 60, 2):  # an epoch of 100 steps every 6 seconds
+        clock[0] = 100.0 + second
+        teller.beat(row._replace(step=1000 + 100 * second // 6, epoch=10 + second // 6, metrics={"iou": 0.5}))
+    epochs = [facts for kind, facts in noted if kind == "epoch"]
+    assert [facts["lasted_s"] for facts in epochs] == [12.0] * 4
+    assert [facts["steps"] for facts in epochs] == [200] * 4
+    assert [facts["first"] for facts in epochs] == [True, False, False, False]
+    assert [kind for kind, _ in noted].count("forecast") == 1
+
+
+BIG = ("runs", "sessions", "attempts", "checkpoints", "resumes", "samples", "events", "charges")
+
+
+def plans_of(engine, call):
+    """What SQLite says of each query of a call, with the query."""
+    asked = []
+
+    def hear(connection, cursor, statement, parameters, context, many):
+        asked.append((statement, parameters))
+
+    event.listen(engine, "before_cursor_execute", hear)
+    call()
+    event.remove(engine, "before_cursor_execute", hear)
+    with engine.connect() as connection:
+        return [
+            (step[3], statement)
+            for statement, parameters in asked
+            if statement.startswith("SELECT")
+            for step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
+
+
+CALLS = {
+    "status": lambda engine, run: view.of_run(engine, run),
+    "history": lambda engine, run: view.history(engine, run, limit=50),
+    "resume": lambda engine, run: runs.newest_in(engine, ("active", "failed")),
+    "opening": lambda engine, run: (sessions.trained(engine, run.id), sessions.without_progress(engine, run.id)),
+    "finding": lambda engine, run: (runs.newest(engine, "ink"), runs.numbered(engine, "ink", 1)),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_no_verb_looks_through_a_whole_table(engine, run, what):
+    past_session(engine, run, BEGAN, 0, 1000, 3560)
+    plans = plans_of(engine, lambda: CALLS[what](engine, run))
+    assert plans
+    through = [(step, asked) for step, asked in plans if step.startswith("SCAN") and step.split()[1] in BIG]
+    assert not through
+
+
+def test_looking_through_a_table_would_be_seen(engine, run):
+    plans = plans_of(engine, lambda: runs.count(engine))
+    assert any(step.startswith("SCAN runs") for step, _ in plans)
