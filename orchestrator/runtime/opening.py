@@ -24,7 +24,7 @@ from orchestrator.core.wall import WALL, Wall
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, bringing, checkpoints, launcher, mirror, processes, taking
+from orchestrator.runtime import attempts, bringing, checkpoints, launcher, mirror, notices, processes, taking
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
@@ -88,6 +88,7 @@ def start(
     workdir = where.absolute().parent
     check_entries(plan, workdir)
     mirror.check(plan)
+    notices.check(plan.notify)
     lock = Lock(home / "runs" / plan.name / "lock")
     if not lock.take():
         return Nothing(_run_elsewhere(engine, plan.name), "live")
@@ -224,6 +225,7 @@ def _go_on(
         return Nothing(run, "finished")
     if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
         runs.set_state(engine, run.id, "active")
+    notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
     return _open_session(engine, run, plan, profile, lock)
 
 

@@ -60,6 +60,7 @@ MAY = {
         "orchestrator.core.room",
         "orchestrator.core.health",
         "orchestrator.core.hang",
+        "orchestrator.core.notices",
     },
 }
 STANDARD_LIBRARY_ALONE = (
