@@ -9,6 +9,7 @@ by its host where the host is none (`shown`); of an error its kind is told, not 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -28,7 +29,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
@@ -161,7 +162,7 @@ class Notices:
                 post.take(message)
 
     def now(self) -> None:
-        """Try again at once what would be tried later: the session ends."""
+        """The session ends: what would be tried again later is tried now, and then in quick succession."""
         for post in self._posts:
             post.hurry()
 
@@ -251,7 +252,7 @@ class _Post:
         self._target, self._tries, self._outcome, self._dropped = target, tries, outcome, dropped
         self._guard = threading.Condition()
         self._waiting: list[Mapping[str, Any]] = []
-        self._sending = self._stopping = self._hurried = False
+        self._sending = self._stopping = self._ending = False
         self._thread = threading.Thread(target=self._work, name="notices", daemon=True)
         self._thread.start()
 
@@ -265,7 +266,7 @@ class _Post:
 
     def hurry(self) -> None:
         with self._guard:
-            self._hurried = True
+            self._ending = True
             self._guard.notify()
 
     @property
@@ -316,8 +317,10 @@ class _Post:
 
     def _may_try_again(self, pause_s: float) -> bool:
         with self._guard:
-            self._guard.wait_for(lambda: self._stopping or self._hurried, timeout=pause_s)
-            self._hurried = False
+            if self._ending:
+                self._guard.wait_for(lambda: self._stopping, timeout=min(pause_s, AGAIN_S))
+            else:
+                self._guard.wait_for(lambda: self._stopping or self._ending, timeout=pause_s)
             return not self._stopping
 
 
@@ -384,13 +387,13 @@ class _Webhook:
     """A POST with the message as JSON; 2xx is an arrival."""
 
     def __init__(self, url: str, shown: str) -> None:
-        self._url, self.shown = url, shown
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._url, login = _without_login(url)
+        self._headers = {"Content-Type": "application/json", "User-Agent": "kgorch", **login}
+        self._opener, self.shown = urllib.request.build_opener(_NoRedirect), shown
 
     def send(self, message: Mapping[str, Any]) -> None:
-        headers = {"Content-Type": "application/json", "User-Agent": "kgorch"}
         try:
-            request = urllib.request.Request(self._url, json.dumps(message).encode(), headers, method="POST")
+            request = urllib.request.Request(self._url, json.dumps(message).encode(), self._headers, method="POST")
             with self._opener.open(request, timeout=REPLY_S):
                 return
         except urllib.error.HTTPError as error:
@@ -405,6 +408,14 @@ class _Webhook:
 
     def cancel(self) -> None:
         pass  # its time-out ends it, or the process does
+
+
+def _without_login(url: str) -> tuple[str, dict[str, str]]:
+    """`https://name:password@host/` as a URL without them and the header that says them: urllib would ask DNS for all of it."""
+    parts = urlsplit(url)
+    login, found, host = parts.netloc.rpartition("@")
+    header = {"Authorization": "Basic " + base64.b64encode(unquote(login).encode()).decode()} if found else {}
+    return parts._replace(netloc=host).geturl(), header
 
 
 def _reason(error: Any) -> str:
