@@ -26,10 +26,17 @@ from orchestrator.errors import KgorchError
 )
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
+@click.option("--accept-changes", is_flag=True, help="Go on also by a plan whose changes would be refused.")
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @json_option
 def command(
-    plan: Path, overrides: tuple[str, ...], fresh: bool, run_id: str | None, detach: bool, as_json: bool
+    plan: Path,
+    overrides: tuple[str, ...],
+    fresh: bool,
+    run_id: str | None,
+    accept_changes: bool,
+    detach: bool,
+    as_json: bool,
 ) -> int:
     """Begin the run of a plan, or go on with it where it was saved: here, or in the sources that the plan names.
 
@@ -50,25 +57,34 @@ def command(
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
     loaded, text = load(plan, overrides)
     if detach:
-        return _detach(plan, loaded.name, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
+        options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
+        options += ["--accept-changes"] if accept_changes else []
+        return _detach(plan, loaded.name, overrides, options, as_json=as_json)
     profile, home, engine = state()
     with Copying() as watcher:
         opened = opening.start(
-            engine, home, profile, text, plan, overrides, fresh=fresh, run_id=run_id, watcher=watcher
+            engine,
+            home,
+            profile,
+            text,
+            plan,
+            overrides,
+            fresh=fresh,
+            run_id=run_id,
+            accept_changes=accept_changes,
+            watcher=watcher,
         )
     if isinstance(opened, opening.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)
 
 
-def _detach(
-    plan: Path, name: str, overrides: tuple[str, ...], *, fresh: bool, run_id: str | None, as_json: bool
-) -> int:
+def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str], *, as_json: bool) -> int:
     """The same command in a session of its own; its words go into the state folder."""
     _, home, _ = state()
     log = home / "supervisor.log"
     command = [sys.executable, "-m", "orchestrator.cli", "start", str(plan.absolute())]
-    command += [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
+    command += options
     for override in overrides:
         command += ["--set", override]
     ready, told = os.pipe()

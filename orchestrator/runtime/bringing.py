@@ -14,7 +14,7 @@ from db.records import RunInfo
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import finding, launcher, taking
+from orchestrator.runtime import changes, finding, launcher, taking
 from orchestrator.runtime.finding import Found, Watcher
 from orchestrator.runtime.home import checkpoints_folder, make_run_folder
 
@@ -55,6 +55,8 @@ def bring(
     overrides: Sequence[str],
     found: Found,
     watcher: Watcher,
+    *,
+    accept_changes: bool = False,
 ) -> RunInfo:
     """A run that a source holds becomes ours, by the plan given here and with the overrides that it keeps.
 
@@ -82,8 +84,11 @@ def bring(
     }
     ended = theirs.get("state") in ("finished", "failed")
     columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else taking.GOES_ON
+    if judged := changes.judge_found(found, plan):
+        changes.refuse(plan.name, judged, accept=accept_changes)
     if theirs.get("plan_hash", plan.hash) != plan.hash:
-        found.events.append(("plan_changed", change(theirs["plan_hash"], plan, workdir)))
+        told = change(theirs["plan_hash"], plan, workdir) | (changes.facts(judged) if judged else {})
+        found.events.append(("plan_changed", told))
     run = taking.bring(engine, columns, plan, found, watcher)
     if known:
         runs.supersede(engine, known.id, f"run {run.id} was chosen in its place")

@@ -24,7 +24,7 @@ from orchestrator.core.wall import WALL, Wall
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, bringing, checkpoints, launcher, mirror, notices, processes, taking
+from orchestrator.runtime import attempts, bringing, changes, checkpoints, launcher, mirror, notices, processes, taking
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
@@ -76,12 +76,14 @@ def start(
     *,
     fresh: bool = False,
     run_id: str | None = None,
+    accept_changes: bool = False,
     watcher: Watcher = SILENT,
 ) -> Opened | Nothing:
     """Go on with the run of this plan's name, which may lie here or in a source, or begin it.
 
     Args:
         run_id: which run, where there are several of the name.
+        accept_changes: take what of a changed plan would be refused; a person knows better.
     Raises: PlanError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
     plan = parse(plan_text, str(where), overrides)
@@ -97,7 +99,17 @@ def start(
         if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
             found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
             if found and (known is None or known.id != found.run_id):
-                known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher)
+                known = bringing.bring(
+                    engine,
+                    home,
+                    plan_text,
+                    where,
+                    workdir,
+                    overrides,
+                    found,
+                    watcher,
+                    accept_changes=accept_changes,
+                )
                 found = None
         if known and not fresh:
             if known.state == "finished":
@@ -105,7 +117,9 @@ def start(
             merged = [*(item for item in known.overrides if item not in overrides), *overrides]
             plan = parse(plan_text, str(where), merged)
             if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
-                known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
+                known = _take_changed_plan(
+                    engine, known, plan, plan_text, merged, workdir, accept=accept_changes, watcher=watcher
+                )
             return _go_on(engine, known, plan, profile, lock, found, watcher)
         if known:
             bringing.refuse_while_training(engine, known)
@@ -325,17 +339,28 @@ def _adopt(
 
 
 def _take_changed_plan(
-    engine: Engine, run: RunInfo, plan: Plan, text: str, overrides: list[str], workdir: Path
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    text: str,
+    overrides: list[str],
+    workdir: Path,
+    *,
+    accept: bool,
+    watcher: Watcher,
 ) -> RunInfo:
-    """What may change between sessions is taken, with a note; where the checkpoints lie may not."""
-    if plan.checkpoint.dir != plan_of(run).checkpoint.dir:
-        raise PlanError(
-            f"checkpoint.dir of {run.name!r} has changed, and its checkpoints lie in {run.checkpoints}",
-            next_step="put the old value back, or begin anew there with --fresh",
-        )
+    """What may change between sessions is taken, with a note; `accept`: also what only a person can know to be right.
+
+    Raises: PlanError that shows what differs.
+    """
+    judged = changes.judge(engine, run, plan_of(run), plan)
+    changes.refuse(run.name, judged, accept=accept)
+    for difference in judged.differences:
+        watcher.note(f"the plan has changed: {difference}")
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
-    sessions.note(engine, run.id, "plan_changed", bringing.change(run.plan_hash, plan, workdir))
+    facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
+    sessions.note(engine, run.id, "plan_changed", facts)
     (Path(run.folder) / "plan.toml").write_text(text)
     return run._replace(**changed)
 
