@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli.common import json_option, state
 from orchestrator.cli.session import Copying, report_nothing, run_session
-from orchestrator.errors import KgorchError
+from orchestrator.errors import KgorchError, PlanError
 
 
 @click.command("start")
@@ -55,6 +55,8 @@ def command(
 
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
+    if not plan.exists():
+        _say_who_keeps_it(plan)
     loaded, text = load(plan, overrides)
     if detach:
         options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
@@ -77,6 +79,21 @@ def command(
     if isinstance(opened, opening.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)
+
+
+def _say_who_keeps_it(plan: Path) -> None:
+    """Raises: PlanError where a run that is not finished was begun in that folder: it has a copy of its plan."""
+    from db import runs
+
+    _, _, engine = state()
+    folder = str(plan.absolute().parent)
+    known = next((run for run in runs.everyone(engine) if run.workdir == folder and run.state != "finished"), None)
+    if known:
+        raise PlanError(
+            f"there is no plan {plan.absolute()}",
+            f"the run {known.name!r}, begun in that folder, keeps a copy of its own: {Path(known.folder) / 'plan.toml'}",
+            next_step=f"kgorch resume {known.name}",
+        )
 
 
 def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str], *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import changes, finding, launcher, taking
 from orchestrator.runtime.finding import Found, Watcher
-from orchestrator.runtime.home import checkpoints_folder, make_run_folder
+from orchestrator.runtime.home import checkpoints_folder, make_run_folder, newest_left, run_folder
 
 
 def look_around(
@@ -31,6 +32,8 @@ def look_around(
     sources = profile.sources if plan.resume.sources is None else plan.resume.sources
     mine = runs.of_name(engine, plan.name)
     known = mine[0] if mine else None
+    if known is None:
+        sources = [*sources, *_left_without_database(home, plan)]
     stages = [stage.name for stage in plan.stage]
     found = finding.find(sources, workdir, plan.name, [home, *(Path(run.checkpoints) for run in mine)], watcher)
     foreign = {run.id for run in mine[1:]}
@@ -68,7 +71,7 @@ def bring(
     known = runs.newest(engine, plan.name)
     if known:
         refuse_while_training(engine, known)
-    number = max(theirs["number"], known.number + 1 if known else 1)
+    number = max(theirs["number"], known.number + 1 if known else newest_left(home, plan.name) + 1)
     folder = make_run_folder(home, plan.name, number, text)
     columns = {
         "id": found.run_id,
@@ -114,6 +117,23 @@ def by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Wa
     where = workdir / "plan.toml"
     check_entries(parse(text, str(where), held.rows.run["overrides"]), workdir)
     return bring(engine, home, text, where, workdir, [], held, watcher)
+
+
+def _left_without_database(home: Path, plan: Plan) -> list[str]:
+    """Where the newest run of that name has left checkpoints that our database knows nothing of: it was lost, and they are not.
+
+    Raises: KgorchError while it trains still.
+    """
+    number = newest_left(home, plan.name)
+    if not number:
+        return []
+    folder = run_folder(home, plan.name, number)
+    if living := next((path for path in (folder / "attempts").glob("*") if launcher.is_running(path)), None):
+        raise KgorchError(
+            f"the run {plan.name!r} is training still in {living}, and the database knows nothing of it",
+            next_step="put the database back; or end what runs there (ps), then start again",
+        )
+    return [glob.escape(str(folder)), *([plan.checkpoint.dir] if plan.checkpoint.dir else [])]
 
 
 def refuse_while_training(engine: Engine, run: RunInfo) -> None:

@@ -27,7 +27,7 @@ from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import attempts, bringing, changes, checkpoints, launcher, mirror, notices, processes, taking
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
+from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder, newest_left
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
 from orchestrator.runtime.walls import Source, Walls
@@ -124,9 +124,8 @@ def start(
         if known:
             bringing.refuse_while_training(engine, known)
             runs.supersede(engine, known.id, "--fresh began another run of this name")
-        return _begin(
-            engine, home, plan, plan_text, workdir, overrides, (known.number if known else 0) + 1, profile, lock
-        )
+        number = max(known.number if known else 0, newest_left(home, plan.name))
+        return _begin(engine, home, plan, plan_text, workdir, overrides, number + 1, profile, lock)
     except BaseException:
         lock.release()
         raise
