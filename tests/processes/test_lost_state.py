@@ -11,9 +11,9 @@ import pytest
 
 
 def first_session(kgorch, **changes):
-    plan = kgorch.plan(ranks=1, args={"epochs": 3}, **changes)
-    kgorch.background("start", str(plan))
-    kgorch.wait_for_step(3)
+    plan = kgorch.plan(ranks=1, args={"epochs": 20}, **changes)
+    kgorch.background("start", str(plan), "--set", "stage.train.args.sleep=1.0")
+    kgorch.wait_for_step(2)
     kgorch("stop")
     return plan
 
