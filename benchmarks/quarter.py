@@ -1,6 +1,6 @@
 """A quarter of a year by a hand-moved clock: five plans on a machine for two sessions at once, with weekly, monthly and
-rolling quotas, machines that are taken back and reboots. Real are the database, the lifecycle, the ledger, the queue and the daemon's look at it;
-played are the trainings (a step a second) and time.
+rolling quotas, machines that are taken back and reboots. Real are the database, the lifecycle, the ledger, the queue and the
+daemon's look at it; played are the trainings (a step a second) and time.
 
     python benchmarks/quarter.py --seed 1        prints what each plan used of its windows, and when its run was finished
 

@@ -46,12 +46,18 @@ def open_url(url: str) -> Engine:
     try:
         _bring_up_to_date(engine)
     except (OperationalError, DatabaseError, sqlite3.Error) as error:
-        raise StateUnusable(
-            f"the database {engine.url.database} cannot be used",
-            str(getattr(error, "orig", error)),
-            next_step="see whether its disk is full or read-only, or its file no database",
-        ) from None
+        raise _unusable(str(engine.url.database), str(getattr(error, "orig", error))) from None
     return engine
+
+
+def _unusable(path: str, why: str) -> StateUnusable:
+    next_step = "see whether its disk is full or read-only, or another program holds it; then try again"
+    if "malformed" in why or "not a database" in why:
+        next_step = (
+            f"put a copy of it back, or mv {path} {path}.broken: then kgorch start PLAN goes on from the"
+            " checkpoints, which are found without it; only the history is lost"
+        )
+    return StateUnusable(f"the database {path} cannot be used", why, next_step=next_step)
 
 
 def _json(value: Any) -> str:

@@ -23,11 +23,12 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from orchestrator.core import hang, health, memory, room, trend, windows
+from orchestrator.core import hang, health, memory, notices, room, trend, windows
 from orchestrator.errors import KgorchError, PlanError, nearest
 from orchestrator.platforms.detect import BY_NAME
 
@@ -226,11 +227,32 @@ class PlatformPart(_Part):
 
 
 class NotifyPart(_Part):
-    """Who is told of what: a command, and webhook or Apprise URLs. `${NAME}` in a URL is taken from the environment."""
+    """Who is told of what: a command, and webhook or Apprise URLs. `${NAME}` in them is taken from the environment."""
 
     on: list[str] = ["suspended", "failed", "finished", "quota"]
-    command: list[str] = []
-    urls: list[str] = []
+    command: list[Annotated[str, Field(max_length=4096)]] = []
+    urls: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=8)] = []
+
+    @field_validator("on")
+    @classmethod
+    def _are_kinds(cls, value: list[str]) -> list[str]:
+        for kind in value:
+            if kind not in notices.KINDS:
+                known = ", ".join(notices.KINDS)
+                raise ValueError(f"there is no notice {kind!r}{nearest(kind, notices.KINDS)}; known: {known}")
+        return value
+
+    @field_validator("command", "urls")
+    @classmethod
+    def _can_be_used(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        for word in value:
+            if "\0" in word or (word == value[0] and not word.strip()):
+                raise ValueError('expected a program and its arguments, as ["notify-send", "{title}", "{text}"]')
+            if info.field_name == "urls" and not re.match(r"\$\{\w+\}|[A-Za-z][\w+.-]*://", word):
+                raise ValueError(
+                    'expected URLs such as "https://hooks.example.org/${HOOK}" or "discord://${ID}/${TOKEN}"'
+                )
+        return value
 
 
 class ForecastPart(_Part):
@@ -508,7 +530,7 @@ def _explained(problem: Mapping[str, Any], text: str, where: str, root: type[Bas
         said = f"unknown key{nearest(str(keys[-1]), known)}; known here: {', '.join(known)}"
     elif problem["type"] == "missing":
         said = "missing; it must be given"
-    elif "mirror_options" in keys:
+    elif "mirror_options" in keys or (keys[:1] == ["notify"] and keys[1:2] != ["on"]):
         said = str(problem["msg"])  # what was found may be a secret
     else:
         said = f"{problem['msg'].removeprefix('Value error, ')}; found {_short(problem['input'])}"

@@ -32,6 +32,7 @@ VERBS = {
     "checkpoints": "List, verify, prune, export.",
     "quota": "Accelerator hours used and left; correct them.",
     "doctor": "What slows a run down, and what to change.",
+    "notify": "Send a test notice to whom a plan tells.",
     "init": "Write a commented plan.toml.",
 }
 

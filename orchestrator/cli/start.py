@@ -13,7 +13,7 @@ import click
 
 from orchestrator.cli.common import json_option, state, until_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
-from orchestrator.errors import ExitCode, KgorchError
+from orchestrator.errors import ExitCode, KgorchError, PlanError
 
 
 @click.command("start")
@@ -27,6 +27,7 @@ from orchestrator.errors import ExitCode, KgorchError
 )
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
+@click.option("--accept-changes", is_flag=True, help="Go on also by a plan whose changes would be refused.")
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @click.option("--queue", "queued", is_flag=True, help="Begin no session: put the run into the daemon's queue.")
 @until_option
@@ -36,6 +37,7 @@ def command(
     overrides: tuple[str, ...],
     fresh: bool,
     run_id: str | None,
+    accept_changes: bool,
     detach: bool,
     queued: bool,
     until: datetime | None,
@@ -59,39 +61,59 @@ def command(
 
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
+    if not plan.exists():
+        _say_who_keeps_it(plan)
     loaded, text = load(plan, overrides)
     if queued:
         from orchestrator.cli.queue import add_plan
 
         return add_plan(plan, text, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
     if detach:
-        return _detach(plan, loaded.name, overrides, fresh=fresh, run_id=run_id, until=until, as_json=as_json)
+        options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
+        options += ["--accept-changes"] if accept_changes else []
+        options += ["--until", until.isoformat()] if until else []
+        return _detach(plan, loaded.name, overrides, options, as_json=as_json)
     profile, home, engine = state()
     with Copying() as watcher:
         opened = opening.start(
-            engine, home, profile, text, plan, overrides, fresh=fresh, run_id=run_id, watcher=watcher, until=until
+            engine,
+            home,
+            profile,
+            text,
+            plan,
+            overrides,
+            fresh=fresh,
+            run_id=run_id,
+            accept_changes=accept_changes,
+            watcher=watcher,
+            until=until,
         )
     if isinstance(opened, opening.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)
 
 
-def _detach(
-    plan: Path,
-    name: str,
-    overrides: tuple[str, ...],
-    *,
-    fresh: bool,
-    run_id: str | None,
-    until: datetime | None,
-    as_json: bool,
-) -> int:
+def _say_who_keeps_it(plan: Path) -> None:
+    """Raises: PlanError where a run that is not finished was begun in that folder: it has a copy of its plan."""
+    from db import runs
+
+    _, _, engine = state()
+    folder = str(plan.absolute().parent)
+    known = next((run for run in runs.everyone(engine) if run.workdir == folder and run.state != "finished"), None)
+    if known:
+        raise PlanError(
+            f"there is no plan {plan.absolute()}",
+            f"the run {known.name!r}, begun in that folder, keeps a copy of its own: {Path(known.folder) / 'plan.toml'}",
+            next_step=f"kgorch resume {known.name}",
+        )
+
+
+def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str], *, as_json: bool) -> int:
     """The same command in a session of its own; its words go into the state folder."""
     _, home, _ = state()
     log = home / "supervisor.log"
     command = [sys.executable, "-m", "orchestrator.cli", "start", str(plan.absolute())]
-    command += [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
-    command += ["--until", until.isoformat()] if until else []
+    command += options
     for override in overrides:
         command += ["--set", override]
     ready, told = os.pipe()

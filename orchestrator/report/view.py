@@ -227,6 +227,7 @@ def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Chec
     if row:
         yield from _saving_notices(engine, run, row)
         yield from _data_notice(engine, run, row)
+        yield from _telling_notice(engine, run, row)
     begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
     if begun and begun.kind == "weights_partly_loaded":
         facts = dict(begun.facts)
@@ -265,6 +266,13 @@ def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str
             yield f"{source} has a whole copy in {copy}, used from an epoch's end on"
         else:
             yield f"{source} is read where it lies: {why}"
+
+
+def _telling_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Whom the newest session's notices do not reach."""
+    told = sessions.newest_event(engine, run.id, ("notices_failed", "notices_arrive"), session_id=row.id)
+    for target, why in told.facts.get("failing", {}).items() if told else ():
+        yield f"notices do not reach {target}: {why}; kgorch notify test PLAN tries it"
 
 
 def _mirror_notice(

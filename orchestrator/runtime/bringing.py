@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,9 @@ from db.records import RunInfo
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import finding, launcher, taking
+from orchestrator.runtime import changes, finding, launcher, taking
 from orchestrator.runtime.finding import Found, Watcher
-from orchestrator.runtime.home import checkpoints_folder, make_run_folder
+from orchestrator.runtime.home import checkpoints_folder, make_run_folder, newest_left, run_folder
 
 
 def look_around(
@@ -31,6 +32,8 @@ def look_around(
     sources = profile.sources if plan.resume.sources is None else plan.resume.sources
     mine = runs.of_name(engine, plan.name)
     known = mine[0] if mine else None
+    if known is None:
+        sources = [*sources, *_left_without_database(home, plan)]
     stages = [stage.name for stage in plan.stage]
     found = finding.find(sources, workdir, plan.name, [home, *(Path(run.checkpoints) for run in mine)], watcher)
     foreign = {run.id for run in mine[1:]}
@@ -55,6 +58,8 @@ def bring(
     overrides: Sequence[str],
     found: Found,
     watcher: Watcher,
+    *,
+    accept_changes: bool = False,
 ) -> RunInfo:
     """A run that a source holds becomes ours, by the plan given here and with the overrides that it keeps.
 
@@ -66,7 +71,7 @@ def bring(
     known = runs.newest(engine, plan.name)
     if known:
         refuse_while_training(engine, known)
-    number = max(theirs["number"], known.number + 1 if known else 1)
+    number = max(theirs["number"], known.number + 1 if known else newest_left(home, plan.name) + 1)
     folder = make_run_folder(home, plan.name, number, text)
     columns = {
         "id": found.run_id,
@@ -82,8 +87,11 @@ def bring(
     }
     ended = theirs.get("state") in ("finished", "failed")
     columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else taking.GOES_ON
+    if judged := changes.judge_found(found, plan):
+        changes.refuse(plan.name, judged, accept=accept_changes)
     if theirs.get("plan_hash", plan.hash) != plan.hash:
-        found.events.append(("plan_changed", change(theirs["plan_hash"], plan, workdir)))
+        told = change(theirs["plan_hash"], plan, workdir) | (changes.facts(judged) if judged else {})
+        found.events.append(("plan_changed", told))
     run = taking.bring(engine, columns, plan, found, watcher)
     if known:
         runs.supersede(engine, known.id, f"run {run.id} was chosen in its place")
@@ -109,6 +117,23 @@ def by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Wa
     where = workdir / "plan.toml"
     check_entries(parse(text, str(where), held.rows.run["overrides"]), workdir)
     return bring(engine, home, text, where, workdir, [], held, watcher)
+
+
+def _left_without_database(home: Path, plan: Plan) -> list[str]:
+    """Where the newest run of that name has left checkpoints that our database knows nothing of: it was lost, and they are not.
+
+    Raises: KgorchError while it trains still.
+    """
+    number = newest_left(home, plan.name)
+    if not number:
+        return []
+    folder = run_folder(home, plan.name, number)
+    if living := next((path for path in (folder / "attempts").glob("*") if launcher.is_running(path)), None):
+        raise KgorchError(
+            f"the run {plan.name!r} is training still in {living}, and the database knows nothing of it",
+            next_step="put the database back; or end what runs there (ps), then start again",
+        )
+    return [glob.escape(str(folder)), *([plan.checkpoint.dir] if plan.checkpoint.dir else [])]
 
 
 def refuse_while_training(engine: Engine, run: RunInfo) -> None:

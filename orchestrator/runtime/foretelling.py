@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import checkpoints, runs, sessions
+from db import checkpoints, queue, runs, sessions
 from db.records import AttemptInfo, EventInfo, RunInfo, SessionInfo
 from orchestrator.core import forecast, trend
 from orchestrator.core.forecast import Ahead, Course, End, Epoch, Hours, Now, Pace, Stretch
@@ -171,7 +171,7 @@ def _running(row: SessionInfo, now: datetime, has_attached: bool, ahead: Ahead) 
 
 
 def _resumes_at(engine: Engine, run: RunInfo, now: datetime) -> datetime:
-    resume = runs.open_resume(engine, run.id)
+    resume = queue.open_resume(engine, run.id)
     return max(now, resume.due_at) if resume and resume.due_at else now
 
 

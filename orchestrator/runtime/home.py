@@ -39,6 +39,20 @@ def home_of_run(run: RunInfo) -> Path:
     return Path(run.folder).parents[2]
 
 
+def newest_left(home: Path, name: str) -> int:
+    """The highest number of a run of that name that has left checkpoints or attempts here, whatever the database knows; 0: none."""
+    numbers = (int(path.name) for path in (home / "runs" / name).glob("[0-9]*") if path.name.isdecimal())
+    return max(
+        (
+            number
+            for number in numbers
+            for below in ("attempts/*", "checkpoints/*/*")
+            if next(run_folder(home, name, number).glob(below), None)
+        ),
+        default=0,
+    )
+
+
 def make_run_folder(home: Path, name: str, number: int, plan: str) -> Path:
     """The folder of a run, with the text of its plan in it.
 

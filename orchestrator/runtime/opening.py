@@ -28,10 +28,12 @@ from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     attempts,
     bringing,
+    changes,
     checkpoints,
     claims,
     launcher,
     mirror,
+    notices,
     processes,
     slurm,
     spot,
@@ -40,7 +42,7 @@ from orchestrator.runtime import (
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.beginning import began_s
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, home_of_run, is_held, make_run_folder
+from orchestrator.runtime.home import Lock, checkpoints_folder, home_of_run, is_held, make_run_folder, newest_left
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
@@ -103,6 +105,7 @@ def start(
     *,
     fresh: bool = False,
     run_id: str | None = None,
+    accept_changes: bool = False,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
 ) -> Opened | Nothing:
@@ -111,6 +114,7 @@ def start(
     Args:
         profile: of the platform that was detected; plan and configuration may name another.
         run_id: which run, where there are several of the name.
+        accept_changes: take what of a changed plan would be refused; a person knows better.
         until: when this session, and no later one, shall be over.
     Raises: PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
@@ -120,7 +124,9 @@ def start(
         return Nothing(_run_elsewhere(engine, plan.name), "live")
     try:
         here = config.platform(plan.platform, profile)
-        run, plan, found = _run_of(engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher)
+        run, plan, found = _run_of(
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, accept_changes
+        )
         if run.state == "finished":
             lock.release()
             return Nothing(run, "finished")
@@ -182,6 +188,7 @@ def _checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
     plan = _read(plan_text, str(where), overrides)
     check_entries(plan, where.absolute().parent)
     mirror.check(plan)
+    notices.check(plan.notify)
     return plan
 
 
@@ -196,6 +203,7 @@ def _run_of(
     fresh: bool,
     run_id: str | None,
     watcher: Watcher,
+    accept_changes: bool = False,
 ) -> tuple[RunInfo, Plan, Found | None]:
     """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
     source has further of it."""
@@ -204,7 +212,9 @@ def _run_of(
     if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
         found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
         if found and (known is None or known.id != found.run_id):
-            known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher)
+            known = bringing.bring(
+                engine, home, plan_text, where, workdir, overrides, found, watcher, accept_changes=accept_changes
+            )
             found = None
     if known and not fresh:
         if known.state == "finished":
@@ -212,12 +222,14 @@ def _run_of(
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
         plan = _read(plan_text, str(where), merged)
         if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
-            known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
+            known = _take_changed_plan(
+                engine, known, plan, plan_text, merged, workdir, accept=accept_changes, watcher=watcher
+            )
         return known, plan, found
     if known:
         bringing.refuse_while_training(engine, known)
         runs.supersede(engine, known.id, "--fresh began another run of this name")
-    number = (known.number if known else 0) + 1
+    number = max(known.number if known else 0, newest_left(home, plan.name)) + 1
     return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
 
 
@@ -331,6 +343,7 @@ def _go_on(
         return Nothing(run, "finished")
     if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
         runs.set_state(engine, run.id, "active")
+    notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
     return _open_session(engine, run, plan, profile, lock, until)
 
 
@@ -520,17 +533,28 @@ def _adopt(
 
 
 def _take_changed_plan(
-    engine: Engine, run: RunInfo, plan: Plan, text: str, overrides: list[str], workdir: Path
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    text: str,
+    overrides: list[str],
+    workdir: Path,
+    *,
+    accept: bool,
+    watcher: Watcher,
 ) -> RunInfo:
-    """What may change between sessions is taken, with a note; where the checkpoints lie may not."""
-    if plan.checkpoint.dir != plan_of(run).checkpoint.dir:
-        raise PlanError(
-            f"checkpoint.dir of {run.name!r} has changed, and its checkpoints lie in {run.checkpoints}",
-            next_step="put the old value back, or begin anew there with --fresh",
-        )
+    """What may change between sessions is taken, with a note; `accept`: also what only a person can know to be right.
+
+    Raises: PlanError that shows what differs.
+    """
+    judged = changes.judge(engine, run, plan_of(run), plan)
+    changes.refuse(run.name, judged, accept=accept)
+    for difference in judged.differences:
+        watcher.note(f"the plan has changed: {difference}")
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
-    sessions.note(engine, run.id, "plan_changed", bringing.change(run.plan_hash, plan, workdir))
+    facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
+    sessions.note(engine, run.id, "plan_changed", facts)
     (Path(run.folder) / "plan.toml").write_text(text)
     return run._replace(**changed)
 

@@ -28,6 +28,7 @@ from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import RunInfo, SessionInfo
 from orchestrator import wire
+from orchestrator.core import notices as core_notices
 from orchestrator.core import session as core
 from orchestrator.core.outcome import ATTEMPTS_WITHOUT_PROGRESS
 from orchestrator.core.session import Event, Phase, Session
@@ -42,6 +43,7 @@ from orchestrator.runtime import (
     keeping,
     launcher,
     mirror,
+    notices,
     remedies,
     rungs,
     signals,
@@ -147,6 +149,7 @@ class Supervisor:
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._scheduler.start()
         self._mirror = mirror.of(self._engine, self._run, self._plan)
+        self._notices = notices.Notices(self._plan.notify, self._run.name, Path(self._run.workdir))
         self._data = DataCache(self._plan.data, Path(self._run.workdir), [stage.args for stage in self._plan.stage])
         self._sampler = telemetry.Sampler(self._engine, self._row.id, Path(self._run.checkpoints))
         try:
@@ -161,8 +164,10 @@ class Supervisor:
                 self._end_processes()
                 self._foreteller.tell(self._row, lives=False)
                 self._finish_mirroring()
+                self._finish_telling()
         finally:
             self._walls.stop()
+            self._notices.stop()
             self._sampler.stop()
             self._data.stop()
             if self._mirror:
@@ -234,6 +239,7 @@ class Supervisor:
             self._room.changed(attempt, self._clock.now_s())
 
         self._journal.write(write)
+        self._tell_people(core_notices.rung_taken(told.rung, told.why, told.step, up=told.up))
 
     def _begun(self, attempt: Running) -> None:
         """What watches an attempt begins anew with it."""
@@ -270,8 +276,15 @@ class Supervisor:
         self._write_down(event, actions)
         for action in actions:
             self._act(action, event)
+        self._tell_people(core_notices.of(event, self._session, number=self._row.number))
         self._tell_deadline()
         self._show()
+
+    def _tell_people(self, notice: core_notices.Notice | None) -> None:
+        if notice:
+            row = self._row
+            figures = {"stage": row.stage, "step": row.step, "metrics": dict(row.metrics)}
+            self._notices.tell(notice, session=row.number, **figures)
 
     def _write_down(self, event: Event, actions: tuple[core.Action, ...]) -> None:
         """One transaction: phase, figures, event, and the resume that it queues."""
@@ -569,6 +582,8 @@ class Supervisor:
         """A remedy, before anything is launched that it is for."""
         why = taken.why if isinstance(taken, wire.Remedied) else taken.cause
         self._journal.note("remedied", {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
+        if isinstance(taken, wire.Remedied):
+            self._tell_people(core_notices.remedied(taken.remedy, why, self._row.step))
         session_id = self._row.id
         self._journal.write(lambda: remedies.write(self._engine, self._run, session_id, attempt.row, taken))
 
@@ -595,7 +610,7 @@ class Supervisor:
             )
 
     def _hear_threads(self) -> None:
-        for thread in (self._mirror, self._sampler, self._data, *self._walls.sources):
+        for thread in (self._mirror, self._notices, self._sampler, self._data, *self._walls.sources):
             while thread and not thread.notes.empty():
                 self._journal.note(*thread.notes.get())
 
@@ -608,6 +623,15 @@ class Supervisor:
             self._mirror.wake(now=True)
             while self._mirror.is_busy and self._clock.now_s() < until_s and self._signals == before:
                 self._turn()
+
+    def _finish_telling(self) -> None:
+        """Notices of the end get a moment; any signal ends it. Half of the margin stays: all else is done by then."""
+        before, until_s = self._signals, self._clock.now_s() + notices.END_S
+        if self._session.wall_s is not None:
+            until_s = min(until_s, self._session.wall_s - self._session.margin_s / 2)
+        self._notices.now()
+        while self._notices.is_busy and self._clock.now_s() < until_s and self._signals == before:
+            self._turn()
 
     # Small hands
 

@@ -157,15 +157,18 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
             f"only in the script: {len(own.keys() - state.keys())} names; only in the checkpoint: {len(state.keys() - own.keys())}",
             f"the first: {strange!r:.200}{nearest(strange, state.keys() if strange in own else own.keys())}",
         )
-    for key, value in own.items():
-        if isinstance(value, torch.Tensor) and not isinstance(state[key], torch.Tensor):
-            raise CannotRestore(f"{name}.{key} is no tensor in the checkpoint")
-        if isinstance(value, torch.Tensor) and value.shape != state[key].shape:
-            raise CannotRestore(
-                f"{name}.{key} has another shape than in the checkpoint",
-                f"script {tuple(value.shape)}, checkpoint {tuple(state[key].shape)}",
-            )
-        own[key] = state[key]
+    tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
+    if strays := [key for key in tensors if not isinstance(state[key], torch.Tensor)]:
+        raise CannotRestore(f"{name}.{strays[0]} is no tensor in the checkpoint")
+    if other := [key for key, value in tensors.items() if value.shape != state[key].shape]:
+        shapes = [f"{key}: {tuple(state[key].shape)} → {tuple(own[key].shape)}" for key in other[:5]]
+        raise CannotRestore(
+            f"{name}.{other[0]} has another shape than in the checkpoint",
+            f"{len(other)} of {len(tensors)} tensors differ; checkpoint → script",
+            *shapes,
+            next_step="put back the arguments that it was trained with, or begin anew with `kgorch start PLAN --fresh`",
+        )
+    own.update({key: state[key] for key in own})
     module.load_state_dict(own)
 
 

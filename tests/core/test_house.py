@@ -64,6 +64,7 @@ MAY = {
         "orchestrator.core.windows",
         "orchestrator.platforms",  # the names that a plan may give
         "orchestrator.core.trend",
+        "orchestrator.core.notices",
     },
     "orchestrator.config": {"orchestrator.errors", "orchestrator.plan", "orchestrator.platforms"},
 }

@@ -1,0 +1,48 @@
+"""kgorch notify test"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli import render
+from orchestrator.cli.common import json_option
+
+
+@click.group("notify")
+def command() -> None:
+    """Notices of a plan's [notify] part.
+
+    \b
+    Example:
+      kgorch notify test plan.toml
+    """
+
+
+@command.command("test")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the plan.")
+@json_option
+def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Send a test notice to each target of PLAN, once, and tell which arrived. Exits 2 when one did not, or there is none.
+
+    \b
+    Example:
+      kgorch notify test plan.toml
+    """
+    from orchestrator.errors import ExitCode, PlanError
+    from orchestrator.plan import load
+    from orchestrator.runtime import notices
+
+    loaded, _ = load(plan, overrides)
+    notices.check(loaded.notify)
+    found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
+    if not found:
+        raise PlanError(f"{plan} tells nobody", next_step="give its [notify] part a command or urls")
+    if as_json:
+        render.as_json([{"target": item.target, "arrived": item.why is None, "why": item.why} for item in found])
+    else:
+        rows = [[item.target, item.why or "arrived", render.duration(item.took_s)] for item in found]
+        render.table(["target", "", "took"], rows)
+    return int(ExitCode.MISTAKE if any(item.why for item in found) else ExitCode.DONE)

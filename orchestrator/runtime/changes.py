@@ -1,0 +1,72 @@
+"""A plan that changed between two sessions of a run: judged by how far the run's stages are (core/plan_change.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from db import runs, sessions
+from db.records import RunInfo
+from orchestrator import manifest
+from orchestrator.core import plan_change
+from orchestrator.core.plan_change import Judgement
+from orchestrator.errors import PlanError
+from orchestrator.plan import Plan, parse
+from orchestrator.runtime.finding import Found
+
+
+def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan) -> Judgement:
+    """What differs between the run's plan and a new one, and what of it the run cannot go on with."""
+    reached, root = sessions.reached(engine, run.id), Path(run.checkpoints)
+    begun = {
+        stage.name
+        for stage in old.stage
+        if reached.get(stage.name) or next(manifest.newest_readable(root / stage.name), None)
+    }
+    done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
+    return plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
+
+
+def judge_found(found: Found, new: Plan) -> Judgement | None:
+    """The same of a run that a source holds; None where its plan is not known, or no plan to this kgorch any more.
+
+    Its checkpoints are copied to where the new plan says, so that is no change.
+    """
+    if found.rows is None:
+        return None
+    try:
+        old = parse(found.rows.run["plan"], "the plan kept in the source", found.rows.run["overrides"])
+    except PlanError:
+        return None
+    begun, done = {item.manifest.stage for item in found.checkpoints}, set(found.rows.finished)
+    judged = plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
+    return replace(judged, for_good=())
+
+
+def refuse(name: str, judged: Judgement, *, accept: bool) -> None:
+    """Raises: PlanError for what the run cannot go on with; `accept`: a person takes what can be taken at all."""
+    shown = [f"changed: {difference}" for difference in judged.differences]
+    if judged.for_good:
+        what = judged.for_good[0].partition(":")[0]
+        raise PlanError(
+            f"{what} of {name!r} has changed, and a run keeps it",
+            *judged.for_good,
+            *shown,
+            next_step="put the old value back, or begin anew there with --fresh",
+        )
+    if judged.refusals and not accept:
+        raise PlanError(
+            f"the plan of {name!r} has changed in what its training has begun with",
+            *judged.refusals,
+            *shown,
+            next_step="put it back, begin anew with --fresh, or go on nevertheless with --accept-changes",
+        )
+
+
+def facts(judged: Judgement) -> dict[str, Any]:
+    """For the journal."""
+    changed = [{"key": item.key, "old": item.old, "new": item.new} for item in judged.differences]
+    return {"changed": changed} | ({"accepted": list(judged.refusals)} if judged.refusals else {})

@@ -1,0 +1,85 @@
+"""A database that is lost, broken, locked or cannot be written; a plan that is gone; a clock that is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+
+def first_session(kgorch, **changes):
+    plan = kgorch.plan(ranks=1, args={"epochs": 20}, **changes)
+    kgorch.background("start", str(plan), "--set", "stage.train.args.sleep=1.0")
+    kgorch.wait_for_step(2)
+    kgorch("stop")
+    return plan
+
+
+def last_step(kgorch) -> int:
+    return max(int(path.name.split("-")[1]) for path in kgorch.checkpoints())
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated"])
+def test_a_broken_database_is_left_as_it_is_and_moved_aside_costs_the_history_alone(kgorch, damage):
+    plan, database = first_session(kgorch), kgorch.home / "kgorch.db"
+    saved = last_step(kgorch)
+    database.write_bytes(b"no database" * 1000 if damage == "garbage" else database.read_bytes()[:5000])
+    for name in ("kgorch.db-wal", "kgorch.db-shm"):
+        (kgorch.home / name).unlink(missing_ok=True)
+    before = database.read_bytes()
+    said = kgorch("start", str(plan), code=2).stderr
+    assert "cannot be used" in said and f"mv {database}" in said
+    assert database.read_bytes() == before
+    database.rename(database.with_suffix(".broken"))
+    kgorch("start", str(plan))
+    assert kgorch.status()["state"] == "finished"
+    assert kgorch.history()[0]["stages"][0]["first_step"] == saved
+
+
+def test_fresh_without_the_database_does_not_write_among_what_the_lost_run_left(kgorch):
+    plan = first_session(kgorch)
+    old = kgorch.checkpoints()
+    (kgorch.home / "kgorch.db").unlink()
+    kgorch("start", str(plan), "--fresh", "--set", "stage.train.args.epochs=1")
+    assert kgorch.status()["run_number"] == 2 and all(path.is_dir() for path in old)
+
+
+def test_a_plan_that_is_gone_is_not_needed_to_go_on(kgorch):
+    plan = first_session(kgorch)
+    plan.unlink()
+    said = kgorch("start", str(plan), code=2).stderr
+    assert "kgorch resume test" in said and str(plan) in said
+    kgorch("resume")
+    assert kgorch.status()["state"] == "finished"
+
+
+def test_a_database_that_another_program_holds_is_said_in_one_line(kgorch):
+    plan = first_session(kgorch)
+    other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    said = kgorch("start", str(plan), code=2).stderr
+    other.execute("ROLLBACK")
+    other.close()
+    assert "locked" in said and "next:" in said
+
+
+@pytest.mark.parametrize("days", ["+365", "-365"])
+def test_a_clock_that_is_a_year_wrong_costs_nothing(kgorch, days):
+    if not shutil.which("faketime"):
+        pytest.skip("needs faketime")
+    library = next(iter(Path("/usr/lib").rglob("libfaketime.so.1")), None)
+    if library is None:
+        pytest.skip("needs libfaketime")
+    kgorch.extra_env |= {"LD_PRELOAD": str(library), "FAKETIME": f"{days}d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    plan = first_session(kgorch)
+    kgorch.extra_env.clear()
+    kgorch("start", str(plan))
+    first, second = kgorch.history()
+    assert kgorch.status()["state"] == "finished"
+    assert first["lasted_s"] >= 0 and second["lasted_s"] >= 0
+    assert second["stages"][0]["first_step"] == first["stages"][0]["last_step"]
+    apart = datetime.fromisoformat(second["started_at"]) - datetime.fromisoformat(first["started_at"])
+    assert (apart.days < 0) == (days == "+365"), "the first session did have the wrong clock"
