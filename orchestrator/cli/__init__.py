@@ -29,6 +29,7 @@ VERBS = {
     "history": "The sessions of a run, or its journal.",
     "checkpoints": "List, verify, prune, export.",
     "doctor": "What slows a run down, and what to change.",
+    "systemd": "Let systemd run the daemon.",
     "init": "Write a commented plan.toml.",
 }
 
