@@ -36,12 +36,15 @@ set -eu
 if [ "$1" != inside ]; then
     mount --make-rprivate /
     for folder in /tmp /var/tmp /run; do mount -t tmpfs tmpfs $folder; done
-    mkdir -p "$1/units" "$1/cache" /run/lib-units /run/no-generators /run/groups
+    mkdir -p "$1/units" "$1/cache" "$1/log" /run/lib-units /run/no-generators /run/groups
     cp --no-dereference $(cd /usr/lib/systemd/system && ls -d $PWD/{KEPT_UNITS.replace(" ", " $PWD/")} 2>/dev/null) /run/lib-units/
+    mkdir /run/lib-units/sysinit.target.d
+    printf '[Unit]\\nWants=systemd-journald.socket systemd-journald.service\\n' > /run/lib-units/sysinit.target.d/journal.conf
     mount --bind /run/lib-units /usr/lib/systemd/system
     mount --bind /run/no-generators /usr/lib/systemd/system-generators
     mount --bind "$1/units" /etc/systemd/system
     mount --bind "$1/cache" /var/cache
+    mount --bind "$1/log" /var/log
     cp "$1/boot_id" /run/boot_id
     mount --bind /run/boot_id /proc/sys/kernel/random/boot_id
     mount -t cgroup2 cgroup2 /run/groups

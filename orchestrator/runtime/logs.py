@@ -8,6 +8,7 @@ and, but for one, a compiler. Whatever looks like a secret is masked before it i
 
 from __future__ import annotations
 
+import array
 import errno
 import faulthandler
 import fcntl
@@ -101,12 +102,14 @@ class Journal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         entry = _entry(record)
         try:
-            self._socket.sendto(entry, self._address)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
+            try:
+                self._socket.sendto(entry, self._address)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
                 self._send_large(entry)
-            else:  # the journal is away: systemd takes stderr, too
-                print(record.getMessage(), file=sys.stderr)
+        except OSError:  # the journal is away; systemd takes stderr, too
+            print(record.getMessage(), file=sys.stderr)
 
     def close(self) -> None:
         self._socket.close()
@@ -120,7 +123,8 @@ class Journal(logging.Handler):
                 file.write(entry)
             seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-            socket.send_fds(self._socket, [b""], [descriptor], address=self._address)
+            handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            self._socket.sendmsg([], handed, 0, self._address)  # socket.send_fds forgets the address (Python 3.11)
         finally:
             os.close(descriptor)
 
