@@ -112,6 +112,10 @@ class ResumeInfo(NamedTuple):
     claimed_boot: str = ""
     lease_until_at: datetime | None = None
     last_error: str = ""
+    ranks: int | None = None
+    share: bool = False
+    turn_at: datetime | None = None
+    claimed_by: str = ""
 
 
 class EventInfo(NamedTuple):

@@ -1,4 +1,4 @@
-"""Verbs on runs, their stages and their places in the queue."""
+"""Verbs on runs and their stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, delete, select, update
 from sqlalchemy.orm import Session as Orm
 
-from db.records import ResumeInfo, RunInfo, StageInfo
+from db.records import RunInfo, StageInfo
 from db.tables import Base, Resume, Run, Stage
 
 Info = TypeVar("Info")
@@ -91,26 +91,4 @@ def supersede(engine: Engine, run_id: str, why: str) -> None:
     """A run that another has taken the place of: it is not gone on with by itself any more."""
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Run).where(Run.id == run_id, Run.state != "finished").values(state="superseded", why=why))
-        orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state == "due"))
-
-
-def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, place: str = "local") -> None:
-    """Put the run into the queue, in the place of an entry that nobody has taken yet; part of another transaction."""
-    orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state == "due"))
-    orm.add(Resume(run_id=run_id, place=place, why=why, due_at=due_at, state="due", created_at=now()))
-
-
-def resume_taken(engine: Engine, run_id: str, *, by: str) -> None:
-    with Orm(engine) as orm, orm.begin():
-        waiting = Resume.run_id == run_id, Resume.state == "due"
-        orm.execute(
-            update(Resume).where(*waiting).values(state="done", claimed_by=by, claimed_at=now(), tries=Resume.tries + 1)
-        )
-
-
-def open_resume(engine: Engine, run_id: str) -> ResumeInfo | None:
-    with Orm(engine) as orm:
-        row = orm.scalars(
-            select(Resume).where(Resume.run_id == run_id, Resume.state == "due").order_by(Resume.id.desc()).limit(1)
-        ).first()
-        return plain(ResumeInfo, row) if row else None
+        orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state.in_(("due", "claimed"))))

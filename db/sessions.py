@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session as Orm
 
+from db.queue import queue_resume
 from db.records import AttemptInfo, EventInfo, SessionInfo
-from db.runs import now, plain, queue_resume
+from db.runs import now, plain
 from db.tables import Attempt, EventRow, Session
 
 OVER = ("finished", "suspended", "cut off", "failed")

@@ -187,6 +187,7 @@ class Resume(Base):
             sqlite_where=text("state IN ('due', 'claimed')"),
             postgresql_where=text("state IN ('due', 'claimed')"),
         ),
+        Index("ix_resumes_state_due_at", "state", "due_at"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -204,6 +205,9 @@ class Resume(Base):
     claimed_boot: Mapped[str] = mapped_column(String(64), default="")
     lease_until_at: Mapped[datetime | None]
     last_error: Mapped[str] = mapped_column(Text, default="")
+    ranks: Mapped[int | None]  # GPUs that it claims; NULL for all that are visible
+    share: Mapped[bool] = mapped_column(default=False)  # others that share may use them, too
+    turn_at: Mapped[datetime | None]  # when the run had its last session
     created_at: Mapped[datetime]
 
 

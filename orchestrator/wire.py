@@ -187,9 +187,13 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """From the command line to a live supervisor: `stop`, `save` or `ping`; to the keeper: see runtime/keeper.py."""
+    """From the command line to a live supervisor: `stop`, `save` or `ping`; to the keeper: see runtime/keeper.py.
+
+    From the daemon `suspend`: save and end within `within_s`, and go on when there is a daemon again.
+    """
 
     what: str
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

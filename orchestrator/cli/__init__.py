@@ -23,6 +23,8 @@ VERBS = {
     "start": "Begin the run of a plan, or go on with it.",
     "resume": "Go on with a run, by the plan that it keeps.",
     "status": "Where a run stands; also when no supervisor lives.",
+    "queue": "The runs that wait, and when each goes on.",
+    "daemon": "Carry out what is due; what systemd starts.",
     "stop": "Save, then end the session.",
     "save": "Save now and go on.",
     "logs": "What the ranks print.",

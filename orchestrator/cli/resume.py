@@ -10,8 +10,9 @@ from orchestrator.cli.session import Copying, report_nothing, run_session
 
 @click.command("resume")
 @run_argument
+@click.option("--claimed", hidden=True, help="The daemon's claim of the run's place in the queue.")
 @json_option
-def command(run: str | None, as_json: bool) -> int:
+def command(run: str | None, claimed: str | None, as_json: bool) -> int:
     """Go on with RUN, or with the newest run that is not finished, by the plan that it keeps.
 
     A RUN that is not known here is looked for where the platform puts the state of earlier sessions.
@@ -25,7 +26,12 @@ def command(run: str | None, as_json: bool) -> int:
 
     profile, home, engine = state()
     with Copying() as watcher:
-        opened = opening.resume(engine, home, profile, run, watcher)
+        if run and claimed:
+            from orchestrator.runtime import resuming
+
+            opened = resuming.resume(engine, home, profile, run, claimed, watcher)
+        else:
+            opened = opening.resume(engine, home, profile, run, watcher)
     if opened is None:
         click.echo("null" if as_json else "there is no run to go on with")
         return 0

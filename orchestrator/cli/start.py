@@ -27,9 +27,16 @@ from orchestrator.errors import KgorchError
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
+@click.option("--queue", "queued", is_flag=True, help="Begin no session: put the run into the daemon's queue.")
 @json_option
 def command(
-    plan: Path, overrides: tuple[str, ...], fresh: bool, run_id: str | None, detach: bool, as_json: bool
+    plan: Path,
+    overrides: tuple[str, ...],
+    fresh: bool,
+    run_id: str | None,
+    detach: bool,
+    queued: bool,
+    as_json: bool,
 ) -> int:
     """Begin the run of a plan, or go on with it where it was saved: here, or in the sources that the plan names.
 
@@ -49,6 +56,10 @@ def command(
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
     loaded, text = load(plan, overrides)
+    if queued:
+        from orchestrator.cli.queue import add_plan
+
+        return add_plan(plan, text, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
     if detach:
         return _detach(plan, loaded.name, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
     profile, home, engine = state()

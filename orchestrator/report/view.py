@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import checkpoints, rungs, runs, samples, sessions
+from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import is_held
@@ -29,7 +29,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     row = sessions.last(engine, run.id)
     stages = runs.stages(engine, run.id)
     newest = checkpoints.newest_verified(engine, run.id)
-    resume = runs.open_resume(engine, run.id)
+    resume = queue.open_resume(engine, run.id)
     reached = sessions.reached(engine, run.id)
     alive = row is not None and is_supervised(row)
     training = row is not None and not alive and row.phase not in sessions.OVER and _is_training(engine, row)

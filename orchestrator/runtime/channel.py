@@ -82,12 +82,12 @@ class Channel:
             wire.send(peer, message)
 
 
-def ask(path: Path, what: str, *, timeout_s: float = 5.0) -> wire.Answer | None:
+def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> wire.Answer | None:
     """Ask a live supervisor; None when there is none. One that is busy for too long has heard all the same."""
     connected = False
     try:
         with wire.connect(path, timeout_s=timeout_s) as connection:
-            connection.sendall(wire.encode(wire.Ask(what)))
+            connection.sendall(wire.encode(wire.Ask(what, within_s)))
             connected = True
             lines = wire.Lines()
             while data := connection.recv(65536):

@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from db.records import RunInfo
 from orchestrator.errors import StateUnusable
 from orchestrator.platforms.profile import Profile
 
@@ -31,6 +32,11 @@ def home_of(profile: Profile, environ: Mapping[str, str] = os.environ) -> Path:
 
 def run_folder(home: Path, name: str, number: int) -> Path:
     return home / "runs" / name / str(number)
+
+
+def home_of_run(run: RunInfo) -> Path:
+    """The state folder that its own folder lies in."""
+    return Path(run.folder).parents[2]
 
 
 def make_run_folder(home: Path, name: str, number: int, plan: str) -> Path:

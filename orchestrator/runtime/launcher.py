@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from orchestrator.runtime.processes import started_ticks
 from orchestrator.wire import Launch, plain_text
 
 
-def start(launch: Launch) -> subprocess.Popen[bytes]:
-    """Raises OSError."""
+def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """`held`: open files that the shim is to hold as long as it lives (runtime/claims.py). Raises OSError."""
     folder = Path(launch.folder)
     folder.mkdir(parents=True, exist_ok=True)
     launch.write()
@@ -39,7 +40,7 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
         with open(folder / "shim.log", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.runtime.shim", str(folder)],
-                pass_fds=(lock,),
+                pass_fds=(lock, *held),
                 start_new_session=True,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -53,6 +54,16 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
 def torchrun_of(folder: Path) -> int:
     """Its pid, as the shim wrote it down; 0 before it has."""
     return int((_read(folder / "shim.json") or {}).get("torchrun", 0))
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That its shim was started with; {} where it cannot be read."""
+    try:
+        told = Path(f"/proc/{int((_read(folder / 'shim.json') or {}).get('pid', 0))}/environ").read_bytes()
+    except OSError:
+        return {}
+    items = (item.partition("=") for item in told.decode(errors="surrogateescape").split("\0") if item)
+    return {name: value for name, _, value in items}
 
 
 def is_running(folder: Path) -> bool:

@@ -48,8 +48,7 @@ def configure(home: Path, *, name: str = "daemon", environ: Mapping[str, str] = 
     handler.addFilter(Masking(secrets_of(environ)))
     logger.addHandler(handler)
     logging.raiseExceptions = False  # a full disk would print a traceback for every line
-    if sys.stderr is not None:
-        faulthandler.enable(sys.stderr)
+    faulthandler.enable(2)
 
 
 def is_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:

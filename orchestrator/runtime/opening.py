@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import checkpoints as checkpoint_rows
-from db import runs, sessions
+from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.core import deadline
 from orchestrator.core import session as core
@@ -24,10 +24,10 @@ from orchestrator.core.wall import WALL, Wall
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, bringing, checkpoints, launcher, mirror, processes, taking
+from orchestrator.runtime import attempts, bringing, checkpoints, claims, launcher, mirror, processes, taking
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder
+from orchestrator.runtime.home import Lock, checkpoints_folder, home_of_run, is_held, make_run_folder
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
 from orchestrator.runtime.walls import Source, Walls
@@ -53,16 +53,25 @@ class Opened:
     adopted: Running | None
     lock: Lock
     walls: Walls
+    claim: claims.Claim
 
     def supervise(self, engine: Engine, observer: Observer = lambda _: None) -> Session:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
             ended = Supervisor(
-                engine, self.run, self.plan, self.row, self.session, walls=self.walls, observer=observer
+                engine,
+                self.run,
+                self.plan,
+                self.row,
+                self.session,
+                walls=self.walls,
+                claim=self.claim,
+                observer=observer,
             ).run(self.adopted)
             conclude(engine, self.run, ended.phase, ended.why)
             return ended
         finally:
+            self.claim.release()
             self.lock.release()
 
 
@@ -84,37 +93,109 @@ def start(
         run_id: which run, where there are several of the name.
     Raises: PlanError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
-    plan = parse(plan_text, str(where), overrides)
-    workdir = where.absolute().parent
-    check_entries(plan, workdir)
-    mirror.check(plan)
+    plan = _checked(plan_text, where, overrides)
     lock = Lock(home / "runs" / plan.name / "lock")
     if not lock.take():
         return Nothing(_run_elsewhere(engine, plan.name), "live")
     try:
-        known, found = runs.newest(engine, plan.name), None
-        if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
-            found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
-            if found and (known is None or known.id != found.run_id):
-                known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher)
-                found = None
-        if known and not fresh:
-            if known.state == "finished":
-                return Nothing(known, "finished")
-            merged = [*(item for item in known.overrides if item not in overrides), *overrides]
-            plan = parse(plan_text, str(where), merged)
-            if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
-                known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
-            return _go_on(engine, known, plan, profile, lock, found, watcher)
-        if known:
-            bringing.refuse_while_training(engine, known)
-            runs.supersede(engine, known.id, "--fresh began another run of this name")
-        return _begin(
-            engine, home, plan, plan_text, workdir, overrides, (known.number if known else 0) + 1, profile, lock
-        )
+        run, plan, found = _run_of(engine, home, profile, plan, plan_text, where, overrides, fresh, run_id, watcher)
+        if run.state == "finished":
+            lock.release()
+            return Nothing(run, "finished")
+        return _go_on(engine, run, plan, profile, lock, found, watcher)
     except BaseException:
         lock.release()
         raise
+
+
+def enqueue(
+    engine: Engine,
+    home: Path,
+    profile: Profile,
+    plan_text: str,
+    where: Path,
+    overrides: Sequence[str],
+    *,
+    due_at: datetime,
+    fresh: bool = False,
+    run_id: str | None = None,
+    watcher: Watcher = SILENT,
+) -> RunInfo | Nothing:
+    """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
+    plan = _checked(plan_text, where, overrides)
+    lock = Lock(home / "runs" / plan.name / "lock")
+    if not lock.take():
+        return Nothing(_run_elsewhere(engine, plan.name), "live")
+    try:
+        run, plan, found = _run_of(engine, home, profile, plan, plan_text, where, overrides, fresh, run_id, watcher)
+        if run.state == "finished":
+            return Nothing(run, "finished")
+        last = sessions.last(engine, run.id)
+        if found and (last is None or last.phase in sessions.OVER):
+            taking.catch_up(engine, run, plan, found, watcher)
+        _put(engine, run, plan, due_at)
+        return run
+    finally:
+        lock.release()
+
+
+def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:
+    """A run that is known here stands in the queue, for the daemon; None when it does."""
+    if run.state == "finished":
+        return Nothing(run, "finished")
+    if is_held(home_of_run(run) / "runs" / run.name / "lock"):
+        return Nothing(run, "live")
+    _put(engine, run, plan_of(run), due_at)
+    return None
+
+
+def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
+    if run.state == "failed":
+        runs.set_state(engine, run.id, "active")
+    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=claims.wants(plan))
+
+
+def _checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
+    plan = parse(plan_text, str(where), overrides)
+    check_entries(plan, where.absolute().parent)
+    mirror.check(plan)
+    return plan
+
+
+def _run_of(
+    engine: Engine,
+    home: Path,
+    profile: Profile,
+    plan: Plan,
+    plan_text: str,
+    where: Path,
+    overrides: Sequence[str],
+    fresh: bool,
+    run_id: str | None,
+    watcher: Watcher,
+) -> tuple[RunInfo, Plan, Found | None]:
+    """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
+    source has further of it."""
+    workdir = where.absolute().parent
+    known, found = runs.newest(engine, plan.name), None
+    if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
+        found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
+        if found and (known is None or known.id != found.run_id):
+            known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher)
+            found = None
+    if known and not fresh:
+        if known.state == "finished":
+            return known, plan, None
+        merged = [*(item for item in known.overrides if item not in overrides), *overrides]
+        plan = parse(plan_text, str(where), merged)
+        if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
+            known = _take_changed_plan(engine, known, plan, plan_text, merged, workdir)
+        return known, plan, found
+    if known:
+        bringing.refuse_while_training(engine, known)
+        runs.supersede(engine, known.id, "--fresh began another run of this name")
+    number = (known.number if known else 0) + 1
+    return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
 
 
 def resume(
@@ -167,19 +248,11 @@ def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
         runs.set_state(engine, run.id, "failed", why)
 
 
-def _begin(
-    engine: Engine,
-    home: Path,
-    plan: Plan,
-    text: str,
-    workdir: Path,
-    overrides: Sequence[str],
-    number: int,
-    profile: Profile,
-    lock: Lock,
-) -> Opened | Nothing:
+def _create(
+    engine: Engine, home: Path, plan: Plan, text: str, workdir: Path, overrides: Sequence[str], number: int
+) -> RunInfo:
     folder, run_id = make_run_folder(home, plan.name, number, text), uuid.uuid4().hex[:12]
-    run = runs.create(
+    return runs.create(
         engine,
         id=run_id,
         name=plan.name,
@@ -192,7 +265,6 @@ def _begin(
         plan_hash=plan.hash,
         stages=[stage.name for stage in plan.stage],
     )
-    return _open_session(engine, run, plan, profile, lock)
 
 
 def _go_on(
@@ -228,6 +300,15 @@ def _go_on(
 
 
 def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened:
+    claim = claims.take(home_of_run(run), run, claims.wants(plan))
+    try:
+        return _open_on(claim, engine, run, plan, profile, lock)
+    except BaseException:
+        claim.release()
+        raise
+
+
+def _open_on(claim: claims.Claim, engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock) -> Opened:
     now_s = boottime_s()
     walls = Walls(_fixed_wall(plan, profile, now_s), _moving_walls(engine, run, plan, profile))
     session = _session_of(engine, run, plan, walls.nearest(now_s))
@@ -254,8 +335,21 @@ def _open_session(engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lo
         step=_last_step(engine, run),
         **_us(),
     )
-    runs.resume_taken(engine, run.id, by=f"pid {os.getpid()}")
-    return Opened(run, plan, row, session, None, lock, walls)
+    _leave_queue(engine, run, plan)
+    return Opened(run, plan, row, session, None, lock, walls, claim)
+
+
+def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
+    pid = os.getpid()
+    queue.taken(
+        engine,
+        run.id,
+        by=f"pid {pid}",
+        pid=pid,
+        ticks=processes.started_ticks(pid),
+        boot=processes.boot_id(),
+        wants=claims.wants(plan),
+    )
 
 
 def _fixed_wall(plan: Plan, profile: Profile, now_s: float) -> Wall | None:
@@ -317,9 +411,12 @@ def _adopt(
         asked_by_person=last.why == core.PERSONS_STOP,
     )
     sessions.update_session(engine, last.id, **_us())
+    _leave_queue(engine, run, plan)
+    told = launcher.environment(Path(attempt.folder)).get(claims.VISIBLE)
+    claim = claims.take_again(home_of_run(run), told, share=plan.session.share)
     row = last._replace(**_us())  # type: ignore[arg-type]
     adopted = attempts.running(engine, run, last, attempt, more_stages=more)
-    return Opened(run, plan, row, session, adopted, lock, walls)
+    return Opened(run, plan, row, session, adopted, lock, walls, claim)
 
 
 def _take_changed_plan(

@@ -50,6 +50,7 @@ from orchestrator.runtime import (
 )
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.channel import Channel, Reply
+from orchestrator.runtime.claims import Claim
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.journal import Journal
@@ -60,6 +61,8 @@ from orchestrator.runtime.watching import MemoryWatch
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
 """What a SIGTERM leaves before SIGKILL: 30 s at torchrun, Slurm and Kubernetes by default, less five to end in."""
+
+DAEMONS_STOP = "the daemon was stopped"
 
 KEEPER_S = 120.0
 """How long a session without a wall waits at its end for the keeper's disk."""
@@ -102,10 +105,11 @@ class Supervisor:
         session: Session,
         *,
         walls: Walls | None = None,
+        claim: Claim | None = None,
         clock: Clock | None = None,
         observer: Observer = lambda _: None,
     ) -> None:
-        self._walls = walls or Walls()
+        self._walls, self._claim = walls or Walls(), claim or Claim()
         self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
         self._clock, self._observer = clock or SystemClock(), observer
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -349,11 +353,12 @@ class Supervisor:
         if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
             return  # stopped meanwhile
         try:
+            self._claim.check()
             self._known = self._written_down()
             self._attempt, launch = attempts.prepare(
                 self._engine, self._run, self._plan, self._row, self._session, stage, found, self._data
             )
-            process = launcher.start(launch)
+            process = launcher.start(launch, self._claim.descriptors)
         except Exception as error:  # whatever it is: a session that waits for nothing would be worse
             self._launch_later(f"an attempt could not be started: {type(error).__name__}: {error}")
             return
@@ -407,8 +412,8 @@ class Supervisor:
 
     def _hear(self, message: wire.Message, reply: Reply) -> None:
         match message:
-            case wire.Ask(what):
-                self._asked(what, reply)
+            case wire.Ask(what, within_s):
+                self._asked(what, within_s, reply)
             case wire.Hello(rank=0, attempt=attempt) if self._is_current(attempt):
                 self._attached = True
                 if message.ready:
@@ -433,12 +438,14 @@ class Supervisor:
             case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
                 self._happened(core.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
 
-    def _asked(self, what: str, reply: Reply) -> None:
+    def _asked(self, what: str, within_s: float, reply: Reply) -> None:
         if what == "stop":
             self._happened(core.StopRequested(core.PERSONS_STOP))
+        elif what == "suspend":
+            self._happened(core.StopRequested(DAEMONS_STOP, self._clock.now_s() + within_s))
         elif what == "save":
             self._happened(core.SaveRequested())
-        reply(wire.Answer(what in ("stop", "save", "ping"), self._session.phase.value))
+        reply(wire.Answer(what in ("stop", "suspend", "save", "ping"), self._session.phase.value))
 
     def _beat(self, beat: wire.Beat) -> None:
         self._session = self._session.observing(gap_s=beat.gap_s, step_s=beat.step_s)

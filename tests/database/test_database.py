@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from db import checkpoints, runs, sessions
+from db import checkpoints, queue, runs, sessions
 from db.engine import open_database
 from db.migrations import HEAD, KNOWN
 from db.migrations.run import config
@@ -141,9 +141,9 @@ def test_a_queued_resume_takes_the_place_of_the_one_before(engine, run):
         sessions.record(
             engine, run.id, session.id, kind="x", phase="suspended", facts={}, resume={"why": why, "due_at": at}
         )
-    assert runs.open_resume(engine, run.id).why == "quota"
-    runs.resume_taken(engine, run.id, by="pid 1")
-    assert runs.open_resume(engine, run.id) is None
+    assert queue.open_resume(engine, run.id).why == "quota"
+    queue.taken(engine, run.id, by="pid 1", pid=1, ticks=1, boot="b")
+    assert queue.open_resume(engine, run.id) is None
 
 
 def test_the_newest_verified_checkpoint_is_the_furthest_whatever_the_clock_said_and_whoever_wrote_first(

@@ -25,6 +25,10 @@ def upgrade() -> None:
         resumes.add_column(sa.Column("claimed_boot", sa.String(64), nullable=False, server_default=""))
         resumes.add_column(sa.Column("lease_until_at", sa.DateTime(), nullable=True))
         resumes.add_column(sa.Column("last_error", sa.Text(), nullable=False, server_default=""))
+        resumes.add_column(sa.Column("ranks", sa.Integer(), nullable=True))
+        resumes.add_column(sa.Column("share", sa.Boolean(), nullable=False, server_default=sa.false()))
+        resumes.add_column(sa.Column("turn_at", sa.DateTime(), nullable=True))
+    op.create_index("ix_resumes_state_due_at", "resumes", ["state", "due_at"])
     # one place in the queue a run: of older rows the newest stays
     op.execute(
         "UPDATE resumes SET state = 'done' WHERE state IN ('due', 'claimed') AND id NOT IN"

@@ -1,0 +1,168 @@
+"""kgorch queue [add | drop]"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import render
+from orchestrator.cli.common import find_run, json_option, run_argument, state
+
+if TYPE_CHECKING:
+    from db.records import RunInfo
+    from orchestrator.runtime.opening import Nothing
+
+
+@click.group("queue", invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> int:
+    """The runs that wait: when each goes on, and why it waits.
+
+    \b
+    Example:
+      kgorch queue --json
+    """
+    if ctx.invoked_subcommand:
+        return 0
+    from db import queue
+    from orchestrator.report.view import stamp
+
+    _, _, engine = state()
+    found = [
+        {
+            "run": entry.run,
+            "run_number": entry.number,
+            "state": entry.resume.state,
+            "due_at": stamp(entry.resume.due_at),
+            "priority": entry.resume.priority,
+            "why": entry.resume.why,
+            "tries": entry.resume.tries,
+            "last_error": entry.resume.last_error or None,
+            "ranks": entry.resume.ranks,
+            "share": entry.resume.share,
+        }
+        for entry in queue.entries(engine)
+    ]
+    if as_json:
+        render.as_json(found)
+        return 0
+    if not found:
+        click.echo("nothing waits")
+        return 0
+    rows = [
+        [
+            str(item["run"]),
+            "when asked" if item["due_at"] is None else render.clock(str(item["due_at"])),
+            str(item["state"]),
+            str(item["priority"]),
+            str(item["tries"]),
+            render.printable(f"{item['why']}{'; ' + str(item['last_error']) if item['last_error'] else ''}"),
+        ]
+        for item in found
+    ]
+    render.table(["run", "due", "state", "priority", "tries", "why"], rows)
+    return 0
+
+
+@command.command("add")
+@click.argument("what", metavar="RUN|PLAN")
+@click.option(
+    "--at", "at", metavar="TIME", help="When it goes on: 18:30, or an instant as 2026-11-22T18:30; default: now."
+)
+def add(what: str, at: str | None) -> int:
+    """Put a run into the queue, by its name, or by its plan where it is to begin.
+
+    \b
+    Example:
+      kgorch queue add ink-demo --at 18:30
+    """
+    due_at = datetime.now(UTC) if at is None else _instant(at, datetime.now().astimezone())
+    if what.endswith(".toml"):
+        from orchestrator.plan import load
+
+        return add_plan(Path(what), load(Path(what))[1], (), due_at=due_at)
+    from orchestrator.runtime import opening
+
+    _, home, engine = state()
+    run = find_run(engine, what)
+    return _say(home, run, opening.enqueue_known(engine, run, due_at=due_at), due_at)
+
+
+@command.command("drop")
+@run_argument
+def drop(run: str | None) -> int:
+    """RUN goes on when a person asks, and not by itself.
+
+    \b
+    Example:
+      kgorch queue drop ink-demo
+    """
+    from db import queue
+
+    _, _, engine = state()
+    found = find_run(engine, run)
+    if queue.drop(engine, found.id):
+        click.echo(f"{found.name} goes on when you say so: kgorch resume {found.name}")
+    else:
+        click.echo(f"{found.name} does not wait for an hour; nothing was changed")
+    return 0
+
+
+def add_plan(
+    plan: Path,
+    text: str,
+    overrides: Sequence[str],
+    *,
+    due_at: datetime | None = None,
+    fresh: bool = False,
+    run_id: str | None = None,
+    as_json: bool = False,
+) -> int:
+    from orchestrator.cli.session import Copying
+    from orchestrator.runtime import opening
+
+    profile, home, engine = state()
+    due_at = due_at or datetime.now(UTC)
+    with Copying() as watcher:
+        found = opening.enqueue(
+            engine, home, profile, text, plan, overrides, due_at=due_at, fresh=fresh, run_id=run_id, watcher=watcher
+        )
+    run, nothing = (found.run, found) if isinstance(found, opening.Nothing) else (found, None)
+    if as_json:
+        from orchestrator.report import view
+        from orchestrator.runtime import daemonapi
+
+        daemonapi.ask(home, "wake")
+        render.as_json(view.of_run(engine, run))
+        return 0
+    return _say(home, run, nothing, due_at)
+
+
+def _say(home: Path, run: RunInfo, nothing: Nothing | None, due_at: datetime) -> int:
+    from orchestrator.runtime import daemonapi
+
+    if nothing:
+        click.echo(f"{run.name} is {nothing.why}; nothing was queued")
+        return 0
+    lives = daemonapi.ask(home, "wake") is not None
+    when = "now" if due_at <= datetime.now(UTC) else f"at {render.clock(due_at.isoformat())}"
+    click.echo(f"{run.name} is queued: due {when}" + ("" if lives else "; no daemon lives that would begin it"))
+    click.echo(f"next: {'kgorch status ' + run.name + ' --watch' if lives else 'kgorch daemon'}")
+    return 0
+
+
+def _instant(typed: str, now: datetime) -> datetime:
+    """A time of today, or of tomorrow when it has passed; or a whole instant, local unless it names its zone."""
+    try:
+        if len(typed) <= 8:
+            clock = datetime.strptime(typed, "%H:%M")
+            at = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+            return (at if at > now else at + timedelta(days=1)).astimezone(UTC)
+        return datetime.fromisoformat(typed).astimezone(UTC)
+    except ValueError:
+        raise click.BadParameter(f'expected "18:30" or "2026-11-22T18:30", found {typed!r}') from None

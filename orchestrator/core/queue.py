@@ -1,0 +1,81 @@
+"""Who goes next on a machine, and when to try again what could not begin.
+
+A machine has GPUs, or none; then its processor counts as one device for each of the sessions that a person allows beside one
+another. A run claims devices for itself; runs that say so share theirs with others that say so, too.
+
+The order: the highest priority, then the run whose turn was longest ago, then the one that was due first. A run that needs
+more than is free lets smaller ones go before it, but not for ever: after RESERVE_AFTER_S what becomes free is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+RESERVE_AFTER_S = 600.0
+"""How long smaller runs may go before a larger one: about what a short session lasts."""
+
+SHARERS = 4
+"""Sessions that share one device at most, where no person says how many run at once."""
+
+TRIES = 8
+"""Times in a row that a resume may fail to begin before its run has failed."""
+
+FIRST_S, LONGEST_S, JITTER = 30.0, 3600.0, 0.2
+
+
+class Waiting(NamedTuple):
+    """A run that is due. `ranks`: GPUs that it claims, None for all; `waits_s`: for how long it has been due."""
+
+    id: int
+    ranks: int | None
+    share: bool
+    waits_s: float
+
+
+class Machine(NamedTuple):
+    """What is free. `gpus`: in all, 0 for a machine without; `free`: nobody's; `shared`: of such as share.
+
+    `at_once`: sessions that may run beside one another, None for as many as there are GPUs for; `running`: those that do and
+    claim devices for themselves; `sharing`: those that share.
+    """
+
+    gpus: int
+    free: int
+    shared: int
+    at_once: int | None
+    running: int
+    sharing: int
+
+
+def choose(waiting: Iterable[Waiting], machine: Machine) -> int | None:
+    """The next to begin, of those that wait in their order; None when none fits, or what is free is kept for one that does not."""
+    for one in waiting:
+        if fits(one, machine):
+            return one.id
+        if one.waits_s >= RESERVE_AFTER_S and not one.share:
+            return None
+    return None
+
+
+def has_room(machine: Machine) -> bool:
+    """Whether any run at all might begin: else nobody needs to be asked for."""
+    smallest = (Waiting(0, min(1, machine.gpus), share, 0.0) for share in (False, True))
+    return any(fits(one, machine) for one in smallest)
+
+
+def fits(one: Waiting, machine: Machine) -> bool:
+    """One that wants more GPUs than there are is begun when all are free: it is then told what it lacks."""
+    devices = max(machine.gpus, 1)
+    if one.share and machine.sharing >= (machine.at_once or SHARERS * devices):
+        return False
+    if not one.share and machine.running >= (machine.at_once or devices):
+        return False
+    wanted = machine.gpus if one.ranks is None else min(one.ranks, machine.gpus)
+    return machine.free + (machine.shared if one.share else 0) >= wanted
+
+
+def back_off_s(tries: int, chance: float) -> float:
+    """Seconds until the next try after `tries` in vain; `chance`: 0 to 1, so that many runs do not come back at once."""
+    spread = 1 - JITTER + 2 * JITTER * chance
+    return float(min(FIRST_S * 2.0 ** max(tries - 1, 0), LONGEST_S) * spread)

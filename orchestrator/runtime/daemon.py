@@ -1,0 +1,405 @@
+"""`kgorch daemon`: carries out what is due, goes on with what a kill or a reboot has cut off.
+
+The rows of the queue are the truth; the scheduler only wakes the loop at the next due instant. A session is a process of its own
+(`kgorch resume RUN --claimed …`), in a session of its own: when the daemon is killed sessions go on, and its successor finds
+them by what they have written down and by who lives. Several daemons may take rows of one database: each claim is one UPDATE
+(db/queue.py). The socket is the first one's.
+
+Stopping the daemon has every session saved that a daemon has begun, and leaves it due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue as queues
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from db import queue, sessions
+from db.queue import Claimant, Entry, OpenSession, Seen
+from db.records import ResumeInfo
+from orchestrator.core import queue as core
+from orchestrator.core.queue import Machine, Waiting
+from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, resuming
+from orchestrator.runtime.clock import Clock, SystemClock
+from orchestrator.runtime.daemonapi import Answer, Reply
+from orchestrator.runtime.home import Lock
+from orchestrator.runtime.resuming import BY_DAEMON
+
+LOOK_S = 0.5
+"""How often the loop sees whether anybody has written into the database."""
+
+ANYWAY_S = 10.0
+"""How often it looks at all that may be, whoever has said nothing: a supervisor that was killed writes nothing down."""
+
+DRIVER_AGAIN_S = 300.0
+LOOK_AT = 64
+"""Due rows that are considered at once: with more, those after them would not be next anyway."""
+
+STOP_TIMEOUT_S = 600.0
+OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+"""What systemd says to us alone: a session that tells it "ready" would speak for the daemon."""
+
+log = logging.getLogger("kgorch.daemon")
+Job = Callable[[], None]
+Start = Callable[[Entry, str], "subprocess.Popen[bytes]"]
+
+
+def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
+    """A session for a claimed row; its words go into the run's folder. Raises OSError."""
+    folder = Path(entry.folder)
+    with open(folder / "supervisor.log", "ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli", "resume", entry.run, "--claimed", token],
+            start_new_session=True,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={name: value for name, value in os.environ.items() if name not in OURS},
+        )
+
+
+class Daemon:
+    """One daemon over one state folder.
+
+    Args:
+        at_once: sessions beside one another; None for one a GPU, or one in all.
+        stop_timeout_s: how long sessions may take to save when the daemon is stopped.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        home: Path,
+        *,
+        at_once: int | None = None,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+        clock: Clock | None = None,
+        start: Start = start_session,
+    ) -> None:
+        self._engine, self._home, self._at_once, self._stop_timeout_s = engine, home, at_once, stop_timeout_s
+        self._clock, self._start = clock or SystemClock(), start
+        self._jobs: queues.SimpleQueue[Job] = queues.SimpleQueue()
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by the row that each was started for
+        self._us = resuming.us()
+        self._gpus: list[claims.Device] = []
+        self._driver_asked_s: float | None = None
+        self._looked_s = self._fed_s = float("-inf")
+        self._next_due_at: datetime | None = None
+        self._is_poked = self._is_stopping = False
+        self._version: Any = None
+        self._trouble = ""
+        self._api: daemonapi.Api | None = None
+
+    def run(self) -> None:
+        """Until it is stopped."""
+        self._lock = Lock(self._home / "daemon.lock")
+        self._listen()
+        self._watcher = self._engine.raw_connection()
+        self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
+        self._scheduler.start()
+        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reread}
+        before = {
+            number: signal.signal(number, lambda *_, job=job: self._jobs.put(job)) for number, job in handlers.items()
+        }
+        try:
+            log.info("pid %s takes what is due in %s", os.getpid(), self._home)
+            notify.ready()
+            while not self._is_stopping:
+                self.turn()
+            self._stop_sessions()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._scheduler.shutdown(wait=False)
+            if self._api:
+                self._api.close()
+            self._lock.release()
+        log.info("stopped")
+
+    def turn(self) -> None:
+        """Wait for something to happen, for no longer than LOOK_S; look when there may be something to do."""
+        with contextlib.suppress(queues.Empty):
+            job = self._jobs.get(timeout=LOOK_S)
+            job()
+        self._feed_watchdog()
+        if self._is_stopping or not self._may_find_something():
+            return
+        try:
+            self.tick()
+            self._all_is_well()
+        except (DBAPIError, OSError) as error:  # locked, full, read-only: it may be so for a while
+            self._in_trouble(error)
+        except Exception:  # our own bug: one run's row must not end what takes the others'
+            log.exception("a look at the queue failed")
+
+    def tick(self) -> None:
+        """Bring what is written down and what runs together: once through all there may be to do."""
+        now, self._looked_s, self._is_poked = self._clock.utc(), self._clock.now_s(), False
+        self._release(now)
+        self._take_up_what_was_lost(now)
+        while entry := self._next(now):
+            self._begin(entry)
+        self._next_due_at = queue.next_due_at(self._engine, now)
+        self._set_alarm(now)
+
+    # What is looked at
+
+    def _may_find_something(self) -> bool:
+        now_s = self._clock.now_s()
+        ended = any(child.poll() is not None for child in self._children.values())
+        is_due = self._next_due_at is not None and self._clock.utc() >= self._next_due_at
+        return self._has_changed() or self._is_poked or ended or is_due or now_s - self._looked_s >= ANYWAY_S
+
+    def _has_changed(self) -> bool:
+        """Whether anybody has written into the database since; True where that cannot be told."""
+        if self._engine.dialect.name != "sqlite":
+            return True
+        try:
+            cursor = self._watcher.cursor()
+            cursor.execute("PRAGMA data_version")
+            found: Any = cursor.fetchone()
+            cursor.close()
+        except Exception:
+            return True
+        before, self._version = self._version, found
+        return bool(found != before)
+
+    def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
+        """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""
+        self._ask_driver()
+        free, shared = claims.states(self._home, self._gpus) if self._gpus else (0, 0)
+        alone = [row for row in pending if not row.share]
+        taken = sum(len(self._gpus) if row.ranks is None else row.ranks for row in alone)
+        return Machine(
+            gpus=len(self._gpus),
+            free=max(free - taken, 0),
+            shared=shared,
+            at_once=self._at_once,
+            running=sum(not one.share for one in live) + len(alone),
+            sharing=sum(one.share for one in live) + len(pending) - len(alone),
+        )
+
+    def _ask_driver(self) -> None:
+        now_s = self._clock.now_s()
+        if self._driver_asked_s is None or now_s - self._driver_asked_s >= DRIVER_AGAIN_S:
+            self._driver_asked_s, self._gpus = now_s, claims.visible()
+
+    # What is done
+
+    def _release(self, now: datetime) -> None:
+        """Claims that lead to nothing any more: of the dead, of those who hang, of a boot that is over."""
+        for entry in queue.claimed(self._engine):
+            row = entry.resume
+            claimant = Claimant(row.claimed_pid or 0, row.claimed_ticks, row.claimed_boot)
+            child = self._children.get(row.id)
+            if child and child.poll() is not None and claimant.pid in (self._us.pid, child.pid):
+                ended = f"what was to resume it ended with {child.returncode}: see {entry.folder}/supervisor.log"
+                if resuming.put_back(self._engine, row, claimant, ended):
+                    log.warning("%s: %s", entry.run, ended, extra={"run": entry.run})
+            elif not processes.is_alive(*claimant) or (row.lease_until_at is not None and row.lease_until_at < now):
+                error, due_at = "who had claimed it is gone or hangs", None if row.tries + 1 >= core.TRIES else now
+                if queue.put_back(self._engine, row.id, claimant, due_at=due_at, tries=row.tries + 1, error=error):
+                    log.warning("%s is due again: %s", entry.run, error, extra={"run": entry.run})
+        for row_id in [row_id for row_id, child in self._children.items() if child.poll() is not None]:
+            del self._children[row_id]
+
+    def _take_up_what_was_lost(self, now: datetime) -> None:
+        """Sessions that nobody supervises any more: gone on with at once, which takes over what still trains."""
+        for one in queue.open_sessions(self._engine):
+            if one.is_active and not one.waits and not self._is_live(one):
+                queue.put(self._engine, one.run_id, why="its supervisor was gone", due_at=now)
+                log.info("%s has lost its supervisor", one.run, extra={"run": one.run})
+
+    def _next(self, now: datetime) -> Entry | None:
+        """The next that fits, claimed for us."""
+        seen_session = queue.newest_session(self._engine)
+        pending = [entry.resume for entry in queue.claimed(self._engine)]
+        open_now = queue.open_sessions(self._engine)
+        live = [one for one in open_now if self._is_live(one)]
+        orphans = [one for one in open_now if one not in live and self._trains(one)]
+        entry = next((entry for one in orphans if (entry := queue.entry_of(self._engine, one.run_id, now))), None)
+        if entry is None:
+            entry = self._chosen(now, self._machine([*live, *orphans], pending))
+        if entry is None or not queue.claim(
+            self._engine, entry.resume.id, self._us, by=BY_DAEMON, seen=Seen(len(pending), seen_session)
+        ):
+            return None
+        return entry
+
+    def _chosen(self, now: datetime, machine: Machine) -> Entry | None:
+        if not core.has_room(machine):
+            return None
+        found = queue.due(self._engine, now, limit=LOOK_AT)
+        due = {entry.resume.id: entry for entry in found if self._is_time(entry.resume, now)}
+        chosen = core.choose([_waiting(entry.resume, now) for entry in due.values()], machine)
+        return None if chosen is None else due[chosen]
+
+    def _trains(self, one: OpenSession) -> bool:
+        """Whether training has outlived its supervisor: it has its devices, and is taken over whatever else runs."""
+        last = sessions.last(self._engine, one.run_id)
+        attempt = sessions.last_attempt(self._engine, last.id) if last else None
+        return attempt is not None and launcher.is_running(Path(attempt.folder))
+
+    def _begin(self, entry: Entry) -> None:
+        try:
+            child = self._start(entry, resuming.token(entry.resume.id, self._us))
+        except OSError as error:
+            resuming.put_back(self._engine, entry.resume, self._us, f"it could not be started: {error}")
+            return
+        self._children[entry.resume.id] = child
+        log.info("%s goes on as pid %s: %s", entry.run, child.pid, entry.resume.why, extra={"run": entry.run})
+
+    def _is_time(self, row: ResumeInfo, now: datetime) -> bool:
+        """One whose sessions end without a step, again and again, is begun ever more seldom."""
+        if row.tries < 2 or row.last_error or row.due_at is None:  # after an error `due_at` says it already
+            return True
+        return now >= row.due_at + timedelta(seconds=core.back_off_s(row.tries - 1, 0.5))
+
+    def _is_live(self, one: OpenSession) -> bool:
+        return processes.is_alive(one.pid, one.ticks, one.boot)
+
+    # The end
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _stop_sessions(self) -> None:
+        """Have all that daemons have begun saved, and wait for it."""
+        notify.stopping()
+        until_s = self._clock.now_s() + self._stop_timeout_s
+        asked: set[str] = set()
+        while True:
+            ours, left_s = self._begun_by_daemons(), until_s - self._clock.now_s()
+            coming_up = [child for child in self._children.values() if child.poll() is None]
+            if not ours and not coming_up:
+                return
+            if left_s <= 0:
+                break
+            notify.status(f"saving {len(ours)} sessions")
+            for one in ours:
+                if one.run_id not in asked:
+                    within_s = left_s - min(10.0, left_s / 4)
+                    answer = channel.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
+                    if answer and answer.ok:
+                        asked.add(one.run_id)
+                        log.info("%s is asked to save and end", one.run, extra={"run": one.run})
+            self._feed_watchdog()
+            time.sleep(0.1)
+        self._kill(self._begun_by_daemons())
+
+    def _begun_by_daemons(self) -> list[OpenSession]:
+        try:
+            found = queue.open_sessions(self._engine)
+        except DBAPIError as error:
+            self._in_trouble(error)
+            return []
+        return [one for one in found if one.begun_by == BY_DAEMON and self._is_live(one)]
+
+    def _kill(self, late: list[OpenSession]) -> None:
+        for one in late:
+            log.error("%s has not ended in time and is killed", one.run, extra={"run": one.run})
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid or 0, signal.SIGKILL)
+            last = sessions.last(self._engine, one.run_id)
+            attempt = sessions.last_attempt(self._engine, last.id) if last else None
+            if attempt:
+                launcher.kill(Path(attempt.folder))
+        for child in self._children.values():
+            if child.poll() is None:
+                child.kill()
+
+    # Small hands
+
+    def _listen(self) -> None:
+        """The socket is the first daemon's; another takes what is due all the same."""
+        if self._lock.take():
+            self._api = daemonapi.Api(self._home, lambda what, reply: self._jobs.put(lambda: self._hear(what, reply)))
+        else:
+            log.info("another daemon answers on %s/%s; this one takes what is due, too", self._home, daemonapi.SOCKET)
+
+    def _hear(self, what: str, reply: Reply) -> None:
+        match what:
+            case "ping":
+                reply({"ok": True, "pid": os.getpid()})
+            case "wake":
+                self._is_poked = True
+                reply({"ok": True})
+            case "stop":
+                self._is_stopping = True
+                reply({"ok": True, "pid": os.getpid()})
+            case "status":
+                reply(self._described())
+            case _:
+                reply({"ok": False, "error": "expected ping, status, wake or stop"})
+
+    def _described(self) -> Answer:
+        try:
+            due, waiting, next_due_at = queue.counts(self._engine, self._clock.utc())
+            live = [one.run for one in queue.open_sessions(self._engine) if self._is_live(one)]
+        except DBAPIError as error:
+            return {"ok": False, "error": str(getattr(error, "orig", error))}
+        self._ask_driver()
+        return {
+            "ok": True,
+            "pid": os.getpid(),
+            "at_once": self._at_once or max(len(self._gpus), 1),
+            "gpus": [device.visible for device in self._gpus],
+            "running": sorted(live),
+            "due": due,
+            "waiting": waiting,
+            "next_due_at": next_due_at.astimezone(UTC).isoformat() if next_due_at else None,
+            "trouble": self._trouble or None,
+        }
+
+    def _reread(self) -> None:
+        self._is_poked, self._driver_asked_s = True, None
+
+    def _feed_watchdog(self) -> None:
+        every_s, now_s = notify.watchdog_interval_s(), self._clock.now_s()
+        if every_s is not None and now_s - self._fed_s >= every_s / 2:
+            self._fed_s = now_s
+            notify.watchdog()
+
+    def _set_alarm(self, now: datetime) -> None:
+        if self._next_due_at is None:
+            return
+        self._scheduler.add_job(
+            self._jobs.put,
+            "date",
+            run_date=self._next_due_at,
+            args=[lambda: None],
+            id="next",
+            replace_existing=True,
+            misfire_grace_time=None,
+        )
+
+    def _in_trouble(self, error: Exception) -> None:
+        cause = str(getattr(error, "orig", None) or error)
+        if cause != self._trouble:
+            self._trouble = cause
+            log.error("the queue cannot be looked at, and is again later: %s", cause)
+            notify.status(f"trouble: {cause}")
+
+    def _all_is_well(self) -> None:
+        if self._trouble:
+            self._trouble = ""
+            log.info("the queue can be looked at again")
+
+
+def _waiting(row: ResumeInfo, now: datetime) -> Waiting:
+    waits_s = (now - row.due_at).total_seconds() if row.due_at else 0.0
+    return Waiting(row.id, row.ranks, row.share, waits_s)
