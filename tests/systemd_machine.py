@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import Kgorch, wait_until
 
 SYSTEMD = Path("/lib/systemd/systemd")
 UPTIME_AFTER_BOOT_S = 5
@@ -204,3 +204,26 @@ def _remove_groups(name: str) -> None:
 def environment(values: dict[str, str]) -> str:
     """Lines of a [Service] section."""
     return "".join(f'Environment="{name}={value}"\n' for name, value in values.items())
+
+
+@dataclass
+class Person(Kgorch):
+    """Somebody at the machine, who types the same commands there, and has installed the unit for it."""
+
+    machine: Machine = field(default_factory=Machine)
+
+    def command(self, *args: str) -> list[str]:
+        return self.machine.inside(*super().command(*args), folder=self.folder)
+
+    def install(self) -> None:
+        """As the README says it; the tests' copy of kgorch is the one that runs, whichever is installed."""
+        root = str(Path(__file__).parents[1])
+        self.extra_env["PYTHONPATH"] = f"{root}:{root}/tests"
+        drop_in = f"[Service]\n{environment({'PYTHONPATH': self.extra_env['PYTHONPATH']})}"
+        self.machine.unit("kgorch.service.d/test.conf", drop_in)
+        self("systemd", "install", "--system", "--home", str(self.home), "--now")
+
+    def trained_by(self) -> list[int]:
+        """The pids of the ranks, by the machine's own counting."""
+        found = self.machine.run("pgrep", "-f", "orchestrator.worker.entry|orchestrator/worker/entry", check=False).stdout
+        return sorted(int(pid) for pid in found.split())
