@@ -220,10 +220,14 @@ class Person(Kgorch):
         root = str(Path(__file__).parents[1])
         self.extra_env["PYTHONPATH"] = f"{root}:{root}/tests"
         drop_in = f"[Service]\n{environment({'PYTHONPATH': self.extra_env['PYTHONPATH']})}"
+        # ProtectKernelTunables= mounts /proc/sys anew, without the boot id that we have laid over the kernel's
+        drop_in += "BindReadOnlyPaths=/run/boot_id:/proc/sys/kernel/random/boot_id\n"
         self.machine.unit("kgorch.service.d/test.conf", drop_in)
         self("systemd", "install", "--system", "--home", str(self.home), "--now")
 
     def trained_by(self) -> list[int]:
         """The pids of the ranks, by the machine's own counting."""
-        found = self.machine.run("pgrep", "-f", "orchestrator.worker.entry|orchestrator/worker/entry", check=False).stdout
+        found = self.machine.run(
+            "pgrep", "-f", "orchestrator.worker.entry|orchestrator/worker/entry", check=False
+        ).stdout
         return sorted(int(pid) for pid in found.split())

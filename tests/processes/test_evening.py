@@ -15,7 +15,7 @@ ENDLESS = {"epochs": 10_000, "sleep": 0.05}
 
 @pytest.fixture
 def person() -> Iterator[Person]:
-    """At a booted machine whose daemon runs."""
+    """At a booted machine whose daemon runs, with the machine's own boot id in and outside its sandbox."""
     needs_systemd()
     machine = Machine()
     try:
@@ -24,9 +24,13 @@ def person() -> Iterator[Person]:
         folder.mkdir()
         made = Person(folder, machine.disk / "home", machine=machine)
         made.install()
+        daemon = machine.main_pid("kgorch")
+        ids = machine.run("cat", f"/proc/{daemon}/root/proc/sys/kernel/random/boot_id", "/run/boot_id").stdout.split()
+        assert ids[0] == ids[1]
         yield made
         print(machine.journal("-u", "kgorch")[-5000:])
-        print(made.logs())
+        print(made.logs(), *(path.read_text() for path in made.home.glob("runs/*/*/supervisor.log")))
+        print(made.try_status())
     finally:
         machine.close()
 
@@ -76,7 +80,6 @@ def test_after_a_reboot_and_after_a_power_cut_training_goes_on_by_itself(person,
 def test_an_evening_of_short_sessions_under_a_quota_ends_with_the_bits_of_an_uninterrupted_run(person, tmp_path):
     """Sessions of 20 s, 60 s of quota in any 90 s, a kill -9 of the daemon in the first, a power cut in the second."""
     training = {"epochs": 75, "sleep": 0.15}
-    steps = 75 * 6 // 1
     alone = Kgorch(tmp_path, tmp_path / "home")
     alone("start", str(alone.plan(ranks=1, args=training | {"sleep": 0.0}, every="600s")))
     steps = alone.status()["step"]
