@@ -193,12 +193,18 @@ class Machine:
 
 
 def _remove_groups(name: str) -> None:
-    """The control groups that systemd made; they are empty once the machine is off."""
+    """The control groups that systemd made; empty once the last process that the machine's end killed is gone."""
     mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
-    for root in {Path(words[1]) / name for words in mounts if words[2] == "cgroup2"}:
-        for folder in sorted(root.rglob("*/"), reverse=True) + [root]:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    roots = {Path(words[1]) / name for words in mounts if words[2] == "cgroup2"}
+
+    def gone() -> bool:
+        for root in roots:
+            for folder in [*sorted(root.rglob("*/"), reverse=True), root]:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        return not any(root.exists() for root in roots)
+
+    wait_until(gone, within_s=20, what=f"control groups of {name}")
 
 
 def environment(values: dict[str, str]) -> str:
