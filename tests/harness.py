@@ -55,9 +55,12 @@ class Kgorch:
             **self.extra_env,
         }
 
+    def command(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "orchestrator.cli", *args]
+
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", *args],
+            self.command(*args),
             cwd=self.folder,
             env=self.env(),
             capture_output=True,
@@ -72,7 +75,7 @@ class Kgorch:
 
     def background(self, *args: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", *args],
+            self.command(*args),
             cwd=self.folder,
             env=self.env(),
             stdout=subprocess.PIPE,

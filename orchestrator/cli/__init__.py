@@ -33,6 +33,7 @@ VERBS = {
     "quota": "Accelerator hours used and left; correct them.",
     "doctor": "What slows a run down, and what to change.",
     "notify": "Send a test notice to whom a plan tells.",
+    "systemd": "Let systemd run the daemon.",
     "init": "Write a commented plan.toml.",
 }
 

@@ -1,0 +1,143 @@
+"""kgorch systemd"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.errors import KgorchError
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.units import Change, Manager
+
+
+@click.group("systemd")
+def command() -> None:
+    """Let systemd run the daemon: due sessions begin, and go on after a reboot, with nobody logged in.
+
+    \b
+    Example:
+      kgorch systemd install --user --now
+      systemctl --user status kgorch
+    """
+
+
+def _whose(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--user | --system; neither is the system's for root and one's own for anybody else."""
+    manager = "system" if os.geteuid() == 0 else "user"
+    function = click.option("--user", "manager", flag_value="user", help="Your own systemd.")(function)
+    return click.option(
+        "--system", "manager", flag_value="system", default=manager, help="The machine's. Default for root."
+    )(function)
+
+
+def _filled_in(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option(
+        "--home",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="The state folder; default: where kgorch status looks.",
+    )(function)
+    return click.option(
+        "--as", "account", metavar="NAME", help="Whom a system unit runs as; default: you, also with sudo."
+    )(function)
+
+
+_into = click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), help="Another folder; systemd is not told of it."
+)
+
+
+@command.command("print")
+@click.argument("unit", type=click.Choice(["kgorch.service", "kgorch@.service"]), default="kgorch.service")
+@_whose
+@_filled_in
+def print_unit(unit: str, manager: Manager, home: Path | None, account: str | None) -> int:
+    """Print UNIT exactly as install would write it.
+
+    \b
+    Example:
+      kgorch systemd print kgorch@.service --user
+    """
+    click.echo(_texts(manager, home, account)[unit], nl=False)
+    return 0
+
+
+@command.command("install")
+@_whose
+@_filled_in
+@_into
+@click.option("--now", is_flag=True, help="Start the daemon, too; one that runs is begun anew, training goes on.")
+def install(manager: Manager, home: Path | None, account: str | None, into: Path | None, now: bool) -> int:
+    """Write kgorch.service and kgorch@.service and have the daemon begin at boot. Again changes nothing.
+
+    \b
+    Example:
+      kgorch systemd install --user --now
+      sudo kgorch systemd install --system --as mira --home /home/mira/.local/state/kgorch
+    """
+    from orchestrator.runtime import units
+
+    if into and now:
+        raise click.UsageError("--into only writes files, --now starts the daemon: give one of them")
+    changes = units.install(into or units.folder_of(manager), _texts(manager, home, account))
+    _say(changes)
+    if into:
+        return 0
+    if not units.is_booted(manager):
+        click.echo(f"no {manager} systemd runs here: nothing was enabled")
+        return 0
+    units.systemctl(manager, "daemon-reload")
+    units.systemctl(manager, "enable", units.DAEMON)
+    if now:
+        units.systemctl(manager, "restart", units.DAEMON)
+    click.echo(f"{units.DAEMON} begins at boot" + (" and runs now" if now else ""))
+    if manager == "user" and not units.lingers(getpass.getuser()):
+        click.echo("next: loginctl enable-linger    (else it ends when you log out)")
+    elif not now:
+        click.echo(f"next: systemctl --{manager} start kgorch")
+    return 0
+
+
+@command.command("uninstall")
+@_whose
+@_into
+def uninstall(manager: Manager, into: Path | None) -> int:
+    """Stop the daemon (sessions are saved first) and remove the units that install wrote; state stays.
+
+    \b
+    Example:
+      kgorch systemd uninstall --user
+    """
+    from orchestrator.runtime import units
+
+    folder = into or units.folder_of(manager)
+    asked = into is None and units.is_booted(manager) and (folder / units.DAEMON).exists()
+    units.refuse_foreign(folder)
+    if asked:
+        units.systemctl(manager, "disable", "--now", units.DAEMON)
+    _say(units.uninstall(folder))
+    if asked:
+        units.systemctl(manager, "daemon-reload")
+    return 0
+
+
+def _texts(manager: Manager, home: Path | None, account: str | None) -> dict[str, str]:
+    from orchestrator.platforms.detect import detect
+    from orchestrator.runtime import units
+    from orchestrator.runtime.home import home_of
+
+    if manager == "user" and account:
+        raise KgorchError("a user unit runs as the one who installs it", next_step="leave --as away, or take --system")
+    account = account or os.environ.get("SUDO_USER") or getpass.getuser()
+    folder = (home or home_of(detect())).expanduser().absolute()
+    return {unit: units.text_of(unit, manager, folder, account=account) for unit in units.UNITS}
+
+
+def _say(changes: list[Change]) -> None:
+    for change in changes:
+        click.echo(f"{change.path}: {change.what}")

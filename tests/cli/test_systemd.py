@@ -1,0 +1,65 @@
+"""kgorch systemd: what is printed, written, left alone and taken away. Real systemd: tests/processes/test_systemd.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.runtime import units
+
+
+def test_what_is_printed_is_what_is_installed_whatever_the_unit(kgorch, tmp_path):
+    kgorch("systemd", "install", "--user", "--into", str(tmp_path / "units"))
+    for unit in units.UNITS:
+        printed = kgorch("systemd", "print", unit, "--user").stdout
+        assert printed == (tmp_path / "units" / unit).read_text()
+        assert f'"KGORCH_HOME={kgorch.home}"' in printed and printed.startswith(units.MARK)
+        assert "$" not in printed.replace("$(systemd-escape", ""), "all is filled in"
+
+
+def test_a_system_unit_runs_as_the_person_named_and_a_user_unit_closes_nothing_that_needs_root(kgorch):
+    system = kgorch("systemd", "print", "--system", "--as", "nobody").stdout
+    assert "\nUser=nobody\n" in system and "\nPrivateTmp=yes\n" in system
+    user = kgorch("systemd", "print", "--user").stdout
+    assert "User=" not in user and "PrivateTmp=" not in user and "\nNoNewPrivileges=yes\n" in user
+    assert "no account" in kgorch("systemd", "print", "--system", "--as", "no-such-person", code=2).stderr
+    assert "leave --as away" in kgorch("systemd", "print", "--user", "--as", "nobody", code=2).stderr
+
+
+def test_installing_again_changes_nothing_and_another_home_replaces(kgorch, tmp_path):
+    words = ("systemd", "install", "--user", "--into", str(tmp_path / "units"))
+    assert kgorch(*words).stdout.count(": written") == 2
+    assert kgorch(*words).stdout.count(": unchanged") == 2
+    assert kgorch(*words, "--home", "/srv/kgorch").stdout.count(": replaced") == 2
+    assert "KGORCH_HOME=/srv/kgorch" in (tmp_path / "units" / "kgorch.service").read_text()
+
+
+def test_uninstalling_takes_away_what_was_written_and_nothing_else(kgorch, tmp_path):
+    folder = tmp_path / "units"
+    kgorch("systemd", "install", "--user", "--into", str(folder))
+    (folder / "other.service").write_text("[Service]\n")
+    assert kgorch("systemd", "uninstall", "--into", str(folder)).stdout.count(": removed") == 2
+    assert [path.name for path in folder.iterdir()] == ["other.service"]
+    assert kgorch("systemd", "uninstall", "--into", str(folder)).stdout.count(": absent") == 2
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_unit_that_somebody_else_wrote_is_refused_and_nothing_is_changed(kgorch, tmp_path, verb, link):
+    folder = tmp_path / "units"
+    folder.mkdir()
+    theirs = folder / "kgorch@.service"
+    if link:  # systemctl mask
+        theirs.symlink_to("/dev/null")
+    else:
+        theirs.write_text("[Service]\nExecStart=/bin/true\n")
+    refused = kgorch("systemd", verb, "--into", str(folder), code=2)
+    assert "was not written by kgorch" in refused.stderr and "next:" in refused.stderr
+    assert list(folder.iterdir()) == [theirs]
+
+
+def test_a_folder_that_cannot_be_written_and_a_home_that_no_unit_can_name_are_told_as_such(kgorch, tmp_path):
+    (tmp_path / "file").write_text("")
+    told = kgorch("systemd", "install", "--user", "--into", str(tmp_path / "file" / "units"), code=2).stderr
+    assert "cannot be written" in told
+    told = kgorch("systemd", "print", "--user", "--home", "/srv/two\nlines", code=2).stderr
+    assert "line break" in told

@@ -1,0 +1,83 @@
+"""The log: where it goes without systemd, what a line looks like, and that no secret is in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from orchestrator.runtime import logs
+
+SECRETS = {"HF_TOKEN": "hf_abcdefgh", "WANDB_API_KEY": "0123456789", "SHORT_KEY": "ab", "HOME": "/home/mira"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    logs.configure(tmp_path, environ=SECRETS)
+    logger = logging.getLogger("kgorch.daemon")
+    yield logger
+    for handler in list(logging.getLogger("kgorch").handlers):
+        logging.getLogger("kgorch").removeHandler(handler)
+        handler.close()
+
+
+def _text(folder):
+    return (folder / "logs" / "daemon.log").read_text()
+
+
+def test_without_systemd_a_line_names_time_level_run_and_session(log, tmp_path):
+    log.warning("resumed at step %d", 4000, extra={"run": "ink-demo", "session": 3})
+    assert _text(tmp_path).endswith("Z WARNING kgorch.daemon [ink-demo 3] resumed at step 4000\n")
+
+
+def test_the_files_are_rotated_and_do_not_grow_without_end(log, tmp_path, monkeypatch):
+    handler = logging.getLogger("kgorch").handlers[0]
+    handler.maxBytes = 1000
+    for number in range(200):
+        log.info("line %d", number)
+    files = sorted((tmp_path / "logs").iterdir())
+    assert len(files) == logs.FILES and all(path.stat().st_size <= 1000 for path in files)
+    assert "line 199\n" in _text(tmp_path)
+
+
+def test_no_secret_is_written_in_a_message_an_argument_an_address_or_a_traceback(log, tmp_path):
+    log.info("with hf_abcdefgh and %s", "0123456789")
+    log.info("POST https://mira:pw@example.org/hook?sig=deadbeef#x")
+    log.info('{"api_key": "tellnobody", "step": 4}')
+    try:
+        raise ValueError("token=tellnobody")
+    except ValueError:
+        log.exception("refused")
+    text = _text(tmp_path)
+    assert not [word for word in ("hf_abc", "0123456789", "mira", "deadbeef", "tellnobody") if word in text]
+    assert "https://example.org/hook?***#x" in text and '"step": 4' in text and "ValueError: token=***" in text
+
+
+def test_what_is_no_secret_stays_as_it_is():
+    for text in ("ab is short", "file:///data/x.toml", "step 4000: loss=0.25", "https://example.org/a/b"):
+        assert logs.masked(text, logs.secrets_of(SECRETS)) == text
+
+
+@given(some.text(max_size=200))
+def test_a_secret_is_masked_wherever_it_stands(around):
+    half = len(around) // 2
+    assert "hf_abcdefgh" not in logs.masked(around[:half] + "hf_abcdefgh" + around[half:], logs.secrets_of(SECRETS))
+
+
+def test_a_folder_that_cannot_be_written_costs_the_file_alone(tmp_path, capsys):
+    (tmp_path / "logs").write_text("in the way")
+    logs.configure(tmp_path, environ={})
+    logging.getLogger("kgorch.daemon").info("goes on")
+    told = capsys.readouterr().err
+    assert "no log file" in told and "goes on" in told
+
+
+def test_only_the_stream_that_systemd_named_counts_as_the_journal(tmp_path):
+    with open(tmp_path / "stream", "w") as file:
+        found = os.fstat(file.fileno())
+        mine = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        assert logs.is_journal(mine, file.fileno())
+        assert not logs.is_journal(mine, 0) and not logs.is_journal({}, file.fileno())
