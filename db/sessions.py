@@ -234,7 +234,8 @@ def trained(engine: Engine, run_id: str) -> tuple[float, int]:
         ended = orm.execute(
             select(Session.started_at, Session.ended_at).where(Session.id.in_(recent), Session.ended_at.is_not(None))
         )
-        seconds = sum(((end - start).total_seconds() for start, end in ended if end is not None), 0.0)
+        lasted_s = ((end - start).total_seconds() for start, end in ended if end is not None)
+        seconds = sum(max(0.0, one_s) for one_s in lasted_s)  # the wall clock may have been put back meanwhile
         chosen = select(func.count(Attempt.id)).where(Attempt.session_id.in_(recent))
         return seconds, orm.scalar(chosen.where(Attempt.outcome.in_(("crashed", "hung", "lost")))) or 0
 

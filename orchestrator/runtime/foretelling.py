@@ -20,9 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints, queue, runs, sessions
 from db.records import AttemptInfo, EventInfo, RunInfo, SessionInfo
 from orchestrator.core import forecast, trend
-from orchestrator.core.forecast import Ahead, Course, End, Epoch, Hours, Now, Pace, Stretch
+from orchestrator.core.forecast import Ahead, Course, End, Epoch, Now, Pace, Stretch
 from orchestrator.core.trend import Outlook, Point, Target
 from orchestrator.core.wall import WALL
+from orchestrator.runtime import hours
 from orchestrator.wire import boottime_s
 
 SESSIONS, EPOCHS = 30, 200
@@ -65,14 +66,11 @@ class Foretold(NamedTuple):
     assumes: tuple[str, ...]
 
 
-def foretell(
-    engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, lives: bool, hours: Hours | None = None
-) -> Foretold | None:
+def foretell(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, lives: bool) -> Foretold | None:
     """From the newest session `row` and those before it; None while nothing has trained.
 
     Args:
         lives: `row` is a session whose ranks run.
-        hours: what the quota allows; None where there is none.
     """
     rows = sessions.of_run(engine, run.id, limit=SESSIONS)
     attached = sessions.first_of_kind(engine, [item.id for item in rows], "Attached")
@@ -95,7 +93,7 @@ def foretell(
         cold_s=cold_s,
         ending_s=row.lead_s,
         pause_s=_pause_s(rows),
-        hours=hours,
+        hours=hours.of_run(engine, run, row.id, now),
     )
     running = _running(row, now, row.id in attached, ahead) if lives else None
     at = now if lives else _resumes_at(engine, run, now)

@@ -174,3 +174,11 @@ def test_a_changed_plan_brings_new_stages_in_and_keeps_those_that_are_done(engin
         "train": True,
         "package": False,
     }
+
+
+def test_a_session_that_the_wall_clock_has_end_before_it_began_counts_as_no_time_trained(engine, run):
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    for ended_at in (noon.replace(year=2025), noon.replace(hour=13)):
+        row = sessions.open_session(engine, run.id, boot_id="b")
+        sessions.update_session(engine, row.id, started_at=noon, ended_at=ended_at)
+    assert sessions.trained(engine, run.id) == (3600.0, 0)
