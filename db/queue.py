@@ -70,9 +70,12 @@ class OpenSession(NamedTuple):
 def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, place: str = "local") -> None:
     """Put the run into the queue, in the place of an entry that stands there; part of another transaction.
 
-    Its tries are counted on where its last session came no step further.
+    One that is claimed stays so. Its tries are counted on where its last session came no step further.
     """
     newest = orm.scalars(_newest(run_id)).first()
+    if newest and newest.state == "claimed":  # who claimed it settles what was, and opens a session next
+        newest.why = why
+        return
     session = orm.scalars(
         select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
     ).first()
@@ -93,7 +96,6 @@ def put(
     """The same by itself; `wants`: what the run wants of a machine, by the columns' names."""
     with Orm(engine) as orm, orm.begin():
         queue_resume(orm, run_id, why=why, due_at=due_at)
-        orm.flush()
         if wants:
             orm.execute(update(Resume).where(Resume.run_id == run_id, Resume.state == "due").values(**wants))
 

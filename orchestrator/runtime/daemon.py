@@ -311,7 +311,8 @@ class Daemon:
         except DBAPIError as error:
             self._in_trouble(error)
             return []
-        return [one for one in found if one.begun_by == BY_DAEMON and self._is_live(one)]
+        mine = {child.pid for child in self._children.values()}
+        return [one for one in found if (one.begun_by == BY_DAEMON or one.pid in mine) and self._is_live(one)]
 
     def _kill(self, late: list[OpenSession]) -> None:
         for one in late:

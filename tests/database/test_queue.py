@@ -187,3 +187,13 @@ def test_a_dropped_run_goes_on_when_a_person_asks(engine):
     run = make(engine, ranks=1)
     assert queue.drop(engine, run) and not queue.drop(engine, run)
     assert due(engine) == [] and queue.open_resume(engine, run).due_at is None
+
+
+def test_who_has_claimed_a_run_keeps_it_while_it_settles_what_was_and_opens_the_next_session(engine):
+    run = make(engine, ranks=1)
+    queue.claim(engine, queue.open_resume(engine, run).id, WE, by="daemon", seen=ANY)
+    queue.put(engine, run, why="cut off", due_at=datetime.now(UTC))
+    assert due(engine) == [] and queue.open_resume(engine, run).why == "cut off"
+    sessions.open_session(engine, run, boot_id="b")
+    queue.taken(engine, run, by="pid 7", **WE._asdict())
+    assert [one.begun_by for one in queue.open_sessions(engine)] == ["daemon"]

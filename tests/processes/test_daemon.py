@@ -75,7 +75,7 @@ def daemon(kgorch, *args: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
     process.send_signal(number)
-    return process.wait(timeout=60)
+    return process.wait(timeout=150)  # a stop may wait for a save, on a machine that does much else
 
 
 def test_two_daemons_take_each_due_run_once(kgorch):
