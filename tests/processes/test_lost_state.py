@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+QUICKLY = ("--set", "stage.train.args.sleep=0", "--set", "stage.train.args.epochs=1")
+
 
 def first_session(kgorch, **changes):
     plan = kgorch.plan(ranks=1, args={"epochs": 20}, **changes)
@@ -34,7 +36,7 @@ def test_a_broken_database_is_left_as_it_is_and_moved_aside_costs_the_history_al
     assert "cannot be used" in said and f"mv {database}" in said
     assert database.read_bytes() == before
     database.rename(database.with_suffix(".broken"))
-    kgorch("start", str(plan))
+    kgorch("start", str(plan), *QUICKLY)
     assert kgorch.status()["state"] == "finished"
     assert kgorch.history()[0]["stages"][0]["first_step"] == saved
 
@@ -43,7 +45,7 @@ def test_fresh_without_the_database_does_not_write_among_what_the_lost_run_left(
     plan = first_session(kgorch)
     old = kgorch.checkpoints()
     (kgorch.home / "kgorch.db").unlink()
-    kgorch("start", str(plan), "--fresh", "--set", "stage.train.args.epochs=1")
+    kgorch("start", str(plan), "--fresh", *QUICKLY)
     assert kgorch.status()["run_number"] == 2 and all(path.is_dir() for path in old)
 
 
@@ -52,8 +54,9 @@ def test_a_plan_that_is_gone_is_not_needed_to_go_on(kgorch):
     plan.unlink()
     said = kgorch("start", str(plan), code=2).stderr
     assert "kgorch resume test" in said and str(plan) in said
-    kgorch("resume")
-    assert kgorch.status()["state"] == "finished"
+    kgorch.background("resume")
+    kgorch.wait_for_step(last_step(kgorch) + 1)
+    kgorch("stop")
 
 
 def test_a_database_that_another_program_holds_is_said_in_one_line(kgorch):
@@ -76,7 +79,7 @@ def test_a_clock_that_is_a_year_wrong_costs_nothing(kgorch, days):
     kgorch.extra_env |= {"LD_PRELOAD": str(library), "FAKETIME": f"{days}d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     plan = first_session(kgorch)
     kgorch.extra_env.clear()
-    kgorch("start", str(plan))
+    kgorch("start", str(plan), *QUICKLY)
     first, second = kgorch.history()
     assert kgorch.status()["state"] == "finished"
     assert first["lasted_s"] >= 0 and second["lasted_s"] >= 0
