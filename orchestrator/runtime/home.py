@@ -41,16 +41,14 @@ def home_of_run(run: RunInfo) -> Path:
 
 def newest_left(home: Path, name: str) -> int:
     """The highest number of a run of that name that has left checkpoints or attempts here, whatever the database knows; 0: none."""
-    numbers = (int(path.name) for path in (home / "runs" / name).glob("[0-9]*") if path.name.isdecimal())
-    return max(
-        (
-            number
-            for number in numbers
-            for below in ("attempts/*", "checkpoints/*/*")
-            if next(run_folder(home, name, number).glob(below), None)
-        ),
-        default=0,
-    )
+    folders = [path for path in (home / "runs" / name).glob("[0-9]*") if path.name.isdecimal()]
+    return max((int(folder.name) for folder in folders if _holds_something(folder)), default=0)
+
+
+def _holds_something(folder: Path) -> bool:
+    """A checkpoint that is only half copied is nothing; its name has a dot."""
+    whole = (path for path in folder.glob("checkpoints/*/step-*") if "." not in path.name)
+    return next(folder.glob("attempts/*"), None) is not None or next(whole, None) is not None
 
 
 def make_run_folder(home: Path, name: str, number: int, plan: str) -> Path:

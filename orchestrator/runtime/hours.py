@@ -1,4 +1,4 @@
-"""The hours that a run's pool still allows, as the forecast asks for them (core/forecast.py). What other runs will spend is not counted."""
+"""The hours that a run's pool still allows, as the forecast asks (core/forecast.py); what other runs will spend is not counted."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_first_session_starts_the_run_and_a_later_one_resumes_it():
 
 
 def test_a_session_whose_hours_are_spent_is_told_as_quota_or_as_its_end_to_who_wants_that_alone():
-    ended = Session(phase=Phase.SUSPENDED, wall_why=QUOTA)
+    ended = Session(phase=Phase.SUSPENDED, wall_why=QUOTA, why=QUOTA)
     told = notices.of(core.AttemptSuspended(), ended, number=1)
     assert Sieve(["quota", "suspended"]).lets_through(told, 0.0) == ("quota", 0)
     assert Sieve(["suspended"]).lets_through(told, 0.0) == ("suspended", 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import weekly_reset
 
-from db import charges, runs, sessions
+from db import charges, queue, runs, sessions
 from db.charges import Own
 from db.engine import open_database
 from db.records import PoolInfo
@@ -237,20 +237,20 @@ def test_after_a_correction_used_is_what_the_person_said(engine, run, told_s, re
 
 def test_a_correction_wakes_the_runs_that_wait_for_the_pools_hours_and_no_others(engine, run):
     charges.tell_pool(engine, run.id, PoolInfo("p", 100.0, "never", 0.0, SATURDAY))
-    runs.wait(engine, run.id, why="the quota", due_at=None)
+    queue.put(engine, run.id, why="the quota", due_at=None)
     assert pools.correct(engine, "other", 5.0)["resumed"] == 0
     assert pools.correct(engine, "p", 5.0)["resumed"] == 1
-    assert runs.open_resume(engine, run.id).due_at <= datetime.now(UTC)
-    runs.wait(engine, run.id, why="the wall", due_at=None)
+    assert queue.open_resume(engine, run.id).due_at <= datetime.now(UTC)
+    queue.put(engine, run.id, why="the wall", due_at=None)
     assert pools.correct(engine, "p", 5.0)["resumed"] == 0
 
 
 def test_a_claimed_place_in_the_queue_is_given_back_while_the_quota_is_spent(engine, run):
-    runs.wait(engine, run.id, why="the wall", due_at=SATURDAY)
+    queue.put(engine, run.id, why="the wall", due_at=SATURDAY)
     with sqlite3.connect(engine.url.database) as database:
         database.execute("UPDATE resumes SET state = 'claimed'")
-    runs.wait(engine, run.id, why="the quota", due_at=SATURDAY)
-    assert runs.open_resume(engine, run.id).why == "the quota"
+    queue.put(engine, run.id, why="the quota", due_at=SATURDAY)
+    assert queue.open_resume(engine, run.id).why == "the quota"
 
 
 def test_what_the_runs_of_a_pool_still_need_follows_from_their_newest_sessions(engine, run):
