@@ -25,6 +25,9 @@ RUNNING = ("queued", "starting", "training", "saving", "stopping", "recovering",
 LEASE = timedelta(minutes=5)
 """A claimant that has not renewed its claim for so long hangs, or its machine does."""
 
+AHEAD = timedelta(hours=1)
+"""An entry that was made so far in the future was made by a clock that has been put right since."""
+
 INHERITED = ("priority", "ranks", "share")
 
 
@@ -93,11 +96,23 @@ def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, pl
 def put(
     engine: Engine, run_id: str, *, why: str, due_at: datetime | None, wants: Mapping[str, Any] | None = None
 ) -> None:
-    """The same by itself; `wants`: what the run wants of a machine, by the columns' names."""
+    """The same by itself, and whoever has claimed it has done with it.
+
+    `wants`: what the run wants of a machine, by the columns' names.
+    """
     with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Resume).where(Resume.run_id == run_id, Resume.state == "claimed").values(state="done"))
         queue_resume(orm, run_id, why=why, due_at=due_at)
         if wants:
             orm.execute(update(Resume).where(Resume.run_id == run_id, Resume.state == "due").values(**wants))
+
+
+def mend_clock(engine: Engine, at: datetime) -> int:
+    """Make due what was written down by a clock that ran ahead: its hour would come when nobody waits for it any more. How many
+    there were."""
+    with Orm(engine) as orm, orm.begin():
+        ahead = Resume.state == "due", Resume.due_at > at, Resume.created_at > at + AHEAD
+        return _count(orm.execute(update(Resume).where(*ahead).values(due_at=at)))
 
 
 def drop(engine: Engine, run_id: str) -> bool:

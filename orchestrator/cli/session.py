@@ -64,6 +64,9 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
     elif nothing.why == "quota":
         click.echo(f"{nothing.run.name}: the quota is spent; {_again_at(nothing.due_at)}")
         click.echo("next: kgorch quota")
+    elif nothing.why == "stopped":
+        click.echo(f"{nothing.run.name} was stopped by a person; nothing was started")
+        click.echo(f"next: kgorch resume {nothing.run.name}")
     else:
         click.echo(f"{nothing.run.name} is finished; nothing was started")
         click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")

@@ -45,6 +45,9 @@ ANYWAY_S = 10.0
 """How often it looks at all that may be, though nothing seems to have happened."""
 
 DRIVER_AGAIN_S = 300.0
+MEND_S = 300.0
+"""How often it looks for entries that a wrong clock has made."""
+
 LOOK_AT = 64
 """Due rows that are considered at once: with more, those after them would not be next anyway."""
 
@@ -99,6 +102,7 @@ class Daemon:
         self._supervised: list[OpenSession] = []  # at the last look
         self._gpus: list[claims.Device] = []
         self._driver_asked_s: float | None = None
+        self._mended_s: float | None = None
         self._looked_s = self._fed_s = float("-inf")
         self._next_due_at: datetime | None = None
         self._is_poked = self._is_stopping = False
@@ -150,6 +154,10 @@ class Daemon:
     def tick(self) -> None:
         """Bring what is written down and what runs together: once through all there may be to do."""
         now, self._looked_s, self._is_poked = self._clock.utc(), self._clock.now_s(), False
+        if self._mended_s is None or self._looked_s - self._mended_s >= MEND_S:
+            self._mended_s = self._looked_s
+            if count := queue.mend_clock(self._engine, now):
+                log.warning("%s resumes were queued by a clock that ran ahead; they are due now", count)
         self._release(now)
         self._take_up_what_was_lost(now)
         while entry := self._next(now):

@@ -54,7 +54,8 @@ from orchestrator.wire import boottime_s
 class Nothing:
     """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
 
-    `why`: "live", "finished", "quota". `due_at`: when there are hours again; None when a person has to give some.
+    `why`: "live", "finished", "quota", "stopped" (by a person, so no daemon goes on).
+    `due_at`: when there are hours again; None when a person has to give some.
     """
 
     run: RunInfo
@@ -240,6 +241,8 @@ def resume(
     name: str | None,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
+    *,
+    by_person: bool = True,
 ) -> Opened | Nothing | None:
     """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
 
@@ -261,7 +264,9 @@ def resume(
         return Nothing(run, "live")
     try:
         plan = plan_of(run)
-        return _go_on(engine, run, plan, config.platform(plan.platform, profile), lock, until=until)
+        return _go_on(
+            engine, run, plan, config.platform(plan.platform, profile), lock, until=until, by_person=by_person
+        )
     except BaseException:
         lock.release()
         raise
@@ -322,6 +327,7 @@ def _go_on(
     found: Found | None = None,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
+    by_person: bool = True,
 ) -> Opened | Nothing:
     mirror.check(plan)
     last = sessions.last(engine, run.id)
@@ -329,7 +335,12 @@ def _go_on(
     if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             return _adopt(engine, run, plan, profile, last, attempt, lock, until)
+        stopped = last.why == core.PERSONS_STOP
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
+        if stopped and not by_person:
+            queue.put(engine, run.id, why=core.PERSONS_STOP, due_at=None)
+            lock.release()
+            return Nothing(run, "stopped")
     if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"

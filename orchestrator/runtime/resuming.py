@@ -64,7 +64,7 @@ def resume(
     over = threading.Event()
     threading.Thread(target=_renew, args=(engine, resume_id, over), name="lease", daemon=True).start()
     try:
-        opened = opening.resume(engine, home, profile, name, watcher)
+        opened = opening.resume(engine, home, profile, name, watcher, by_person=False)
     except DevicesHeld as error:
         _wait_on(engine, resume_id, str(error.what))
         return None

@@ -191,9 +191,32 @@ def test_a_dropped_run_goes_on_when_a_person_asks(engine):
 
 def test_who_has_claimed_a_run_keeps_it_while_it_settles_what_was_and_opens_the_next_session(engine):
     run = make(engine, ranks=1)
+    lost = sessions.open_session(engine, run, boot_id="b")
     queue.claim(engine, queue.open_resume(engine, run).id, WE, by="daemon", seen=ANY)
-    queue.put(engine, run, why="cut off", due_at=datetime.now(UTC))
+    resume = {"why": "cut off", "due_at": datetime.now(UTC)}
+    sessions.record(engine, run, lost.id, kind="SessionLost", phase="cut off", facts={}, resume=resume)
     assert due(engine) == [] and queue.open_resume(engine, run).why == "cut off"
     sessions.open_session(engine, run, boot_id="b")
     queue.taken(engine, run, by="pid 7", **WE._asdict())
     assert [one.begun_by for one in queue.open_sessions(engine)] == ["daemon"]
+
+
+def test_who_has_claimed_a_run_that_has_to_wait_puts_it_back_for_later(engine):
+    run, later = make(engine, ranks=1), datetime.now(UTC) + timedelta(hours=1)
+    queue.claim(engine, queue.open_resume(engine, run).id, WE, by="daemon", seen=ANY)
+    queue.put(engine, run, why="the quota", due_at=later)
+    waits = queue.open_resume(engine, run)
+    assert (waits.state, waits.why, waits.due_at, waits.tries) == ("due", "the quota", later, 0)
+    assert queue.claimed(engine) == []
+
+
+def test_what_a_clock_that_ran_ahead_has_queued_is_due_now_and_nothing_else(engine, monkeypatch):
+    now = datetime.now(UTC)
+    tomorrow = make(engine, "tomorrow")
+    queue.put(engine, tomorrow, why="the quota", due_at=now + timedelta(days=1))
+    ahead = make(engine, "ahead")
+    monkeypatch.setattr(queue, "now", lambda: now + timedelta(days=365))
+    queue.put(engine, ahead, why="the wall", due_at=now + timedelta(days=365))
+    assert due(engine) == []
+    assert queue.mend_clock(engine, now) == 1
+    assert due(engine) == ["ahead"]
