@@ -7,6 +7,8 @@ from datetime import datetime
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 QUICKLY = ("--set", "stage.train.args.sleep=0", "--set", "stage.train.args.epochs=1")
 
 
