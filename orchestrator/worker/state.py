@@ -161,11 +161,9 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
     if strays := [key for key in tensors if not isinstance(state[key], torch.Tensor)]:
         raise CannotRestore(f"{name}.{strays[0]} is no tensor in the checkpoint")
     if other := [key for key, value in tensors.items() if value.shape != state[key].shape]:
-        shapes = [f"{key}: {tuple(state[key].shape)} → {tuple(own[key].shape)}" for key in other[:5]]
+        shapes = ", ".join(f"{key}: {tuple(state[key].shape)} → {tuple(own[key].shape)}" for key in other[:3])
         raise CannotRestore(
-            f"{name}.{other[0]} has another shape than in the checkpoint",
-            f"{len(other)} of {len(tensors)} tensors differ; checkpoint → script",
-            *shapes,
+            f"{len(other)} of {len(tensors)} tensors of {name} have another shape than in the checkpoint: {shapes}",
             next_step="put back the arguments that it was trained with, or begin anew with `kgorch start PLAN --fresh`",
         )
     own.update({key: state[key] for key in own})

@@ -221,6 +221,7 @@ def test_a_changed_plan_is_taken_with_a_note_and_another_model_is_refused_by_nam
     assert first >= 2, "with the old model it goes on where it was"
 
 
+@pytest.mark.slow
 def test_a_person_may_insist_on_a_plan_that_would_be_refused(kgorch):
     plan = kgorch.plan(ranks=1, args={"epochs": 20, "sleep": 1.0})
     kgorch.background("start", str(plan))

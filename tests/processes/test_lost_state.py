@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from datetime import datetime
-from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 QUICKLY = ("--set", "stage.train.args.sleep=0", "--set", "stage.train.args.epochs=1")
 
@@ -69,20 +69,21 @@ def test_a_database_that_another_program_holds_is_said_in_one_line(kgorch):
     assert "locked" in said and "next:" in said
 
 
-@pytest.mark.parametrize("days", ["+365", "-365"])
-def test_a_clock_that_is_a_year_wrong_costs_nothing(kgorch, days):
-    if not shutil.which("faketime"):
-        pytest.skip("needs faketime")
-    library = next(iter(Path("/usr/lib").rglob("libfaketime.so.1")), None)
-    if library is None:
-        pytest.skip("needs libfaketime")
-    kgorch.extra_env |= {"LD_PRELOAD": str(library), "FAKETIME": f"{days}d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+@pytest.mark.parametrize("years", [1, -1])
+def test_a_session_whose_clock_was_a_year_wrong_costs_nothing(kgorch, years):
+    """As such a session leaves its rows; libfaketime itself makes torchrun's sleeps fail."""
     plan = first_session(kgorch)
-    kgorch.extra_env.clear()
+    with sqlite3.connect(kgorch.home / "kgorch.db") as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            for column in [row[1] for row in database.execute(f"PRAGMA table_info({table})") if row[2] == "DATETIME"]:
+                moved = f"(substr({column}, 1, 4) + {years}) || substr({column}, 5)"
+                database.execute(f"UPDATE {table} SET {column} = {moved} WHERE {column} IS NOT NULL")
+    database.close()
     kgorch("start", str(plan), *QUICKLY)
     first, second = kgorch.history()
     assert kgorch.status()["state"] == "finished"
     assert first["lasted_s"] >= 0 and second["lasted_s"] >= 0
     assert second["stages"][0]["first_step"] == first["stages"][0]["last_step"]
     apart = datetime.fromisoformat(second["started_at"]) - datetime.fromisoformat(first["started_at"])
-    assert (apart.days < 0) == (days == "+365"), "the first session did have the wrong clock"
+    assert (apart.days < 0) == (years > 0), "the first session did have the wrong clock"
