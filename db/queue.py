@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Select, delete, func, select, update
+from sqlalchemy import Engine, Select, delete, func, select, true, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
@@ -160,10 +160,12 @@ def entries(engine: Engine) -> list[Entry]:
         return [_entry(row) for row in orm.execute(chosen)]
 
 
-def due(engine: Engine, at: datetime, *, limit: int) -> list[Entry]:
+def due(engine: Engine, at: datetime, *, limit: int, only_sharing: bool = False) -> list[Entry]:
     """Those whose hour has come, in the order in which they go: by priority, then whose turn was longest ago, then by the hour."""
     with Orm(engine) as orm:
         chosen = _entries().where(Resume.state == "due", Resume.due_at <= at, Run.state == "active")
+        if only_sharing:
+            chosen = chosen.where(Resume.share == true())
         ordered = chosen.order_by(Resume.priority.desc(), Resume.turn_at, Resume.due_at, Resume.id)
         return [_entry(row) for row in orm.execute(ordered.limit(limit))]
 

@@ -206,6 +206,7 @@ class Resume(Base):
             postgresql_where=text("state IN ('due', 'claimed')"),
         ),
         Index("ix_resumes_state_due_at", "state", "due_at"),
+        Index("ix_resumes_share_state_due_at", "share", "state", "due_at"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

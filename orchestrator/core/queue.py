@@ -58,10 +58,9 @@ def choose(waiting: Iterable[Waiting], machine: Machine) -> int | None:
     return None
 
 
-def has_room(machine: Machine) -> bool:
-    """Whether any run at all might begin: else nobody needs to be asked for."""
-    smallest = (Waiting(0, min(1, machine.gpus), share, 0.0) for share in (False, True))
-    return any(fits(one, machine) for one in smallest)
+def has_room(machine: Machine, *, share: bool) -> bool:
+    """Whether any run that shares, or any that does not, might begin: else none of them needs to be looked at."""
+    return fits(Waiting(0, min(1, machine.gpus), share, 0.0), machine)
 
 
 def fits(one: Waiting, machine: Machine) -> bool:

@@ -253,9 +253,10 @@ class Daemon:
         return entry
 
     def _chosen(self, now: datetime, machine: Machine) -> Entry | None:
-        if not core.has_room(machine):
+        share, alone = (core.has_room(machine, share=share) for share in (True, False))
+        if not share and not alone:
             return None
-        found = queue.due(self._engine, now, limit=LOOK_AT)
+        found = queue.due(self._engine, now, limit=LOOK_AT, only_sharing=not alone)
         due = {entry.resume.id: entry for entry in found if self._is_time(entry.resume, now)}
         chosen = core.choose([_waiting(entry.resume, now) for entry in due.values()], machine)
         return None if chosen is None else due[chosen]

@@ -74,8 +74,10 @@ def test_so_many_share_a_device_and_no_more():
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_there_is_room_exactly_where_the_smallest_run_fits(gpus):
-    assert has_room(machine(gpus=gpus, free=gpus))
-    assert not has_room(machine(gpus=gpus, free=0, running=max(gpus, 1), sharing=99))
+    busy = machine(gpus=gpus, free=0, running=max(gpus, 1))
+    for share in (False, True):
+        assert has_room(machine(gpus=gpus, free=gpus), share=share)
+    assert not has_room(busy, share=False) and not has_room(busy._replace(sharing=99), share=True)
 
 
 def test_the_back_off_doubles_up_to_an_hour_and_spreads():

@@ -44,6 +44,7 @@ def upgrade() -> None:
         resumes.add_column(sa.Column("ranks", sa.Integer(), nullable=True))
         resumes.add_column(sa.Column("share", sa.Boolean(), nullable=False, server_default=sa.false()))
         resumes.add_column(sa.Column("turn_at", sa.DateTime(), nullable=True))
+    op.create_index("ix_resumes_share_state_due_at", "resumes", ["share", "state", "due_at"])
     op.create_index("ix_resumes_state_due_at", "resumes", ["state", "due_at"])
     # one place in the queue a run: of older rows the newest stays
     op.execute(
