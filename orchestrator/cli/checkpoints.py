@@ -112,8 +112,8 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
 
     from db import sessions
     from orchestrator.runtime import launcher, replay
+    from orchestrator.runtime.choosing import plan_of
     from orchestrator.runtime.home import Lock
-    from orchestrator.runtime.opening import plan_of
 
     run, rows = _rows(name)
     _, home, engine = state()
@@ -172,7 +172,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
     """
     from db import checkpoints as rows
     from orchestrator.runtime import checkpoints, keeping
-    from orchestrator.runtime.opening import plan_of
+    from orchestrator.runtime.choosing import plan_of
 
     _, _, engine = state()
     found = find_run(engine, run)

@@ -14,7 +14,7 @@ from orchestrator.cli.common import find_run, json_option, run_argument, state
 
 if TYPE_CHECKING:
     from db.records import RunInfo
-    from orchestrator.runtime.opening import Nothing
+    from orchestrator.runtime.choosing import Nothing
 
 
 @click.group("queue", invoke_without_command=True)
@@ -86,11 +86,11 @@ def add(what: str, at: str | None) -> int:
         from orchestrator.plan import load
 
         return add_plan(Path(what), load(Path(what))[1], (), due_at=due_at)
-    from orchestrator.runtime import opening
+    from orchestrator.runtime import enqueuing
 
     _, home, engine = state()
     run = find_run(engine, what)
-    return _say(home, run, opening.enqueue_known(engine, run, due_at=due_at), due_at)
+    return _say(home, run, enqueuing.enqueue_known(engine, run, due_at=due_at), due_at)
 
 
 @command.command("drop")
@@ -124,15 +124,15 @@ def add_plan(
     as_json: bool = False,
 ) -> int:
     from orchestrator.cli.session import Copying
-    from orchestrator.runtime import opening
+    from orchestrator.runtime import choosing, enqueuing
 
     profile, home, engine = state()
     due_at = due_at or datetime.now(UTC)
     with Copying() as watcher:
-        found = opening.enqueue(
+        found = enqueuing.enqueue(
             engine, home, profile, text, plan, overrides, due_at=due_at, fresh=fresh, run_id=run_id, watcher=watcher
         )
-    run, nothing = (found.run, found) if isinstance(found, opening.Nothing) else (found, None)
+    run, nothing = (found.run, found) if isinstance(found, choosing.Nothing) else (found, None)
     if as_json:
         from orchestrator.report import view
         from orchestrator.runtime import daemonapi

@@ -25,7 +25,7 @@ def command(run: str | None, claimed: str | None, until: datetime | None, as_jso
     Example:
       kgorch resume ink-demo
     """
-    from orchestrator.runtime import opening
+    from orchestrator.runtime import choosing, opening
 
     profile, home, engine = state()
     with Copying() as watcher:
@@ -38,6 +38,6 @@ def command(run: str | None, claimed: str | None, until: datetime | None, as_jso
     if opened is None:
         click.echo("null" if as_json else "there is no run to go on with")
         return 0
-    if isinstance(opened, opening.Nothing):
+    if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)

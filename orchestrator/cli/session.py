@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from db.records import SessionInfo
     from orchestrator.manifest import Manifest
-    from orchestrator.runtime.opening import Nothing, Opened
+    from orchestrator.runtime.choosing import Nothing
+    from orchestrator.runtime.opening import Opened
 
 EXIT = {
     Phase.FINISHED: ExitCode.DONE,

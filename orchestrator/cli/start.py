@@ -57,7 +57,7 @@ def command(
       kgorch start plan.toml --set session.wall=30m --set stage.train.args.epochs=3
     """
     from orchestrator.plan import load
-    from orchestrator.runtime import opening
+    from orchestrator.runtime import choosing, opening
 
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
@@ -88,7 +88,7 @@ def command(
             watcher=watcher,
             until=until,
         )
-    if isinstance(opened, opening.Nothing):
+    if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)
 

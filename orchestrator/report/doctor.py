@@ -19,7 +19,7 @@ from db.records import AttemptInfo, EventInfo, RunInfo, SampleInfo, SessionInfo
 from orchestrator.core import advice
 from orchestrator.report.view import View, stamp
 from orchestrator.runtime.attempts import device_of
-from orchestrator.runtime.opening import plan_of
+from orchestrator.runtime.choosing import plan_of
 from orchestrator.runtime.rungs import Place, standing
 
 RECENT_S = 600

@@ -1,11 +1,19 @@
-"""When the session that we are in began, on CLOCK_BOOTTIME: its limit counts from there, and not from our own start."""
+"""When the session that we are in began, on CLOCK_BOOTTIME, and what ends it: limits count from there, not from our start."""
 
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 
-from orchestrator.platforms.profile import Began
-from orchestrator.runtime import processes, slurm
+from sqlalchemy import Engine
+
+from db.records import RunInfo, SessionInfo
+from orchestrator.core.wall import UNTIL, WALL, Wall, nearest
+from orchestrator.plan import Plan
+from orchestrator.platforms.profile import Began, Profile
+from orchestrator.runtime import processes, slurm, spot
+from orchestrator.runtime.ledger import Ledger
+from orchestrator.runtime.walls import Source
 from orchestrator.wire import boottime_s
 
 
@@ -23,3 +31,28 @@ def began_s(began: Began) -> float:
     if at_s is None:
         at_s = processes.started_s(os.getpid())
     return boottime_s() if at_s is None else at_s
+
+
+def fixed_wall(plan: Plan, profile: Profile, now_s: float, until: datetime | None) -> Wall | None:
+    """The nearest of the walls that stand from the session's beginning on."""
+    length_s = plan.session.wall or profile.wall_s
+    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, WALL)
+    return nearest([limit, given_wall(until, now_s)])
+
+
+def given_wall(until: datetime | None, now_s: float) -> Wall | None:
+    """What a person gave as an instant; from here on the wall clock may jump."""
+    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), UNTIL)
+
+
+def moving_walls(
+    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, last: SessionInfo | None = None
+) -> list[Source]:
+    """`last`: the session that is adopted; None for one that is to be opened."""
+    ledger = Ledger.adopting(engine, plan, profile, last) if last else Ledger.opening(engine, plan, profile)
+    found: list[Source] = [ledger] if ledger else []
+    if profile.notice == "slurm" and "SLURM_JOB_ID" in os.environ:
+        found.append(slurm.JobEnd())
+    elif profile.notice in spot.PROTOCOLS and profile.metadata:
+        found.append(spot.Notices(profile.notice, profile.metadata))
+    return found

@@ -1,11 +1,9 @@
-"""From "start this plan" to a supervisor that runs: find the run, take its lock, settle what a dead supervisor left, open
-the next session or adopt the living one."""
+"""From "start this plan" to a supervisor that runs: take the run's lock, settle what a dead supervisor left, open the next session
+or adopt the living one."""
 
 from __future__ import annotations
 
 import os
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -23,44 +21,29 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
 from orchestrator.core.wall import QUOTA, UNTIL, WALL, Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
-from orchestrator.plan import Plan, check_entries, parse
+from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     attempts,
-    bringing,
-    changes,
+    beginning,
     checkpoints,
+    choosing,
     claims,
     launcher,
     mirror,
     notices,
     processes,
-    slurm,
-    spot,
     taking,
 )
 from orchestrator.runtime.attempts import Running
-from orchestrator.runtime.beginning import began_s
+from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, home_of_run, is_held, make_run_folder, newest_left
+from orchestrator.runtime.home import Lock, home_of_run
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
-from orchestrator.runtime.walls import Source, Walls
+from orchestrator.runtime.walls import Walls
 from orchestrator.wire import boottime_s
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
-
-    `why`: "live", "finished", "quota", "stopped" (by a person, so no daemon goes on).
-    `due_at`: when there are hours again; None when a person has to give some.
-    """
-
-    run: RunInfo
-    why: str
-    due_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +102,13 @@ def start(
         until: when this session, and no later one, shall be over.
     Raises: PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
-    plan = _checked(plan_text, where, overrides)
+    plan = choosing.checked(plan_text, where, overrides)
     lock = Lock(home / "runs" / plan.name / "lock")
     if not lock.take():
-        return Nothing(_run_elsewhere(engine, plan.name), "live")
+        return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
         here = config.platform(plan.platform, profile)
-        run, plan, found = _run_of(
+        run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, accept_changes
         )
         if run.state == "finished":
@@ -136,102 +119,6 @@ def start(
     except BaseException:
         lock.release()
         raise
-
-
-def enqueue(
-    engine: Engine,
-    home: Path,
-    profile: Profile,
-    plan_text: str,
-    where: Path,
-    overrides: Sequence[str],
-    *,
-    due_at: datetime,
-    fresh: bool = False,
-    run_id: str | None = None,
-    watcher: Watcher = SILENT,
-) -> RunInfo | Nothing:
-    """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
-    plan = _checked(plan_text, where, overrides)
-    lock = Lock(home / "runs" / plan.name / "lock")
-    if not lock.take():
-        return Nothing(_run_elsewhere(engine, plan.name), "live")
-    try:
-        run, plan, found = _run_of(engine, home, profile, plan, plan_text, where, overrides, fresh, run_id, watcher)
-        if run.state == "finished":
-            return Nothing(run, "finished")
-        last = sessions.last(engine, run.id)
-        if found and (last is None or last.phase in sessions.OVER):
-            taking.catch_up(engine, run, plan, found, watcher)
-        _put(engine, run, plan, due_at)
-        return run
-    finally:
-        lock.release()
-
-
-def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:
-    """A run that is known here stands in the queue, for the daemon; None when it does."""
-    if run.state == "finished":
-        return Nothing(run, "finished")
-    if is_held(home_of_run(run) / "runs" / run.name / "lock"):
-        return Nothing(run, "live")
-    _put(engine, run, plan_of(run), due_at)
-    return None
-
-
-def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
-    if run.state == "failed":
-        runs.set_state(engine, run.id, "active")
-    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=claims.wants(plan))
-
-
-def _checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
-    plan = _read(plan_text, str(where), overrides)
-    check_entries(plan, where.absolute().parent)
-    mirror.check(plan)
-    notices.check(plan.notify)
-    return plan
-
-
-def _run_of(
-    engine: Engine,
-    home: Path,
-    profile: Profile,
-    plan: Plan,
-    plan_text: str,
-    where: Path,
-    overrides: Sequence[str],
-    fresh: bool,
-    run_id: str | None,
-    watcher: Watcher,
-    accept_changes: bool = False,
-) -> tuple[RunInfo, Plan, Found | None]:
-    """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
-    source has further of it."""
-    workdir = where.absolute().parent
-    known, found = runs.newest(engine, plan.name), None
-    if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
-        found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
-        if found and (known is None or known.id != found.run_id):
-            known = bringing.bring(
-                engine, home, plan_text, where, workdir, overrides, found, watcher, accept_changes=accept_changes
-            )
-            found = None
-    if known and not fresh:
-        if known.state == "finished":
-            return known, plan, None
-        merged = [*(item for item in known.overrides if item not in overrides), *overrides]
-        plan = _read(plan_text, str(where), merged)
-        if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
-            known = _take_changed_plan(
-                engine, known, plan, plan_text, merged, workdir, accept=accept_changes, watcher=watcher
-            )
-        return known, plan, found
-    if known:
-        bringing.refuse_while_training(engine, known)
-        runs.supersede(engine, known.id, "--fresh began another run of this name")
-    number = max(known.number if known else 0, newest_left(home, plan.name)) + 1
-    return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
 
 
 def resume(
@@ -252,7 +139,7 @@ def resume(
     """
     run: RunInfo | None
     if name:
-        run = runs.newest(engine, name) or _bring_by_name(engine, home, profile, name, watcher)
+        run = runs.newest(engine, name) or choosing.bring_by_name(engine, home, profile, name, watcher)
     else:
         run = runs.newest_in(engine, ("active", "failed"))
         if run is None:
@@ -263,7 +150,7 @@ def resume(
     if not lock.take():
         return Nothing(run, "live")
     try:
-        plan = plan_of(run)
+        plan = choosing.plan_of(run)
         return _go_on(
             engine, run, plan, config.platform(plan.platform, profile), lock, until=until, by_person=by_person
         )
@@ -272,50 +159,12 @@ def resume(
         raise
 
 
-def _bring_by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher) -> RunInfo:
-    lock = Lock(home / "runs" / name / "lock")
-    if not lock.take():
-        return _run_elsewhere(engine, name)
-    try:
-        return bringing.by_name(engine, home, profile, name, watcher)
-    finally:
-        lock.release()
-
-
-def plan_of(run: RunInfo) -> Plan:
-    """The run's own copy, with what the person's configuration says besides."""
-    return _read(run.plan, f"{run.folder}/plan.toml", run.overrides)
-
-
-def _read(text: str, where: str, overrides: Sequence[str]) -> Plan:
-    return config.applied(parse(text, where, overrides), config.load())
-
-
 def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
     """Bring the run's own state up to how its last session ended; safe to repeat."""
     if phase is Phase.FINISHED:
         runs.set_state(engine, run.id, "finished")
     elif phase is Phase.FAILED:
         runs.set_state(engine, run.id, "failed", why)
-
-
-def _create(
-    engine: Engine, home: Path, plan: Plan, text: str, workdir: Path, overrides: Sequence[str], number: int
-) -> RunInfo:
-    folder, run_id = make_run_folder(home, plan.name, number, text), uuid.uuid4().hex[:12]
-    return runs.create(
-        engine,
-        id=run_id,
-        name=plan.name,
-        number=number,
-        folder=str(folder),
-        workdir=str(workdir),
-        checkpoints=str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, run_id)),
-        plan=text,
-        overrides=list(overrides),
-        plan_hash=plan.hash,
-        stages=[stage.name for stage in plan.stage],
-    )
 
 
 def _go_on(
@@ -379,7 +228,7 @@ def _open_on(
     until: datetime | None,
 ) -> Opened | Nothing:
     now_s = boottime_s()
-    walls = Walls(_fixed_wall(plan, profile, now_s, until), _moving_walls(engine, run, plan, profile))
+    walls = Walls(beginning.fixed_wall(plan, profile, now_s, until), beginning.moving_walls(engine, run, plan, profile))
     session = _session_of(engine, run, plan, walls.nearest(now_s))
     length_s = plan.session.wall or profile.wall_s
     if length_s is not None and length_s <= session.lead_s:
@@ -433,31 +282,6 @@ def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
         boot=processes.boot_id(),
         wants=claims.wants(plan),
     )
-
-
-def _fixed_wall(plan: Plan, profile: Profile, now_s: float, until: datetime | None) -> Wall | None:
-    """The nearest of the walls that stand from the session's beginning on."""
-    length_s = plan.session.wall or profile.wall_s
-    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, WALL)
-    return nearest([limit, _given_wall(until, now_s)])
-
-
-def _given_wall(until: datetime | None, now_s: float) -> Wall | None:
-    """What a person gave as an instant; from here on the wall clock may jump."""
-    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), UNTIL)
-
-
-def _moving_walls(
-    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, last: SessionInfo | None = None
-) -> list[Source]:
-    """`last`: the session that is adopted; None for one that is to be opened."""
-    ledger = Ledger.adopting(engine, plan, profile, last) if last else Ledger.opening(engine, plan, profile)
-    found: list[Source] = [ledger] if ledger else []
-    if profile.notice == "slurm" and "SLURM_JOB_ID" in os.environ:
-        found.append(slurm.JobEnd())
-    elif profile.notice in spot.PROTOCOLS and profile.metadata:
-        found.append(spot.Notices(profile.notice, profile.metadata))
-    return found
 
 
 def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float) -> Nothing | None:
@@ -516,8 +340,8 @@ def _adopt(
 ) -> Opened:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
     was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
-    fixed = nearest([was, _given_wall(until, boottime_s())])
-    walls = Walls(fixed, _moving_walls(engine, run, plan, profile, last))
+    fixed = nearest([was, beginning.given_wall(until, boottime_s())])
+    walls = Walls(fixed, beginning.moving_walls(engine, run, plan, profile, last))
     more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
         _session_of(
@@ -543,33 +367,6 @@ def _adopt(
     return Opened(run, plan, row, session, adopted, lock, walls, claim)
 
 
-def _take_changed_plan(
-    engine: Engine,
-    run: RunInfo,
-    plan: Plan,
-    text: str,
-    overrides: list[str],
-    workdir: Path,
-    *,
-    accept: bool,
-    watcher: Watcher,
-) -> RunInfo:
-    """What may change between sessions is taken, with a note; `accept`: also what only a person can know to be right.
-
-    Raises: PlanError that shows what differs.
-    """
-    judged = changes.judge(engine, run, plan_of(run), plan)
-    changes.refuse(run.name, judged, accept=accept)
-    for difference in judged.differences:
-        watcher.note(f"the plan has changed: {difference}")
-    changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
-    runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
-    facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
-    sessions.note(engine, run.id, "plan_changed", facts)
-    (Path(run.folder) / "plan.toml").write_text(text)
-    return run._replace(**changed)
-
-
 def _last_step(engine: Engine, run: RunInfo) -> int:
     last = sessions.last(engine, run.id)
     newest = checkpoint_rows.newest_verified(engine, run.id)
@@ -578,12 +375,3 @@ def _last_step(engine: Engine, run: RunInfo) -> int:
 
 def _us() -> dict[str, int | None]:
     return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": processes.started_ticks(os.getpid())}
-
-
-def _run_elsewhere(engine: Engine, name: str) -> RunInfo:
-    """The row of a run whose lock another process holds; it may have taken it just now and be about to write."""
-    for _ in range(100):
-        if run := runs.newest(engine, name):
-            return run
-        time.sleep(0.05)
-    raise KgorchError(f"another kgorch holds the lock of {name!r} and has not begun the run", next_step="kgorch status")

@@ -27,8 +27,9 @@ from orchestrator.runtime import processes
 from orchestrator.runtime.claims import DevicesHeld
 
 if TYPE_CHECKING:
+    from orchestrator.runtime.choosing import Nothing
     from orchestrator.runtime.finding import Watcher
-    from orchestrator.runtime.opening import Nothing, Opened
+    from orchestrator.runtime.opening import Opened
 
 BY_DAEMON = "daemon"
 RENEW_S = 60.0
@@ -52,7 +53,7 @@ def resume(
 
     Raises: as opening.resume, once the row is put back.
     """
-    from orchestrator.runtime import opening  # the daemon needs none of it, for months
+    from orchestrator.runtime import choosing, opening  # the daemon needs none of it, for months
 
     try:
         number, pid, ticks, boot = told.split(":")
@@ -73,7 +74,7 @@ def resume(
         raise
     finally:
         over.set()
-    if isinstance(opened, opening.Nothing):
+    if isinstance(opened, choosing.Nothing):
         if opened.why == "finished":
             queue.taken(engine, opened.run.id, by=BY_DAEMON, **us()._asdict())
         elif opened.why == "live":  # for the quota it waits in a row of its own

@@ -24,7 +24,7 @@ from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
-from orchestrator.runtime import finding, opening
+from orchestrator.runtime import choosing, finding, opening
 
 PLAN = """
 name = "ink"
@@ -420,7 +420,7 @@ def test_a_run_that_is_finished_there_is_finished_here(here, source):
     runs.set_state(engine, "r1", "finished")
     engine.dispose()
     opened, _ = here.start()
-    assert isinstance(opened, opening.Nothing) and opened.why == "finished"
+    assert isinstance(opened, choosing.Nothing) and opened.why == "finished"
     assert (here.home / "runs/ink/1/outputs/submission.csv").is_file()
 
 

@@ -1,0 +1,164 @@
+"""Which run a plan or a name means: one that is known here, one that lies in a source, or a new one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from db import runs, sessions
+from db.records import RunInfo
+from orchestrator import config
+from orchestrator.errors import KgorchError
+from orchestrator.plan import Plan, check_entries, parse
+from orchestrator.platforms.profile import Profile
+from orchestrator.runtime import (
+    bringing,
+    changes,
+    mirror,
+    notices,
+)
+from orchestrator.runtime.finding import Found, Watcher
+from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder, newest_left
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
+
+    `why`: "live", "finished", "quota", "stopped" (by a person, so no daemon goes on).
+    `due_at`: when there are hours again; None when a person has to give some.
+    """
+
+    run: RunInfo
+    why: str
+    due_at: datetime | None = None
+
+
+def checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
+    plan = read(plan_text, str(where), overrides)
+    check_entries(plan, where.absolute().parent)
+    mirror.check(plan)
+    notices.check(plan.notify)
+    return plan
+
+
+def read(text: str, where: str, overrides: Sequence[str]) -> Plan:
+    return config.applied(parse(text, where, overrides), config.load())
+
+
+def plan_of(run: RunInfo) -> Plan:
+    """The run's own copy, with what the person's configuration says besides."""
+    return read(run.plan, f"{run.folder}/plan.toml", run.overrides)
+
+
+def run_of(
+    engine: Engine,
+    home: Path,
+    profile: Profile,
+    plan: Plan,
+    plan_text: str,
+    where: Path,
+    overrides: Sequence[str],
+    fresh: bool,
+    run_id: str | None,
+    watcher: Watcher,
+    accept_changes: bool = False,
+) -> tuple[RunInfo, Plan, Found | None]:
+    """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
+    source has further of it."""
+    workdir = where.absolute().parent
+    known, found = runs.newest(engine, plan.name), None
+    if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
+        found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
+        if found and (known is None or known.id != found.run_id):
+            known = bringing.bring(
+                engine, home, plan_text, where, workdir, overrides, found, watcher, accept_changes=accept_changes
+            )
+            found = None
+    if known and not fresh:
+        if known.state == "finished":
+            return known, plan, None
+        merged = [*(item for item in known.overrides if item not in overrides), *overrides]
+        plan = read(plan_text, str(where), merged)
+        if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
+            known = _take_changed_plan(
+                engine, known, plan, plan_text, merged, workdir, accept=accept_changes, watcher=watcher
+            )
+        return known, plan, found
+    if known:
+        bringing.refuse_while_training(engine, known)
+        runs.supersede(engine, known.id, "--fresh began another run of this name")
+    number = max(known.number if known else 0, newest_left(home, plan.name)) + 1
+    return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
+
+
+def bring_by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher) -> RunInfo:
+    lock = Lock(home / "runs" / name / "lock")
+    if not lock.take():
+        return run_elsewhere(engine, name)
+    try:
+        return bringing.by_name(engine, home, profile, name, watcher)
+    finally:
+        lock.release()
+
+
+def _create(
+    engine: Engine, home: Path, plan: Plan, text: str, workdir: Path, overrides: Sequence[str], number: int
+) -> RunInfo:
+    folder, run_id = make_run_folder(home, plan.name, number, text), uuid.uuid4().hex[:12]
+    return runs.create(
+        engine,
+        id=run_id,
+        name=plan.name,
+        number=number,
+        folder=str(folder),
+        workdir=str(workdir),
+        checkpoints=str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, run_id)),
+        plan=text,
+        overrides=list(overrides),
+        plan_hash=plan.hash,
+        stages=[stage.name for stage in plan.stage],
+    )
+
+
+def _take_changed_plan(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    text: str,
+    overrides: list[str],
+    workdir: Path,
+    *,
+    accept: bool,
+    watcher: Watcher,
+) -> RunInfo:
+    """What may change between sessions is taken, with a note; `accept`: also what only a person can know to be right.
+
+    Raises: PlanError that shows what differs.
+    """
+    judged = changes.judge(engine, run, plan_of(run), plan)
+    changes.refuse(run.name, judged, accept=accept)
+    for difference in judged.differences:
+        watcher.note(f"the plan has changed: {difference}")
+    changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
+    runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
+    facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
+    sessions.note(engine, run.id, "plan_changed", facts)
+    (Path(run.folder) / "plan.toml").write_text(text)
+    return run._replace(**changed)
+
+
+def run_elsewhere(engine: Engine, name: str) -> RunInfo:
+    """The row of a run whose lock another process holds; it may have taken it just now and be about to write."""
+    for _ in range(100):
+        if run := runs.newest(engine, name):
+            return run
+        time.sleep(0.05)
+    raise KgorchError(f"another kgorch holds the lock of {name!r} and has not begun the run", next_step="kgorch status")

@@ -1,0 +1,71 @@
+"""A run put into the daemon's queue instead of being begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from db import queue, runs, sessions
+from db.records import RunInfo
+from orchestrator.plan import Plan
+from orchestrator.platforms.profile import Profile
+from orchestrator.runtime import (
+    choosing,
+    claims,
+    taking,
+)
+from orchestrator.runtime.choosing import Nothing
+from orchestrator.runtime.finding import SILENT, Watcher
+from orchestrator.runtime.home import Lock, home_of_run, is_held
+
+
+def enqueue(
+    engine: Engine,
+    home: Path,
+    profile: Profile,
+    plan_text: str,
+    where: Path,
+    overrides: Sequence[str],
+    *,
+    due_at: datetime,
+    fresh: bool = False,
+    run_id: str | None = None,
+    watcher: Watcher = SILENT,
+) -> RunInfo | Nothing:
+    """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
+    plan = choosing.checked(plan_text, where, overrides)
+    lock = Lock(home / "runs" / plan.name / "lock")
+    if not lock.take():
+        return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
+    try:
+        run, plan, found = choosing.run_of(
+            engine, home, profile, plan, plan_text, where, overrides, fresh, run_id, watcher
+        )
+        if run.state == "finished":
+            return Nothing(run, "finished")
+        last = sessions.last(engine, run.id)
+        if found and (last is None or last.phase in sessions.OVER):
+            taking.catch_up(engine, run, plan, found, watcher)
+        _put(engine, run, plan, due_at)
+        return run
+    finally:
+        lock.release()
+
+
+def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:
+    """A run that is known here stands in the queue, for the daemon; None when it does."""
+    if run.state == "finished":
+        return Nothing(run, "finished")
+    if is_held(home_of_run(run) / "runs" / run.name / "lock"):
+        return Nothing(run, "live")
+    _put(engine, run, choosing.plan_of(run), due_at)
+    return None
+
+
+def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
+    if run.state == "failed":
+        runs.set_state(engine, run.id, "active")
+    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=claims.wants(plan))
