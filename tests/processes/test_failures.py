@@ -112,10 +112,10 @@ def test_a_wall_that_no_save_fits_into_is_refused(kgorch):
 
 
 def test_a_wall_before_the_first_step_is_tried_three_times_then_the_run_says_why(kgorch):
-    plan = kgorch.plan(wall="6500ms", margin="500ms", args={"epochs": 100})
+    plan = kgorch.plan("never_attaches.py", wall="12s", args={"sleep": 600})
     assert [kgorch("start", str(plan), code=None).returncode for _ in range(3)] == [10, 10, 20]
     assert "the wall came before the first step" in kgorch.status()["why"]
-    kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.epochs=1")  # mended, it goes on
+    kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.sleep=0")  # mended, it goes on
 
 
 def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):

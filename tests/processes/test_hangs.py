@@ -73,7 +73,7 @@ def test_a_validation_in_the_midst_of_a_step_is_none_either(kgorch):
 
 
 def test_a_script_that_never_attaches_is_given_up_after_its_start_has_hung_three_times(kgorch):
-    plan = kgorch.plan("never_attaches.py", ranks=1, args={"sleep": 600}, extra=HEALTH.format('start = "3s"'))
+    plan = kgorch.plan("never_attaches.py", ranks=1, args={"sleep": 600}, extra=HEALTH.format('start = "8s"'))
     done = kgorch("start", str(plan), code=20)
     assert "in its start" in done.stderr and "never_attaches.py:7" in done.stderr
     assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["hung", "hung", "crashed"]
