@@ -20,6 +20,9 @@ from orchestrator.errors import StateUnusable
 BUSY_MS = 3_000
 """The supervisor must not sit in a write for long: what cannot be written now it writes later."""
 
+SET_UP_MS = 60_000
+"""A new database is made by the first of those who open it; the others have nothing else to do meanwhile."""
+
 
 def open_database(home: Path) -> Engine:
     """The database of a state folder, made or migrated where needed.
@@ -68,11 +71,12 @@ def _json(value: Any) -> str:
 def _configure(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
     for pragma in (
-        f"busy_timeout={BUSY_MS}",
+        f"busy_timeout={SET_UP_MS}",
         "journal_mode=WAL",
         "synchronous=NORMAL",
         "foreign_keys=ON",
         "trusted_schema=OFF",
+        f"busy_timeout={BUSY_MS}",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
@@ -92,4 +96,4 @@ def _bring_up_to_date(engine: Engine) -> None:
         )
     from db.migrations.run import upgrade  # Alembic takes a while to import, and is needed once
 
-    upgrade(engine)
+    upgrade(engine, busy_ms=SET_UP_MS)

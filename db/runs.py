@@ -59,12 +59,6 @@ def everyone(engine: Engine, *, limit: int | None = None) -> list[RunInfo]:
         return [plain(RunInfo, run) for run in orm.scalars(select(Run).order_by(Run.created_at.desc()).limit(limit))]
 
 
-def of_id(engine: Engine, run_id: str) -> RunInfo | None:
-    with Orm(engine) as orm:
-        run = orm.get(Run, run_id)
-        return plain(RunInfo, run) if run else None
-
-
 def numbered(engine: Engine, name: str, number: int) -> RunInfo | None:
     with Orm(engine) as orm:
         run = orm.scalars(select(Run).where(Run.name == name, Run.number == number)).first()

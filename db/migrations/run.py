@@ -16,12 +16,12 @@ def config() -> Config:
     return made
 
 
-def upgrade(engine: Engine, to: str = "head") -> None:
+def upgrade(engine: Engine, to: str = "head", *, busy_ms: int = 0) -> None:
+    """Bring a database to a revision. `busy_ms`: how long another may hold it; two that open a new one come one after the other."""
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql(
-                "BEGIN IMMEDIATE"
-            )  # two processes that open a new database come one after the other
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={busy_ms}")
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
         made = config()
         made.attributes["connection"] = connection
         command.upgrade(made, to)

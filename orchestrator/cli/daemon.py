@@ -54,7 +54,8 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     if "alembic" in sys.modules:  # the database was brought up to date: what did that is not kept in memory for months
         os.execv(sys.executable, [sys.executable, "-m", "orchestrator.cli", *sys.argv[1:]])
     logs.configure(home)
-    click.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
+    if not logs.is_journal():  # there the log's own line is read
+        click.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
     Daemon(engine, home, at_once=at_once, stop_timeout_s=stop_timeout_s).run()
     return 0
 

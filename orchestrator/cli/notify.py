@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
 
 from orchestrator.cli import render
-from orchestrator.cli.common import json_option
+from orchestrator.cli.common import json_option, state
+
+PATIENCE_S = 300.0
 
 
 @click.group("notify")
@@ -46,3 +49,22 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
         rows = [[item.target, item.why or "arrived", render.duration(item.took_s)] for item in found]
         render.table(["target", "", "took"], rows)
     return int(ExitCode.MISTAKE if any(item.why for item in found) else ExitCode.DONE)
+
+
+@command.command("given-up", hidden=True)
+@click.argument("run_id")
+def given_up(run_id: str) -> int:
+    """What the daemon has said when it gives a run up: it reads no plans itself."""
+    from db import runs
+    from orchestrator.core.notices import given_up as notice
+    from orchestrator.runtime import choosing, notices
+
+    _, _, engine = state()
+    if run := runs.by_id(engine, run_id):
+        told = notices.Notices(choosing.plan_of(run).notify, run.name, Path(run.workdir))
+        told.tell(notice(run.why))
+        until_s = time.monotonic() + PATIENCE_S
+        while told.is_busy and time.monotonic() < until_s:
+            time.sleep(0.1)
+        told.stop()
+    return 0

@@ -188,7 +188,7 @@ def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
 def _again(engine: Engine, opened: Opened):  # type: ignore[no-untyped-def]
     from db import runs
 
-    return runs.of_id(engine, opened.run.id) or opened.run
+    return runs.by_id(engine, opened.run.id) or opened.run
 
 
 def _tell_ready() -> None:

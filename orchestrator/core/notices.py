@@ -96,9 +96,9 @@ def remedied(remedy: str, why: str, step: int) -> Notice:
     return Notice(("remedied",), f"{why}; remedy: {remedy}", {"why": why, "step": step})
 
 
-def resume_failed(tries: int, why: str) -> Notice:
-    """What the daemon tells when it gives a resume up."""
-    return Notice(("failed",), f"could not be resumed, {tries} times in a row: {why}", {"why": why})
+def given_up(why: str) -> Notice:
+    """What is told when the daemon gives a run up that it cannot resume."""
+    return Notice(("failed",), why, {"why": why})
 
 
 class Sieve:

@@ -221,8 +221,8 @@ class Daemon:
                 if resuming.put_back(self._engine, row, claimant, ended):
                     log.warning("%s: %s", entry.run, ended, extra={"run": entry.run})
             elif not processes.is_alive(*claimant) or (row.lease_until_at is not None and row.lease_until_at < now):
-                error, due_at = "who had claimed it is gone or hangs", None if row.tries + 1 >= core.TRIES else now
-                if queue.put_back(self._engine, row.id, claimant, due_at=due_at, tries=row.tries + 1, error=error):
+                error = "who had claimed it is gone or hangs"
+                if resuming.put_back(self._engine, row, claimant, error, at_once=True):
                     log.warning("%s is due again: %s", entry.run, error, extra={"run": entry.run})
         for row_id in [row_id for row_id, child in self._children.items() if child.poll() is not None]:
             del self._children[row_id]

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import RunInfo
+from orchestrator import config
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
@@ -37,12 +38,13 @@ def enqueue(
 ) -> RunInfo | Nothing:
     """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
     plan = choosing.checked(plan_text, where, overrides)
+    here = config.platform(plan.platform, profile)
     lock = Lock(home / "runs" / plan.name / "lock")
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
         run, plan, found = choosing.run_of(
-            engine, home, profile, plan, plan_text, where, overrides, fresh, run_id, watcher
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher
         )
         if run.state == "finished":
             return Nothing(run, "finished")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -82,11 +84,27 @@ def resume(
     return opened
 
 
-def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str) -> bool:
-    """The row after a try in vain: due again after a while, or failed. False where it is another's by now."""
+def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *, at_once: bool = False) -> bool:
+    """The row after a try in vain: due again after a while, or failed and people told. False where it is another's by now."""
     tries = row.tries + 1
-    due_at = None if tries >= TRIES else datetime.now(UTC) + timedelta(seconds=back_off_s(tries, random.random()))
-    return queue.put_back(engine, row.id, claimant, due_at=due_at, tries=tries, error=error)
+    wait_s = 0.0 if at_once else back_off_s(tries, random.random())
+    due_at = None if tries >= TRIES else datetime.now(UTC) + timedelta(seconds=wait_s)
+    done = queue.put_back(engine, row.id, claimant, due_at=due_at, tries=tries, error=error)
+    if done and due_at is None:
+        _have_people_told(row.run_id)
+    return done
+
+
+def _have_people_told(run_id: str) -> None:
+    """By a process of its own: the daemon reads no plans, and waits for nobody's webhook."""
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli", "notify", "given-up", run_id],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 def _put_back(engine: Engine, resume_id: int, error: Exception) -> None:

@@ -91,7 +91,7 @@ def test_what_has_not_trained_or_is_finished_has_no_forecast(engine, run):
     assert forecast.of_run(engine, run, row, BEGAN, lives=True) is None
     row = past_session(engine, run, BEGAN, 0, 1000, 3560)
     runs.set_state(engine, run.id, "finished")
-    assert forecast.of_run(engine, runs.of_id(engine, run.id), row, BEGAN, lives=False) is None
+    assert forecast.of_run(engine, runs.by_id(engine, run.id), row, BEGAN, lives=False) is None
 
 
 def test_a_run_without_a_known_length_has_a_pace_and_no_end(engine, run):

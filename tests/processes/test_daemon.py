@@ -19,7 +19,8 @@ from harness import processes_of, wait_until
 
 from db import queue, runs, sessions
 from db.engine import open_database
-from orchestrator.runtime import daemonapi
+from orchestrator.core import queue as core
+from orchestrator.runtime import daemonapi, resuming
 
 TAKES = """
 import subprocess, sys
@@ -48,7 +49,7 @@ Daemon(open_database(home), home, at_once=2, start=start).run()
 """
 
 
-def make(engine, home, name: str) -> str:
+def make(engine, home, name: str, plan: str = "") -> str:
     folder = home / "runs" / name / "1"
     folder.mkdir(parents=True)
     run = runs.create(
@@ -59,7 +60,7 @@ def make(engine, home, name: str) -> str:
         folder=str(folder),
         workdir=str(home),
         checkpoints=str(folder),
-        plan="",
+        plan=plan,
         overrides=[],
         plan_hash="h",
         stages=["train"],
@@ -94,6 +95,23 @@ def test_two_daemons_take_each_due_run_once(kgorch):
     )
     assert sorted(done.read_text().split()) == sorted(f"run{number}" for number in range(20))
     assert [end(process) for process in kgorch.started] == [0, 0]
+
+
+def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
+    engine = open_database(kgorch.home)
+    told = kgorch.folder / "told.json"
+    plan = kgorch.plan(extra=f"""[notify]\ncommand = ["sh", "-c", "cat > {told}"]""").read_text()
+    run = make(engine, kgorch.home, "hopeless", plan=plan)
+    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    row, us = queue.open_resume(engine, run), resuming.us()
+    assert queue.claim(engine, row.id, us, by="x", seen=queue.Seen(0, queue.newest_session(engine)))
+    for name, value in kgorch.env().items():
+        monkeypatch.setenv(name, value)
+    assert resuming.put_back(engine, row._replace(tries=core.TRIES - 1), us, "no such disk")
+    wait_until(lambda: told.exists() and told.read_text().endswith("}"))
+    message = json.loads(told.read_text())
+    assert message["event"] == "failed" and message["run"] == "hopeless" and "no such disk" in message["text"]
+    assert runs.by_id(engine, run).state == "failed" and queue.open_resume(engine, run) is None
 
 
 def test_a_run_that_cannot_begin_is_tried_again_later_and_says_why(kgorch):
