@@ -34,15 +34,18 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     Example:
       kgorch notify test plan.toml
     """
+    from orchestrator import config
     from orchestrator.errors import ExitCode, PlanError
     from orchestrator.plan import load
     from orchestrator.runtime import notices
 
-    loaded, _ = load(plan, overrides)
+    loaded = config.applied(load(plan, overrides)[0], config.load())
     notices.check(loaded.notify)
     found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
     if not found:
-        raise PlanError(f"{plan} tells nobody", next_step="give its [notify] part a command or urls")
+        raise PlanError(
+            f"{plan} tells nobody", next_step="give its [notify] part, or your configuration's, a command or urls"
+        )
     if as_json:
         render.as_json([{"target": item.target, "arrived": item.why is None, "why": item.why} for item in found])
     else:

@@ -278,3 +278,6 @@ def test_notify_test_tells_which_target_was_reached(kgorch, hook):
     assert "Connection refused" in kgorch("notify", "test", str(plan), code=2).stdout
     kgorch("notify", "test", str(plan), "--set", f'notify.urls=["{hook.url}"]')
     assert "tells nobody" in kgorch("notify", "test", str(plan), "--set", "notify.urls=[]", code=2).stderr
+    (kgorch.home / "kgorch").mkdir(parents=True)
+    (kgorch.home / "kgorch" / "config.toml").write_text(f'[notify]\nurls = ["{hook.url}/all"]\n')
+    kgorch("notify", "test", str(kgorch.plan(ranks=1)))
