@@ -33,6 +33,11 @@ def set_state(engine: Engine, path: str, state: str, why: str = "") -> None:
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
 
 
+def moved(engine: Engine, path: str, to: str) -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(path=to))
+
+
 def supersede(engine: Engine, run_id: str, stage: str, *, before: datetime, why: str) -> None:
     """Those of a stage that were made before it began anew."""
     with Orm(engine) as orm, orm.begin():

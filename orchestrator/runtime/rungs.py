@@ -198,7 +198,8 @@ def set_aside(engine: Engine, run: RunInfo, stage: str, root: Path) -> None:
     for folder, found in list(manifest.newest_readable(root)):
         if found.run_id == run.id and is_overtaken(found, rung.at):
             aside.mkdir(exist_ok=True)
-            folder.rename(aside / f"{folder.name}-{rung.at:%Y%m%dT%H%M%S}")
+            place = folder.rename(aside / f"{folder.name}-{rung.at:%Y%m%dT%H%M%S}")
+            checkpoint_rows.moved(engine, str(folder), str(place))  # the new stage will save at the same steps
     checkpoint_rows.supersede(engine, run.id, stage, before=rung.at, why=f"the stage began anew: {rung.rung}")
 
 

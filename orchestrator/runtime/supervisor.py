@@ -474,7 +474,7 @@ class Supervisor:
         self._session = self._session.observing(gap_s=beat.gap_s, step_s=beat.step_s)
         self._row = self._row._replace(
             epoch=beat.epoch,
-            step=beat.step,
+            step=max(beat.step, self._saved_step),  # one that was long on its way tells nothing that is not known
             samples=beat.samples,
             step_s=beat.step_s,
             steps_total=beat.steps_total,
