@@ -17,7 +17,6 @@ import queue as queues
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +31,7 @@ from db.queue import Claimant, Entry, OpenSession, Seen
 from db.records import ResumeInfo
 from orchestrator.core import queue as core
 from orchestrator.core.queue import Machine, Waiting
+from orchestrator.errors import KgorchError
 from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, resuming
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.daemonapi import Answer, Reply
@@ -57,6 +57,7 @@ OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_
 
 log = logging.getLogger("kgorch.daemon")
 Job = Callable[[], None]
+Process = tuple[int | None, int | None]
 Start = Callable[[Entry, str], "subprocess.Popen[bytes]"]
 
 
@@ -109,6 +110,7 @@ class Daemon:
         self._version: Any = None
         self._trouble = ""
         self._api: daemonapi.Api | None = None
+        self._is_second = False
 
     def run(self) -> None:
         """Until it is stopped."""
@@ -137,9 +139,7 @@ class Daemon:
 
     def turn(self) -> None:
         """Wait for something to happen, for no longer than LOOK_S; look when there may be something to do."""
-        with contextlib.suppress(queues.Empty):
-            job = self._jobs.get(timeout=LOOK_S)
-            job()
+        self._do_a_job(LOOK_S)
         self._feed_watchdog()
         if self._is_stopping or not self._may_find_something():
             return
@@ -150,6 +150,15 @@ class Daemon:
             self._in_trouble(error)
         except Exception:  # our own bug: one run's row must not end what takes the others'
             log.exception("a look at the queue failed")
+
+    def _do_a_job(self, timeout_s: float) -> None:
+        """What a signal or the socket has asked for, if anything comes within that time."""
+        try:
+            self._jobs.get(timeout=timeout_s)()
+        except queues.Empty:
+            return
+        except Exception:  # our own bug; who asked gets no answer, the runs get theirs
+            log.exception("what was asked could not be answered")
 
     def tick(self) -> None:
         """Bring what is written down and what runs together: once through all there may be to do."""
@@ -164,6 +173,9 @@ class Daemon:
             self._begin(entry)
         self._next_due_at = queue.next_due_at(self._engine, now)
         self._set_alarm(now)
+        if self._is_second and self._api is None:
+            with contextlib.suppress(OSError, KgorchError):
+                self._listen()
 
     # What is looked at
 
@@ -295,8 +307,9 @@ class Daemon:
         notify.stopping()
         until_s = self._clock.now_s() + self._stop_timeout_s
         asked: set[str] = set()
+        known = {_process(one) for one in self._begun_by_daemons()}
         while True:
-            ours, left_s = self._begun_by_daemons(), until_s - self._clock.now_s()
+            ours, left_s = self._begun_by_daemons(known), until_s - self._clock.now_s()
             coming_up = [child for child in self._children.values() if child.poll() is None]
             if not ours and not coming_up:
                 return
@@ -311,27 +324,34 @@ class Daemon:
                         asked.add(one.run_id)
                         log.info("%s is asked to save and end", one.run, extra={"run": one.run})
             self._feed_watchdog()
-            time.sleep(0.1)
-        self._kill(self._begun_by_daemons())
+            self._do_a_job(0.1)
+        self._kill(self._begun_by_daemons(known))
 
-    def _begun_by_daemons(self) -> list[OpenSession]:
+    def _begun_by_daemons(self, known: set[Process] | None = None) -> list[OpenSession]:
+        """Those that live; with `known` of those alone, and our own: what we have let go another daemon begins again."""
         try:
             found = queue.open_sessions(self._engine)
         except DBAPIError as error:
             self._in_trouble(error)
-            return []
+            found = self._supervised
         mine = {child.pid for child in self._children.values()}
-        return [one for one in found if (one.begun_by == BY_DAEMON or one.pid in mine) and self._is_live(one)]
+        return [
+            one
+            for one in found
+            if (one.pid in mine or (one.begun_by == BY_DAEMON and (known is None or _process(one) in known)))
+            and self._is_live(one)
+        ]
 
     def _kill(self, late: list[OpenSession]) -> None:
         for one in late:
             log.error("%s has not ended in time and is killed", one.run, extra={"run": one.run})
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid or 0, signal.SIGKILL)
-            last = sessions.last(self._engine, one.run_id)
-            attempt = sessions.last_attempt(self._engine, last.id) if last else None
-            if attempt:
-                launcher.kill(Path(attempt.folder))
+            with contextlib.suppress(DBAPIError):
+                last = sessions.last(self._engine, one.run_id)
+                attempt = sessions.last_attempt(self._engine, last.id) if last else None
+                if attempt:
+                    launcher.kill(Path(attempt.folder))
         for child in self._children.values():
             if child.poll() is None:
                 child.kill()
@@ -339,10 +359,11 @@ class Daemon:
     # Small hands
 
     def _listen(self) -> None:
-        """The socket is the first daemon's; another takes what is due all the same."""
+        """The socket is the first daemon's, and the next one's when that has ended; another takes what is due all the same."""
         if self._lock.take():
             self._api = daemonapi.Api(self._home, lambda what, reply: self._jobs.put(lambda: self._hear(what, reply)))
-        else:
+        elif not self._is_second:
+            self._is_second = True
             log.info("another daemon answers on %s/%s; this one takes what is due, too", self._home, daemonapi.SOCKET)
 
     def _hear(self, what: str, reply: Reply) -> None:
@@ -412,6 +433,10 @@ class Daemon:
         if self._trouble:
             self._trouble = ""
             log.info("the queue can be looked at again")
+
+
+def _process(one: OpenSession) -> Process:
+    return one.pid, one.ticks
 
 
 def _waiting(row: ResumeInfo, now: datetime) -> Waiting:

@@ -16,11 +16,14 @@ from datetime import UTC, datetime
 import psutil
 import pytest
 from harness import processes_of, wait_until
+from sqlalchemy.exc import OperationalError
 
 from db import queue, runs, sessions
 from db.engine import open_database
+from orchestrator import wire
 from orchestrator.core import queue as core
-from orchestrator.runtime import daemonapi, resuming
+from orchestrator.runtime import channel, daemonapi, processes, resuming
+from orchestrator.runtime.daemon import Daemon
 
 TAKES = """
 import subprocess, sys
@@ -175,8 +178,84 @@ def test_a_second_daemon_leaves_the_socket_to_the_first(kgorch):
     log = kgorch.home / "logs" / "daemon.log"
     wait_until(lambda: "another daemon answers" in log.read_text())
     assert daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
+    third = kgorch.background("daemon")
+    wait_until(lambda: log.read_text().count("another daemon answers") == 2)
     assert end(second) == 0 and daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
     assert end(first) == 0
+    wait_until(lambda: (found := daemonapi.ask(kgorch.home, "ping")) and found["pid"] == third.pid, what="an heir")
+    assert end(third) == 0
+
+
+@pytest.fixture
+def sleepers():
+    """Processes that stand for supervisors."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def make_one() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen(["sleep", "100"]))
+        return made[-1]
+
+    yield make_one
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def begun_by_a_daemon(engine, run: str, process: subprocess.Popen[bytes]) -> int:
+    ticks, boot = processes.started_ticks(process.pid), processes.boot_id()
+    queue.taken(engine, run, by=resuming.BY_DAEMON, pid=process.pid, ticks=ticks, boot=boot)
+    who = {"supervisor_pid": process.pid, "supervisor_started_ticks": ticks, "boot_id": boot}
+    return sessions.open_session(engine, run, **who).id
+
+
+def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, sleepers, monkeypatch):
+    engine = open_database(kgorch.home)
+    run, old, new = make(engine, kgorch.home, "ink"), sleepers(), sleepers()
+    session = begun_by_a_daemon(engine, run, old)
+
+    def saves_and_goes_on_under_the_other(*_, **__):
+        old.kill()
+        old.wait()
+        sessions.record(engine, run, session, kind="AttemptSuspended", phase="suspended", facts={})
+        begun_by_a_daemon(engine, run, new)
+        return wire.Answer(True, "stopping")
+
+    monkeypatch.setattr(channel, "ask", saves_and_goes_on_under_the_other)
+    began_s = time.monotonic()
+    Daemon(engine, kgorch.home, stop_timeout_s=5.0)._stop_sessions()
+    assert time.monotonic() - began_s < 4 and new.poll() is None
+
+
+def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_saved(kgorch, sleepers, monkeypatch):
+    engine = open_database(kgorch.home)
+    session = sleepers()
+    begun_by_a_daemon(engine, make(engine, kgorch.home, "ink"), session)
+    stopping = Daemon(engine, kgorch.home, stop_timeout_s=60.0)
+    stopping.tick()
+
+    def is_held(*_):
+        raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
+
+    monkeypatch.setattr(queue, "open_sessions", is_held)
+    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or session.wait() and wire.Answer(True, ""))
+    stopping._stop_sessions()
+    assert session.poll() == -signal.SIGKILL, "asked, and waited for"
+
+
+def test_a_daemon_that_stops_still_answers(kgorch, sleepers):
+    engine = open_database(kgorch.home)
+    begun_by_a_daemon(engine, make(engine, kgorch.home, "ink"), sleepers())
+    process = daemon(kgorch, "--stop-timeout", "3s")
+    process.send_signal(signal.SIGTERM)
+    assert "has stopped" in kgorch("daemon", "stop").stdout
+    assert process.wait(timeout=20) == 0
+
+
+def test_a_question_that_cannot_be_answered_ends_no_daemon(kgorch, monkeypatch):
+    asked = Daemon(open_database(kgorch.home), kgorch.home)
+    monkeypatch.setattr(queue, "counts", lambda *_: 1 / 0)  # a row that cannot be read
+    asked._jobs.put(lambda: asked._hear("status", lambda _: None))
+    asked.turn()
 
 
 def test_a_database_that_another_program_holds_is_waited_for(kgorch):
