@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from db import queue, runs, sessions
 from db.records import RunInfo
 from orchestrator import config
+from orchestrator.errors import KgorchError
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
@@ -58,9 +59,14 @@ def enqueue(
 
 
 def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:
-    """A run that is known here stands in the queue, for the daemon; None when it does."""
+    """A run that is known here stands in the queue, for the daemon; None when it does. Raises: KgorchError for a superseded one."""
     if run.state == "finished":
         return Nothing(run, "finished")
+    if run.state == "superseded":
+        raise KgorchError(
+            f"another run has taken the place of {run.name}/{run.number}: {run.why}",
+            next_step=f"kgorch queue add {run.name} queues that one",
+        )
     if is_held(home_of_run(run) / "runs" / run.name / "lock"):
         return Nothing(run, "live")
     _put(engine, run, choosing.plan_of(run), due_at)

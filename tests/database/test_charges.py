@@ -243,6 +243,10 @@ def test_a_correction_wakes_the_runs_that_wait_for_the_pools_hours_and_no_others
     assert queue.open_resume(engine, run.id).due_at <= datetime.now(UTC)
     queue.put(engine, run.id, why="the wall", due_at=None)
     assert pools.correct(engine, "p", 5.0)["resumed"] == 0
+    for due_at in (SATURDAY, None):
+        queue.put(engine, run.id, why="the quota", due_at=due_at)
+        assert queue.drop(engine, run.id)
+        assert pools.correct(engine, "p", 5.0)["resumed"] == 0, "a person took it out"
 
 
 def test_a_claimed_place_in_the_queue_is_given_back_while_the_quota_is_spent(engine, run):

@@ -237,7 +237,7 @@ def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_s
         raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
 
     monkeypatch.setattr(queue, "open_sessions", is_held)
-    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or session.wait() and wire.Answer(True, ""))
+    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, "")))
     stopping._stop_sessions()
     assert session.poll() == -signal.SIGKILL, "asked, and waited for"
 
@@ -354,6 +354,14 @@ def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
     [entry] = json.loads(kgorch("queue", "--json").stdout)
     assert (entry["run"], entry["due_at"], entry["ranks"]) == ("test", "2099-01-02T03:04:00.000Z", 2)
     assert kgorch.status()["next"]["at"] == "2099-01-02T03:04:00.000Z"
+    told = kgorch("stop", "test").stdout
+    assert "is not running" in told and "next: kgorch queue drop test" in told, "a daemon would begin it all the same"
     kgorch("queue", "drop", "test")
+    assert "next" not in kgorch("stop", "test").stdout
     assert json.loads(kgorch("queue", "--json").stdout)[0]["due_at"] is None
-    kgorch("queue", "add", "test", "--at", "teatime", code=2)
+    for told in ("teatime", "25:00", "0001-01-01T00:00+14:00", "9999-12-31T23:59Z", "2020-01-01T00:00Z"):
+        assert "--at" in kgorch("queue", "add", "test", "--at", told, code=2).stderr
+    kgorch("queue", "add", "test", "--at", "18:30")
+    assert json.loads(kgorch("queue", "--json").stdout)[0]["due_at"] is not None
+    kgorch("start", str(plan), "--queue", "--fresh")
+    assert "kgorch queue add test queues that one" in kgorch("queue", "add", "test/1", code=2).stderr
