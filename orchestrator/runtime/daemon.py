@@ -27,11 +27,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from db import queue, sessions
+from db.engine import files, open_url
 from db.queue import Claimant, Entry, OpenSession, Seen
 from db.records import ResumeInfo
 from orchestrator.core import queue as core
 from orchestrator.core.queue import Machine, Waiting
-from orchestrator.errors import KgorchError
+from orchestrator.errors import KgorchError, StateUnusable
 from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, resuming
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.daemonapi import Answer, Reply
@@ -108,6 +109,7 @@ class Daemon:
         self._next_due_at: datetime | None = None
         self._is_poked = self._is_stopping = False
         self._version: Any = None
+        self._files: tuple[tuple[int, int] | None, ...] = ()
         self._trouble = ""
         self._api: daemonapi.Api | None = None
         self._is_second = False
@@ -116,7 +118,7 @@ class Daemon:
         """Until it is stopped."""
         self._lock = Lock(self._home / "daemon.lock")
         self._listen()
-        self._watcher = self._engine.raw_connection()
+        self._watch_database()
         self._scheduler.start()
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reread}
         before = {
@@ -141,12 +143,14 @@ class Daemon:
         """Wait for something to happen, for no longer than LOOK_S; look when there may be something to do."""
         self._do_a_job(LOOK_S)
         self._feed_watchdog()
-        if self._is_stopping or not self._may_find_something():
+        if self._is_stopping:
             return
         try:
-            self.tick()
-            self._all_is_well()
-        except (DBAPIError, OSError) as error:  # locked, full, read-only: it may be so for a while
+            self._follow_the_database()
+            if self._may_find_something():
+                self.tick()
+                self._all_is_well()
+        except (DBAPIError, OSError, StateUnusable) as error:  # locked, full, read-only: it may be so for a while
             self._in_trouble(error)
         except Exception:  # our own bug: one run's row must not end what takes the others'
             log.exception("a look at the queue failed")
@@ -199,6 +203,29 @@ class Daemon:
             return True
         before, self._version = self._version, found
         return bool(found != before)
+
+    def _follow_the_database(self) -> None:
+        """What a person has put in its place, or what was made anew there, is the truth from now on.
+
+        Raises: FileNotFoundError while there is none; as open_url.
+        """
+        if self._engine.dialect.name != "sqlite" or not self._files or (found := files(self._engine)) == self._files:
+            return
+        if found[0] is None:
+            raise FileNotFoundError(f"{self._engine.url.database} is gone; kgorch start PLAN makes it anew")
+        self._watcher.close()
+        self._engine.dispose()
+        self._engine = open_url(self._engine.url.render_as_string(hide_password=False))
+        self._watch_database()
+        self._children = {-1 - number: child for number, child in enumerate(self._children.values())}  # not its rows'
+        self._is_poked = True
+        log.warning("%s is another file than before: its rows count from now on", self._engine.url.database)
+
+    def _watch_database(self) -> None:
+        """By a connection that stays open: so no log is taken away under us but by a person."""
+        self._watcher = self._engine.raw_connection()
+        self._has_changed()
+        self._files = files(self._engine) if self._engine.dialect.name == "sqlite" else ()
 
     def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
         """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""

@@ -274,6 +274,21 @@ def test_a_database_that_another_program_holds_is_waited_for(kgorch):
     assert end(process) == 0
 
 
+@pytest.mark.parametrize("gone", [("kgorch.db",), ("kgorch.db", "kgorch.db-wal", "kgorch.db-shm"), ("kgorch.db-wal",)])
+def test_a_database_that_is_replaced_under_a_living_daemon_is_the_one_that_counts(kgorch, gone):
+    process = daemon(kgorch)
+    for name in gone:
+        (kgorch.home / name).rename(kgorch.home / f"{name}.broken")
+    log = kgorch.home / "logs" / "daemon.log"
+    wait_until(lambda: "is gone" in log.read_text() or "another file" in log.read_text())
+    engine = open_database(kgorch.home)
+    run = make(engine, kgorch.home, "broken")
+    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries, what="a try")
+    assert daemonapi.ask(kgorch.home, "status")["waiting"] == 1
+    assert end(process) == 0
+
+
 @pytest.mark.slow
 def test_an_idle_daemon_costs_next_to_nothing_and_takes_what_is_due_within_a_second(kgorch):
     engine = open_database(kgorch.home)
