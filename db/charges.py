@@ -6,7 +6,7 @@ after ten thousand sessions they take as long as at the beginning.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Engine, and_, func, or_, select, update
@@ -18,6 +18,9 @@ from db.tables import Charge, Pool, Resume, Run, Session
 
 LIVE = ("queued", "starting", "training", "saving", "stopping", "recovering", "diagnosing")
 """The phases of a session that may be using something."""
+
+FAR_AHEAD = timedelta(days=35)
+"""What lies less ahead soon does no more; a clock that is behind by so much is rare."""
 
 
 class Own(NamedTuple):
@@ -66,6 +69,22 @@ def correct(engine: Engine, pool: str, at: datetime, cost_s: float, why: str) ->
     """Write down that so many pool seconds more (or fewer) were used by `at` than the charges say."""
     with Orm(engine) as orm, orm.begin():
         orm.add(Charge(session_id=None, pool=pool, accelerator="", factor=1.0, from_at=at, used_s=cost_s, why=why))
+
+
+def mend_clock(engine: Engine, at: datetime) -> int:
+    """Have what a clock that ran far ahead has written down count from now on: else it would count in every window up to
+    its date. How many there were.
+
+    Not while a session lives, which would write its charge again; nor where all charges lie ahead: then it is our clock
+    that is behind.
+    """
+    over = select(Session.id).where(Session.phase.not_in(LIVE))
+    with Orm(engine) as orm, orm.begin():
+        if orm.scalar(select(Charge.id).where(Charge.from_at <= at).limit(1)) is None:
+            return 0
+        ended = or_(Charge.session_id.is_(None), Charge.session_id.in_(over))
+        found = orm.execute(update(Charge).where(Charge.from_at > at + FAR_AHEAD, ended).values(from_at=at))
+        return int(found.rowcount)  # type: ignore[attr-defined]
 
 
 def used_s(engine: Engine, pool: str, since: datetime, *, but: Own | None = None) -> float:

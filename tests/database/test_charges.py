@@ -27,6 +27,7 @@ from orchestrator.runtime.ledger import Ledger, Terms
 SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
 WEEKLY = "Sat 00:00 UTC"
 GENERIC = Profile(name="generic")
+PLAN = 'name="a"\n[[stage]]\nname="t"\nentry="t.py"\n'
 
 
 @pytest.fixture
@@ -176,6 +177,40 @@ def test_what_a_dead_session_ran_after_its_last_charge_is_completed(engine, run,
     assert [row[2] for row in rows(engine)] == [90.0], "a clock that jumped makes no session longer than its wall"
 
 
+def test_a_clock_that_jumped_by_a_year_charges_no_year_where_there_is_no_wall(engine, run, tmp_path):
+    session, began = opened(engine, run), datetime.now(UTC)
+    attempt = sessions.open_attempt(
+        engine, session.id, stage="train", ranks=1, first_step=0, folder_of=lambda _: str(tmp_path)
+    )
+    charges.charge(engine, session.id, "p", [(began, 10.0)], factor=2.0, accelerator="T4")
+    in_a_year = began + timedelta(days=365)
+    ledger.complete(engine, session._replace(beat_at=in_a_year), attempt, terms(30, "never"))
+    assert rows(engine)[0][2] == 10.0 + ledger.SLACK.total_seconds()
+    Path(tmp_path, "exit.json").write_text(f'{{"status": -9, "at": "{in_a_year.isoformat()}"}}')
+    ledger.complete(engine, session, attempt, terms(30, "never"))
+    assert rows(engine)[0][2] <= ledger.boottime_s(), "no longer than since the boot"
+
+
+def test_what_a_clock_that_ran_ahead_has_charged_counts_once_and_not_for_a_year(engine, run):
+    plan, now = (
+        parse(PLAN + '[quota]\nhours = 30\npool = "p"\nresets = "Sat 00:00 UTC"', "plan.toml"),
+        datetime.now(UTC),
+    )
+    wrong, living = opened(engine, run), opened(engine, run)
+    for session in (wrong, living):
+        charges.charge(engine, session.id, "p", [(now + timedelta(days=365), 3600.0)], factor=1.0, accelerator="T4")
+    sessions.update_session(engine, wrong.id, phase="suspended")
+
+    def used(at: datetime) -> float:
+        return used_s(terms().quota, pools.uses(engine, terms().quota, at), at)
+
+    Ledger.opening(engine, plan, GENERIC)
+    assert used(now + timedelta(days=20)) == 7200.0, "all lie ahead: it may be our clock that is behind"
+    charges.charge(engine, opened(engine, run).id, "p", [(now, 60.0)], factor=1.0, accelerator="T4")
+    Ledger.opening(engine, plan, GENERIC)
+    assert (used(now), used(now + timedelta(days=20))) == (7260.0, 3600.0), "what lives is left as it is"
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"at": 5}', '{"at": "yesterday"}', '{"at": "2026-11-21T00:00:00"}'])
 def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path, content):
     session = opened(engine, run)
@@ -186,9 +221,6 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
     Path(tmp_path, "exit.json").write_text(content)
     ledger.complete(engine, session, attempt, terms())
     assert [row[2] for row in rows(engine)] == [10.0]
-
-
-PLAN = 'name="a"\n[[stage]]\nname="t"\nentry="t.py"\n'
 
 
 @pytest.mark.parametrize(("gpus", "factor"), [("0,1", 2.0), ("0", 1.0)])
