@@ -126,6 +126,7 @@ def add_plan(
     due_at: datetime | None = None,
     fresh: bool = False,
     run_id: str | None = None,
+    accept_changes: bool = False,
     as_json: bool = False,
 ) -> int:
     from orchestrator.cli.session import Copying
@@ -135,7 +136,17 @@ def add_plan(
     due_at = due_at or datetime.now(UTC)
     with Copying() as watcher:
         found = enqueuing.enqueue(
-            engine, home, profile, text, plan, overrides, due_at=due_at, fresh=fresh, run_id=run_id, watcher=watcher
+            engine,
+            home,
+            profile,
+            text,
+            plan,
+            overrides,
+            due_at=due_at,
+            fresh=fresh,
+            run_id=run_id,
+            accept_changes=accept_changes,
+            watcher=watcher,
         )
     run, nothing = (found.run, found) if isinstance(found, choosing.Nothing) else (found, None)
     if as_json:

@@ -35,6 +35,7 @@ def enqueue(
     due_at: datetime,
     fresh: bool = False,
     run_id: str | None = None,
+    accept_changes: bool = False,
     watcher: Watcher = SILENT,
 ) -> RunInfo | Nothing:
     """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
@@ -45,7 +46,7 @@ def enqueue(
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
         run, plan, found = choosing.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, accept_changes
         )
         if run.state == "finished":
             return Nothing(run, "finished")
@@ -76,4 +77,5 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing 
 def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
     if run.state == "failed":
         runs.set_state(engine, run.id, "active")
-    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=claims.wants(plan))
+    wants = claims.wants(plan) | {"tries": 0}  # who asks has mended the cause
+    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=wants)

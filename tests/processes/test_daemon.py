@@ -117,6 +117,25 @@ def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     assert runs.by_id(engine, run).state == "failed" and queue.open_resume(engine, run) is None
 
 
+def test_a_run_that_a_person_queues_again_begins_at_once_whatever_it_had_tried(kgorch):
+    plan = kgorch.plan()
+    kgorch("start", str(plan), "--queue")
+    engine = open_database(kgorch.home)
+    run = runs.newest(engine, "test").id
+    session = sessions.open_session(engine, run, boot_id="b", step=5, first_step=5)
+    about = {"stage": "train", "ranks": 1, "first_step": 5, "folder_of": lambda _: str(kgorch.folder)}
+    sessions.open_attempt(engine, session.id, **about)
+    queue.put(engine, run, why="lost", due_at=datetime.now(UTC), wants={"tries": core.TRIES})
+    for words in (("queue", "add", "test"), ("start", str(plan), "--queue")):
+        kgorch(*words)
+        assert queue.open_resume(engine, run).tries == 0
+    told = kgorch("start", str(plan), "--queue", "--until", "18:30", code=2).stderr
+    assert "--until and --detach are of one, leave them out" in told
+    plan.write_text(plan.read_text().replace("learns.py", "crashes.py"))
+    assert "--accept-changes" in kgorch("start", str(plan), "--queue", code=2).stderr
+    kgorch("start", str(plan), "--queue", "--accept-changes")
+
+
 def test_a_run_that_cannot_begin_is_tried_again_later_and_says_why(kgorch):
     engine = open_database(kgorch.home)
     run = make(engine, kgorch.home, "broken")  # its plan is empty
