@@ -187,6 +187,23 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
     kgorch("stop")
 
 
+def test_a_log_on_a_full_disk_ends_no_supervisor(kgorch):
+    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05}, ranks=1)
+    with open("/dev/full", "w") as full:
+        supervisor = subprocess.Popen(
+            kgorch.command("start", str(plan)), cwd=kgorch.folder, env=kgorch.env(), stdout=full, stderr=full, text=True
+        )
+    kgorch.started.append(supervisor)
+    step = kgorch.wait_for_step(3)["step"]
+    with sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None) as database:
+        database.execute("BEGIN IMMEDIATE")
+        time.sleep(8)  # a save falls due, which cannot be written down
+        database.execute("ROLLBACK")
+    assert supervisor.poll() is None
+    kgorch.wait_for_step(step + 20)
+    assert kgorch.status()["session"]["supervisor"]["alive"]
+
+
 @pytest.mark.parametrize("home", ["/proc/kgorch", "a file"])
 def test_a_state_folder_that_cannot_be_written_is_named(kgorch, home):
     if home == "a file":
