@@ -19,6 +19,9 @@ from db.tables import Charge, Pool, Resume, Run, Session
 LIVE = ("queued", "starting", "training", "saving", "stopping", "recovering", "diagnosing")
 """The phases of a session that may be using something."""
 
+MAY_REACH = 64
+"""Charges before an instant among which those are that reach over it: a piece a session that lived then."""
+
 FAR_AHEAD = timedelta(days=35)
 """What lies less ahead soon does no more; a clock that is behind by so much is rare."""
 
@@ -88,10 +91,20 @@ def mend_clock(engine: Engine, at: datetime) -> int:
 
 
 def used_s(engine: Engine, pool: str, since: datetime, *, but: Own | None = None) -> float:
-    """The pool seconds of all charges that began since then."""
+    """The pool seconds of all charges since then; of one that began before and reaches over it, the part after.
+
+    Charges are cut at the edges of windows, but of those that held when they were made: a plan may move the edges.
+    """
+    mine = Charge.pool == pool, _not(but)
     with Orm(engine) as orm:
-        total = select(func.sum(Charge.used_s * Charge.factor)).where(Charge.pool == pool, Charge.from_at >= since)
-        return float(orm.scalar(total.where(_not(but))) or 0.0)
+        total = orm.scalar(select(func.sum(Charge.used_s * Charge.factor)).where(*mine, Charge.from_at >= since))
+        before = select(Charge.from_at, Charge.used_s, Charge.factor).where(*mine, Charge.session_id.is_not(None))
+        before = before.where(Charge.from_at < since).order_by(Charge.from_at.desc()).limit(MAY_REACH)
+        over = (
+            max(0.0, span_s - (since - from_at).total_seconds()) * factor
+            for from_at, span_s, factor in orm.execute(before)
+        )
+        return float(total or 0.0) + sum(over)
 
 
 def since(

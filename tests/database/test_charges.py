@@ -75,7 +75,8 @@ def test_a_charge_is_what_it_is_by_now_however_often_it_is_written(engine, run):
         charges.charge(engine, session.id, "p", [(SATURDAY, seconds)], factor=2.0, accelerator="T4")
     assert [row[2] for row in rows(engine)] == [5.0]
     assert charges.used_s(engine, "p", SATURDAY) == 10.0
-    assert charges.used_s(engine, "p", SATURDAY + timedelta(seconds=1)) == 0.0
+    assert charges.used_s(engine, "p", SATURDAY + timedelta(seconds=4)) == 2.0, "what began before reaches over it"
+    assert charges.used_s(engine, "p", SATURDAY + timedelta(seconds=5)) == 0.0
     assert charges.used_s(engine, "other", SATURDAY) == 0.0
     assert charges.used_s(engine, "p", SATURDAY, but=Own(session.id, SATURDAY)) == 0.0
     assert charges.used_s(engine, "p", SATURDAY, but=Own(session.id, SATURDAY + timedelta(seconds=1))) == 10.0
@@ -90,6 +91,15 @@ def test_a_session_over_the_reset_is_charged_to_both_windows(engine, run):
         held.wall(clock.now_s)
     assert [(row[1][:13], row[2]) for row in rows(engine)] == [("2026-11-20 22", 7200.0), ("2026-11-21 00", 10800.0)]
     assert used_s(terms().quota, pools.uses(engine, terms().quota, SATURDAY + timedelta(hours=3)), SATURDAY) == 10800.0
+
+
+def test_use_that_was_cut_at_other_edges_counts_from_the_new_edge_on(engine, run):
+    session = opened(engine, run)
+    charges.charge(engine, session.id, "p", [(SATURDAY - timedelta(hours=4), 14400.0)], factor=2.0, accelerator="T4")
+    charges.charge(engine, session.id, "p", [(SATURDAY, 3600.0)], factor=2.0, accelerator="T4")
+    earlier, now = terms(resets="Fri 22:00 UTC").quota, SATURDAY + timedelta(hours=5)
+    assert used_s(earlier, pools.uses(engine, earlier, now), now) == 2 * 3 * 3600
+    assert used_s(terms().quota, pools.uses(engine, terms().quota, now), now) == 2 * 3600
 
 
 def test_use_of_a_rolling_window_is_written_in_hours(engine, run):
