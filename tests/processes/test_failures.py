@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from harness import processes_of, wait_until
 
-from orchestrator.runtime import launcher
+from orchestrator.runtime import daemonapi, launcher
+from orchestrator.runtime.channel import Channel
 from orchestrator.runtime.home import Lock
 from orchestrator.runtime.processes import started_ticks
 
@@ -196,8 +197,11 @@ def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp
     assert held.take()
     if subprocess.run(["mount", "--bind", attempt, seen], capture_output=True).returncode:
         pytest.skip("no right to mount")
+    listening = Channel(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", seen], check=True)
+        for one in listening:
+            one.close()
         assert launcher.is_running(seen) and not launcher.kill(seen, patience_s=0.1)
         held.release()
         assert not launcher.is_running(seen) and launcher.kill(seen)
