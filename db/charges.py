@@ -6,7 +6,7 @@ after ten thousand sessions they take as long as at the beginning.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Engine, and_, func, or_, select, update
@@ -18,6 +18,12 @@ from db.tables import Charge, Pool, Resume, Run, Session
 
 LIVE = ("queued", "starting", "training", "saving", "stopping", "recovering", "diagnosing")
 """The phases of a session that may be using something."""
+
+MAY_REACH = 64
+"""Charges before an instant among which those are that reach over it: a piece a session that lived then."""
+
+FAR_AHEAD = timedelta(days=35)
+"""What lies less ahead soon does no more; a clock that is behind by so much is rare."""
 
 
 class Own(NamedTuple):
@@ -68,11 +74,37 @@ def correct(engine: Engine, pool: str, at: datetime, cost_s: float, why: str) ->
         orm.add(Charge(session_id=None, pool=pool, accelerator="", factor=1.0, from_at=at, used_s=cost_s, why=why))
 
 
+def mend_clock(engine: Engine, at: datetime) -> int:
+    """Have what a clock that ran far ahead has written down count from now on: else it would count in every window up to
+    its date. How many there were.
+
+    Not while a session lives, which would write its charge again; nor where all charges lie ahead: then it is our clock
+    that is behind.
+    """
+    over = select(Session.id).where(Session.phase.not_in(LIVE))
+    with Orm(engine) as orm, orm.begin():
+        if orm.scalar(select(Charge.id).where(Charge.from_at <= at).limit(1)) is None:
+            return 0
+        ended = or_(Charge.session_id.is_(None), Charge.session_id.in_(over))
+        found = orm.execute(update(Charge).where(Charge.from_at > at + FAR_AHEAD, ended).values(from_at=at))
+        return int(found.rowcount)  # type: ignore[attr-defined]
+
+
 def used_s(engine: Engine, pool: str, since: datetime, *, but: Own | None = None) -> float:
-    """The pool seconds of all charges that began since then."""
+    """The pool seconds of all charges since then; of one that began before and reaches over it, the part after.
+
+    Charges are cut at the edges of windows, but of those that held when they were made: a plan may move the edges.
+    """
+    mine = Charge.pool == pool, _not(but)
     with Orm(engine) as orm:
-        total = select(func.sum(Charge.used_s * Charge.factor)).where(Charge.pool == pool, Charge.from_at >= since)
-        return float(orm.scalar(total.where(_not(but))) or 0.0)
+        total = orm.scalar(select(func.sum(Charge.used_s * Charge.factor)).where(*mine, Charge.from_at >= since))
+        before = select(Charge.from_at, Charge.used_s, Charge.factor).where(*mine, Charge.session_id.is_not(None))
+        before = before.where(Charge.from_at < since).order_by(Charge.from_at.desc()).limit(MAY_REACH)
+        over = (
+            max(0.0, span_s - (since - from_at).total_seconds()) * factor
+            for from_at, span_s, factor in orm.execute(before)
+        )
+        return float(total or 0.0) + sum(over)
 
 
 def since(

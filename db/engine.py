@@ -53,6 +53,19 @@ def open_url(url: str) -> Engine:
     return engine
 
 
+def files(engine: Engine) -> tuple[tuple[int, int] | None, ...]:
+    """Which files lie under the names of a database and its log; None for one that is missing. Who holds others open
+    reads what is no more: SQLite does not say so."""
+    found: list[tuple[int, int] | None] = []
+    for name in ("", "-wal"):
+        try:
+            told = Path(f"{engine.url.database}{name}").stat()
+            found.append((told.st_dev, told.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
 def _unusable(path: str, why: str) -> StateUnusable:
     next_step = "see whether its disk is full or read-only, or another program holds it; then try again"
     if "malformed" in why or "not a database" in why:

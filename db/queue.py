@@ -28,6 +28,8 @@ LEASE = timedelta(minutes=5)
 AHEAD = timedelta(hours=1)
 """An entry that was made so far in the future was made by a clock that has been put right since."""
 
+DROPPED = "a person took it out of the queue"
+
 INHERITED = ("priority", "ranks", "share")
 
 
@@ -116,10 +118,11 @@ def mend_clock(engine: Engine, at: datetime) -> int:
 
 
 def drop(engine: Engine, run_id: str) -> bool:
-    """From now on the run goes on when a person asks. False where it does not wait, or is being taken just now."""
+    """From now on the run goes on when a person asks, and not when there are hours either. False where it does not wait, or is
+    being taken just now."""
     with Orm(engine) as orm, orm.begin():
-        chosen = update(Resume).where(Resume.run_id == run_id, Resume.state == "due", Resume.due_at.is_not(None))
-        return _count(orm.execute(chosen.values(due_at=None))) > 0
+        chosen = update(Resume).where(Resume.run_id == run_id, Resume.state == "due", Resume.why != DROPPED)
+        return _count(orm.execute(chosen.values(due_at=None, why=DROPPED))) > 0
 
 
 def taken(

@@ -40,7 +40,7 @@ NAMES = 10_000
 run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=_complete_run)
 
 
-def _as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:
+def as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:
     try:
         return None if typed is None else instants.until(typed, datetime.now(UTC))
     except ValueError as error:
@@ -50,7 +50,7 @@ def _as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | Non
 until_option = click.option(
     "--until",
     metavar="TIME",
-    callback=_as_instant,
+    callback=as_instant,
     help="When this session shall be over: 18:30 (the next one), or 2026-11-22T03:00+01:00.",
 )
 

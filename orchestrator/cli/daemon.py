@@ -71,6 +71,12 @@ def status(as_json: bool) -> int:
     """
     _, home, _ = state()
     found = _ask(home, "status")
+    if found and not found["ok"]:
+        raise KgorchError(
+            "the daemon lives and cannot read its database just now",
+            str(found.get("error")),
+            next_step="see that its disk is neither full nor read-only, and that no other program holds it; then try again",
+        )
     if as_json:
         fields = ("pid", "at_once", "gpus", "running", "due", "waiting", "next_due_at", "trouble")
         render.as_json(None if found is None else {name: found.get(name) for name in fields})
@@ -78,8 +84,6 @@ def status(as_json: bool) -> int:
     if found is None:
         click.echo("no daemon lives; `kgorch daemon` starts one, `kgorch systemd install` has it started")
         return 0
-    if not found["ok"]:
-        raise KgorchError(f"the daemon is in trouble: {found.get('error')}")
     next_due = f", the next at {render.clock(found['next_due_at'])}" if found["next_due_at"] else ""
     for label, value in (
         ("daemon", f"pid {found['pid']}, {found['at_once']} at once"),

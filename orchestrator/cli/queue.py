@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli import render
-from orchestrator.cli.common import find_run, json_option, run_argument, state
+from orchestrator.cli.common import as_instant, find_run, json_option, run_argument, state
 
 if TYPE_CHECKING:
     from db.records import RunInfo
@@ -72,16 +72,19 @@ def command(ctx: click.Context, as_json: bool) -> int:
 @command.command("add")
 @click.argument("what", metavar="RUN|PLAN")
 @click.option(
-    "--at", "at", metavar="TIME", help="When it goes on: 18:30, or an instant as 2026-11-22T18:30; default: now."
+    "--at",
+    metavar="TIME",
+    callback=as_instant,
+    help="When it goes on: 18:30 (the next one), or 2026-11-22T03:00+01:00; default: now.",
 )
-def add(what: str, at: str | None) -> int:
+def add(what: str, at: datetime | None) -> int:
     """Put a run into the queue, by its name, or by its plan where it is to begin.
 
     \b
     Example:
       kgorch queue add ink-demo --at 18:30
     """
-    due_at = datetime.now(UTC) if at is None else _instant(at, datetime.now().astimezone())
+    due_at = at or datetime.now(UTC)
     if what.endswith(".toml"):
         from orchestrator.plan import load
 
@@ -108,6 +111,8 @@ def drop(run: str | None) -> int:
     found = find_run(engine, run)
     if queue.drop(engine, found.id):
         click.echo(f"{found.name} goes on when you say so: kgorch resume {found.name}")
+    elif (row := queue.open_resume(engine, found.id)) and row.state == "claimed":
+        click.echo(f"{found.name} is being begun just now; nothing was changed\nnext: kgorch stop {found.name}")
     else:
         click.echo(f"{found.name} does not wait for an hour; nothing was changed")
     return 0
@@ -121,6 +126,7 @@ def add_plan(
     due_at: datetime | None = None,
     fresh: bool = False,
     run_id: str | None = None,
+    accept_changes: bool = False,
     as_json: bool = False,
 ) -> int:
     from orchestrator.cli.session import Copying
@@ -130,7 +136,17 @@ def add_plan(
     due_at = due_at or datetime.now(UTC)
     with Copying() as watcher:
         found = enqueuing.enqueue(
-            engine, home, profile, text, plan, overrides, due_at=due_at, fresh=fresh, run_id=run_id, watcher=watcher
+            engine,
+            home,
+            profile,
+            text,
+            plan,
+            overrides,
+            due_at=due_at,
+            fresh=fresh,
+            run_id=run_id,
+            accept_changes=accept_changes,
+            watcher=watcher,
         )
     run, nothing = (found.run, found) if isinstance(found, choosing.Nothing) else (found, None)
     if as_json:
@@ -154,15 +170,3 @@ def _say(home: Path, run: RunInfo, nothing: Nothing | None, due_at: datetime) ->
     click.echo(f"{run.name} is queued: due {when}" + ("" if lives else "; no daemon lives that would begin it"))
     click.echo(f"next: {'kgorch status ' + run.name + ' --watch' if lives else 'kgorch daemon'}")
     return 0
-
-
-def _instant(typed: str, now: datetime) -> datetime:
-    """A time of today, or of tomorrow when it has passed; or a whole instant, local unless it names its zone."""
-    try:
-        if len(typed) <= 8:
-            clock = datetime.strptime(typed, "%H:%M")
-            at = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
-            return (at if at > now else at + timedelta(days=1)).astimezone(UTC)
-        return datetime.fromisoformat(typed).astimezone(UTC)
-    except ValueError:
-        raise click.BadParameter(f'expected "18:30" or "2026-11-22T18:30", found {typed!r}') from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -165,10 +166,11 @@ class Progress:
         )
 
     def _say(self, text: str) -> None:
-        if self._status:
-            self._console.print(text, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a log on a full disk; the training is not
+            if self._status:
+                self._console.print(text, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
 
 def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
@@ -182,7 +184,8 @@ def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
         text = f"{name}: session {phase.value} by {found['why']}; {how}: {at}\nnext: kgorch resume {name}"
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _again(engine: Engine, opened: Opened):  # type: ignore[no-untyped-def]

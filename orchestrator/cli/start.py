@@ -61,13 +61,17 @@ def command(
 
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
+    if queued and (until or detach):
+        raise click.UsageError("--queue begins no session: --until and --detach are of one, leave them out")
     if not plan.exists():
         _say_who_keeps_it(plan)
     loaded, text = load(plan, overrides)
     if queued:
         from orchestrator.cli.queue import add_plan
 
-        return add_plan(plan, text, overrides, fresh=fresh, run_id=run_id, as_json=as_json)
+        return add_plan(
+            plan, text, overrides, fresh=fresh, run_id=run_id, accept_changes=accept_changes, as_json=as_json
+        )
     if detach:
         options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
         options += ["--accept-changes"] if accept_changes else []

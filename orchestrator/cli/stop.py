@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
 from orchestrator.errors import KgorchError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from db.records import RunInfo
 
 
 @click.command("stop")
@@ -38,6 +45,7 @@ def command(run: str | None, wait: bool) -> int:
                 next_step=f"kgorch resume {found.name} takes it over; Ctrl-C there, or kgorch stop, then saves and stops",
             )
         click.echo(f"{found.name} is not running")
+        _say_what_comes(engine, found)
         return 0
     if wait:
         while (last := sessions.last(engine, found.id)) and view.is_supervised(last):
@@ -50,3 +58,15 @@ def command(run: str | None, wait: bool) -> int:
         return 0
     click.echo(f"{found.name}: {answer.text}")
     return 0
+
+
+def _say_what_comes(engine: Engine, run: RunInfo) -> None:
+    """A daemon begins by itself what waits: who wants it stopped has to say so to the queue."""
+    from db import queue
+
+    row = queue.open_resume(engine, run.id)
+    if row and row.state == "claimed":
+        click.echo(f"it is being begun just now\nnext: kgorch stop {run.name}")
+    elif row and row.due_at:
+        click.echo(f"it goes on by itself: due at {render.clock(row.due_at.isoformat())}")
+        click.echo(f"next: kgorch queue drop {run.name}")

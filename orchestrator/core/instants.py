@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
+A_DAY = timedelta(days=1)
 EXPECTED = 'expected the next such time, "18:30", or an instant, "2026-11-22T03:00+01:00"'
 
 
@@ -27,6 +28,7 @@ def until(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
     try:
         found = datetime.fromisoformat(text.strip())
         at = found.astimezone(UTC) if found.tzinfo else _in_zone(found, zone)
+        at + A_DAY  # so that any zone can show it
     except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is no instant; {EXPECTED}") from None
     if at <= now:

@@ -505,6 +505,8 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
             return replace(session, wall_s=wall.at_s, wall_why=wall.why)
         case StopRequested(why, wall_s):
             nearer = min((wall for wall in (session.wall_s, wall_s) if wall is not None), default=None)
+            if session.asked_by_person:  # what hurries it is not why it stops: by the word alone a successor knows
+                why = session.why
             return replace(session, wall_s=nearer, why=why, asked_by_person=session.asked_by_person or wall_s is None)
         case DeadlineReached() | AttemptSuspended() if not session.why:
             return replace(session, why=session.wall_why)

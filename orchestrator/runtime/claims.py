@@ -70,6 +70,13 @@ def wants(plan: Any) -> dict[str, Any]:
 
 def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
     """The GPUs that CUDA would see here, in its order; none without a driver, or while it is silent."""
+    with contextlib.suppress(gpus.DriverSilent):
+        return _seen(environ)
+    return []
+
+
+def _seen(environ: Mapping[str, str]) -> list[Device]:
+    """Raises: DriverSilent."""
     told = environ.get(VISIBLE)
     items = [item.strip() for item in (told or "").split(",")]
     items = [item for item in items if item and not item.startswith("-")]
@@ -85,17 +92,22 @@ def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
                 return [Device(name, index) for index, name in names.items()]
             return [Device(_name(item, names), item) for item in items]
 
-    with contextlib.suppress(gpus.DriverSilent):
-        return gpus.asked(ask) or []
-    return []
+    return gpus.asked(ask) or []
 
 
 def take(home: Path, run: RunInfo, wanted: Mapping[str, Any]) -> Claim:
     """The devices of a session that opens; what it launches from now on sees those alone.
 
-    Raises: DevicesHeld; OSError.
+    Raises: DevicesHeld, also while the driver is silent: nobody can say then whose is what; OSError.
     """
-    universe = visible()
+    try:
+        universe = _seen(os.environ)
+    except gpus.DriverSilent as error:
+        raise DevicesHeld(
+            "which GPUs there are cannot be told just now",
+            str(error),
+            next_step=f"see what nvidia-smi says; then kgorch resume {run.name}",
+        ) from None
     if not universe or wanted["ranks"] == 0:
         return Claim()
     count = len(universe) if wanted["ranks"] is None else min(wanted["ranks"], len(universe))

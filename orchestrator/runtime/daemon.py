@@ -17,7 +17,6 @@ import queue as queues
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,10 +27,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from db import queue, sessions
+from db.engine import files, open_url
 from db.queue import Claimant, Entry, OpenSession, Seen
 from db.records import ResumeInfo
 from orchestrator.core import queue as core
 from orchestrator.core.queue import Machine, Waiting
+from orchestrator.errors import KgorchError, StateUnusable
 from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, resuming
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.daemonapi import Answer, Reply
@@ -57,6 +58,7 @@ OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_
 
 log = logging.getLogger("kgorch.daemon")
 Job = Callable[[], None]
+Process = tuple[int | None, int | None]
 Start = Callable[[Entry, str], "subprocess.Popen[bytes]"]
 
 
@@ -107,14 +109,16 @@ class Daemon:
         self._next_due_at: datetime | None = None
         self._is_poked = self._is_stopping = False
         self._version: Any = None
+        self._files: tuple[tuple[int, int] | None, ...] = ()
         self._trouble = ""
         self._api: daemonapi.Api | None = None
+        self._is_second = False
 
     def run(self) -> None:
         """Until it is stopped."""
         self._lock = Lock(self._home / "daemon.lock")
         self._listen()
-        self._watcher = self._engine.raw_connection()
+        self._watch_database()
         self._scheduler.start()
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reread}
         before = {
@@ -137,19 +141,28 @@ class Daemon:
 
     def turn(self) -> None:
         """Wait for something to happen, for no longer than LOOK_S; look when there may be something to do."""
-        with contextlib.suppress(queues.Empty):
-            job = self._jobs.get(timeout=LOOK_S)
-            job()
+        self._do_a_job(LOOK_S)
         self._feed_watchdog()
-        if self._is_stopping or not self._may_find_something():
+        if self._is_stopping:
             return
         try:
-            self.tick()
-            self._all_is_well()
-        except (DBAPIError, OSError) as error:  # locked, full, read-only: it may be so for a while
+            self._follow_the_database()
+            if self._may_find_something():
+                self.tick()
+                self._all_is_well()
+        except (DBAPIError, OSError, StateUnusable) as error:  # locked, full, read-only: it may be so for a while
             self._in_trouble(error)
         except Exception:  # our own bug: one run's row must not end what takes the others'
             log.exception("a look at the queue failed")
+
+    def _do_a_job(self, timeout_s: float) -> None:
+        """What a signal or the socket has asked for, if anything comes within that time."""
+        try:
+            self._jobs.get(timeout=timeout_s)()
+        except queues.Empty:
+            return
+        except Exception:  # our own bug; who asked gets no answer, the runs get theirs
+            log.exception("what was asked could not be answered")
 
     def tick(self) -> None:
         """Bring what is written down and what runs together: once through all there may be to do."""
@@ -164,6 +177,9 @@ class Daemon:
             self._begin(entry)
         self._next_due_at = queue.next_due_at(self._engine, now)
         self._set_alarm(now)
+        if self._is_second and self._api is None:
+            with contextlib.suppress(OSError, KgorchError):
+                self._listen()
 
     # What is looked at
 
@@ -187,6 +203,29 @@ class Daemon:
             return True
         before, self._version = self._version, found
         return bool(found != before)
+
+    def _follow_the_database(self) -> None:
+        """What a person has put in its place, or what was made anew there, is the truth from now on.
+
+        Raises: FileNotFoundError while there is none; as open_url.
+        """
+        if self._engine.dialect.name != "sqlite" or not self._files or (found := files(self._engine)) == self._files:
+            return
+        if found[0] is None:
+            raise FileNotFoundError(f"{self._engine.url.database} is gone; kgorch start PLAN makes it anew")
+        self._watcher.close()
+        self._engine.dispose()
+        self._engine = open_url(self._engine.url.render_as_string(hide_password=False))
+        self._watch_database()
+        self._children = {-1 - number: child for number, child in enumerate(self._children.values())}  # not its rows'
+        self._is_poked = True
+        log.warning("%s is another file than before: its rows count from now on", self._engine.url.database)
+
+    def _watch_database(self) -> None:
+        """By a connection that stays open: so no log is taken away under us but by a person."""
+        self._watcher = self._engine.raw_connection()
+        self._has_changed()
+        self._files = files(self._engine) if self._engine.dialect.name == "sqlite" else ()
 
     def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
         """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""
@@ -295,8 +334,9 @@ class Daemon:
         notify.stopping()
         until_s = self._clock.now_s() + self._stop_timeout_s
         asked: set[str] = set()
+        known = {_process(one) for one in self._begun_by_daemons()}
         while True:
-            ours, left_s = self._begun_by_daemons(), until_s - self._clock.now_s()
+            ours, left_s = self._begun_by_daemons(known), until_s - self._clock.now_s()
             coming_up = [child for child in self._children.values() if child.poll() is None]
             if not ours and not coming_up:
                 return
@@ -311,27 +351,34 @@ class Daemon:
                         asked.add(one.run_id)
                         log.info("%s is asked to save and end", one.run, extra={"run": one.run})
             self._feed_watchdog()
-            time.sleep(0.1)
-        self._kill(self._begun_by_daemons())
+            self._do_a_job(0.1)
+        self._kill(self._begun_by_daemons(known))
 
-    def _begun_by_daemons(self) -> list[OpenSession]:
+    def _begun_by_daemons(self, known: set[Process] | None = None) -> list[OpenSession]:
+        """Those that live; with `known` of those alone, and our own: what we have let go another daemon begins again."""
         try:
             found = queue.open_sessions(self._engine)
         except DBAPIError as error:
             self._in_trouble(error)
-            return []
+            found = self._supervised
         mine = {child.pid for child in self._children.values()}
-        return [one for one in found if (one.begun_by == BY_DAEMON or one.pid in mine) and self._is_live(one)]
+        return [
+            one
+            for one in found
+            if (one.pid in mine or (one.begun_by == BY_DAEMON and (known is None or _process(one) in known)))
+            and self._is_live(one)
+        ]
 
     def _kill(self, late: list[OpenSession]) -> None:
         for one in late:
             log.error("%s has not ended in time and is killed", one.run, extra={"run": one.run})
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid or 0, signal.SIGKILL)
-            last = sessions.last(self._engine, one.run_id)
-            attempt = sessions.last_attempt(self._engine, last.id) if last else None
-            if attempt:
-                launcher.kill(Path(attempt.folder))
+            with contextlib.suppress(DBAPIError):
+                last = sessions.last(self._engine, one.run_id)
+                attempt = sessions.last_attempt(self._engine, last.id) if last else None
+                if attempt:
+                    launcher.kill(Path(attempt.folder))
         for child in self._children.values():
             if child.poll() is None:
                 child.kill()
@@ -339,10 +386,11 @@ class Daemon:
     # Small hands
 
     def _listen(self) -> None:
-        """The socket is the first daemon's; another takes what is due all the same."""
+        """The socket is the first daemon's, and the next one's when that has ended; another takes what is due all the same."""
         if self._lock.take():
             self._api = daemonapi.Api(self._home, lambda what, reply: self._jobs.put(lambda: self._hear(what, reply)))
-        else:
+        elif not self._is_second:
+            self._is_second = True
             log.info("another daemon answers on %s/%s; this one takes what is due, too", self._home, daemonapi.SOCKET)
 
     def _hear(self, what: str, reply: Reply) -> None:
@@ -412,6 +460,10 @@ class Daemon:
         if self._trouble:
             self._trouble = ""
             log.info("the queue can be looked at again")
+
+
+def _process(one: OpenSession) -> Process:
+    return one.pid, one.ticks
 
 
 def _waiting(row: ResumeInfo, now: datetime) -> Waiting:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from db import queue, runs, sessions
 from db.records import RunInfo
 from orchestrator import config
+from orchestrator.errors import KgorchError
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
@@ -34,6 +35,7 @@ def enqueue(
     due_at: datetime,
     fresh: bool = False,
     run_id: str | None = None,
+    accept_changes: bool = False,
     watcher: Watcher = SILENT,
 ) -> RunInfo | Nothing:
     """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
@@ -44,7 +46,7 @@ def enqueue(
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
         run, plan, found = choosing.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, accept_changes
         )
         if run.state == "finished":
             return Nothing(run, "finished")
@@ -58,9 +60,14 @@ def enqueue(
 
 
 def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:
-    """A run that is known here stands in the queue, for the daemon; None when it does."""
+    """A run that is known here stands in the queue, for the daemon; None when it does. Raises: KgorchError for a superseded one."""
     if run.state == "finished":
         return Nothing(run, "finished")
+    if run.state == "superseded":
+        raise KgorchError(
+            f"another run has taken the place of {run.name}/{run.number}: {run.why}",
+            next_step=f"kgorch queue add {run.name} queues that one",
+        )
     if is_held(home_of_run(run) / "runs" / run.name / "lock"):
         return Nothing(run, "live")
     _put(engine, run, choosing.plan_of(run), due_at)
@@ -70,4 +77,5 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing 
 def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
     if run.state == "failed":
         runs.set_state(engine, run.id, "active")
-    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=claims.wants(plan))
+    wants = claims.wants(plan) | {"tries": 0}  # who asks has mended the cause
+    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=wants)

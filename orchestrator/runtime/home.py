@@ -76,9 +76,9 @@ def checkpoints_folder(folder: Path, workdir: Path, told: str | None, name: str,
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock at `path`."""
+    """Whether a living process holds the lock at `path`; also on a disk that has become read-only."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -3,6 +3,7 @@ training goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from sqlalchemy.exc import OperationalError
 from db import sessions
 
 Write = Callable[[], None]
+
+
+def say(text: str) -> None:
+    """On stderr, if that can be written: it may be a file on the very disk that is full."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Journal:
@@ -42,11 +49,8 @@ class Journal:
                 self._waiting[0]()
             except OperationalError as error:
                 cause = getattr(error, "orig", error)
-                print(
-                    f"kgorch: the database cannot be written, {len(self._waiting)} entries wait: {cause}",
-                    file=sys.stderr,
-                )
+                say(f"kgorch: the database cannot be written, {len(self._waiting)} entries wait: {cause}")
                 return
             except Exception as error:  # it would fail again and hold up what comes after it
-                print(f"kgorch: an entry cannot be written down: {type(error).__name__}: {error}", file=sys.stderr)
+                say(f"kgorch: an entry cannot be written down: {type(error).__name__}: {error}")
             self._waiting.popleft()

@@ -73,7 +73,7 @@ def is_running(folder: Path) -> bool:
 def wait(folder: Path) -> None:
     """Return when the shim is gone: at once when it ends, whoever started it."""
     try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:

@@ -102,6 +102,7 @@ class Ledger:
         if terms is None:
             return None
         now_s, utc = boottime_s(), datetime.now(UTC)
+        charges.mend_clock(engine, utc)
         began_s = processes.started_s(1) or now_s if profile.began == "container" else now_s
         from_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
         before = charges.of_boot(engine, terms.quota.pool, processes.boot_id(), from_at - SLACK)
@@ -208,7 +209,12 @@ def complete(engine: Engine, row: SessionInfo, attempt: AttemptInfo | None, term
     last = charges.newest(engine, row.id)
     if last is None:
         return
-    until_at = max(at for at in (row.beat_at, _ended_at(attempt), last.from_at) if at is not None)
+    beat_at, ended_at = row.beat_at, _ended_at(attempt)
+    if beat_at is not None:  # who beats is charged, too: what lies between is a wall clock that has jumped
+        beat_at = min(beat_at, last.from_at + timedelta(seconds=last.used_s) + SLACK)
+    if ended_at is not None and row.boot_id == processes.boot_id():
+        ended_at = min(ended_at, last.from_at + timedelta(seconds=boottime_s()))
+    until_at = max(at for at in (beat_at, ended_at, last.from_at) if at is not None)
     if row.wall_at is not None:  # past that nothing of it ran, whatever the wall clock says by now
         until_at = min(until_at, row.wall_at)
     window: Window = terms.quota.window if terms else Never()

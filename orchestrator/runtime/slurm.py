@@ -92,6 +92,11 @@ def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
     Raises: _Unanswered.
     """
     job = environ.get("SLURM_JOB_ID", "")
+    if {
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
+    } <= environ.keys():  # one task bears the array's own number, which means all
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     # ISO in this machine's zone, whatever the person has set for their own eyes
     plain = {**environ, "SLURM_TIME_FORMAT": "standard"}
     try:

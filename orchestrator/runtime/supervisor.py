@@ -56,7 +56,7 @@ from orchestrator.runtime.claims import Claim
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
-from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.journal import Journal, say
 from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
@@ -210,7 +210,7 @@ class Supervisor:
         try:
             job()
         except Exception as error:  # our own bug; the training must not pay for it
-            traceback.print_exc()
+            say(traceback.format_exc())
             self._journal.note("bug", {"what": f"{type(error).__name__}: {error}"})
 
     def _watch_walls(self) -> None:

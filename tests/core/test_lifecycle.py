@@ -257,7 +257,8 @@ def test_a_person_who_stops_and_is_then_hurried_still_says_when_it_goes_on(train
     stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
     hurried, _ = advance(stopping, StopRequested("SIGTERM", 20.0), 16.0)
     _, actions = advance(hurried, AttemptSuspended(), 17.0)
-    assert actions == (QueueResume("SIGTERM", when_asked=True),)
+    assert actions == (QueueResume("a person", when_asked=True),)
+    assert hurried.why == "a person", "all that is left of it for who settles it after a kill"
 
 
 def test_an_evaluation_is_remembered_until_the_next_one(training):

@@ -27,6 +27,7 @@ from orchestrator.runtime.ledger import Ledger, Terms
 SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
 WEEKLY = "Sat 00:00 UTC"
 GENERIC = Profile(name="generic")
+PLAN = 'name="a"\n[[stage]]\nname="t"\nentry="t.py"\n'
 
 
 @pytest.fixture
@@ -74,7 +75,8 @@ def test_a_charge_is_what_it_is_by_now_however_often_it_is_written(engine, run):
         charges.charge(engine, session.id, "p", [(SATURDAY, seconds)], factor=2.0, accelerator="T4")
     assert [row[2] for row in rows(engine)] == [5.0]
     assert charges.used_s(engine, "p", SATURDAY) == 10.0
-    assert charges.used_s(engine, "p", SATURDAY + timedelta(seconds=1)) == 0.0
+    assert charges.used_s(engine, "p", SATURDAY + timedelta(seconds=4)) == 2.0, "what began before reaches over it"
+    assert charges.used_s(engine, "p", SATURDAY + timedelta(seconds=5)) == 0.0
     assert charges.used_s(engine, "other", SATURDAY) == 0.0
     assert charges.used_s(engine, "p", SATURDAY, but=Own(session.id, SATURDAY)) == 0.0
     assert charges.used_s(engine, "p", SATURDAY, but=Own(session.id, SATURDAY + timedelta(seconds=1))) == 10.0
@@ -89,6 +91,15 @@ def test_a_session_over_the_reset_is_charged_to_both_windows(engine, run):
         held.wall(clock.now_s)
     assert [(row[1][:13], row[2]) for row in rows(engine)] == [("2026-11-20 22", 7200.0), ("2026-11-21 00", 10800.0)]
     assert used_s(terms().quota, pools.uses(engine, terms().quota, SATURDAY + timedelta(hours=3)), SATURDAY) == 10800.0
+
+
+def test_use_that_was_cut_at_other_edges_counts_from_the_new_edge_on(engine, run):
+    session = opened(engine, run)
+    charges.charge(engine, session.id, "p", [(SATURDAY - timedelta(hours=4), 14400.0)], factor=2.0, accelerator="T4")
+    charges.charge(engine, session.id, "p", [(SATURDAY, 3600.0)], factor=2.0, accelerator="T4")
+    earlier, now = terms(resets="Fri 22:00 UTC").quota, SATURDAY + timedelta(hours=5)
+    assert used_s(earlier, pools.uses(engine, earlier, now), now) == 2 * 3 * 3600
+    assert used_s(terms().quota, pools.uses(engine, terms().quota, now), now) == 2 * 3600
 
 
 def test_use_of_a_rolling_window_is_written_in_hours(engine, run):
@@ -176,6 +187,40 @@ def test_what_a_dead_session_ran_after_its_last_charge_is_completed(engine, run,
     assert [row[2] for row in rows(engine)] == [90.0], "a clock that jumped makes no session longer than its wall"
 
 
+def test_a_clock_that_jumped_by_a_year_charges_no_year_where_there_is_no_wall(engine, run, tmp_path):
+    session, began = opened(engine, run), datetime.now(UTC)
+    attempt = sessions.open_attempt(
+        engine, session.id, stage="train", ranks=1, first_step=0, folder_of=lambda _: str(tmp_path)
+    )
+    charges.charge(engine, session.id, "p", [(began, 10.0)], factor=2.0, accelerator="T4")
+    in_a_year = began + timedelta(days=365)
+    ledger.complete(engine, session._replace(beat_at=in_a_year), attempt, terms(30, "never"))
+    assert rows(engine)[0][2] == 10.0 + ledger.SLACK.total_seconds()
+    Path(tmp_path, "exit.json").write_text(f'{{"status": -9, "at": "{in_a_year.isoformat()}"}}')
+    ledger.complete(engine, session, attempt, terms(30, "never"))
+    assert rows(engine)[0][2] <= ledger.boottime_s(), "no longer than since the boot"
+
+
+def test_what_a_clock_that_ran_ahead_has_charged_counts_once_and_not_for_a_year(engine, run):
+    plan, now = (
+        parse(PLAN + '[quota]\nhours = 30\npool = "p"\nresets = "Sat 00:00 UTC"', "plan.toml"),
+        datetime.now(UTC),
+    )
+    wrong, living = opened(engine, run), opened(engine, run)
+    for session in (wrong, living):
+        charges.charge(engine, session.id, "p", [(now + timedelta(days=365), 3600.0)], factor=1.0, accelerator="T4")
+    sessions.update_session(engine, wrong.id, phase="suspended")
+
+    def used(at: datetime) -> float:
+        return used_s(terms().quota, pools.uses(engine, terms().quota, at), at)
+
+    Ledger.opening(engine, plan, GENERIC)
+    assert used(now + timedelta(days=20)) == 7200.0, "all lie ahead: it may be our clock that is behind"
+    charges.charge(engine, opened(engine, run).id, "p", [(now, 60.0)], factor=1.0, accelerator="T4")
+    Ledger.opening(engine, plan, GENERIC)
+    assert (used(now), used(now + timedelta(days=20))) == (7260.0, 3600.0), "what lives is left as it is"
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"at": 5}', '{"at": "yesterday"}', '{"at": "2026-11-21T00:00:00"}'])
 def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path, content):
     session = opened(engine, run)
@@ -186,9 +231,6 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
     Path(tmp_path, "exit.json").write_text(content)
     ledger.complete(engine, session, attempt, terms())
     assert [row[2] for row in rows(engine)] == [10.0]
-
-
-PLAN = 'name="a"\n[[stage]]\nname="t"\nentry="t.py"\n'
 
 
 @pytest.mark.parametrize(("gpus", "factor"), [("0,1", 2.0), ("0", 1.0)])
@@ -243,6 +285,10 @@ def test_a_correction_wakes_the_runs_that_wait_for_the_pools_hours_and_no_others
     assert queue.open_resume(engine, run.id).due_at <= datetime.now(UTC)
     queue.put(engine, run.id, why="the wall", due_at=None)
     assert pools.correct(engine, "p", 5.0)["resumed"] == 0
+    for due_at in (SATURDAY, None):
+        queue.put(engine, run.id, why="the quota", due_at=due_at)
+        assert queue.drop(engine, run.id)
+        assert pools.correct(engine, "p", 5.0)["resumed"] == 0, "a person took it out"
 
 
 def test_a_claimed_place_in_the_queue_is_given_back_while_the_quota_is_spent(engine, run):

@@ -46,8 +46,13 @@ class Holders:
 
 
 @pytest.fixture
-def holders(tmp_path):
-    made = Holders(tmp_path / "home", build(tmp_path).env)
+def driver(tmp_path):
+    return build(tmp_path)
+
+
+@pytest.fixture
+def holders(tmp_path, driver):
+    made = Holders(tmp_path / "home", driver.env)
     yield made
     for process in made.made:
         process.kill()
@@ -98,6 +103,13 @@ def test_training_holds_its_gpus_after_its_supervisor_was_killed(holders):
     finally:
         os.kill(training, 9)
     wait_until(lambda: holders.hold("b")[1][0] == "has")
+
+
+def test_while_the_driver_is_silent_no_run_takes_gpus_that_may_be_anothers(holders, driver):
+    holders.hold("a", 2)
+    driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    _, (word, said) = holders.hold("b")
+    assert word == "held" and "next: see what nvidia-smi says; then kgorch resume b" in said
 
 
 def test_without_a_driver_nothing_is_claimed(tmp_path, holders):

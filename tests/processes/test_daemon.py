@@ -16,11 +16,14 @@ from datetime import UTC, datetime
 import psutil
 import pytest
 from harness import processes_of, wait_until
+from sqlalchemy.exc import OperationalError
 
 from db import queue, runs, sessions
 from db.engine import open_database
+from orchestrator import wire
 from orchestrator.core import queue as core
-from orchestrator.runtime import daemonapi, resuming
+from orchestrator.runtime import channel, daemonapi, processes, resuming
+from orchestrator.runtime.daemon import Daemon
 
 TAKES = """
 import subprocess, sys
@@ -114,6 +117,25 @@ def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     assert runs.by_id(engine, run).state == "failed" and queue.open_resume(engine, run) is None
 
 
+def test_a_run_that_a_person_queues_again_begins_at_once_whatever_it_had_tried(kgorch):
+    plan = kgorch.plan()
+    kgorch("start", str(plan), "--queue")
+    engine = open_database(kgorch.home)
+    run = runs.newest(engine, "test").id
+    session = sessions.open_session(engine, run, boot_id="b", step=5, first_step=5)
+    about = {"stage": "train", "ranks": 1, "first_step": 5, "folder_of": lambda _: str(kgorch.folder)}
+    sessions.open_attempt(engine, session.id, **about)
+    queue.put(engine, run, why="lost", due_at=datetime.now(UTC), wants={"tries": core.TRIES})
+    for words in (("queue", "add", "test"), ("start", str(plan), "--queue")):
+        kgorch(*words)
+        assert queue.open_resume(engine, run).tries == 0
+    told = kgorch("start", str(plan), "--queue", "--until", "18:30", code=2).stderr
+    assert "--until and --detach are of one, leave them out" in told
+    plan.write_text(plan.read_text().replace("learns.py", "crashes.py"))
+    assert "--accept-changes" in kgorch("start", str(plan), "--queue", code=2).stderr
+    kgorch("start", str(plan), "--queue", "--accept-changes")
+
+
 def test_a_run_that_cannot_begin_is_tried_again_later_and_says_why(kgorch):
     engine = open_database(kgorch.home)
     run = make(engine, kgorch.home, "broken")  # its plan is empty
@@ -175,8 +197,84 @@ def test_a_second_daemon_leaves_the_socket_to_the_first(kgorch):
     log = kgorch.home / "logs" / "daemon.log"
     wait_until(lambda: "another daemon answers" in log.read_text())
     assert daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
+    third = kgorch.background("daemon")
+    wait_until(lambda: log.read_text().count("another daemon answers") == 2)
     assert end(second) == 0 and daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
     assert end(first) == 0
+    wait_until(lambda: (found := daemonapi.ask(kgorch.home, "ping")) and found["pid"] == third.pid, what="an heir")
+    assert end(third) == 0
+
+
+@pytest.fixture
+def sleepers():
+    """Processes that stand for supervisors."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def make_one() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen(["sleep", "100"]))
+        return made[-1]
+
+    yield make_one
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def begun_by_a_daemon(engine, run: str, process: subprocess.Popen[bytes]) -> int:
+    ticks, boot = processes.started_ticks(process.pid), processes.boot_id()
+    queue.taken(engine, run, by=resuming.BY_DAEMON, pid=process.pid, ticks=ticks, boot=boot)
+    who = {"supervisor_pid": process.pid, "supervisor_started_ticks": ticks, "boot_id": boot}
+    return sessions.open_session(engine, run, **who).id
+
+
+def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, sleepers, monkeypatch):
+    engine = open_database(kgorch.home)
+    run, old, new = make(engine, kgorch.home, "ink"), sleepers(), sleepers()
+    session = begun_by_a_daemon(engine, run, old)
+
+    def saves_and_goes_on_under_the_other(*_, **__):
+        old.kill()
+        old.wait()
+        sessions.record(engine, run, session, kind="AttemptSuspended", phase="suspended", facts={})
+        begun_by_a_daemon(engine, run, new)
+        return wire.Answer(True, "stopping")
+
+    monkeypatch.setattr(channel, "ask", saves_and_goes_on_under_the_other)
+    began_s = time.monotonic()
+    Daemon(engine, kgorch.home, stop_timeout_s=5.0)._stop_sessions()
+    assert time.monotonic() - began_s < 4 and new.poll() is None
+
+
+def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_saved(kgorch, sleepers, monkeypatch):
+    engine = open_database(kgorch.home)
+    session = sleepers()
+    begun_by_a_daemon(engine, make(engine, kgorch.home, "ink"), session)
+    stopping = Daemon(engine, kgorch.home, stop_timeout_s=60.0)
+    stopping.tick()
+
+    def is_held(*_):
+        raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
+
+    monkeypatch.setattr(queue, "open_sessions", is_held)
+    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, "")))
+    stopping._stop_sessions()
+    assert session.poll() == -signal.SIGKILL, "asked, and waited for"
+
+
+def test_a_daemon_that_stops_still_answers(kgorch, sleepers):
+    engine = open_database(kgorch.home)
+    begun_by_a_daemon(engine, make(engine, kgorch.home, "ink"), sleepers())
+    process = daemon(kgorch, "--stop-timeout", "3s")
+    process.send_signal(signal.SIGTERM)
+    assert "has stopped" in kgorch("daemon", "stop").stdout
+    assert process.wait(timeout=20) == 0
+
+
+def test_a_question_that_cannot_be_answered_ends_no_daemon(kgorch, monkeypatch):
+    asked = Daemon(open_database(kgorch.home), kgorch.home)
+    monkeypatch.setattr(queue, "counts", lambda *_: 1 / 0)  # a row that cannot be read
+    asked._jobs.put(lambda: asked._hear("status", lambda _: None))
+    asked.turn()
 
 
 def test_a_database_that_another_program_holds_is_waited_for(kgorch):
@@ -192,6 +290,21 @@ def test_a_database_that_another_program_holds_is_waited_for(kgorch):
     assert process.poll() is None
     other.execute("ROLLBACK")
     wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries)
+    assert end(process) == 0
+
+
+@pytest.mark.parametrize("gone", [("kgorch.db",), ("kgorch.db", "kgorch.db-wal", "kgorch.db-shm"), ("kgorch.db-wal",)])
+def test_a_database_that_is_replaced_under_a_living_daemon_is_the_one_that_counts(kgorch, gone):
+    process = daemon(kgorch)
+    for name in gone:
+        (kgorch.home / name).rename(kgorch.home / f"{name}.broken")
+    log = kgorch.home / "logs" / "daemon.log"
+    wait_until(lambda: "is gone" in log.read_text() or "another file" in log.read_text())
+    engine = open_database(kgorch.home)
+    run = make(engine, kgorch.home, "broken")
+    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries, what="a try")
+    assert daemonapi.ask(kgorch.home, "status")["waiting"] == 1
     assert end(process) == 0
 
 
@@ -275,6 +388,14 @@ def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
     [entry] = json.loads(kgorch("queue", "--json").stdout)
     assert (entry["run"], entry["due_at"], entry["ranks"]) == ("test", "2099-01-02T03:04:00.000Z", 2)
     assert kgorch.status()["next"]["at"] == "2099-01-02T03:04:00.000Z"
+    told = kgorch("stop", "test").stdout
+    assert "is not running" in told and "next: kgorch queue drop test" in told, "a daemon would begin it all the same"
     kgorch("queue", "drop", "test")
+    assert "next" not in kgorch("stop", "test").stdout
     assert json.loads(kgorch("queue", "--json").stdout)[0]["due_at"] is None
-    kgorch("queue", "add", "test", "--at", "teatime", code=2)
+    for told in ("teatime", "25:00", "0001-01-01T00:00+14:00", "9999-12-31T23:59Z", "2020-01-01T00:00Z"):
+        assert "--at" in kgorch("queue", "add", "test", "--at", told, code=2).stderr
+    kgorch("queue", "add", "test", "--at", "18:30")
+    assert json.loads(kgorch("queue", "--json").stdout)[0]["due_at"] is not None
+    kgorch("start", str(plan), "--queue", "--fresh")
+    assert "kgorch queue add test queues that one" in kgorch("queue", "add", "test/1", code=2).stderr

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from harness import processes_of, wait_until
 
+from orchestrator.runtime import daemonapi, launcher
+from orchestrator.runtime.channel import Channel
+from orchestrator.runtime.home import Lock
 from orchestrator.runtime.processes import started_ticks
 
 
@@ -185,6 +188,43 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
     wait_until(lambda: len(kgorch.events("CheckpointVerified")) > count + 1, within_s=20)
     assert supervisor.poll() is None
     kgorch("stop")
+
+
+def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp_path):
+    attempt, seen = tmp_path / "attempt", tmp_path / "seen"
+    seen.mkdir()
+    held = Lock(attempt / "lock")
+    assert held.take()
+    if subprocess.run(["mount", "--bind", attempt, seen], capture_output=True).returncode:
+        pytest.skip("no right to mount")
+    listening = Channel(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", seen], check=True)
+        for one in listening:
+            one.close()
+        assert launcher.is_running(seen) and not launcher.kill(seen, patience_s=0.1)
+        held.release()
+        assert not launcher.is_running(seen) and launcher.kill(seen)
+        launcher.wait(seen)
+    finally:
+        subprocess.run(["umount", "-l", seen], check=True)
+
+
+def test_a_log_on_a_full_disk_ends_no_supervisor(kgorch):
+    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05}, ranks=1)
+    with open("/dev/full", "w") as full:
+        supervisor = subprocess.Popen(
+            kgorch.command("start", str(plan)), cwd=kgorch.folder, env=kgorch.env(), stdout=full, stderr=full, text=True
+        )
+    kgorch.started.append(supervisor)
+    step = kgorch.wait_for_step(3)["step"]
+    with sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None) as database:
+        database.execute("BEGIN IMMEDIATE")
+        time.sleep(8)  # a save falls due, which cannot be written down
+        database.execute("ROLLBACK")
+    assert supervisor.poll() is None
+    kgorch.wait_for_step(step + 20)
+    assert kgorch.status()["session"]["supervisor"]["alive"]
 
 
 @pytest.mark.parametrize("home", ["/proc/kgorch", "a file"])

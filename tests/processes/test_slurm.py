@@ -144,6 +144,15 @@ def test_a_job_without_an_end_has_no_wall(said, tmp_path, monkeypatch):
     job.stop()
 
 
+def test_a_task_of_an_array_asks_for_itself_alone(tmp_path, monkeypatch):
+    script = 'case "$*" in *" 7_3 "*) echo 2037-01-01T00:00:00;; *) echo 2037-01-01T00:00:00; echo N/A;; esac'
+    _squeue(tmp_path, monkeypatch, script)
+    array = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    job = slurm.JobEnd({**os.environ, **array})
+    assert job.wall(boottime_s()) is not None and job.notes.empty()
+    job.stop()
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
