@@ -162,7 +162,7 @@ class Supervisor:
                 while not self._session.phase.is_over:
                     self._turn()
                 self._end_processes()
-                self._foreteller.tell(self._row, lives=False)
+                self._try(lambda: self._foreteller.tell(self._row, lives=False))
                 self._finish_mirroring()
                 self._finish_telling()
         finally:
@@ -207,6 +207,9 @@ class Supervisor:
             job = self._queue.get(timeout=LOOK_S)
         except queue.Empty:
             job = self._journal.catch_up
+        self._try(job)
+
+    def _try(self, job: Job) -> None:
         try:
             job()
         except Exception as error:  # our own bug; the training must not pay for it
