@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,10 +10,15 @@ from sqlalchemy import event
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
+from orchestrator.core import forecast as core
+from orchestrator.core import windows
+from orchestrator.core.forecast import Ahead, Pace
+from orchestrator.core.quota import Quota
 from orchestrator.core.wall import WALL
 from orchestrator.report import forecast, view
 from orchestrator.runtime import foretelling
 from orchestrator.runtime.foretelling import Foreteller
+from orchestrator.runtime.hours import PoolHours
 
 BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
 PLAN = '[forecast]\ntarget = "iou >= 0.72"'
@@ -125,6 +131,15 @@ def test_the_supervisor_notes_epochs_of_ten_seconds_and_more_and_one_forecast(en
     assert [facts["steps"] for facts in epochs] == [200] * 4
     assert [facts["first"] for facts in epochs] == [True, False, False, False]
     assert [kind for kind, _ in noted].count("forecast") == 1
+
+
+@pytest.mark.parametrize("resets", ["Sat 00:00 UTC", "rolling 24h", "monthly 1 00:00 Europe/Berlin"])
+def test_a_thousand_sessions_under_a_quota_are_foretold_at_once(resets):
+    quota = Quota("kaggle", 4 * 3600, windows.parse(resets))
+    ahead = Ahead(length_s=3600.0, startup_s=60.0, hours=PoolHours(quota, [], 1.0))
+    began_s = time.process_time()
+    assert core.end(10**9, Pace(0.9, 1.0, 1.1, 3), BEGAN, None, ahead).usual is None, "more sessions than are looked at"
+    assert time.process_time() - began_s < 3.0, "it took more than ten"
 
 
 BIG = ("runs", "sessions", "attempts", "checkpoints", "resumes", "samples", "events", "charges")
