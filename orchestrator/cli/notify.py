@@ -36,13 +36,16 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """
     from orchestrator.errors import ExitCode, PlanError
     from orchestrator.plan import load
-    from orchestrator.runtime import notices
+    from orchestrator.runtime import choosing, notices
 
-    loaded, _ = load(plan, overrides)
+    _, text = load(plan, overrides)
+    loaded = choosing.read(text, str(plan), overrides)
     notices.check(loaded.notify)
     found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
     if not found:
-        raise PlanError(f"{plan} tells nobody", next_step="give its [notify] part a command or urls")
+        raise PlanError(
+            f"{plan} tells nobody", next_step="give its [notify] part, or your configuration's, a command or urls"
+        )
     if as_json:
         render.as_json([{"target": item.target, "arrived": item.why is None, "why": item.why} for item in found])
     else:
