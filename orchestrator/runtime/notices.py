@@ -51,6 +51,9 @@ ROOM = 32
 AGAIN_LATER = (408, 425, 429)
 """HTTP's refusals that time heals; any other 4xx is ours, and would come again."""
 
+WORD = 16 * 1024
+"""Characters of a text that a command is told in its words; the whole comes on its standard input."""
+
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -130,8 +133,9 @@ def shown(url: str) -> str:
     scheme, found, rest = url.partition("://")
     if not found or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
         return "URL"
-    host = re.match(r"[\w.\-]+(:\d+)?(?=[/?#]|$)", rest.rpartition("@")[2]) if _is_http(url) else None
-    return f"{scheme}://{host[0] if host else '…'}"
+    place = re.split(r"[/?#\\]", rest, maxsplit=1)[0].rpartition("@")[2]  # an @ behind it is of the path
+    is_told = _is_http(url) and re.fullmatch(r"[\w.\-]+(:\d+)?", place)
+    return f"{scheme}://{place if is_told else '…'}"
 
 
 class Notices:
@@ -203,6 +207,8 @@ def test(part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] =
             target.send(_message("test", run, notice, {}))
         except NotDelivered as error:
             why = error.why
+        except Exception as error:  # as in _Post: its text may hold the URL
+            why = type(error).__name__
         found.append(Outcome(target.shown, why, time.monotonic() - began_s))
     return found
 
@@ -334,8 +340,9 @@ class _Command:
         self._process: subprocess.Popen[bytes] | None = None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        words = [_filled(_told(word, message), self._environ) for word in self._words]
-        named = {f"KGORCH_{name.upper()}": str(message[name] or "") for name in ("event", "run", "step", "text")}
+        told = {name: _as_word(message[name]) for name in ("title", "text", "event", "run", "step")}
+        words = [_told(word, told, self._environ) for word in self._words]
+        named = {f"KGORCH_{name.upper()}": told[name] for name in ("event", "run", "step", "text")}
         try:
             process = subprocess.Popen(
                 words,
@@ -370,10 +377,19 @@ class _Command:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _told(word: str, message: Mapping[str, Any]) -> str:
-    """`{title}` and its like in a word of the command; by hand, for what is told may hold braces itself."""
-    names = ("title", "text", "event", "run", "step")
-    return re.sub(r"\{(" + "|".join(names) + r")\}", lambda found: str(message[found[1]] or ""), word)
+def _as_word(value: Any) -> str:
+    """As an argument or a variable may be: no zero byte, and far below the 128 KiB that the kernel takes of one."""
+    return str(value or "").replace("\0", "?")[:WORD]
+
+
+def _told(word: str, told: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """`{title}` and its like, and `${NAME}`, in a word of the command: all at once, for what is told may hold braces itself, and
+    an error's text that quotes `${TOKEN}` must not be given what that holds."""
+
+    def fill(found: re.Match[str]) -> str:
+        return _filled(found[0], environ) if found[1] is None else told[found[1]]
+
+    return re.sub(r"\$\{\w+\}|\{(" + "|".join(told) + r")\}", fill, word)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

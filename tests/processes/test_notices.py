@@ -158,6 +158,15 @@ def test_a_command_is_told_by_words_environment_and_standard_input(telling, tmp_
     assert environ["KGORCH_STEP"] == "7" and environ["KGORCH_TEXT"] == body["text"]
 
 
+def test_what_is_told_is_given_no_variable_and_reaches_a_command_whatever_is_in_it(telling, tmp_path):
+    text = "import json, sys\njson.dump([sys.argv[1:], json.load(sys.stdin)], open('told.json', 'w'))"
+    why = "KeyError: ${TOKEN} {run} \0 " + 200_000 * "x"
+    made = telling(command=[*script(tmp_path, text), "{text}"], environ={**os.environ, "TOKEN": SECRET})
+    assert sent(made, Notice(("finished",), why)) == []
+    [word], body = json.loads((tmp_path / "told.json").read_text())
+    assert word.startswith("KeyError: ${TOKEN} {run} ? xxx") and body["text"] == why
+
+
 def test_a_command_that_fails_is_tried_again(telling, tmp_path):
     text = "import os, sys\nopen('tries', 'a').write('x')\nsys.exit(os.path.getsize('tries') < 3)"
     assert sent(telling(command=script(tmp_path, text))) == []
@@ -217,6 +226,8 @@ def test_without_apprise_its_urls_are_refused_with_what_to_install(monkeypatch):
     [
         ("https://hooks.example.org:8443/T/s3cr3t?k=s3cr3t", "https://hooks.example.org:8443"),
         ("https://me:s3cr3t@host/x", "https://host"),
+        ("https://host/send/@s3cr3t", "https://host"),
+        ("https://host?to=me@s3cr3t", "https://host"),
         ("tgram://s3cr3t/chat", "tgram://…"),
         ("${HOOK}", "${HOOK}"),
         ("${SCHEME}://s3cr3t", "${SCHEME}"),
@@ -278,3 +289,20 @@ def test_notify_test_tells_which_target_was_reached(kgorch, hook):
     assert "Connection refused" in kgorch("notify", "test", str(plan), code=2).stdout
     kgorch("notify", "test", str(plan), "--set", f'notify.urls=["{hook.url}"]')
     assert "tells nobody" in kgorch("notify", "test", str(plan), "--set", "notify.urls=[]", code=2).stderr
+
+
+def test_notify_test_reaches_also_whom_the_configuration_tells(kgorch, hook, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(f'[notify]\nurls = ["{hook.url}"]\n')
+    kgorch.extra_env["KGORCH_CONFIG"] = str(config)
+    kgorch("notify", "test", str(kgorch.plan()))
+    assert hook.events == ["test"]
+
+
+def test_a_target_that_breaks_is_told_by_the_kind_of_its_error(monkeypatch, tmp_path):
+    def broken(self, message):
+        raise RuntimeError(f"cannot reach https://h/{SECRET}")
+
+    monkeypatch.setattr(notices._Webhook, "send", broken)
+    [outcome] = notices.test(NotifyPart(urls=[f"https://h/{SECRET}"]), "ink", tmp_path)
+    assert outcome.why == "RuntimeError"
