@@ -92,6 +92,10 @@ def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
     Raises: _Unanswered.
     """
     job = environ.get("SLURM_JOB_ID", "")
+    if array := environ.get(
+        "SLURM_ARRAY_JOB_ID"
+    ):  # the array's own number is one task's, too, and would name all of them
+        job = f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
     # ISO in this machine's zone, whatever the person has set for their own eyes
     plain = {**environ, "SLURM_TIME_FORMAT": "standard"}
     try:
@@ -106,7 +110,7 @@ def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Unanswered(f"squeue: {error}") from None
-    said = done.stdout.strip()
+    said = min(done.stdout.split(), default="")  # the parts of a heterogeneous job say theirs: the first instant counts
     if done.returncode or not said:
         raise _Unanswered(f"squeue ended with {done.returncode}: {done.stderr.strip()[:200] or 'it knows no such job'}")
     if said in ("NONE", "N/A", "Unknown", "UNLIMITED"):
