@@ -133,7 +133,11 @@ def is_booted(manager: Manager) -> bool:
     """Whether a manager of that kind runs here and can be asked."""
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
         return False
-    return manager == "system" or Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd", "private").exists()
+    private = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd", "private")
+    try:
+        return manager == "system" or private.exists()
+    except PermissionError:  # after su the variable names another's folder
+        return False
 
 
 def systemctl(manager: Manager, *words: str) -> None:
