@@ -403,13 +403,14 @@ class _Webhook:
     """A POST with the message as JSON; 2xx is an arrival."""
 
     def __init__(self, url: str, shown: str) -> None:
-        self._url, login = _without_login(url)
-        self._headers = {"Content-Type": "application/json", "User-Agent": "kgorch", **login}
-        self._opener, self.shown = urllib.request.build_opener(_NoRedirect), shown
+        self._url, self.shown = url, shown
+        self._opener = urllib.request.build_opener(_NoRedirect)
 
     def send(self, message: Mapping[str, Any]) -> None:
         try:
-            request = urllib.request.Request(self._url, json.dumps(message).encode(), self._headers, method="POST")
+            url, login = _without_login(self._url)
+            headers = {"Content-Type": "application/json", "User-Agent": "kgorch", **login}
+            request = urllib.request.Request(url, json.dumps(message).encode(), headers, method="POST")
             with self._opener.open(request, timeout=REPLY_S):
                 return
         except urllib.error.HTTPError as error:

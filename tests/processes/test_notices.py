@@ -299,6 +299,12 @@ def test_notify_test_reaches_also_whom_the_configuration_tells(kgorch, hook, tmp
     assert hook.events == ["test"]
 
 
+def test_an_address_that_is_none_by_now_is_told_to_fail_and_breaks_nothing(telling):
+    """A run that is taken over is told by the configuration as it is then, which nobody has checked."""
+    [(kind, facts)] = sent(telling(urls=["https://[h/x"]))
+    assert kind == "notices_failed" and list(facts["failing"].values()) == ["ValueError"]
+
+
 def test_a_target_that_breaks_is_told_by_the_kind_of_its_error(monkeypatch, tmp_path):
     def broken(self, message):
         raise RuntimeError(f"cannot reach https://h/{SECRET}")
