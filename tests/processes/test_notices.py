@@ -272,6 +272,17 @@ def test_a_hook_that_hangs_does_not_hold_the_sessions_end_up_for_long(kgorch):
         assert supervisor.returncode == 0 and kgorch.status()["state"] == "finished"
 
 
+def test_an_end_by_sigterm_is_told_though_the_margin_is_longer_than_what_it_leaves(kgorch):
+    """A container, a Slurm job or a unit that is stopped: half a minute, whatever the wall was to be."""
+    extra = '[notify]\ncommand = ["sh", "-c", "sleep 3; echo \\"$0\\" >> told", "{event}"]\n'
+    plan = kgorch.plan(ranks=1, args={"epochs": 100_000, "sleep": 0.05}, wall="4h", margin="2m", extra=extra)
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    supervisor.terminate()
+    assert supervisor.wait(timeout=60) == 10
+    assert (kgorch.folder / "told").read_text() == "suspended\n"
+
+
 def test_a_variable_that_is_not_set_is_named_before_anything_starts(kgorch):
     plan = kgorch.plan(ranks=1, extra='[notify]\nurls = ["https://h.invalid/${NO_SUCH_HOOK}"]\n')
     assert "NO_SUCH_HOOK" in kgorch("start", str(plan), code=2).stderr
