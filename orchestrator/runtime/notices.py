@@ -45,6 +45,8 @@ COMMAND_S = 30.0
 END_S = 10.0
 """What notices get at most at a session's end."""
 
+LATE = "the session was over before it arrived"
+
 ROOM = 32
 """Notices that wait for a target."""
 
@@ -176,11 +178,13 @@ class Notices:
         return any(post.is_busy for post in self._posts)
 
     def stop(self) -> None:
-        """Where it is; what has not arrived does not any more."""
+        """Where it is; what has not arrived does not any more, and that is noted."""
         for post in self._posts:
             post.stop()
         for post in self._posts:
             post.join(1.0)
+            if (kind := post.unsent) is not None:
+                self._outcome(post.shown, kind, LATE)
 
     def _outcome(self, target: str, event: str, why: str | None) -> None:
         with self._guard:
@@ -258,7 +262,8 @@ class _Post:
         self._target, self._tries, self._outcome, self._dropped = target, tries, outcome, dropped
         self._guard = threading.Condition()
         self._waiting: list[Mapping[str, Any]] = []
-        self._sending = self._stopping = self._ending = False
+        self._sending: Mapping[str, Any] | None = None
+        self._stopping = self._ending = False
         self._thread = threading.Thread(target=self._work, name="notices", daemon=True)
         self._thread.start()
 
@@ -278,7 +283,18 @@ class _Post:
     @property
     def is_busy(self) -> bool:
         with self._guard:
-            return bool(self._waiting) or self._sending
+            return bool(self._waiting) or self._sending is not None
+
+    @property
+    def unsent(self) -> str | None:
+        """The kind of the oldest that has not arrived; None for none."""
+        with self._guard:
+            left = self._waiting if self._sending is None else [self._sending]
+            return left[0]["event"] if left else None
+
+    @property
+    def shown(self) -> str:
+        return self._target.shown
 
     def stop(self) -> None:
         with self._guard:
@@ -292,18 +308,18 @@ class _Post:
     def _work(self) -> None:
         while (message := self._next()) is not None:
             why = self._deliver(message)
-            if not self._stopping:
+            if why is None or not self._stopping:
                 self._outcome(self._target.shown, message["event"], why)
             with self._guard:
-                self._sending = False
+                self._sending = message if why is not None and self._stopping else None
 
     def _next(self) -> Mapping[str, Any] | None:
         with self._guard:
             self._guard.wait_for(lambda: self._waiting or self._stopping)
             if self._stopping:
                 return None
-            self._sending = True
-            return self._waiting.pop(0)
+            self._sending = self._waiting.pop(0)
+            return self._sending
 
     def _deliver(self, message: Mapping[str, Any]) -> str | None:
         """Why it has not arrived, after all tries; None when it has."""

@@ -133,6 +133,20 @@ def test_a_target_that_is_not_there_or_hangs_holds_up_neither_who_tells_nor_the_
         assert time.monotonic() - began_s < 10.0
 
 
+@pytest.mark.parametrize("is_command", [True, False])
+def test_what_has_not_arrived_at_the_end_is_noted(telling, hook, tmp_path, is_command):
+    hook.slow_s = 30.0
+    part = {"command": ["sleep", "30"]} if is_command else {"urls": [hook.url]}
+    made = telling(**part)
+    made.tell(FINISHED)
+    made.tell(FINISHED)
+    made.now()
+    made.stop()
+    kind, facts = made.notes.get_nowait()
+    assert kind == "notices_failed" and list(facts["failing"].values()) == [notices.LATE]
+    assert facts["event"] == "finished" and made.notes.empty()
+
+
 def test_a_flood_is_bounded_and_an_end_outlives_the_saves_before_it(tmp_path, hook, monkeypatch):
     monkeypatch.setattr("orchestrator.core.notices.APART_S", {})
     hook.slow_s = 0.3
