@@ -132,7 +132,7 @@ class World:
         self.sessions_of = dict.fromkeys(self.plans, 0)
         self.counts = {"sessions": 0, "taken back": 0, "reboots": 0, "ended by quota": 0, "ended by the wall": 0}
         self.idle_s: dict[str, float] = dict.fromkeys(self.plans, 0.0)
-        self.is_up, self.is_changed, self.look_at = True, True, BEGIN
+        self.is_up, self.is_changed, self.look_at = False, False, BEGIN
 
     def at(self, when: datetime, what: Callable[[], None]) -> None:
         heapq.heappush(self.events, (when, next(self._order), what))
@@ -150,7 +150,7 @@ class World:
                     checkpoints=str(folder), plan="", overrides=[], plan_hash="", stages=["train"],
                 )  # fmt: skip
                 queue.put(self.engine, run.id, why="new", due_at=self.clock.at, wants={"priority": plan.priority})
-            self.boot()
+            self.at(self.clock.at, self.boot)
             self.after(self.chance.expovariate(1 / REBOOT_S), self.reboot)
             while self.events and self.clock.at < self.end and len(self.finished) < len(self.plans):
                 when, _, what = heapq.heappop(self.events)
@@ -203,7 +203,8 @@ class World:
 
     def has_hours(self, plan: Played) -> bool:
         found = Ledger(self.engine, plan.terms, self.clock.at, self.clock.now_s(), now_s=self.clock.now_s)
-        due_at = found.resume_at(60.0, on_quota=True)
+        last = sessions.last(self.engine, plan.name)
+        due_at = found.resume_at(last.lead_s if last else 120.0, on_quota=True)
         return due_at is not None and due_at <= self.clock.at
 
     def begin(self, entry: queue.Entry, token: str) -> Any:

@@ -34,12 +34,12 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     Example:
       kgorch notify test plan.toml
     """
+    from orchestrator import config
     from orchestrator.errors import ExitCode, PlanError
     from orchestrator.plan import load
-    from orchestrator.runtime import choosing, notices
+    from orchestrator.runtime import notices
 
-    _, text = load(plan, overrides)
-    loaded = choosing.read(text, str(plan), overrides)
+    loaded = config.applied(load(plan, overrides)[0], config.load())
     notices.check(loaded.notify)
     found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
     if not found:

@@ -63,7 +63,10 @@ def lines(found: dict[str, Any]) -> list[str]:
         ("stages", stages),
     ]
     if found["step"]:
-        rows.append(("step", f"{found['step']}{total}{epochs}, {found['samples']} samples{pace}"))
+        samples = (
+            f", {found['samples']} samples" if found["samples"] else ""
+        )  # known once the session's ranks have told
+        rows.append(("step", f"{found['step']}{total}{epochs}{samples}{pace}"))
     if session:
         rows.append(("session", _session_line(session)))
         rows.append(("supervisor", _supervisor_line(found, session)))

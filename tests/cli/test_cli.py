@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from harness import weekly_reset
+from harness import wait_until, weekly_reset
 
-from db import charges, checkpoints, rungs, runs, samples, sessions
+from db import charges, checkpoints, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.cli import VERBS, render
@@ -153,6 +153,22 @@ def test_the_fields_of_the_quota_are_those_that_were_promised(kgorch, quota):
     assert pool["needs"] == {"runs": 1, "known": 1, "still_s": 12.5}
     short = json.loads(kgorch("status", "--json").stdout)["quota"]
     assert (short["pool"], short["hours"], short["resets_at"]) == ("kaggle", 30.0, pool["resets_at"])
+
+
+def test_the_fields_of_the_queue_are_those_that_were_promised(kgorch, engine, run):
+    queue.put(engine, run.id, why="the wall", due_at=datetime.now(UTC), wants={"ranks": 2, "priority": 5})
+    found = json.loads(kgorch("queue", "--json").stdout)
+    assert _shape(found) == json.loads((PROMISES / "queue.json").read_text())
+    assert found[0]["run"] == "ink" and found[0]["ranks"] == 2 and found[0]["priority"] == 5
+
+
+def test_the_fields_of_the_daemon_are_those_that_were_promised(kgorch, engine, run):
+    assert json.loads(kgorch("daemon", "status", "--json").stdout) is None
+    queue.put(engine, run.id, why="the wall", due_at=datetime.now(UTC) + timedelta(hours=1))
+    kgorch.background("daemon")
+    found = wait_until(lambda: json.loads(kgorch("daemon", "status", "--json").stdout))
+    assert _shape(found) == json.loads((PROMISES / "daemon.json").read_text())
+    assert (found["due"], found["waiting"], found["running"]) == (0, 1, ["ink"])
 
 
 def test_the_quota_tells_in_words_what_is_left_and_who_spends_it(kgorch, quota):
