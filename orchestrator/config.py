@@ -47,7 +47,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Config:
             raise ConfigError(f"there is no {path}", next_step="set KGORCH_CONFIG to your file, or unset it") from None
         return Config()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration {path} cannot be read", str(error)) from None
+        raise ConfigError(
+            f"the configuration {path} cannot be read",
+            str(error),
+            next_step="make it a text file in UTF-8 that you may read, move it away, or name another by KGORCH_CONFIG",
+        ) from None
     return validated(
         Config,
         read_toml(text, str(path), ConfigError),

@@ -460,7 +460,11 @@ def read_toml(text: str, where: str, refusal: type[KgorchError]) -> dict[str, An
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise refusal(f"{where} is not TOML", str(error) or "nested too deep") from None
+        raise refusal(
+            f"{where} is not TOML",
+            str(error) or "nested too deep",
+            next_step="mend it there; text stands in quotes, a table's name in brackets: toml.io tells the rest",
+        ) from None
 
 
 def validated(

@@ -53,7 +53,8 @@ def clock(stamp: str | None) -> str:
 
 
 def span(dates: Mapping[str, Any]) -> str:
-    """`Sun 22 Nov 03:40 (between 02:10 and 06:30)`, local time; a date where it is another than the middle's."""
+    """`Sun 22 Nov 03:40 (between 02:10 and 06:30)`, local time; a date where it is another than the middle's, its year where
+    that is not this one."""
     middle, early, late = (
         datetime.fromisoformat(at).astimezone() if at else None
         for at in (dates["end_at"], dates["earliest_at"], dates["latest_at"])
@@ -61,12 +62,17 @@ def span(dates: Mapping[str, Any]) -> str:
     if middle is None:
         return "–"
 
+    this_year = datetime.now().astimezone().year
+
+    def dated(at: datetime) -> str:
+        return at.strftime("%a %d %b %H:%M" if at.year == this_year else "%a %d %b %Y %H:%M")
+
     def short(at: datetime | None) -> str:
         if at is None:
             return "nobody knows when"
-        return at.strftime("%H:%M" if at.date() == middle.date() else "%a %d %b %H:%M")
+        return at.strftime("%H:%M") if at.date() == middle.date() else dated(at)
 
-    return f"{middle.strftime('%a %d %b %H:%M')} (between {short(early)} and {short(late)})"
+    return f"{dated(middle)} (between {short(early)} and {short(late)})"
 
 
 def metrics(values: dict[str, float | None]) -> str:

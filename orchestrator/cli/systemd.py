@@ -40,7 +40,7 @@ def _filled_in(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option(
         "--home",
         type=click.Path(path_type=Path, file_okay=False),
-        help="The state folder; default: where kgorch status looks.",
+        help="The state folder; default: where kgorch status looks, for whom a system unit runs as.",
     )(function)
     return click.option(
         "--as", "account", metavar="NAME", help="Whom a system unit runs as; default: you, also with sudo."
@@ -133,8 +133,9 @@ def _texts(manager: Manager, home: Path | None, account: str | None) -> dict[str
 
     if manager == "user" and account:
         raise KgorchError("a user unit runs as the one who installs it", next_step="leave --as away, or take --system")
-    account = account or os.environ.get("SUDO_USER") or getpass.getuser()
-    folder = (home or home_of(detect())).expanduser().absolute()
+    if manager == "system":
+        account = account or os.environ.get("SUDO_USER") or getpass.getuser()
+    folder = (home or home_of(detect(), account=account)).expanduser().absolute()
     return {unit: units.text_of(unit, manager, folder, account=account) for unit in units.UNITS}
 
 

@@ -121,7 +121,8 @@ class Course(NamedTuple):
 
 
 class End(NamedTuple):
-    """None where the end is not to be seen: no session is long enough, no hours come back, or more than 1,000 sessions."""
+    """None where the end is not to be seen: no session is long enough, no hours come back, more than 1,000 sessions, or later
+    than any date."""
 
     early: Course | None
     usual: Course | None
@@ -171,8 +172,13 @@ def end(steps_left: int, at_pace: Pace, now: datetime, running: Now | None, ahea
     Args:
         running: the session that lives; None between two.
     """
-    paces = (at_pace.fast_s, at_pace.usual_s, at_pace.slow_s)
-    return End(*(_walk(steps_left, pace_s, now, running, ahead) for pace_s in paces))
+    found: list[Course | None] = []
+    for pace_s in (at_pace.fast_s, at_pace.usual_s, at_pace.slow_s):
+        try:  # what is not to be seen at a faster pace is not at a slower one, and is what takes long to find out
+            found.append(_walk(steps_left, pace_s, now, running, ahead) if not found or found[-1] else None)
+        except OverflowError:  # later than any date
+            found.append(None)
+    return End(*found)
 
 
 def _walk(steps_left: int, pace_s: float, now: datetime, running: Now | None, ahead: Ahead) -> Course | None:

@@ -9,6 +9,7 @@ Plans are plain values here, as `Plan.model_dump(mode="json")` gives them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ Values = Mapping[str, Any]
 
 SECRET = ("notify.urls", "notify.command", "checkpoint.mirror", "checkpoint.mirror_options")
 """What may hold a token: that it changed is told, not to what."""
+
+SECRET_ARG = re.compile(r"token|secret|passw|credential|api_?key", re.IGNORECASE)
+"""Of a stage's args, by their names."""
 
 LONGEST = 120
 
@@ -107,7 +111,8 @@ def _note(key: str, begun: Collection[str]) -> str:
 
 
 def _shown(key: str, old: Any, new: Any) -> tuple[str, str]:
-    if any(key == secret or key.startswith(secret + ".") for secret in SECRET):
+    is_arg = key.startswith("stage.") and SECRET_ARG.search(key.partition(".args.")[2])
+    if is_arg or any(key == secret or key.startswith(secret + ".") for secret in SECRET):
         return tuple("…" if value else "" for value in (old, new))  # type: ignore[return-value]
     return _text(old), _text(new)
 

@@ -30,6 +30,9 @@ MOST = 200
 CLEARLY = 6.0
 """By how much the curve's AIC must be lower than the line's."""
 
+LARGEST = 1e100
+"""A value beyond it tells of no trend, as one that is no number does, and its square is none any more."""
+
 _TARGET = re.compile(r"\s*(\S+?)\s*(>=|<=|≥|≤)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
@@ -79,7 +82,7 @@ def parse_target(text: str) -> Target:
 
 def outlook(points: Sequence[Point], target: Target) -> Outlook:
     """`points`: in the order of steps; one that is no number is left out."""
-    known = [point for point in points if math.isfinite(point.value)][-MOST:]
+    known = [point for point in points if abs(point.value) <= LARGEST][-MOST:]
     if reached := next((point for point in known if target.is_reached(point.value)), None):
         return Outlook("reached", at_step=reached.step, best=_best(known, target))
     if len(known) < FEWEST or known[0].step == known[-1].step:
@@ -111,6 +114,8 @@ def _line(points: Sequence[Point], goal: float) -> Outlook:
     residues = [abs(point.value - goal + usual * (middle - point.step)) for point in points]
     height = NORMAL * NORMAL * 1.4826 * statistics.median(residues) / math.sqrt(count) / usual
     fewest, most = middle - math.hypot(middle - soon, height), middle + math.hypot(late - middle, height)
+    if not math.isfinite(middle) or not math.isfinite(most):  # so slow that no number says when
+        return Outlook("flat")
     return Outlook("foreseeable", None, *(max(0, math.ceil(steps)) for steps in (fewest, middle, most)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import calendar
 import difflib
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,13 +36,14 @@ class Calendar:
 
     def window_at(self, instant: datetime) -> tuple[datetime, datetime | None]:
         """The window that holds the instant: start <= instant < end."""
-        edges = self._edges_around(instant)
+        edges = self._edges_around(instant.astimezone(self.zone).date())
         return max(edge for edge in edges if edge <= instant), min(edge for edge in edges if edge > instant)
 
-    def _edges_around(self, instant: datetime) -> set[datetime]:
+    # a forecast asks a thousand times; what is kept is small, and bounded
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def _edges_around(self, middle: date) -> set[datetime]:
         """All that may be next to it; two days more than a window is long, for zones are up to a day apart."""
         days = 33 if self.day is not None else 9 if self.weekday is not None else 3
-        middle = instant.astimezone(self.zone).date()
         dates = (middle + timedelta(days=offset) for offset in range(-days, days + 1))
         return {
             datetime.combine(day, self.at, self.zone).astimezone(UTC) for day in dates if self._is_day_of_an_edge(day)

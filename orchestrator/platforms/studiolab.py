@@ -19,4 +19,7 @@ PROFILE = Profile(
 
 
 def is_here(environ: Mapping[str, str], root: Path) -> bool:
-    return (root / HOME).is_dir()
+    try:
+        return (root / HOME).is_dir()
+    except PermissionError:  # /home may not be looked into
+        return False

@@ -459,6 +459,7 @@ class Daemon:
     def _all_is_well(self) -> None:
         if self._trouble:
             self._trouble = ""
+            notify.status("the queue can be looked at again")
             log.info("the queue can be looked at again")
 
 

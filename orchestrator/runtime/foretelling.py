@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -36,6 +37,9 @@ EPOCH_S = 10.0
 """Epochs that are shorter are noted several at a time."""
 
 TOLD_AFTER_S = 30.0
+
+LEAST_WARM = 0.1
+"""What is taken of a stretch's time at least, however much longer its first epoch is said to have taken."""
 
 Note = Callable[[str, dict[str, Any]], None]
 
@@ -79,8 +83,8 @@ def foretell(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, l
     ]
     epochs = [Epoch(item.facts["steps"], item.facts["lasted_s"], item.facts["first"]) for item in told]
     cold_s = forecast.cold_s(epochs)
-    left = row.steps_total - row.step if row.steps_total else None
-    stretches = _stretches(engine, rows, attached, row, now, lives, cold_s)
+    left = max(0, row.steps_total - row.step) if row.steps_total else None
+    stretches = _stretches(engine, rows, attached, row, now, lives, epochs)
     if len(stretches) == 1 and len(epochs) > 1:
         stretches = [Stretch(epoch.steps, epoch.seconds - (cold_s if epoch.first else 0.0)) for epoch in epochs]
     pace = forecast.pace(stretches, steps_left=left or sum(item.steps for item in stretches))
@@ -124,9 +128,11 @@ def _stretches(
     row: SessionInfo,
     now: datetime,
     lives: bool,
-    cold_s: float,
+    epochs: Sequence[Epoch],
 ) -> list[Stretch]:
     """What each session trained of this stage, crashes and what was done again included."""
+    cold_s = forecast.cold_s(epochs)
+    cold_steps = statistics.median([epoch.steps for epoch in epochs if epoch.first and epoch.steps]) if cold_s else 1
     tries: dict[int, list[AttemptInfo]] = defaultdict(list)
     firsts: dict[int, str] = {}
     for attempt in sessions.attempts_of(engine, [item.id for item in rows]):
@@ -141,7 +147,11 @@ def _stretches(
         ended = (item.beat_at or now) if lives and item.id == row.id else mine[-1].ended_at or item.ended_at
         steps = max(attempt.last_step for attempt in mine) - mine[0].first_step
         if began and ended and steps > 0:
-            found.append(Stretch(steps, max((ended - began).total_seconds() - cold_s, 1e-3)))
+            lasted_s = (ended - began).total_seconds()
+            if lasted_s <= 0:
+                continue  # the wall clock was put back: that says nothing of the pace
+            cold = cold_s * min(1.0, steps / cold_steps)  # of a first epoch that is not over, so much has come
+            found.append(Stretch(steps, max(lasted_s - cold, lasted_s * LEAST_WARM, 1e-3)))
     return found
 
 
@@ -202,7 +212,8 @@ def _assumes(engine: Engine, run: RunInfo, row: SessionInfo, ahead: Ahead, pace:
 
 def target_of(run: RunInfo) -> Target | None:
     """The plan's, read without the whole plan, which `status` does not load; None where there is none."""
-    texts = [item.partition("=")[2].strip(" \"'") for item in run.overrides if item.startswith("forecast.target=")]
+    given = (item.partition("=") for item in run.overrides)
+    texts = [text.strip(" \"'") for key, _, text in given if key.strip() == "forecast.target"]
     if not texts and "target" in run.plan:
         import tomllib
 
@@ -280,7 +291,7 @@ class Foreteller:
             self._begin(row, now_s)
         is_over, self._epoch, self._newest = row.epoch > self._epoch, row.epoch, row.step
         if is_over and row.step > self._step and now_s - self._since_s >= EPOCH_S:
-            metrics = dict(row.metrics)
+            metrics = {name: value if math.isfinite(value) else None for name, value in row.metrics.items()}
             facts = {"stage": row.stage, "epoch": row.epoch, "step": row.step, "metrics": metrics}
             lasted = {"steps": row.step - self._step, "lasted_s": round(now_s - self._since_s, 3), "first": self._first}
             self._note("epoch", facts | lasted)
@@ -294,7 +305,7 @@ class Foreteller:
         """Note what is foretold now, to be held against what comes."""
         with contextlib.suppress(SQLAlchemyError):
             found = foretell(self._engine, self._run, row, datetime.now(UTC), lives=lives)
-            if found and found.end and found.end.usual:
+            if found and found.steps_left and found.end and found.end.usual:  # of what is done nothing is foretold
                 early, late = found.end.early, found.end.late
                 facts = {"stage": found.stage, "end_at": _stamp(found.end.usual), "earliest_at": _stamp(early)}
                 more = {"latest_at": _stamp(late), "steps_left": found.steps_left, "sessions": found.end.usual.sessions}

@@ -12,8 +12,10 @@ runs/NAME/NUMBER/                 one run
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,12 +24,22 @@ from orchestrator.errors import StateUnusable
 from orchestrator.platforms.profile import Profile
 
 
-def home_of(profile: Profile, environ: Mapping[str, str] = os.environ) -> Path:
+def home_of(profile: Profile, environ: Mapping[str, str] = os.environ, *, account: str | None = None) -> Path:
+    """`account`: whose it is; None for ours."""
     if told := environ.get("KGORCH_HOME"):
         return Path(told).expanduser().absolute()
     if profile.home:
         return profile.home
-    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").absolute() / "kgorch"
+    return Path(environ.get("XDG_STATE_HOME") or _persons_folder(account) / ".local" / "state").absolute() / "kgorch"
+
+
+def _persons_folder(account: str | None) -> Path:
+    """By sudo, $HOME is often root's."""
+    if account:
+        with contextlib.suppress(KeyError):  # an account that there is not is told by who makes use of it
+            found = pwd.getpwnam(account)
+            return Path.home() if found.pw_uid == os.geteuid() else Path(found.pw_dir)
+    return Path.home()
 
 
 def run_folder(home: Path, name: str, number: int) -> Path:

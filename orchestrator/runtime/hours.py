@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import Engine
 
@@ -22,15 +23,20 @@ class PoolHours:
         self._quota, self._used, self._rate = quota, used, rate
 
     def lasts_s(self, spent: Sequence[Spent], at: datetime) -> float | None:
-        return core.lasts_s(self._quota, self._with(spent), at, rate=self._rate)
+        return core.lasts_s(self._quota, self._with(spent, at), at, rate=self._rate)
 
     def available_at(self, spent: Sequence[Spent], at: datetime, needed_s: float) -> datetime | None:
         if needed_s * self._rate > self._quota.usable_s:
             return None
-        return core.available_at(self._quota, self._with(spent), at, needed_s=needed_s * self._rate)
+        return core.available_at(self._quota, self._with(spent, at), at, needed_s=needed_s * self._rate)
 
-    def _with(self, spent: Sequence[Spent]) -> list[Use]:
-        return [*self._used, *(Use(item.from_at, item.span_s, item.span_s * self._rate) for item in spent)]
+    def _with(self, spent: Sequence[Spent], at: datetime) -> list[Use]:
+        """`spent` follow one another: those that have left the window before `at` are not looked at again and again."""
+        start, _ = self._quota.window.window_at(at)
+        counted = itertools.takewhile(
+            lambda item: item.from_at + timedelta(seconds=item.span_s) > start, reversed(spent)
+        )
+        return [*self._used, *(Use(item.from_at, item.span_s, item.span_s * self._rate) for item in counted)]
 
 
 def of_run(engine: Engine, run: RunInfo, session_id: int, now: datetime) -> PoolHours | None:

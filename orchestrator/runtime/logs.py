@@ -26,8 +26,11 @@ JOURNAL = "/run/systemd/journal/socket"
 FILE_BYTES, FILES = 5 * 2**20, 5
 MASK = "***"
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_ASSIGNED = re.compile(r"(?i)([\w.-]*(?:token|key|secret|passw|credential)[\w.-]*[\"']?\s*[=:]\s*[\"']?)([^\s\"',;&]+)")
-_URL = re.compile(r"(\w[\w+.-]*://)(?:[^\s/@]*@)?([^\s?#\"'<>]*)(\?[^\s#\"'<>]*)?")
+# Both begin at a word's beginning alone and give nothing back: a line may be a word of a megabyte.
+_ASSIGNED = re.compile(
+    r"(?i)(?<![\w.-])(?=[\w.-]*?(?:token|key|secret|passw|credential))([\w.-]++[\"']?\s*+[=:]\s*+[\"']?+)([^\s\"',;&]+)"
+)
+_URL = re.compile(r"(?<!\w)(\w++://)(?:[^\s/?#]*@)?([^\s?#\"'<>]*)(\?[^\s#\"'<>]*)?")
 # syslog(3)
 _PRIORITY = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6, logging.DEBUG: 7}
 
@@ -145,7 +148,11 @@ def _handler(home: Path, name: str, environ: Mapping[str, str]) -> logging.Handl
         folder = home / "logs"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handler: logging.Handler = logging.handlers.RotatingFileHandler(
-            folder / f"{name}.log", maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8"
+            folder / f"{name}.log",
+            maxBytes=FILE_BYTES,
+            backupCount=FILES - 1,
+            encoding="utf-8",
+            errors="backslashreplace",
         )
     except OSError as error:
         handler = logging.StreamHandler()

@@ -45,11 +45,16 @@ COMMAND_S = 30.0
 END_S = 10.0
 """What notices get at most at a session's end."""
 
+LATE = "the session was over before it arrived"
+
 ROOM = 32
 """Notices that wait for a target."""
 
 AGAIN_LATER = (408, 425, 429)
 """HTTP's refusals that time heals; any other 4xx is ours, and would come again."""
+
+WORD = 16 * 1024
+"""Characters of a text that a command is told in its words; the whole comes on its standard input."""
 
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -130,8 +135,9 @@ def shown(url: str) -> str:
     scheme, found, rest = url.partition("://")
     if not found or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
         return "URL"
-    host = re.match(r"[\w.\-]+(:\d+)?(?=[/?#]|$)", rest.rpartition("@")[2]) if _is_http(url) else None
-    return f"{scheme}://{host[0] if host else '…'}"
+    place = re.split(r"[/?#\\]", rest, maxsplit=1)[0].rpartition("@")[2]  # an @ behind it is of the path
+    is_told = _is_http(url) and re.fullmatch(r"[\w.\-]+(:\d+)?", place)
+    return f"{scheme}://{place if is_told else '…'}"
 
 
 class Notices:
@@ -172,11 +178,13 @@ class Notices:
         return any(post.is_busy for post in self._posts)
 
     def stop(self) -> None:
-        """Where it is; what has not arrived does not any more."""
+        """Where it is; what has not arrived does not any more, and that is noted."""
         for post in self._posts:
             post.stop()
         for post in self._posts:
             post.join(1.0)
+            if (kind := post.unsent) is not None:
+                self._outcome(post.shown, kind, LATE)
 
     def _outcome(self, target: str, event: str, why: str | None) -> None:
         with self._guard:
@@ -203,6 +211,8 @@ def test(part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] =
             target.send(_message("test", run, notice, {}))
         except NotDelivered as error:
             why = error.why
+        except Exception as error:  # as in _Post: its text may hold the URL
+            why = type(error).__name__
         found.append(Outcome(target.shown, why, time.monotonic() - began_s))
     return found
 
@@ -252,7 +262,8 @@ class _Post:
         self._target, self._tries, self._outcome, self._dropped = target, tries, outcome, dropped
         self._guard = threading.Condition()
         self._waiting: list[Mapping[str, Any]] = []
-        self._sending = self._stopping = self._ending = False
+        self._sending: Mapping[str, Any] | None = None
+        self._stopping = self._ending = False
         self._thread = threading.Thread(target=self._work, name="notices", daemon=True)
         self._thread.start()
 
@@ -272,7 +283,18 @@ class _Post:
     @property
     def is_busy(self) -> bool:
         with self._guard:
-            return bool(self._waiting) or self._sending
+            return bool(self._waiting) or self._sending is not None
+
+    @property
+    def unsent(self) -> str | None:
+        """The kind of the oldest that has not arrived; None for none."""
+        with self._guard:
+            left = self._waiting if self._sending is None else [self._sending]
+            return left[0]["event"] if left else None
+
+    @property
+    def shown(self) -> str:
+        return self._target.shown
 
     def stop(self) -> None:
         with self._guard:
@@ -286,18 +308,18 @@ class _Post:
     def _work(self) -> None:
         while (message := self._next()) is not None:
             why = self._deliver(message)
-            if not self._stopping:
+            if why is None or not self._stopping:
                 self._outcome(self._target.shown, message["event"], why)
             with self._guard:
-                self._sending = False
+                self._sending = message if why is not None and self._stopping else None
 
     def _next(self) -> Mapping[str, Any] | None:
         with self._guard:
             self._guard.wait_for(lambda: self._waiting or self._stopping)
             if self._stopping:
                 return None
-            self._sending = True
-            return self._waiting.pop(0)
+            self._sending = self._waiting.pop(0)
+            return self._sending
 
     def _deliver(self, message: Mapping[str, Any]) -> str | None:
         """Why it has not arrived, after all tries; None when it has."""
@@ -334,8 +356,9 @@ class _Command:
         self._process: subprocess.Popen[bytes] | None = None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        words = [_filled(_told(word, message), self._environ) for word in self._words]
-        named = {f"KGORCH_{name.upper()}": str(message[name] or "") for name in ("event", "run", "step", "text")}
+        told = {name: _as_word(message[name]) for name in ("title", "text", "event", "run", "step")}
+        words = [_told(word, told, self._environ) for word in self._words]
+        named = {f"KGORCH_{name.upper()}": told[name] for name in ("event", "run", "step", "text")}
         try:
             process = subprocess.Popen(
                 words,
@@ -370,10 +393,19 @@ class _Command:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _told(word: str, message: Mapping[str, Any]) -> str:
-    """`{title}` and its like in a word of the command; by hand, for what is told may hold braces itself."""
-    names = ("title", "text", "event", "run", "step")
-    return re.sub(r"\{(" + "|".join(names) + r")\}", lambda found: str(message[found[1]] or ""), word)
+def _as_word(value: Any) -> str:
+    """As an argument or a variable may be: no zero byte, and far below the 128 KiB that the kernel takes of one."""
+    return str(value or "").replace("\0", "?")[:WORD]
+
+
+def _told(word: str, told: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """`{title}` and its like, and `${NAME}`, in a word of the command: all at once, for what is told may hold braces itself, and
+    an error's text that quotes `${TOKEN}` must not be given what that holds."""
+
+    def fill(found: re.Match[str]) -> str:
+        return _filled(found[0], environ) if found[1] is None else told[found[1]]
+
+    return re.sub(r"\$\{\w+\}|\{(" + "|".join(told) + r")\}", fill, word)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -387,13 +419,14 @@ class _Webhook:
     """A POST with the message as JSON; 2xx is an arrival."""
 
     def __init__(self, url: str, shown: str) -> None:
-        self._url, login = _without_login(url)
-        self._headers = {"Content-Type": "application/json", "User-Agent": "kgorch", **login}
-        self._opener, self.shown = urllib.request.build_opener(_NoRedirect), shown
+        self._url, self.shown = url, shown
+        self._opener = urllib.request.build_opener(_NoRedirect)
 
     def send(self, message: Mapping[str, Any]) -> None:
         try:
-            request = urllib.request.Request(self._url, json.dumps(message).encode(), self._headers, method="POST")
+            url, login = _without_login(self._url)
+            headers = {"Content-Type": "application/json", "User-Agent": "kgorch", **login}
+            request = urllib.request.Request(url, json.dumps(message).encode(), headers, method="POST")
             with self._opener.open(request, timeout=REPLY_S):
                 return
         except urllib.error.HTTPError as error:

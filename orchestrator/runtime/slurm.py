@@ -92,11 +92,9 @@ def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
     Raises: _Unanswered.
     """
     job = environ.get("SLURM_JOB_ID", "")
-    if {
-        "SLURM_ARRAY_JOB_ID",
-        "SLURM_ARRAY_TASK_ID",
-    } <= environ.keys():  # one task bears the array's own number, which means all
-        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    array, task = (environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    if array and task:  # one task bears the array's own number, which means all
+        job = f"{array}_{task}"
     # ISO in this machine's zone, whatever the person has set for their own eyes
     plain = {**environ, "SLURM_TIME_FORMAT": "standard"}
     try:
@@ -111,7 +109,7 @@ def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Unanswered(f"squeue: {error}") from None
-    said = done.stdout.strip()
+    said = min(done.stdout.split(), default="")  # the parts of a heterogeneous job say theirs: the first instant counts
     if done.returncode or not said:
         raise _Unanswered(f"squeue ended with {done.returncode}: {done.stderr.strip()[:200] or 'it knows no such job'}")
     if said in ("NONE", "N/A", "Unknown", "UNLIMITED"):

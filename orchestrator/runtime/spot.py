@@ -101,6 +101,16 @@ class _Aws:
         self._token = ""
 
     def __call__(self, server: _Server) -> float | None:
+        status, said = self._ask(server)
+        if status == 401:  # the token is over
+            self._token = ""
+            status, said = self._ask(server)
+        if status == 404:
+            return None
+        at = _object(status, said).get("time")
+        return _left_s(datetime.fromisoformat(str(at)), AWS_NOTICE_S)
+
+    def _ask(self, server: _Server) -> tuple[int, str]:
         if not self._token:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": "21600", "Content-Length": "0"}
             status, self._token = server.ask("PUT", "/latest/api/token", headers)
@@ -108,13 +118,7 @@ class _Aws:
                 self._token = ""
                 raise ValueError(f"no token: {status}")
         path, headers = "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token}
-        status, said = server.ask("GET", path, headers)
-        if status == 404:
-            return None
-        if status == 401:
-            self._token = ""
-        at = _object(status, said).get("time")
-        return _left_s(datetime.fromisoformat(str(at)), AWS_NOTICE_S)
+        return server.ask("GET", path, headers)
 
 
 class _Gcp:

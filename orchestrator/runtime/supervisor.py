@@ -162,7 +162,7 @@ class Supervisor:
                 while not self._session.phase.is_over:
                     self._turn()
                 self._end_processes()
-                self._foreteller.tell(self._row, lives=False)
+                self._try(lambda: self._foreteller.tell(self._row, lives=False))
                 self._finish_mirroring()
                 self._finish_telling()
         finally:
@@ -207,6 +207,9 @@ class Supervisor:
             job = self._queue.get(timeout=LOOK_S)
         except queue.Empty:
             job = self._journal.catch_up
+        self._try(job)
+
+    def _try(self, job: Job) -> None:
         try:
             job()
         except Exception as error:  # our own bug; the training must not pay for it
@@ -625,10 +628,13 @@ class Supervisor:
                 self._turn()
 
     def _finish_telling(self) -> None:
-        """Notices of the end get a moment; any signal ends it. Half of the margin stays: all else is done by then."""
-        before, until_s = self._signals, self._clock.now_s() + notices.END_S
+        """Notices of the end get a moment; any signal ends it. Half of the margin stays, all else is done by then; where the wall
+        is nearer than the margin, as after a SIGTERM, half of what is left."""
+        before, for_s = self._signals, notices.END_S
         if self._session.wall_s is not None:
-            until_s = min(until_s, self._session.wall_s - self._session.margin_s / 2)
+            left_s = self._session.wall_s - self._clock.now_s()
+            for_s = min(for_s, max(left_s - self._session.margin_s / 2, left_s / 2))
+        until_s = self._clock.now_s() + for_s
         self._notices.now()
         while self._notices.is_busy and self._clock.now_s() < until_s and self._signals == before:
             self._turn()

@@ -63,10 +63,18 @@ def text_of(unit: str, manager: Manager, home: Path, *, account: str | None = No
 def quoted(word: str) -> str:
     """A word as units quote it: C escapes, and `%` doubled, since it begins a specifier (systemd.syntax(7)).
 
-    Raises: KgorchError for a line break, and for `$` which ExecStart and Environment read differently.
+    Raises: KgorchError for a line break, for `$` which ExecStart and Environment read differently, and for what is no UTF-8.
     """
-    if any(sign in word for sign in "\n$"):
-        raise KgorchError(f"a path with a line break or a $ cannot stand in a unit: {word!r}")
+    try:
+        word = os.fsencode(word).decode("utf-8")
+        cannot = any(sign in word for sign in "\r\n$")
+    except UnicodeError:
+        cannot = True
+    if cannot:
+        raise KgorchError(
+            f"a path with a line break, a $ or a letter that is no UTF-8 cannot stand in a unit: {word!r}",
+            next_step="give the state folder another name: --home FOLDER",
+        )
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
@@ -80,7 +88,7 @@ def install(folder: Path, texts: dict[str, str]) -> list[Change]:
     changes = []
     for name, text in texts.items():
         path = folder / name
-        before = path.read_text() if path.exists() else None
+        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
         if before != text:
             _write(path, text)
         changes.append(Change(path, "unchanged" if before == text else "replaced" if before else "written"))
@@ -108,7 +116,9 @@ def refuse_foreign(folder: Path) -> None:
     """Raises: KgorchError when a unit of our names lies there that we did not write."""
     for path in (folder / name for name in UNITS):
         try:
-            foreign = path.is_symlink() or (path.exists() and not path.read_text(errors="replace").startswith(MARK))
+            foreign = path.is_symlink() or (
+                path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(MARK)
+            )
         except OSError as error:
             raise _unwritable(path, error) from None
         if foreign:
@@ -123,7 +133,11 @@ def is_booted(manager: Manager) -> bool:
     """Whether a manager of that kind runs here and can be asked."""
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
         return False
-    return manager == "system" or Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd", "private").exists()
+    private = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd", "private")
+    try:
+        return manager == "system" or private.exists()
+    except PermissionError:  # after su the variable names another's folder
+        return False
 
 
 def systemctl(manager: Manager, *words: str) -> None:
@@ -157,14 +171,14 @@ def _known(account: str) -> str:
 
 
 def _piece(name: str) -> str:
-    return resources.files("orchestrator").joinpath("units", name).read_text()
+    return resources.files("orchestrator").joinpath("units", name).read_text(encoding="utf-8")
 
 
 def _write(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text)
+        aside.write_text(text, encoding="utf-8")  # whatever the locale: systemd reads no other
         aside.chmod(0o644)
         aside.replace(path)
     except OSError as error:

@@ -14,7 +14,7 @@ from harness import wait_until, weekly_reset
 from db import charges, checkpoints, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
-from orchestrator.cli import VERBS
+from orchestrator.cli import VERBS, render
 from orchestrator.runtime import processes
 
 PROMISES = Path(__file__).parents[1] / "promises"
@@ -280,6 +280,12 @@ def test_status_foretells_the_end_and_the_target(kgorch, run):
     said = {line.split()[0]: line for line in kgorch("status").stdout.splitlines()}
     assert "of train" in said["end"] and "between" in said["end"] and "this one does 25 steps" in said["end"]
     assert "dice ≥ 0.72 in about 1 epochs" in said["target"] and "(best 0.58)" in said["target"]
+
+
+def test_an_end_in_another_year_says_which():
+    at = {"end_at": "2031-11-22T12:00:00Z", "earliest_at": "2030-03-01T12:00:00Z", "latest_at": None}
+    said = render.span(at)
+    assert "22 Nov 2031" in said and "01 Mar 2030" in said and "nobody knows when" in said
 
 
 def test_a_finished_run_has_no_forecast_and_its_history_tells_how_the_earlier_ones_held(kgorch, run, engine):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pwd
+from pathlib import Path
+
 import pytest
 
 from orchestrator.runtime import units
@@ -62,4 +65,19 @@ def test_a_folder_that_cannot_be_written_and_a_home_that_no_unit_can_name_are_to
     told = kgorch("systemd", "install", "--user", "--into", str(tmp_path / "file" / "units"), code=2).stderr
     assert "cannot be written" in told
     told = kgorch("systemd", "print", "--user", "--home", "/srv/two\nlines", code=2).stderr
-    assert "line break" in told
+    assert "line break" in told and "next:" in told
+    told = kgorch("systemd", "install", "--user", "--into", str(tmp_path), "--home", "/srv/\udcff", code=2).stderr
+    assert "no UTF-8" in told and "Traceback" not in told
+
+
+def test_a_system_unit_that_another_installs_works_in_the_folder_of_whom_it_runs_as(kgorch):
+    kgorch.extra_env |= {"KGORCH_HOME": "", "SUDO_USER": "daemon"}
+    printed = kgorch("systemd", "print", "--system").stdout
+    folder = Path(pwd.getpwnam("daemon").pw_dir, ".local", "state", "kgorch")
+    assert "\nUser=daemon\n" in printed and f'"KGORCH_HOME={folder}"' in printed
+
+
+def test_a_unit_is_utf_8_whatever_the_locale(kgorch, tmp_path):
+    kgorch.extra_env |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    kgorch("systemd", "install", "--user", "--into", str(tmp_path), "--home", "/srv/müller")
+    assert "KGORCH_HOME=/srv/müller" in (tmp_path / "kgorch.service").read_bytes().decode("utf-8")

@@ -147,3 +147,9 @@ def test_what_is_foretold_is_spent_in_the_order_of_the_sessions():
 
     forecast.end(50, exactly(1.0), NOON, None, Ahead(length_s=20, hours=Watching(1)))
     assert seen[2] == [Spent(NOON, 20), Spent(NOON + timedelta(seconds=20), 20)]
+
+
+@pytest.mark.parametrize("ahead", [Ahead(), Ahead(length_s=10 * 365 * 24 * HOUR)])
+@pytest.mark.parametrize("running", [None, Now(None)])
+def test_an_end_that_is_later_than_any_date_is_not_to_be_seen(ahead, running):
+    assert forecast.end(10**13, exactly(1.0), NOON, running, ahead).usual is None

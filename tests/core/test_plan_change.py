@@ -93,7 +93,13 @@ def test_where_checkpoints_lie_is_refused_for_good():
 
 
 @pytest.mark.parametrize(
-    "override", ['notify.urls=["https://h/0th3r"]', 'checkpoint.mirror_options={key="0th3r"}', "notify.urls=[]"]
+    "override",
+    [
+        "stage.train.args.hf_token=0th3r",
+        'notify.urls=["https://h/0th3r"]',
+        'checkpoint.mirror_options={key="0th3r"}',
+        "notify.urls=[]",
+    ],
 )
 def test_what_may_hold_a_token_is_told_to_have_changed_and_not_to_what(override):
     [difference] = judged(PLAN, override).differences

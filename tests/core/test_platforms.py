@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -56,6 +57,18 @@ def test_studio_lab_is_told_by_its_home_folder_and_firmware_that_cannot_be_read_
     assert detect({}, tmp_path).name == "generic"
     (tmp_path / "home/studio-lab-user").mkdir(parents=True)
     assert detect({}, tmp_path).name == "studiolab"
+
+
+def test_home_folders_that_may_not_be_looked_into_are_no_platform(tmp_path, monkeypatch):
+    look = os.stat
+
+    def refuse(path, *args, **options):
+        if "studio-lab-user" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert detect({}, tmp_path).name == "generic"
 
 
 @pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.PROFILE.name)

@@ -56,6 +56,18 @@ def test_points_that_are_no_number_are_left_out():
     assert outlook(points, IOU).steps == pytest.approx(47, abs=1)
 
 
+def test_values_beyond_all_measure_tell_of_no_trend_and_break_nothing():
+    points = rising(60, 0.0015, 0.65)
+    points[7], points[9] = Point(7, 1e200), Point(9, -1e308)
+    assert outlook(points, Target("loss", True, 1e300)).verdict in ("foreseeable", "flat")
+    assert outlook([Point(n, (-1) ** n * 1.7e308) for n in range(20)], IOU).verdict == "too few points"
+
+
+@pytest.mark.parametrize("target", ["x >= 1e300", "x >= 1e999"])
+def test_a_target_that_no_number_of_steps_reaches_is_not_foreseeable(target):
+    assert outlook([Point(1000 * n, 1e-17 * n) for n in range(8)], parse_target(target)).verdict == "flat"
+
+
 def test_single_bad_evaluations_do_not_bend_the_line():
     points = rising(30, 0.002, 0.66, noise=0.0005)
     for n in (5, 14, 26):

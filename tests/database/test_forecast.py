@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,10 +11,15 @@ from sqlalchemy import event
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
+from orchestrator.core import forecast as core
+from orchestrator.core import windows
+from orchestrator.core.forecast import Ahead, Pace
+from orchestrator.core.quota import Quota
 from orchestrator.core.wall import WALL
 from orchestrator.report import forecast, view
 from orchestrator.runtime import foretelling
 from orchestrator.runtime.foretelling import Foreteller
+from orchestrator.runtime.hours import PoolHours
 
 BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
 PLAN = '[forecast]\ntarget = "iou >= 0.72"'
@@ -119,12 +126,65 @@ def test_the_supervisor_notes_epochs_of_ten_seconds_and_more_and_one_forecast(en
     teller = Foreteller(engine, run, lambda kind, facts: noted.append((kind, facts)))
     for second in range(0, 60, 2):  # an epoch of 100 steps every 6 seconds
         clock[0] = 100.0 + second
-        teller.beat(row._replace(step=1000 + 100 * second // 6, epoch=10 + second // 6, metrics={"iou": 0.5}))
+        metrics = {"iou": 0.5, "loss": math.nan}
+        teller.beat(row._replace(step=1000 + 100 * second // 6, epoch=10 + second // 6, metrics=metrics))
     epochs = [facts for kind, facts in noted if kind == "epoch"]
     assert [facts["lasted_s"] for facts in epochs] == [12.0] * 4
     assert [facts["steps"] for facts in epochs] == [200] * 4
     assert [facts["first"] for facts in epochs] == [True, False, False, False]
+    assert {tuple(facts["metrics"].values()) for facts in epochs} == {(0.5, None)}, "JSON knows no NaN"
     assert [kind for kind, _ in noted].count("forecast") == 1
+
+
+def test_of_what_is_done_nothing_is_foretold(engine, run):
+    row = past_session(engine, run, BEGAN, 9000, 10_000, 3560)
+    noted = []
+    Foreteller(engine, run, lambda kind, facts: noted.append(kind)).tell(row, lives=False)
+    assert noted == [], "history would hold it against the end"
+
+
+def test_more_steps_than_were_said_do_not_end_in_the_past(engine, run):
+    row = past_session(engine, run, BEGAN, 0, 12_000, 3560)
+    found = foretelling.foretell(engine, run, row, BEGAN + timedelta(hours=1), lives=False)
+    assert found.steps_left == 0 and found.end.usual.end_at >= BEGAN + timedelta(hours=1)
+
+
+def epoch(engine, run, step, lasted_s, *, first, metrics=None):
+    told = {"stage": "train", "epoch": step // 100, "step": step, "steps": 100, "metrics": metrics or {}}
+    sessions.note(engine, run.id, "epoch", told | {"lasted_s": lasted_s, "first": first})
+
+
+def test_the_beginning_of_a_cold_epoch_makes_no_pace_faster_than_all(engine, run):
+    past_session(engine, run, BEGAN, 0, 800, 60 + 200 + 800)  # a second a step; its first epoch took 200 s longer
+    for number in range(1, 9):
+        epoch(engine, run, 100 * number, 300.0 if number == 1 else 100.0, first=number == 1)
+    past_session(engine, run, BEGAN + timedelta(hours=1), 800, 1600, 60 + 200 + 800)
+    began = BEGAN + timedelta(hours=2)
+    now = began + timedelta(seconds=60 + 30)
+    row = past_session(engine, run, began, 1600, 1610, 3560, phase="training", ended_at=None, beat_at=now)
+    pace = foretelling.foretell(engine, run, row, now, lives=True).pace
+    assert pace.usual_s == pytest.approx(1.0, rel=0.02) and pace.slow_s < 1.3
+
+
+def test_a_session_in_which_the_wall_clock_was_put_back_says_nothing_of_the_pace(engine, run):
+    past_session(engine, run, BEGAN, 0, 1000, 3560)
+    row = past_session(engine, run, BEGAN + timedelta(hours=1), 1000, 2000, -600)
+    pace = foretelling.foretell(engine, run, row, BEGAN + timedelta(hours=2), lives=False).pace
+    assert pace.usual_s == pytest.approx(3.5) and pace.stretches == 1
+
+
+def test_a_target_given_on_the_command_line_counts_however_it_is_spaced(run):
+    given = run._replace(overrides=["forecast.target = dice >= 0.9"])
+    assert str(foretelling.target_of(given)) == "dice ≥ 0.9"
+
+
+@pytest.mark.parametrize("resets", ["Sat 00:00 UTC", "rolling 24h", "monthly 1 00:00 Europe/Berlin"])
+def test_a_thousand_sessions_under_a_quota_are_foretold_at_once(resets):
+    quota = Quota("kaggle", 4 * 3600, windows.parse(resets))
+    ahead = Ahead(length_s=3600.0, startup_s=60.0, hours=PoolHours(quota, [], 1.0))
+    began_s = time.process_time()
+    assert core.end(10**9, Pace(0.9, 1.0, 1.1, 3), BEGAN, None, ahead).usual is None, "more sessions than are looked at"
+    assert time.process_time() - began_s < 3.0, "it took more than ten"
 
 
 BIG = ("runs", "sessions", "attempts", "checkpoints", "resumes", "samples", "events", "charges")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,13 @@ def test_without_systemd_a_line_names_time_level_run_and_session(log, tmp_path):
     assert _text(tmp_path).endswith("Z WARNING kgorch.daemon [ink-demo 3] resumed at step 4000\n")
 
 
+@pytest.mark.parametrize("word", ["a", "token", "a-", "a.b+", "a://b@", "key=", "key ="])
+def test_a_line_that_is_one_long_word_is_masked_at_once(word):
+    began_s = time.process_time()
+    logs.masked(word * (30_000 // len(word)))
+    assert time.process_time() - began_s < 2.0
+
+
 def test_the_files_are_rotated_and_do_not_grow_without_end(log, tmp_path, monkeypatch):
     handler = logging.getLogger("kgorch").handlers[0]
     handler.maxBytes = 1000
@@ -54,6 +62,16 @@ def test_no_secret_is_written_in_a_message_an_argument_an_address_or_a_traceback
     text = _text(tmp_path)
     assert not [word for word in ("hf_abc", "0123456789", "mira", "deadbeef", "tellnobody") if word in text]
     assert "https://example.org/hook?***#x" in text and '"step": 4' in text and "ValueError: token=***" in text
+
+
+def test_a_password_that_holds_the_sign_before_the_host_is_masked_whole():
+    assert logs.masked("at https://mira:p@ss@host/x?to=me@home") == "at https://host/x?***"
+    assert logs.masked("at https://host?to=me@home") == "at https://host?***"
+
+
+def test_a_folder_whose_name_is_no_utf_8_can_be_named(log, tmp_path):
+    log.info("takes what is due in /home/\udcff")
+    assert "/home/\\udcff\n" in _text(tmp_path)
 
 
 def test_what_is_no_secret_stays_as_it_is():

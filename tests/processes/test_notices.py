@@ -133,6 +133,20 @@ def test_a_target_that_is_not_there_or_hangs_holds_up_neither_who_tells_nor_the_
         assert time.monotonic() - began_s < 10.0
 
 
+@pytest.mark.parametrize("is_command", [True, False])
+def test_what_has_not_arrived_at_the_end_is_noted(telling, hook, tmp_path, is_command):
+    hook.slow_s = 30.0
+    part = {"command": ["sleep", "30"]} if is_command else {"urls": [hook.url]}
+    made = telling(**part)
+    made.tell(FINISHED)
+    made.tell(FINISHED)
+    made.now()
+    made.stop()
+    kind, facts = made.notes.get_nowait()
+    assert kind == "notices_failed" and list(facts["failing"].values()) == [notices.LATE]
+    assert facts["event"] == "finished" and made.notes.empty()
+
+
 def test_a_flood_is_bounded_and_an_end_outlives_the_saves_before_it(tmp_path, hook, monkeypatch):
     monkeypatch.setattr("orchestrator.core.notices.APART_S", {})
     hook.slow_s = 0.3
@@ -156,6 +170,15 @@ def test_a_command_is_told_by_words_environment_and_standard_input(telling, tmp_
     assert words == ["kgorch: ink finished at step 7", "the run is finished $(id) finished", "desk"]
     assert environ["KGORCH_EVENT"] == "finished" and environ["KGORCH_RUN"] == "ink"
     assert environ["KGORCH_STEP"] == "7" and environ["KGORCH_TEXT"] == body["text"]
+
+
+def test_what_is_told_is_given_no_variable_and_reaches_a_command_whatever_is_in_it(telling, tmp_path):
+    text = "import json, sys\njson.dump([sys.argv[1:], json.load(sys.stdin)], open('told.json', 'w'))"
+    why = "KeyError: ${TOKEN} {run} \0 " + 200_000 * "x"
+    made = telling(command=[*script(tmp_path, text), "{text}"], environ={**os.environ, "TOKEN": SECRET})
+    assert sent(made, Notice(("finished",), why)) == []
+    [word], body = json.loads((tmp_path / "told.json").read_text())
+    assert word.startswith("KeyError: ${TOKEN} {run} ? xxx") and body["text"] == why
 
 
 def test_a_command_that_fails_is_tried_again(telling, tmp_path):
@@ -217,6 +240,8 @@ def test_without_apprise_its_urls_are_refused_with_what_to_install(monkeypatch):
     [
         ("https://hooks.example.org:8443/T/s3cr3t?k=s3cr3t", "https://hooks.example.org:8443"),
         ("https://me:s3cr3t@host/x", "https://host"),
+        ("https://host/send/@s3cr3t", "https://host"),
+        ("https://host?to=me@s3cr3t", "https://host"),
         ("tgram://s3cr3t/chat", "tgram://…"),
         ("${HOOK}", "${HOOK}"),
         ("${SCHEME}://s3cr3t", "${SCHEME}"),
@@ -261,6 +286,17 @@ def test_a_hook_that_hangs_does_not_hold_the_sessions_end_up_for_long(kgorch):
         assert supervisor.returncode == 0 and kgorch.status()["state"] == "finished"
 
 
+def test_an_end_by_sigterm_is_told_though_the_margin_is_longer_than_what_it_leaves(kgorch):
+    """A container, a Slurm job or a unit that is stopped: half a minute, whatever the wall was to be."""
+    extra = '[notify]\ncommand = ["sh", "-c", "sleep 3; echo \\"$0\\" >> told", "{event}"]\n'
+    plan = kgorch.plan(ranks=1, args={"epochs": 100_000, "sleep": 0.05}, wall="4h", margin="2m", extra=extra)
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    supervisor.terminate()
+    assert supervisor.wait(timeout=60) == 10
+    assert (kgorch.folder / "told").read_text() == "suspended\n"
+
+
 def test_a_variable_that_is_not_set_is_named_before_anything_starts(kgorch):
     plan = kgorch.plan(ranks=1, extra='[notify]\nurls = ["https://h.invalid/${NO_SUCH_HOOK}"]\n')
     assert "NO_SUCH_HOOK" in kgorch("start", str(plan), code=2).stderr
@@ -281,3 +317,18 @@ def test_notify_test_tells_which_target_was_reached(kgorch, hook):
     (kgorch.home / "kgorch").mkdir(parents=True)
     (kgorch.home / "kgorch" / "config.toml").write_text(f'[notify]\nurls = ["{hook.url}/all"]\n')
     kgorch("notify", "test", str(kgorch.plan(ranks=1)))
+
+
+def test_an_address_that_is_none_by_now_is_told_to_fail_and_breaks_nothing(telling):
+    """A run that is taken over is told by the configuration as it is then, which nobody has checked."""
+    [(kind, facts)] = sent(telling(urls=["https://[h/x"]))
+    assert kind == "notices_failed" and list(facts["failing"].values()) == ["ValueError"]
+
+
+def test_a_target_that_breaks_is_told_by_the_kind_of_its_error(monkeypatch, tmp_path):
+    def broken(self, message):
+        raise RuntimeError(f"cannot reach https://h/{SECRET}")
+
+    monkeypatch.setattr(notices._Webhook, "send", broken)
+    [outcome] = notices.test(NotifyPart(urls=[f"https://h/{SECRET}"]), "ink", tmp_path)
+    assert outcome.why == "RuntimeError"

@@ -144,13 +144,25 @@ def test_a_job_without_an_end_has_no_wall(said, tmp_path, monkeypatch):
     job.stop()
 
 
-def test_a_task_of_an_array_asks_for_itself_alone(tmp_path, monkeypatch):
-    script = 'case "$*" in *" 7_3 "*) echo 2037-01-01T00:00:00;; *) echo 2037-01-01T00:00:00; echo N/A;; esac'
-    _squeue(tmp_path, monkeypatch, script)
-    array = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-    job = slurm.JobEnd({**os.environ, **array})
-    assert job.wall(boottime_s()) is not None and job.notes.empty()
+@pytest.mark.parametrize(
+    ("task", "asked"), [({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3"), ({}, "7")]
+)
+def test_a_task_of_an_array_asks_for_its_own_end(task, asked, tmp_path, monkeypatch):
+    _squeue(tmp_path, monkeypatch, f'echo "$3" > {tmp_path}/asked; date -d "+10 minutes" +%Y-%m-%dT%H:%M:%S')
+    job = slurm.JobEnd({**os.environ, "SLURM_JOB_ID": "7", **task})
+    wall = job.wall(boottime_s())
     job.stop()
+    assert (tmp_path / "asked").read_text().strip() == asked, "the number alone names all tasks of the array"
+    assert wall and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
+
+
+def test_of_a_heterogeneous_job_the_first_end_counts(tmp_path, monkeypatch):
+    told = 'date -d "+%d minutes" +%%Y-%%m-%%dT%%H:%%M:%%S'
+    _squeue(tmp_path, monkeypatch, f"echo N/A; {told % 20}; {told % 10}")
+    job = slurm.JobEnd({**os.environ, "SLURM_JOB_ID": "7"})
+    wall = job.wall(boottime_s())
+    job.stop()
+    assert wall and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,24 @@ def _preempt(in_s: float, *resources: str, kind: str = "Preempt") -> dict[str, A
     return {"EventId": "A", "EventType": kind, "EventStatus": "Scheduled", "NotBefore": at, "Resources": [*resources]}
 
 
+def test_on_aws_a_token_that_is_over_is_made_anew_at_once_and_is_no_news(server, listen):
+    good = ["first"]
+
+    def answer(method: str, path: str, headers: Any) -> tuple[int, str]:
+        if method == "PUT":
+            return 200, good[0]
+        return (404, "") if headers["X-aws-ec2-metadata-token"] == good[0] else (401, "")
+
+    server.answer = answer
+    notices = listen("aws")
+    wait_until(lambda: len(server.asked) > 2)
+    good[0] = "second"
+    wait_until(lambda: [method for method, _ in server.asked].count("PUT") == 2)
+    asked = len(server.asked)
+    wait_until(lambda: len(server.asked) > asked + 2)
+    assert notices.notes.empty() and notices.wall(boottime_s()) is None
+
+
 def test_on_aws_the_notice_is_asked_for_with_a_token_and_is_the_instant_it_tells(server, listen):
     told: list[str] = []
     server.answer = _aws(lambda: told[0] if told else None)
