@@ -32,7 +32,7 @@ def open_database(home: Path) -> Engine:
     path = home / "kgorch.db"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _make(path)
     except OSError as error:
         raise StateUnusable(
             f"the state folder {home} cannot be written",
@@ -40,6 +40,19 @@ def open_database(home: Path) -> Engine:
             next_step="point KGORCH_HOME at a folder that can be written",
         ) from None
     return open_url(f"sqlite:///{path}")
+
+
+def _make(path: Path) -> None:
+    """An empty file readable by its owner alone, where there is none. Raises OSError, also for one that may not be written.
+
+    One that is there is never opened besides SQLite: closing it would take this process's locks off it, another connection's
+    too, and whoever goes last elsewhere would then take the log away under it.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(f"{path} may not be read and written, or its disk is read-only") from None
 
 
 def open_url(url: str) -> Engine:
@@ -110,3 +123,4 @@ def _bring_up_to_date(engine: Engine) -> None:
     from db.migrations.run import upgrade  # Alembic takes a while to import, and is needed once
 
     upgrade(engine, busy_ms=SET_UP_MS)
+    engine.dispose()  # with the patience that was for this alone

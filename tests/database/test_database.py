@@ -96,6 +96,17 @@ def test_many_processes_may_open_a_new_database_at_once(tmp_path):
     assert [(process.communicate()[1], process.returncode) for process in several] == [("", 0)] * 4
 
 
+def test_opening_a_database_twice_in_a_process_leaves_the_first_its_locks(engine, tmp_path):
+    """Else whoever is last elsewhere takes the log away under it, and what it reads is malformed."""
+    held = engine.connect()
+    held.execute(text("SELECT count(*) FROM runs")).all()
+    open_database(tmp_path / "home").dispose()
+    alone = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('PRAGMA journal_mode=DELETE')"
+    done = subprocess.run([sys.executable, "-c", alone, tmp_path / "home" / "kgorch.db"], capture_output=True, text=True)
+    assert "database is locked" in done.stderr
+    held.close()
+
+
 @pytest.mark.parametrize(
     "dump", sorted((Path(__file__).parents[1] / "promises").glob("database_*.sql")), ids=lambda path: path.stem
 )

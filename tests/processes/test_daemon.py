@@ -353,11 +353,11 @@ def test_a_run_goes_on_through_kills_of_the_daemon_a_stop_and_a_reboot(kgorch):
 
     daemon(kgorch)
     wait_until(lambda: kgorch.status()["session"]["number"] == 2)
-    kgorch.wait_for_step(stopped["step"] + 3)
+    kgorch.wait_for_step(stopped["step"] + 3, within_s=150)
     kgorch.kill_everything()  # as a reboot does
     last = daemon(kgorch)
     wait_until(lambda: kgorch.status()["session"]["number"] == 3)
-    kgorch.wait_for_step(stopped["step"] + 4)
+    kgorch.wait_for_step(stopped["step"] + 4, within_s=150)
     assert [entry["phase"] for entry in kgorch.history()][:2] == ["suspended", "cut off"]
     assert queue.entries(engine) == [] and sessions.last(engine, runs.newest(engine, "test").id).number == 3
     assert end(last) == 0 and kgorch.status()["phase"] == "suspended"

@@ -35,13 +35,15 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize(("ranks", "workers", "bare"), [(2, 0, False), (2, 2, False), (4, 0, True)])
 def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, uninterrupted, ranks, workers, bare):
-    wall = {2: "15s", 4: "16s"}[ranks]
+    wall = {2: "17s", 4: "20s"}[ranks]
     plan = kgorch.plan(ranks=ranks, args=TRAINING | {"workers": workers, "bare": bare}, wall=wall, every="2s")
     codes = []
-    while not codes or codes[-1] == 10:
+    while 0 not in codes:
         codes.append(kgorch("start", str(plan), code=None).returncode)
-        assert len(codes) < 12
-    assert codes[-1] == 0 and len(codes) >= 3, codes
+        machine_is_slow = codes[-1] == 20 and "the wall came before the first step" in kgorch.status()["why"]
+        assert codes[-1] in (0, 10) or machine_is_slow, codes
+        assert len(codes) < 16
+    assert codes.count(10) >= 2, codes
     assert kgorch.export() == uninterrupted(ranks)
 
 
