@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy.exc import OperationalError
+from click.testing import CliRunner
+from sqlalchemy.exc import SQLAlchemyError
 
-from db import runs
-from db.engine import open_database
-from orchestrator.report import view
+from orchestrator.cli import cli
+from orchestrator.errors import KgorchError
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -91,26 +91,25 @@ class Kgorch:
         self.started.append(process)
         return process
 
+    def look(self, *args: str) -> Any:
+        """What a verb that only looks prints as JSON. In this process: a command's imports would keep a core busy while a
+        test waits.
+
+        Raises: whatever the verb does.
+        """
+        done = CliRunner().invoke(cli, [*args, "--json"], env=self.env(), catch_exceptions=False)
+        return json.loads(done.stdout)
+
     def status(self, *args: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("status", "--json", *args).stdout)
+        found: dict[str, Any] = self.look("status", *args)
         return found
 
     def try_status(self) -> dict[str, Any]:
-        """The status, or {} while there is no run yet.
-
-        Read in this process: a command a look would keep a core busy with its imports while a test waits.
-        """
-        if not (self.home / "kgorch.db").exists():
-            return {}
-        engine = open_database(self.home)
+        """The status, or {} while there is no run yet."""
         try:
-            newest = runs.everyone(engine, limit=1)
-            found: dict[str, Any] = json.loads(json.dumps(view.of_run(engine, newest[0]))) if newest else {}
-            return found
-        except OperationalError:  # the run is just being made
+            return self.status()
+        except (KgorchError, SQLAlchemyError):
             return {}
-        finally:
-            engine.dispose()
 
     def wait_for_step(self, step: int, *, within_s: float = 60) -> dict[str, Any]:
         found: dict[str, Any] = wait_until(
@@ -127,11 +126,11 @@ class Kgorch:
         return found
 
     def history(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = json.loads(self("history", "--json").stdout)
+        entries: list[dict[str, Any]] = self.look("history")
         return entries
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        entries = json.loads(self("history", "--events", "--json", "-n", "100000").stdout)
+        entries = self.look("history", "--events", "-n", "100000")
         return [entry for entry in entries if kind in (None, entry["kind"])]
 
     def plan(self, program: str = "learns.py", **changes: Any) -> Path:

@@ -9,6 +9,7 @@ that begins anew, as on a real machine.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -19,9 +20,12 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Kgorch, wait_until
+
+from orchestrator.errors import KgorchError
 
 SYSTEMD = Path("/lib/systemd/systemd")
 UPTIME_AFTER_BOOT_S = 5
@@ -220,6 +224,13 @@ class Person(Kgorch):
 
     def command(self, *args: str) -> list[str]:
         return self.machine.inside(*super().command(*args), folder=self.folder)
+
+    def look(self, *args: str) -> Any:
+        """There: pids count otherwise outside."""
+        done = self(*args, "--json", code=None)
+        if done.returncode:
+            raise KgorchError(done.stderr)
+        return json.loads(done.stdout)
 
     def install(self) -> None:
         """As the README says it; the tests' copy of kgorch is the one that runs, whichever is installed."""

@@ -102,7 +102,9 @@ def test_opening_a_database_twice_in_a_process_leaves_the_first_its_locks(engine
     held.execute(text("SELECT count(*) FROM runs")).all()
     open_database(tmp_path / "home").dispose()
     alone = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('PRAGMA journal_mode=DELETE')"
-    done = subprocess.run([sys.executable, "-c", alone, tmp_path / "home" / "kgorch.db"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", alone, tmp_path / "home" / "kgorch.db"], capture_output=True, text=True
+    )
     assert "database is locked" in done.stderr
     held.close()
 

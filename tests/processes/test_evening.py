@@ -90,7 +90,8 @@ def test_an_evening_of_short_sessions_under_a_quota_ends_with_the_bits_of_an_uni
     person.wait_for_step(10)
     person.machine.kill(person.machine.main_pid("kgorch"))
     wait_until(lambda: len(person.history()) == 2, within_s=90)
-    person.wait_for_step(person.history()[1]["stages"][0]["first_step"] + 20)
+    first = wait_until(lambda: (stages := person.history()[1]["stages"]) and stages[0]["first_step"])
+    person.wait_for_step(first + 20)
     person.machine.reboot()
     wait_until(lambda: person.status()["state"] == "finished", within_s=450, what="the run's end")
 

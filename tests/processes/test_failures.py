@@ -23,7 +23,9 @@ def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
     plan = kgorch.plan(args={"epochs": 60, "sleep": 0.03}, every="1s")
     supervisor = kgorch.background("start", str(plan))
     for count, victim in enumerate(["rank1", "torchrun", "shim"], 1):
-        wait_until(lambda count=count: len(kgorch.history()[-1]["attempts"]) == count if kgorch.try_status() else False)
+        wait_until(
+            lambda count=count: kgorch.try_status() and [len(one["attempts"]) for one in kgorch.history()] == [count]
+        )
         step = kgorch.status()["step"]
         kgorch.wait_for_step(step + 20)
         pids = kgorch.pids()
