@@ -27,10 +27,11 @@ test: setup
 test-fast: setup
 	$(BIN)/python -m pytest -n $(JOBS) tests/core tests/database tests/cli tests/training -m "not slow"
 
-# kill -9 in the midst of saves, ROUNDS times
+# kill -9 in the midst of saves, ROUNDS times; files with changed bytes, four times as many as in the tests
 ROUNDS ?= 5000
 soak: setup
 	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/training/test_snapshots.py -k kill_9 --timeout=0
+	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/core/test_hostile.py tests/training/test_hostile_state.py --timeout=0
 
 check: setup
 	$(BIN)/ruff format .

@@ -23,6 +23,9 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchEr
 from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.runtime.export import export
 
+FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
+"""How much longer: `make soak`."""
+
 MANY = settings(max_examples=2500, deadline=None, database=None)
 
 hostile = st.one_of(
@@ -115,7 +118,7 @@ def test_any_value_in_any_place_of_a_manifest_is_taken_or_refused(value):
 
 
 @pytest.mark.slow
-@settings(MANY, max_examples=20_000)
+@settings(MANY, max_examples=5_000 * FUZZ)
 @given(_edits)
 def test_a_manifest_with_changed_bytes_is_taken_or_refused(edits):
     _is_manifest_or_refused(_spliced(json.dumps(MANIFEST).encode(), edits))
@@ -222,7 +225,7 @@ def test_any_value_in_any_place_of_a_shards_header_is_taken_or_refused(value):
 
 
 @pytest.mark.slow
-@settings(MANY, max_examples=15_000)
+@settings(MANY, max_examples=4_000 * FUZZ)
 @given(_edits)
 def test_a_shard_with_changed_bytes_is_taken_or_refused(edits):
     _is_shard_or_refused(_spliced(_shard(HEADER, bytes(28)), edits))

@@ -71,7 +71,7 @@ def _left_s(kgorch: Kgorch) -> tuple[float, float, float]:
 
 @pytest.mark.slow
 def test_a_wall_clock_that_jumps_by_years_moves_no_deadline_and_strands_no_run(kgorch, wall_clock):
-    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.02}, wall="120s")
+    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.02}, wall="80s")
     began_s = time.monotonic()
     supervisor = wall_clock.background("start", str(plan))
     kgorch.wait_for_step(3)
@@ -82,7 +82,7 @@ def test_a_wall_clock_that_jumps_by_years_moves_no_deadline_and_strands_no_run(k
         now_s, before_s, after_s = _left_s(kgorch)
         assert before_s - latest_s - 0.1 <= left_s - now_s <= after_s - earliest_s + 0.1
     assert supervisor.wait(timeout=180) == 10
-    assert time.monotonic() - began_s < 120 + 5, "ended by its wall"
+    assert time.monotonic() - began_s < 80 + 8, "ended by its wall"
     [first] = kgorch.history()
     assert (first["phase"], first["why"]) == ("suspended", WALL)
     assert first["lasted_s"] == 0.0, "it ended before it began, as the wall clock has it"

@@ -19,7 +19,7 @@ def quarter(monkeypatch):
 
 @pytest.mark.slow
 def test_in_days_of_spot_kills_and_reboots_no_window_is_overspent_and_nobody_waits_in_vain(quarter, tmp_path):
-    world = quarter.play(2, tmp_path, days=9)
+    world = quarter.play(2, tmp_path, days=8)
     rows = quarter.audit(world)
     assert {row.pool for row in rows} == {"kaggle", "lab", "month", "rolling"}
     assert not [row for row in rows if row.is_overspent]

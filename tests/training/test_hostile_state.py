@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import tracemalloc
 from dataclasses import replace
@@ -21,6 +22,9 @@ from orchestrator import foreign, manifest
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError
 from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.worker import state
+
+FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
+"""How much longer: `make soak`."""
 
 MANY = settings(max_examples=2500, deadline=None, database=None)
 
@@ -67,7 +71,7 @@ class Holder:
 
 
 @pytest.mark.slow
-@settings(MANY, max_examples=20_000)
+@settings(MANY, max_examples=5_000 * FUZZ)
 @given(_trees)
 def test_any_tree_is_values_that_could_have_been_saved_or_is_refused(tree):
     tree = foreign.parse(json.dumps(tree).encode())
