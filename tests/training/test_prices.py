@@ -1,0 +1,138 @@
+"""Prices on disk: made, read back, cut into windows, and what is said when they are broken; the networks on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from workloads.timeseries.data import COLUMNS, FIGURES, DataError, Prices, read
+from workloads.timeseries.make_prices import BASE_S, make_symbol
+from workloads.timeseries.model import MODELS
+
+FRAMES, LENGTH, HORIZON = ("5m", "15m", "1h"), 12, 4
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number in range(2):
+        make_symbol(tmp_path / "prices" / f"S{number}", bars=1200, seed=0, number=number)
+    return tmp_path / "prices"
+
+
+def prices(root: Path, part="train", **changes) -> Prices:
+    return Prices(root, part, **{"frames": FRAMES, "length": LENGTH, "horizon": HORIZON, **changes})
+
+
+def test_the_same_seed_makes_the_same_files_and_another_number_others(root, tmp_path):
+    make_symbol(tmp_path / "again", bars=1200, seed=0, number=0)
+    for path in (root / "S0").iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+        assert (root / "S1" / path.name).read_bytes() != path.read_bytes()
+
+
+def test_a_coarser_bar_holds_the_finer_ones(root):
+    fine, coarse = (np.loadtxt(root / "S0" / f"{frame}.csv", delimiter=",", skiprows=1) for frame in ("5m", "1h"))
+    first = fine[:12]
+    assert coarse[0].tolist() == [
+        first[0, 0], first[0, 1], first[:, 2].max(), first[:, 3].min(), first[-1, 4], first[:, 5].sum()
+    ]  # fmt: skip
+
+
+def test_a_window_holds_of_each_frame_the_newest_bars_that_were_over_and_none_that_lies_ahead(root):
+    data = prices(root)
+    for index in (0, 7, len(data) - 1):
+        window = data[index]
+        assert window.bars.shape == (len(FRAMES), LENGTH, FIGURES) and window.bars.dtype == torch.float32
+        number, at_s = window.at.tolist()
+        for bars in data.bars[number]:
+            newest = bars.newest_closed(at_s)
+            closed_s = bars.begins_s[newest] + bars.span_s
+            assert closed_s <= at_s < closed_s + bars.span_s, "the next one was not over"
+
+
+def test_what_comes_later_changes_no_window(root):
+    before = prices(root)
+    at_s = before[50].at[1].item()
+    for path in (root / "S0").glob("*.csv"):
+        lines = path.read_text().splitlines()
+        kept = [lines[0], *(line for line in lines[1:] if int(line.split(",")[0]) < at_s - HORIZON)]
+        later = [line for line in lines[1:] if int(line.split(",")[0]) >= at_s]
+        fields = (line.split(",") for line in later)
+        doubled = [",".join([f[0], *(f"{2 * float(v):.6f}" for v in f[1:5]), f[5]]) for f in fields]
+        path.write_text("\n".join([*kept, *doubled]) + "\n")
+    after = prices(root)
+    loud = FIGURES - 1  # volume is told beside the whole file's mean, which did not change
+    assert torch.equal(after[50].bars[..., :loud], before[50].bars[..., :loud])
+
+
+def test_the_answer_is_whether_the_price_stands_higher_after_the_horizon(root):
+    data = prices(root)
+    number, bar = data.places[33]
+    close = data.bars[number][0].close
+    assert data[33].up.item() == float(close[bar + HORIZON] > close[bar])
+
+
+def test_no_answer_of_training_reaches_into_what_scores_it(root):
+    parts = {part: prices(root, part) for part in ("train", "valid", "test")}
+    ends = {part: max(data.places[index][1] for index in range(len(data))) for part, data in parts.items()}
+    begins = {part: min(place[1] for place in data.places) for part, data in parts.items()}
+    assert ends["train"] + HORIZON <= begins["valid"] and ends["valid"] + HORIZON <= begins["test"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_network_answers_a_window_and_learns_from_a_batch(root, name):
+    torch.manual_seed(0)
+    data = prices(root)
+    bars = torch.stack([data[index].bars for index in range(0, 320, 5)])
+    up = torch.stack([data[index].up for index in range(0, 320, 5)])
+    net = MODELS[name](len(FRAMES), LENGTH, 32)
+    optimizer = torch.optim.AdamW(net.parameters(), 5e-3)
+    losses = []
+    for _ in range(25):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(bars), up)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert net(bars).shape == (64,)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("100,1,2,0.5,nan,3", "a price that is not above 0"),
+        ("100,1,2,0.5,-1,3", "a price that is not above 0"),
+        ("100,1,2,0.5,1,-3", "a volume below 0"),
+        ("100,1,0.5,2,1,3", "a high below its low"),
+        ("0,1,2,0.5,1,3", "a time that does not come after the one before"),
+        ("100,1,2,0.5,many,3", "cannot be read"),
+    ],
+)
+def test_a_line_that_is_no_bar_is_named(tmp_path, line, said):
+    path = tmp_path / "5m.csv"
+    path.write_text(f"{','.join(COLUMNS)}\n0,1,2,0.5,1,3\n{line}\n")
+    with pytest.raises(DataError) as caught:
+        read(path, "5m")
+    assert said in str(caught.value) and "5m.csv" in str(caught.value)
+
+
+def test_columns_are_found_by_name_and_one_that_is_missing_is_told(tmp_path):
+    path = tmp_path / "5m.csv"
+    path.write_text(f"Volume,close,low,high,open,time\n3,1,0.5,2,1,0\n4,2,1,3,1,{BASE_S}\n")
+    assert read(path, "5m").close.tolist() == [1, 2]
+    path.write_text("time,open,high,low,close\n0,1,2,0.5,1\n")
+    with pytest.raises(DataError, match="no column 'volume'"):
+        read(path, "5m")
+
+
+def test_too_short_a_stretch_and_an_empty_folder_are_told_before_training(root, tmp_path):
+    with pytest.raises(DataError, match="no window for the part 'valid'"):
+        prices(root, "valid", length=5000)
+    with pytest.raises(DataError, match="make_prices"):
+        prices(tmp_path / "nothing")
+    with pytest.raises(DataError, match="no time frame"):
+        prices(root, frames=("5min",))

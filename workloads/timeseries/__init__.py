@@ -1,0 +1,1 @@
+"""LSTM, Transformer and MLP on prices at several time frames."""
