@@ -24,10 +24,17 @@ from sqlalchemy import Engine, insert
 
 from db import runs, sessions
 from db.engine import open_database
-from db.tables import Attempt, Checkpoint, EventRow, Resume, Run, Session, Stage
+from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage
 from orchestrator.report import view
 
-VERBS = (["status"], ["history"], ["checkpoints", "list"], ["history", "--events"], ["status", "no-such-run"])
+VERBS = (
+    ["status"],
+    ["history"],
+    ["checkpoints", "list"],
+    ["history", "--events"],
+    ["status", "no-such-run"],
+    ["quota"],
+)
 NOW = datetime.now(UTC)
 
 
@@ -52,6 +59,8 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1) -> None:
             EventRow,
             [_event(row, kind) for row in rows for kind in ("Attached", "epoch", "CheckpointVerified", "launched")],
         )
+        add(Charge, [_charge(row) for row in rows])
+        add(Pool, [{"name": "lab", "total_s": 3.6e6, "resets": "rolling 7d", "reserve_s": 0.0, "told_at": NOW}])
         add(Resume, [{"run_id": run_id, "state": "due", "due_at": NOW, "created_at": NOW} for run_id in ids])
 
 
@@ -59,7 +68,16 @@ def _run(run_id: str, number: int) -> dict[str, Any]:
     began = NOW - timedelta(days=30, seconds=number)
     texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan_hash"), "x")
     plan = '[forecast]\ntarget = "dice >= 0.9"'
-    return {"id": run_id, "name": run_id, "number": 1, **texts, "plan": plan, "overrides": [], "created_at": began}
+    return {
+        "id": run_id,
+        "name": run_id,
+        "number": 1,
+        **texts,
+        "plan": plan,
+        "overrides": [],
+        "created_at": began,
+        "pool": "lab",
+    }
 
 
 def _session(run_id: str, number: int) -> dict[str, Any]:
@@ -84,6 +102,11 @@ def _checkpoint(row: dict[str, Any]) -> dict[str, Any]:
     return {**mine, "path": f"/c/{row['id']}", "bytes": 1000, "state": state, "metrics": row["metrics"], **times}
 
 
+def _charge(row: dict[str, Any]) -> dict[str, Any]:
+    what = {"pool": "lab", "accelerator": "T4", "factor": 1.0, "from_at": row["started_at"], "used_s": 50.0}
+    return {"session_id": row["id"], "why": "", **what}
+
+
 def _event(row: dict[str, Any], kind: str) -> dict[str, Any]:
     epoch = {
         "stage": "train",
@@ -99,7 +122,7 @@ def _event(row: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def calls(engine: Engine) -> dict[str, Callable[[], object]]:
     """What the verbs do beyond starting a process."""
-    mine = runs.of_id(engine, "mine")
+    mine = runs.by_id(engine, "mine")
     assert mine is not None
     return {
         "status": lambda: view.of_run(engine, mine),
@@ -117,7 +140,7 @@ def timed(call: Callable[[], object]) -> float:
 
 def typed(home: Path, words: list[str]) -> Callable[[], object]:
     env = {**os.environ, "KGORCH_HOME": str(home)}
-    named = words if "no-such-run" in words else [*words, "mine"]
+    named = words if words[-1] in ("no-such-run", "quota") else [*words, "mine"]
     return lambda: subprocess.run([sys.executable, "-m", "orchestrator.cli", *named], env=env, capture_output=True)
 
 

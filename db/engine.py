@@ -58,7 +58,8 @@ def _make(path: Path) -> None:
 def open_url(url: str) -> Engine:
     engine = create_engine(url, json_serializer=_json)
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _configure)
+        path = Path(engine.url.database or "")
+        event.listen(engine, "connect", lambda connection, _: _configure(connection, is_new=_is_empty(path)))
     try:
         _bring_up_to_date(engine)
     except (OperationalError, DatabaseError, sqlite3.Error) as error:
@@ -94,10 +95,17 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _configure(connection: Any, _: Any) -> None:
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
+
+
+def _configure(connection: Any, *, is_new: bool) -> None:
     cursor = connection.cursor()
     for pragma in (
-        f"busy_timeout={SET_UP_MS}",
+        f"busy_timeout={SET_UP_MS if is_new else BUSY_MS}",
         "journal_mode=WAL",
         "synchronous=NORMAL",
         "foreign_keys=ON",

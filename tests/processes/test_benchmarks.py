@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,11 @@ def test_the_ladders_benchmark_runs_and_its_page_is_drawn(tmp_path, monkeypatch)
     drawn = ladder.drawn_into(page, ladder.page(results), ladder.BEGIN, ladder.END)
     assert "| 4 transformer layers, 8 samples |" in drawn
     assert drawn.partition(ladder.END)[2] == page.partition(ladder.END)[2]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_many_runs_and_sessions_runs():
+    script = [sys.executable, "benchmarks/scale.py", "--count", "20", "--rounds", "1"]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert {"status", "history", "quota"} <= {line.split()[0] for line in done.stdout.splitlines()[1:] if line}
