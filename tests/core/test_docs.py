@@ -35,3 +35,12 @@ def test_make_targets_that_are_named_exist():
     for page in ROOT.glob("*.md"):
         for target in re.findall(r"`make ([a-z-]+)", page.read_text()):
             assert f"\n{target}:" in makefile, f"{page.name}: make {target}"
+
+
+def test_the_plans_of_the_workloads_are_plans_of_programs_that_exist():
+    plans = sorted(ROOT.glob("workloads/*/*.toml"))
+    assert {path.name for path in plans} == {"plan.toml", "demo.toml"}
+    for path in plans:
+        for stage in parse(path.read_text(), str(path)).stage:
+            module, _, function = stage.entry.partition(":")
+            assert f"def {function}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text(), stage.entry
