@@ -19,7 +19,7 @@ SHARERS = 4
 """Sessions that share one device at most, where no person says how many run at once."""
 
 TRIES = 8
-"""Times in a row that a resume may fail to begin before its run has failed."""
+"""Times in a row that a resume may fail to begin, or its session end before a step further, before its run has failed."""
 
 FIRST_S, LONGEST_S, JITTER = 30.0, 3600.0, 0.2
 

@@ -281,7 +281,7 @@ class Daemon:
         pending = [entry.resume for entry in queue.claimed(self._engine)]
         open_now = queue.open_sessions(self._engine)
         live = [one for one in open_now if self._is_live(one)]
-        orphans = [one for one in open_now if one not in live and self._trains(one)]
+        orphans = [one for one in open_now if one not in live and self._trains(one.run_id)]
         entry = next((entry for one in orphans if (entry := queue.entry_of(self._engine, one.run_id, now))), None)
         if entry is None:
             entry = self._chosen(now, self._machine([*live, *orphans], pending))
@@ -300,13 +300,17 @@ class Daemon:
         chosen = core.choose([_waiting(entry.resume, now) for entry in due.values()], machine)
         return None if chosen is None else due[chosen]
 
-    def _trains(self, one: OpenSession) -> bool:
+    def _trains(self, run_id: str) -> bool:
         """Whether training has outlived its supervisor: it has its devices, and is taken over whatever else runs."""
-        last = sessions.last(self._engine, one.run_id)
+        last = sessions.last(self._engine, run_id)
         attempt = sessions.last_attempt(self._engine, last.id) if last else None
         return attempt is not None and launcher.is_running(Path(attempt.folder))
 
     def _begin(self, entry: Entry) -> None:
+        if entry.resume.tries >= core.TRIES and not self._trains(entry.resume.run_id):
+            why = "as many sessions ended before they came a step further"
+            resuming.put_back(self._engine, entry.resume, self._us, why)
+            return
         try:
             child = self._start(entry, resuming.token(entry.resume.id, self._us))
         except OSError as error:

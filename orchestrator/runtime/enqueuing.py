@@ -14,11 +14,7 @@ from orchestrator import config
 from orchestrator.errors import KgorchError
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import (
-    choosing,
-    claims,
-    taking,
-)
+from orchestrator.runtime import choosing, claims, taking
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Watcher
 from orchestrator.runtime.home import Lock, home_of_run, is_held
@@ -38,7 +34,7 @@ def enqueue(
     accept_changes: bool = False,
     watcher: Watcher = SILENT,
 ) -> RunInfo | Nothing:
-    """The same, but for the session: the run stands in the queue, for the daemon. Raises: as start."""
+    """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
     here = config.platform(plan.platform, profile)
     lock = Lock(home / "runs" / plan.name / "lock")

@@ -13,7 +13,6 @@ from harness import weekly_reset
 
 from db import charges, queue, runs, sessions
 from db.charges import Own
-from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.core import windows
 from orchestrator.core.quota import Quota, used_s
@@ -28,13 +27,6 @@ SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
 WEEKLY = "Sat 00:00 UTC"
 GENERIC = Profile(name="generic")
 PLAN = 'name="a"\n[[stage]]\nname="t"\nentry="t.py"\n'
-
-
-@pytest.fixture
-def engine(tmp_path):
-    made = open_database(tmp_path / "home")
-    yield made
-    made.dispose()
 
 
 @pytest.fixture

@@ -24,13 +24,6 @@ from orchestrator.errors import StateUnusable
 
 
 @pytest.fixture
-def engine(tmp_path):
-    made = open_database(tmp_path / "home")
-    yield made
-    made.dispose()
-
-
-@pytest.fixture
 def run(engine):
     return runs.create(
         engine,

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import event
 
 from db import checkpoints, runs, sessions
-from db.engine import open_database
 from orchestrator.core import forecast as core
 from orchestrator.core import windows
 from orchestrator.core.forecast import Ahead, Pace
@@ -23,13 +22,6 @@ from orchestrator.runtime.hours import PoolHours
 
 BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
 PLAN = '[forecast]\ntarget = "iou >= 0.72"'
-
-
-@pytest.fixture
-def engine(tmp_path):
-    made = open_database(tmp_path / "home")
-    yield made
-    made.dispose()
 
 
 @pytest.fixture

@@ -7,23 +7,13 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from db import queue, runs, sessions
-from db.engine import open_database
 from db.queue import LEASE, Claimant, Seen
 from orchestrator.runtime import processes
 
 ANY = Seen(10**6, 10**6)
 WE = Claimant(os.getpid(), processes.started_ticks(os.getpid()), processes.boot_id())
 OTHER = Claimant(1, 2, "another boot")
-
-
-@pytest.fixture
-def engine(tmp_path):
-    made = open_database(tmp_path / "home")
-    yield made
-    made.dispose()
 
 
 def make(engine, name: str = "ink", **wants) -> str:

@@ -41,13 +41,6 @@ def plan():
     return plans.parse(PLAN, "plan.toml")
 
 
-@pytest.fixture
-def engine(tmp_path):
-    made = open_database(tmp_path / "home")
-    yield made
-    made.dispose()
-
-
 def begin_run(engine, number=1):
     made = runs.create(
         engine, id=f"r{number}", name="ink", number=number, folder="/f", workdir="/w", checkpoints="/f/checkpoints",

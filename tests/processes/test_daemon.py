@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
@@ -134,6 +134,18 @@ def test_a_run_that_a_person_queues_again_begins_at_once_whatever_it_had_tried(k
     plan.write_text(plan.read_text().replace("learns.py", "crashes.py"))
     assert "--accept-changes" in kgorch("start", str(plan), "--queue", code=2).stderr
     kgorch("start", str(plan), "--queue", "--accept-changes")
+
+
+def test_a_run_whose_sessions_are_lost_again_and_again_before_a_step_is_given_up(kgorch):
+    engine = open_database(kgorch.home)
+    run = make(engine, kgorch.home, "lost", plan=kgorch.plan().read_text())
+    process = daemon(kgorch)
+    long_ago = datetime.now(UTC) - timedelta(hours=3)  # its back-off is over
+    queue.put(engine, run, why="lost", due_at=long_ago, wants={"tries": core.TRIES})
+    wait_until(lambda: runs.by_id(engine, run).state == "failed")
+    assert "before they came a step further" in runs.by_id(engine, run).why
+    assert sessions.last(engine, run) is None and queue.open_resume(engine, run) is None
+    assert end(process) == 0
 
 
 def test_a_run_that_cannot_begin_is_tried_again_later_and_says_why(kgorch):
@@ -273,8 +285,12 @@ def test_a_daemon_that_stops_still_answers(kgorch, sleepers):
 def test_a_question_that_cannot_be_answered_ends_no_daemon(kgorch, monkeypatch):
     asked = Daemon(open_database(kgorch.home), kgorch.home)
     monkeypatch.setattr(queue, "counts", lambda *_: 1 / 0)  # a row that cannot be read
-    asked._jobs.put(lambda: asked._hear("status", lambda _: None))
+    told: list[dict] = []
+    for question in ("status", "ping"):
+        asked._jobs.put(lambda question=question: asked._hear(question, told.append))
     asked.turn()
+    asked.turn()
+    assert [answer["ok"] for answer in told] == [True], "the one that it can answer"
 
 
 def test_a_database_that_another_program_holds_is_waited_for(kgorch):
