@@ -25,15 +25,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from orchestrator.errors import KgorchError
+from workloads.common.files import DataError
 
 Part = Literal["train", "valid", "all"]
 VALID_SHARE = 0.25  # of the width, when there is only one fragment
 Image.MAX_IMAGE_PIXELS = 2**29  # Pillow takes the 141 million pixels of the real fragment 2 for an attack
-
-
-class DataError(KgorchError):
-    """The fragments on disk are not what the data set promises."""
 
 
 class Tile(NamedTuple):

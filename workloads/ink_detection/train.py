@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +19,8 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, Sequ
 
 from orchestrator.worker import attach
 from workloads import cli
+from workloads.common.record import Record
+from workloads.common.scoring import summed
 from workloads.ink_detection.data import Fragments, Tile
 from workloads.ink_detection.model import InkUNet, dice_loss, dice_parts
 
@@ -65,7 +66,8 @@ def main(
         optimizer = torch.optim.AdamW(model.parameters(), lr)
         scheduler = schedule(optimizer, steps_per_epoch=len(loader), warmup=warmup)
         scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
-        session.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        record = Record(session)
+        session.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, record=record)
 
         loss_of = dice_loss()
 
@@ -74,7 +76,7 @@ def main(
                 logits = model(part.volume)
             return loss_of(logits, part.ink)
 
-        for _ in session.epochs(epochs):
+        for epoch in session.epochs(epochs):
             for batch in session.steps(loader):
                 mean_loss = session.backward(batch, loss, scaler=scaler if amp else None)
                 scaler.step(optimizer)
@@ -82,7 +84,7 @@ def main(
                 optimizer.zero_grad(set_to_none=True)
                 session.report(loss=mean_loss, lr=optimizer.param_groups[0]["lr"])
                 scheduler.step()
-            session.report(dice=dice(session, model.module, scored, amp))
+            record.add(epoch=epoch, dice=dice(session, model.module, scored, amp))
 
         if session.rank == 0 and not session.supervised:  # under kgorch the last checkpoint holds the weights
             save_file(model.module.state_dict(), session.output / "ink.safetensors")
@@ -97,22 +99,14 @@ def schedule(optimizer: torch.optim.Optimizer, steps_per_epoch: int, warmup: int
     return SequentialLR(optimizer, [rise, restarts], [warmup * steps_per_epoch])
 
 
-@torch.no_grad()
 def dice(session: Session, model: InkUNet, scored: Loader, amp: bool) -> float:
-    """Dice over all validation tiles; every rank takes its share of them and gets the same figure.
+    """Dice over all validation tiles of all ranks."""
 
-    Takes the bare model: forward through DDP may call collectives, and the ranks' shares may differ.
-    """
-    model.eval()
-    parts = torch.zeros(2, dtype=torch.float64, device=session.device)
-    for number, batch in enumerate(scored):
-        if scored.share_of(number):  # else the batch is too small for all ranks, and another counts it
-            batch = session.to_device(batch)
-            with session.autocast(torch.float16, enabled=amp):
-                parts += dice_parts(model(batch.volume), batch.ink)
-    dist.all_reduce(parts)
-    model.train()
-    overlap, areas = parts.tolist()
+    def figures(batch: Tile) -> Tensor:
+        with session.autocast(torch.float16, enabled=amp):
+            return dice_parts(model(batch.volume), batch.ink)
+
+    overlap, areas = summed(session, model, scored, figures)
     return overlap / max(areas, 1)
 
 

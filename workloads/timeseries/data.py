@@ -20,17 +20,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from orchestrator.errors import KgorchError
+from workloads.common.files import DataError
 
 Part = Literal["train", "valid", "test"]
 SHARES: dict[str, tuple[float, float]] = {"train": (0.0, 0.7), "valid": (0.7, 0.85), "test": (0.85, 1.0)}
 COLUMNS = ("time", "open", "high", "low", "close", "volume")
 FIGURES = 5
 SECONDS = {"m": 60, "h": 3600, "d": 86400}
-
-
-class DataError(KgorchError):
-    """The prices on disk are not what the data set promises."""
 
 
 class Window(NamedTuple):

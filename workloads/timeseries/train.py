@@ -13,7 +13,6 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -23,6 +22,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
+from workloads.common.record import Record
+from workloads.common.scoring import summed
 from workloads.timeseries.data import Prices, Window
 from workloads.timeseries.model import MODELS
 
@@ -72,14 +73,15 @@ def main(
         optimizer = torch.optim.AdamW(net.parameters(), lr, weight_decay=weight_decay)
         scheduler = OneCycleLR(optimizer, lr, epochs=epochs, steps_per_epoch=len(loader), pct_start=0.1)
         scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
-        session.track(model=net, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        record = Record(session, f"{model}.csv")
+        session.track(model=net, optimizer=optimizer, scheduler=scheduler, scaler=scaler, record=record)
 
         def loss(part: Window) -> Tensor:
             with session.autocast(torch.float16, enabled=amp):
                 logits = net(part.bars)
             return binary_cross_entropy_with_logits(logits.float(), part.up)
 
-        for _ in session.epochs(epochs):
+        for epoch in session.epochs(epochs):
             for batch in session.steps(loader):
                 mean_loss = session.backward(batch, loss, scaler=scaler if amp else None)
                 scaler.unscale_(optimizer)
@@ -89,7 +91,7 @@ def main(
                 optimizer.zero_grad(set_to_none=True)
                 session.report(loss=mean_loss, lr=optimizer.param_groups[0]["lr"])
                 scheduler.step()
-            session.report(accuracy=accuracy(session, net.module, scored["valid"], amp))
+            record.add(epoch=epoch, accuracy=accuracy(session, net.module, scored["valid"], amp))
 
         tested = accuracy(session, net.module, scored["test"], amp)
         session.report(test_accuracy=tested)
@@ -99,24 +101,16 @@ def main(
                 save_file(net.module.state_dict(), session.output / f"{model}.safetensors")
 
 
-@torch.no_grad()
 def accuracy(session: Session, net: nn.Module, scored: Loader, amp: bool) -> float:
-    """Share of the windows whose direction is said right, over all ranks; half of it is chance.
+    """Share of the windows whose direction is said right, over all ranks; half of it is chance."""
 
-    Takes the bare network: forward through DDP may call collectives, and the ranks' shares may differ.
-    """
-    net.eval()
-    counts = torch.zeros(2, dtype=torch.float64, device=session.device)
-    for number, batch in enumerate(scored):
-        if scored.share_of(number):  # else the batch is too small for all ranks, and another counts it
-            batch = session.to_device(batch)
-            with session.autocast(torch.float16, enabled=amp):
-                right = (net(batch.bars) > 0) == (batch.up > 0.5)
-            counts += torch.stack([right.sum(), torch.tensor(len(right), device=right.device)])
-    dist.all_reduce(counts)
-    net.train()
-    right_count, count = counts.tolist()
-    return right_count / max(count, 1)
+    def figures(batch: Window) -> Tensor:
+        with session.autocast(torch.float16, enabled=amp):
+            right = (net(batch.bars) > 0) == (batch.up > 0.5)
+        return torch.stack([right.sum(), torch.tensor(len(right), device=right.device)])
+
+    right, count = summed(session, net, scored, figures)
+    return right / count
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""Evaluation over all ranks: every rank takes its share of the samples, and all get the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from orchestrator.worker.loader import Loader
+    from orchestrator.worker.session import Session
+
+
+@torch.no_grad()
+def summed(session: Session, net: nn.Module, scored: Loader, figures: Callable[[Any], Tensor]) -> list[float]:
+    """What `figures` ([K], additive over samples: counts, sums) gives, summed over all batches and ranks.
+
+    Args:
+        net: put into evaluation mode meanwhile. The bare network: forward through DDP may call collectives, and the ranks'
+            shares may differ.
+        scored: made by `session.loader(…, shuffle=False, drop_last=False)`.
+        figures: gets a batch on this rank's device.
+    """
+    net.eval()
+    total: Tensor | None = None
+    for number, batch in enumerate(scored):
+        found = figures(session.to_device(batch)).double()
+        if not scored.share_of(number):  # a last batch with fewer samples than ranks: another rank counts it
+            found = torch.zeros_like(found)
+        total = found if total is None else total + found
+    net.train()
+    assert total is not None, "a loader has at least one batch"
+    dist.all_reduce(total)
+    return total.tolist()
