@@ -107,10 +107,13 @@ class Stage(_Part):
     """One program of the run: `module:function`, called with `args`, or a script path, given them as flags.
 
     `weights`: what it begins with when there is nothing to resume; a path, or a table of `Weights`.
+    `quick_test_of`: another stage, whose entry, ranks, args and weights this one takes over, as far as it gives none itself; it does
+    one step of it, evaluates two batches, saves, and is done.
     """
 
     name: Name
     entry: str
+    quick_test_of: Name | None = None
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     args: dict[str, Any] = {}
     weights: Annotated[
@@ -404,6 +407,17 @@ class Plan(_Part):
     notify: NotifyPart = NotifyPart()
     forecast: ForecastPart = ForecastPart()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _quick_tests_take_over(cls, document: Any) -> Any:
+        stages = document.get("stage") if isinstance(document, dict) else None
+        if not isinstance(stages, list):
+            return document
+        named = {
+            stage["name"]: stage for stage in stages if isinstance(stage, dict) and isinstance(stage.get("name"), str)
+        }
+        return document | {"stage": [_taken_over(stage, named) for stage in stages]}
+
     @model_validator(mode="after")
     def _stages_differ(self) -> Plan:
         names = [stage.name for stage in self.stage]
@@ -420,6 +434,21 @@ class Plan(_Part):
         asked = {"deterministic"} if self.deterministic != "off" else set()
         essence = self.model_dump(mode="json", include={"stage", "seed"} | asked, exclude_none=True)
         return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _taken_over(stage: Any, named: Mapping[str, Any]) -> Any:
+    """The stage as it is, or a quick test with what it takes from the stage that it tests. Raises: ValueError."""
+    tested = stage.get("quick_test_of") if isinstance(stage, dict) else None
+    if not isinstance(tested, str):
+        return stage
+    found = named.get(tested)
+    if found is None or found is stage or "quick_test_of" in found:
+        others = [name for name, other in named.items() if other is not stage and "quick_test_of" not in other]
+        raise ValueError(
+            f"stage {stage.get('name')!r}: quick_test_of names no stage to be tested{nearest(tested, others)}; "
+            f"those of the plan: {', '.join(others) or 'none'}"
+        )
+    return {key: found[key] for key in ("entry", "ranks", "args", "weights") if key in found} | stage
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:

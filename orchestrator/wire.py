@@ -44,6 +44,7 @@ class Launch:
         schedule: what changes before which step, by step: {"step": 40, "settings": {…}}; so a step done again is done as it was.
             What is not about memory: core/health.py.
         health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
+        quick: a quick test: one epoch of one batch, and of every other loader two. probe: the same, measured (worker/probe.py).
     """
 
     run: str
@@ -76,6 +77,8 @@ class Launch:
     device: str = ""  # what the rungs that are remembered belong to, with the number of ranks
     health: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
+    quick: bool = False
+    probe: dict[str, Any] | None = None
     version: int = VERSION
 
     def write(self) -> Path:

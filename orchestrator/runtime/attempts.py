@@ -240,6 +240,7 @@ def prepare(
         health=remedies.told(engine, run, plan, stage.name),
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
+        quick=stage.quick_test_of is not None,
     )
     attempt = running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name))
     return replace(attempt, from_snapshot=launch.snapshot, device=device), launch

@@ -69,11 +69,14 @@ class Loader:
     """Iterates over this process's slices of the global batches, a list for each step; `seek` says where to begin.
 
     Attributes: global_batch: samples of one optimizer step, over all ranks.
+
+    Args:
+        most: global batches that an iteration gives at most; `len` tells of all.
     """
 
     def __init__(
         self, dataset: Dataset[Any], global_batch: int, *, ranks: Callable[[], Ranks], seed: int,
-        shuffle: bool = True, drop_last: bool = True, **options: Any,
+        shuffle: bool = True, drop_last: bool = True, most: int | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise KgorchError(
@@ -85,7 +88,7 @@ class Loader:
                 next_step="raise global_batch, or lower the stage's ranks",
             )
         size = len(dataset)
-        self.global_batch = global_batch
+        self.global_batch, self._most = global_batch, most
         self._order = Order(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if len(self) == 0:
             raise KgorchError(
@@ -125,11 +128,15 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """This process's batches from where `seek` said to the end of the epoch, one a rank that it plays."""
+        most = None if self._most is None else self._most * len(self._order.ranks().mine)
+        return itertools.islice(self._all(), most)
+
+    def _all(self) -> Iterator[Any]:
         return iter(self._inner) if len(self._order) else iter(())
 
     def parts(self) -> Iterator[list[Any]]:
-        """The same, those of one step together."""
-        played, batches = len(self._order.ranks().mine), iter(self)
+        """All of them, those of one step together."""
+        played, batches = len(self._order.ranks().mine), self._all()
         while part := list(itertools.islice(batches, played)):
             yield part
 

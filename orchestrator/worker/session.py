@@ -7,6 +7,7 @@ agreed (board.py): never in a signal handler, never in an `except`. Between thos
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import signal
@@ -56,6 +57,9 @@ DOCUMENT_BYTES = 1 << 18
 """Room in an image for what is no tensor: random states are some 30 kB of it."""
 
 
+QUICK_BATCHES = 2
+"""Of a loader that is not trained on, in a quick test: the first one of a kind takes longer."""
+
 WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 
 
@@ -84,10 +88,12 @@ class Session:
     device: where this rank computes. rank, world_size: of this attempt; another session may have other ones.
     supervised: False when the script runs alone.
     output: folder for results; outlives the session, shared by the stages.
+    quick: a quick test or a probe: loaders give a few batches only, so what is made is not whole.
     """
 
     def __init__(self, launch: Launch | None, seed: int | None, deterministic: str | None = None) -> None:
         self.supervised = launch is not None
+        self.quick = launch is not None and (launch.quick or launch.probe is not None)
         self._determinism = Determinism(deterministic or (launch.deterministic if launch else "off"))
         self._exactness: dict[str, str] = {}
         self.rank, self.world_size, self.device, self._made_group = group.join()
@@ -331,6 +337,7 @@ class Session:
             seed=self._seed,
             shuffle=shuffle,
             drop_last=drop_last,
+            most=QUICK_BATCHES if self.quick else None,
             **options,
         )
 
@@ -348,7 +355,7 @@ class Session:
             return
         if number > self._loop:  # the script has left the loop before it early
             self._loop, self._epoch, self._batch = number, 0, 0
-        self._epochs_total = count = int(count)
+        self._epochs_total = count = min(int(count), 1) if self.quick else int(count)
         while self._epoch < count:
             self._epoch_is_open = True
             yield self._epoch
@@ -387,6 +394,8 @@ class Session:
             self._batch = self._replay.batch
         left = self._epochs_total - self._epoch
         self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
+        if self.quick:
+            self._steps_total, given = self._step - self._batch + 1, itertools.islice(given, max(0, 1 - self._batch))
         self._tick(
             "step" if "first_step" in self._place.longest else "first_step"
         )  # since the last step; an evaluation perhaps

@@ -233,3 +233,30 @@ def test_data_to_be_cached_must_be_there(tmp_path):
     plan = parse(GOOD + '[data]\ncache = ["data"]\n', "plan.toml")
     with pytest.raises(PlanError, match=r"data.cache: there is no"):
         check_entries(plan, tmp_path)
+
+
+QUICK = """
+name = "x"
+[[stage]]
+name = "quick"
+quick_test_of = "train"
+args = { epochs = 1 }
+[[stage]]
+name = "train"
+entry = "train.py"
+ranks = 2
+args = { epochs = 40, lr = 0.1 }
+"""
+
+
+def test_a_quick_test_takes_over_what_it_does_not_give_itself():
+    quick, train = parse(QUICK, "plan.toml").stage
+    assert (quick.entry, quick.ranks, quick.args) == (train.entry, 2, {"epochs": 1})
+    assert quick.quick_test_of == "train" and train.quick_test_of is None
+
+
+@pytest.mark.parametrize("tested", ["trian", "quick"])
+def test_a_quick_test_of_no_other_stage_is_refused_and_the_stages_named(tested):
+    with pytest.raises(PlanError) as caught:
+        parse(QUICK.replace('quick_test_of = "train"', f'quick_test_of = "{tested}"'), "plan.toml")
+    assert "quick_test_of names no stage" in str(caught.value) and "train" in str(caught.value)
