@@ -26,7 +26,7 @@ MINUTES_BYTES = 150_000_000
 ROW_BYTES = 110
 """What a row and its place in the index take besides its figures; measured, see tests/database/test_samples.py."""
 
-PEAKS = ("mem_used", "temp_c", "reserved", "peak", "rss", "step_s")
+PEAKS = ("mem_used", "temp_c", "reserved", "peak", "rss", "rss_peak", "step_s")
 COUNTS = ("mem_total", "power_limit_w", "ecc", "processes", "cores", "total", "alloc_retries", "ooms")
 MASKS = ("throttle",)
 

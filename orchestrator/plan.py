@@ -107,8 +107,8 @@ class Stage(_Part):
     """One program of the run: `module:function`, called with `args`, or a script path, given them as flags.
 
     `weights`: what it begins with when there is nothing to resume; a path, or a table of `Weights`.
-    `quick_test_of`: another stage, whose entry, ranks, args and weights this one takes over, as far as it gives none itself; it does
-    one step of it, evaluates two batches, saves, and is done.
+    `quick_test_of`: another stage, whose entry, ranks, args and weights this one takes over, as far as it gives none itself; it
+    does one step of it, evaluates two batches, saves, and is done.
     """
 
     name: Name
@@ -141,12 +141,14 @@ class SessionPart(_Part):
     """How long a session may last; without `wall`, what the platform says.
 
     `priority`: of runs that wait for the same machine the highest begins first. `share`: others may use its devices, too.
+    `gpus`: so many at least must be visible, or no session begins.
     """
 
     wall: Seconds | None = None
     margin: Seconds | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     share: bool = False
+    gpus: Annotated[int, Field(ge=1, le=1024)] | None = None
 
     @model_validator(mode="after")
     def _leaves_time(self) -> SessionPart:

@@ -34,6 +34,7 @@ VERBS = {
     "doctor": "What slows a run down, and what to change.",
     "notify": "Send a test notice to whom a plan tells.",
     "systemd": "Let systemd run the daemon.",
+    "check": "What a plan will take, before an hour is spent.",
     "init": "Write a commented plan.toml.",
 }
 

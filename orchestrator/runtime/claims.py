@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from db.records import RunInfo
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import gpus
 
@@ -26,6 +25,15 @@ VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 class DevicesHeld(KgorchError):
     """The GPUs that a session needs belong to others."""
+
+
+class Holder(Protocol):
+    """Who is to hold devices: a run, or a check of one that is not begun."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def id(self) -> str: ...
 
 
 class Device(NamedTuple):
@@ -95,7 +103,7 @@ def _seen(environ: Mapping[str, str]) -> list[Device]:
     return gpus.asked(ask) or []
 
 
-def take(home: Path, run: RunInfo, wanted: Mapping[str, Any]) -> Claim:
+def take(home: Path, run: Holder, wanted: Mapping[str, Any]) -> Claim:
     """The devices of a session that opens; what it launches from now on sees those alone.
 
     Raises: DevicesHeld, also while the driver is silent: nobody can say then whose is what; OSError.
@@ -181,7 +189,7 @@ def _try(descriptor: int, lock: int) -> bool:
     return False
 
 
-def _held(home: Path, run: RunInfo, universe: Sequence[Device], count: int) -> DevicesHeld:
+def _held(home: Path, run: Holder, universe: Sequence[Device], count: int) -> DevicesHeld:
     facts = []
     for device in universe:
         if (mode := _mode(_path(home, device))) != "free":
@@ -227,7 +235,7 @@ def _path(home: Path, device: Device) -> Path:
     return home / "devices" / f"{device.name}.lock"
 
 
-def _say_whose(home: Path, devices: Iterable[Device], run: RunInfo) -> None:
+def _say_whose(home: Path, devices: Iterable[Device], run: Holder) -> None:
     """For people, and for who takes the session over; the lock itself says whether it still holds."""
     for device in devices:
         with contextlib.suppress(OSError):

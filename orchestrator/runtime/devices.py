@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.errors import KgorchError
 from orchestrator.runtime import gpus
 
 GONE_S, SLACK_BYTES = 30.0, 256 << 20
@@ -22,6 +23,15 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> int:
     """
     told = _told(environ)
     return len(told) if told is not None else gpus.asked(_count) or 0
+
+
+def see_that_there_are(wanted: int | None) -> None:
+    """Raises: KgorchError where fewer GPUs are visible than the plan needs; DriverSilent."""
+    if wanted and (count := visible_gpus()) < wanted:
+        raise KgorchError(
+            f"the plan needs {wanted} GPU{'s' if wanted > 1 else ''} (session.gpus), and {count or 'none'} can be seen",
+            next_step="switch the accelerator on, see what nvidia-smi says; or take session.gpus out of the plan",
+        )
 
 
 def ranks_for(wanted: int | str, environ: Mapping[str, str] = os.environ) -> int:

@@ -29,6 +29,7 @@ from orchestrator.runtime import (
     checkpoints,
     choosing,
     claims,
+    devices,
     launcher,
     mirror,
     notices,
@@ -210,6 +211,7 @@ def _go_on(
 def _open_session(
     engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock, until: datetime | None
 ) -> Opened | Nothing:
+    devices.see_that_there_are(plan.session.gpus)
     claim = claims.take(home_of_run(run), run, claims.wants(plan))
     try:
         return _open_on(claim, engine, run, plan, profile, lock, until)

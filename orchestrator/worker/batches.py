@@ -26,6 +26,11 @@ def length(batch: Any) -> int:
     )
 
 
+def size(batch: Any) -> int:
+    """Bytes of a batch's tensors."""
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
 def split(batch: Any, size: int) -> list[Any]:
     """The batch in parts of `size` samples, in order; the last may be smaller."""
     samples = length(batch)

@@ -46,6 +46,19 @@ class Ladder:
         """Whether the largest share of a step is taken in parts: the same answer on every rank."""
         return self.settings.microbatch is not None and self.settings.microbatch < self._facts.batch
 
+    @property
+    def has_batchnorm(self) -> bool:
+        return self._facts.batchnorm
+
+    @property
+    def most_workers(self) -> int:
+        return self._facts.num_workers
+
+    def hold(self, settings: Settings) -> None:
+        """Go over to settings that are only tried out (worker/probe.py)."""
+        self._schedule.clear()
+        self._apply(settings)
+
     def learn(self, tracked: Mapping[str, nn.Module]) -> None:
         """What the tracked modules allow; once they are all built. An average of weights is never trained."""
         trained = {name: module for name, module in tracked.items() if not isinstance(module, AveragedModel)}

@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Order:
 class Loader:
     """Iterates over this process's slices of the global batches, a list for each step; `seek` says where to begin.
 
-    Attributes: global_batch: samples of one optimizer step, over all ranks.
+    Attributes: global_batch: samples of one optimizer step, over all ranks. seen: seconds of the few that an iteration gave.
 
     Args:
         most: global batches that an iteration gives at most; `len` tells of all.
@@ -89,6 +90,7 @@ class Loader:
             )
         size = len(dataset)
         self.global_batch, self._most = global_batch, most
+        self.seen: list[float] = []
         self._order = Order(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if len(self) == 0:
             raise KgorchError(
@@ -128,8 +130,15 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """This process's batches from where `seek` said to the end of the epoch, one a rank that it plays."""
-        most = None if self._most is None else self._most * len(self._order.ranks().mine)
-        return itertools.islice(self._all(), most)
+        return self._all() if self._most is None else self._few(self._most * len(self._order.ranks().mine))
+
+    def _few(self, most: int) -> Iterator[Any]:
+        """Their seconds, reading and whatever is done with them, are seen."""
+        self.seen.clear()
+        for batch in itertools.islice(self._all(), most):
+            began_s = time.monotonic()
+            yield batch
+            self.seen.append(time.monotonic() - began_s)
 
     def _all(self) -> Iterator[Any]:
         return iter(self._inner) if len(self._order) else iter(())

@@ -6,6 +6,7 @@ agreed (board.py): never in a signal handler, never in an `except`. Between thos
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -45,6 +46,7 @@ from orchestrator.worker.health import Health
 from orchestrator.worker.ladder import Ladder, plain_of
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
+from orchestrator.worker.probe import Probe
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
 from orchestrator.worker.vitals import Gauges
@@ -102,7 +104,7 @@ class Session:
         group.seed_all(self._seed + self.rank)
         self._launch, self._tracked, self._metrics = launch, dict[str, Any](), dict[str, Any]()
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
-        self._steps_total = self._epochs_total = self._epochs_done = 0
+        self._steps_total = self._epochs_total = self._epochs_wanted = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
         self._replay: Replay | None = None  # of the epoch that runs, when its loader is not ours
         self._began: Began | None = None  # where that epoch's loader began, when resumed
@@ -121,6 +123,7 @@ class Session:
         self._board: Board | None = None
         self._ladder: Ladder | None = None
         self._health: Health | None = None
+        self._probe: Probe | None = None
         guard = self._supervise(launch) if launch else None
         self._backward = Backward(self.device, lambda: self._ranks, self._tell_exactness, guard)
 
@@ -131,6 +134,8 @@ class Session:
         self._board.admit = self._saver.admit
         self._ladder = Ladder(launch, self.device, self._link.send)
         self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
+        if launch.probe is not None:
+            self._probe = Probe(launch, self.rank, self.device, self._ladder)
         signal.signal(signal.SIGTERM, lambda *_: self._link.ask_stop())  # the wall has come nearer; only a request here
         return Guard(self._ladder, self._health, self._board, self.rank)
 
@@ -158,7 +163,11 @@ class Session:
             saved = True
             try:
                 if finished:
+                    if self._probe:
+                        self._probe.script_over()
                     saved = self._save_and_wait(final=True)
+                    if self._probe:
+                        self._probe.saved()
                     self._board.leave()
             finally:
                 self._place.enter("end")
@@ -190,6 +199,8 @@ class Session:
         self._backward.learn(thing for thing in things.values() if isinstance(thing, nn.Module))
         sizes, own_bytes = state.expected_sizes(things)
         self._state_bytes = sum(sizes.values()) + own_bytes
+        if self._probe:
+            self._probe.know(things, self._state_bytes, self._backward)
         if self._launch:
             if self._launch.snapshot is not None:
                 self._restore(self._snapshot(self._launch.snapshot), "the snapshot in memory")
@@ -330,7 +341,7 @@ class Session:
                 options = {name: value for name, value in options.items() if name not in WITH_WORKERS}
             if self._ladder.settings.pin_memory is False:
                 options["pin_memory"] = False
-        return Loader(
+        made = Loader(
             dataset,
             global_batch,
             ranks=lambda: self._ranks,
@@ -340,6 +351,9 @@ class Session:
             most=QUICK_BATCHES if self.quick else None,
             **options,
         )
+        if self._probe:
+            self._probe.loaders.append(made)
+        return made
 
     def data(self, path: str | os.PathLike[str]) -> os.PathLike[str]:
         """`path`, or what lies at it in the local copy of the plan's `[data] cache`: from the end of the epoch in which
@@ -355,10 +369,13 @@ class Session:
             return
         if number > self._loop:  # the script has left the loop before it early
             self._loop, self._epoch, self._batch = number, 0, 0
+        self._epochs_wanted = int(count)
         self._epochs_total = count = min(int(count), 1) if self.quick else int(count)
         while self._epoch < count:
             self._epoch_is_open = True
             yield self._epoch
+            if self._probe:
+                self._probe.epoch_over()
             self._epoch, self._batch = self._epoch + 1, 0
             self._data.look()
         self._loop, self._epoch, self._batch, self._epochs_done = self._loop + 1, 0, 0, count
@@ -394,13 +411,17 @@ class Session:
             self._batch = self._replay.batch
         left = self._epochs_total - self._epoch
         self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
-        if self.quick:
+        if self._probe:
+            given = self._probe.batches(source, self._epochs_wanted)
+        elif self.quick:
             self._steps_total, given = self._step - self._batch + 1, itertools.islice(given, max(0, 1 - self._batch))
         self._tick(
             "step" if "first_step" in self._place.longest else "first_step"
         )  # since the last step; an evaluation perhaps
         self._climb_in(source)
         for parts in self._gauges.fetched(given):
+            if self._probe:
+                self._batch = 0  # it has gone back to the first ones perhaps
             self._samples_now = source.samples_in(self._batch)
             shares = [source.share_of_rank(self._batch, rank) for rank in self._ranks.mine]
             weights = [share * self.world_size / self._samples_now for share in shares]
@@ -608,10 +629,14 @@ class Session:
             The mean loss over this rank's batch, detached, not waited for. Scalar.
         """
 
+        part_of = self._probe.part if self._probe else _unseen
+
         def work(part: Any, weight: float) -> torch.Tensor:
-            loss = loss_of(part)
+            with part_of("forward"):
+                loss = loss_of(part)
             weighted = loss * weight
-            (scaler.scale(weighted) if scaler else weighted).backward()
+            with part_of("backward"):
+                (scaler.scale(weighted) if scaler else weighted).backward()
             return loss.detach()
 
         return self.accumulate(batch, work, scaler=scaler)
@@ -695,6 +720,10 @@ class Session:
 def _alike(tracked: Mapping[str, Any], mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of a rank's share the modules' and optimizers' tensors: other things may well hold what is no number."""
     return {name: tensor for name, tensor in mine.items() if state.is_replicated(tracked[name.partition(".")[0]])}
+
+
+def _unseen(part: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def _number(name: str, value: Any) -> float:

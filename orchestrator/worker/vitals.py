@@ -51,6 +51,7 @@ class Gauges:
         found["cpu"] = 100 * cpu_s / passed_s
         with contextlib.suppress(OSError, ValueError, IndexError):  # no /proc, or one of another kind
             found["rss"] = float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            found["rss_peak"] = max(float(most_resident()), found["rss"])
         with contextlib.suppress(OSError, ValueError, IndexError):
             before, self._loaders_s = self._loaders_s, _children_s()
             used_s = sum(spent_s - before[pid] for pid, spent_s in self._loaders_s.items() if pid in before)
@@ -66,6 +67,17 @@ class Gauges:
         share = (waited_s - self._waited_before_s) / passed_s
         self._waited_before_s = waited_s
         return min(max(share, 0.0), 1.0)
+
+
+def most_resident() -> int:
+    """Bytes: the most that this process had in memory since this was asked last, or ever, where the kernel does not forget it.
+
+    Raises: OSError, ValueError, IndexError where the kernel tells it otherwise.
+    """
+    status = Path("/proc/self/status").read_text()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # see proc(5): only the mark is put back
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def _children_s() -> dict[str, float]:

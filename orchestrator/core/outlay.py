@@ -1,0 +1,117 @@
+"""What a plan will cost, from what a probe of each of its stages measured: time, sessions, hours, disk.
+
+A stage's epoch is its steps, what they wait for their batches, and the evaluation after it; the first epoch reads what nobody
+has read before. The stages' seconds are laid into sessions by core/forecast.py, with a second of training in place of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from orchestrator.core import forecast
+from orchestrator.core.forecast import Ahead, End, Hours, Stretch
+
+
+class Loop(NamedTuple):
+    epochs: int
+    batches: int
+
+
+class Measured(NamedTuple):
+    """A stage that was probed. Seconds; `step_s` and `wait_s` of a batch read before, `cold_…` of one read for the first time.
+
+    Attributes:
+        startup_s: from its launch to its first step. evaluation_s: after an epoch. end_s: after the last one.
+        save_s: of a save with all that waits for it; state_bytes: what it writes.
+    """
+
+    stage: str
+    loops: tuple[Loop, ...]
+    step_s: float
+    wait_s: float
+    cold_step_s: float
+    cold_wait_s: float
+    startup_s: float
+    evaluation_s: float
+    end_s: float
+    save_s: float
+    state_bytes: int
+
+    @property
+    def batches(self) -> int:
+        return self.loops[0].batches if self.loops else 0
+
+    @property
+    def epochs(self) -> int:
+        return sum(loop.epochs for loop in self.loops)
+
+    @property
+    def epoch_s(self) -> float:
+        return self.batches * (self.step_s + self.wait_s) + self.evaluation_s
+
+    @property
+    def first_epoch_s(self) -> float:
+        return max(self.epoch_s, self.batches * (self.step_s + self.cold_wait_s) + self.evaluation_s)
+
+    @property
+    def training_s(self) -> float:
+        """From the first step to the last byte, without walls."""
+        loops = sum(
+            loop.epochs * (loop.batches * (self.step_s + self.wait_s) + self.evaluation_s) for loop in self.loops
+        )
+        return loops + self.end_s + self.save_s + (self.first_epoch_s - self.epoch_s if self.loops else 0.0)
+
+
+class Outlay(NamedTuple):
+    """Attributes:
+    training_s: of all stages, without what sessions add. end: when, with how many sessions.
+    epochs_a_session: of the stage that takes longest; None without walls or epochs.
+    quota_s: of the pool, by the middling course. disk_bytes: that checkpoints hold at most.
+    """
+
+    training_s: float
+    end: End
+    sessions: int | None
+    epochs_a_session: float | None
+    quota_s: float | None
+    disk_bytes: int
+
+
+def lay_out(
+    stages: Sequence[Measured],
+    now: datetime,
+    *,
+    wall_s: float | None,
+    lead_s: float,
+    pause_s: float = 0.0,
+    hours: Hours | None = None,
+    factor: float = 1.0,
+    kept: int,
+) -> Outlay:
+    """Args:
+    lead_s: before the wall, for the last save. pause_s: between two sessions.
+    factor: pool seconds that a second of a session costs. kept: checkpoints of a stage that stay.
+    """
+    startup_s = max((stage.startup_s for stage in stages), default=0.0)
+    launches_s = sum(stage.startup_s for stage in stages) - (stages[0].startup_s if stages else 0.0)
+    work_s = sum(stage.training_s for stage in stages) + launches_s
+    cold_s = max((stage.first_epoch_s - stage.epoch_s for stage in stages), default=0.0)
+    units = max(1, math.ceil(work_s * 10))  # tenths of a second, so that a short demo is not rounded away
+    ahead = Ahead(wall_s, startup_s, cold_s, lead_s, pause_s, hours)
+    pace = forecast.pace([Stretch(units, work_s)], steps_left=units)
+    end = forecast.end(units, pace, now, None, ahead) if pace else End(None, None, None)
+    usual = end.usual
+    sessions = usual.sessions if usual else None
+    longest = max(stages, key=lambda stage: stage.training_s, default=None)
+    room_s = None if wall_s is None else wall_s - startup_s - cold_s - lead_s
+    epochs = None
+    if room_s is not None and longest and longest.loops and longest.epoch_s > 0:
+        epochs = max(0.0, room_s / longest.epoch_s)
+    spent_s = None
+    if sessions is not None:
+        spent_s = factor * (work_s + sessions * (startup_s + cold_s) + max(0, sessions - 1) * lead_s)
+    disk = sum(kept * stage.state_bytes for stage in stages)
+    return Outlay(work_s, end, sessions, epochs, spent_s, disk)

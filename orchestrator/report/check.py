@@ -1,0 +1,255 @@
+"""What `kgorch check` found, as the fields of its --json (docs/json.md): machine, stages, memory, time, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from orchestrator.core import deadline, fit, outlay
+from orchestrator.core.fit import CONTEXT, Trial, Verdict
+from orchestrator.core.forecast import Hours
+from orchestrator.core.memory import Facts
+from orchestrator.core.outlay import Loop, Measured
+from orchestrator.plan import Plan
+from orchestrator.platforms.profile import Profile
+from orchestrator.report.view import View, stamp
+from orchestrator.runtime import pools
+from orchestrator.runtime.hours import PoolHours
+from orchestrator.runtime.ledger import terms_of
+from orchestrator.runtime.preflight import FAIL, PASS, WARN, Line
+from orchestrator.runtime.probing import Probed
+
+STEPPING, NOTHING = "the probe", "nothing"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a rank may hold. `told`: a person's --device-memory."""
+
+    total: int
+    told: bool
+    device: bool
+
+    @property
+    def usable(self) -> int:
+        return self.total - CONTEXT if self.told else self.total
+
+    @property
+    def where(self) -> str:
+        what = "a device" if self.told or self.device else "the host's free memory, by ranks"
+        return f"{self.total / (1 << 30):.1f} GiB, {what}"
+
+
+def of(
+    engine: Engine, plan: Plan, profile: Profile, machine: Sequence[Line], probed: Sequence[Probed], failed: str, *,
+    free: int, disk_free: int | None, cores: int, device_memory: int | None,
+) -> View:  # fmt: skip
+    """`failed`: why a stage does not get through its first steps; the ones before it are told. `free`: bytes of the host."""
+    stages = [_stage(plan, one, free, device_memory) for one in probed]
+    ahead = None if failed else _forecast(engine, plan, profile, probed)
+    lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
+    word, why = _verdict(lines, stages, failed)
+    return {
+        "plan": plan.name,
+        "verdict": word,
+        "why": why,
+        "at": stamp(datetime.now(UTC)),
+        "preflight": [line._asdict() for line in lines],
+        "stages": stages,
+        "forecast": ahead,
+    }
+
+
+def _verdict(lines: Sequence[Line], stages: Sequence[View], failed: str) -> tuple[str, str]:
+    if failed:
+        return "does not run", failed
+    if broken := next((line for line in lines if line.verdict == FAIL), None):
+        return "does not run", f"{broken.name}: {broken.said}"
+    for word in ("does not fit", "fits with"):
+        if found := next((stage for stage in stages if stage["memory"] and stage["memory"]["verdict"] == word), None):
+            return word, f"stage {found['name']}: {found['memory']['why']}"
+    fullest = max((stage for stage in stages if stage["memory"]), key=lambda s: s["memory"]["held"], default=None)
+    return "fits", f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
+
+
+def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> View:
+    found = one.found
+    told: View = {
+        "name": one.stage.name,
+        "ranks": one.ranks,
+        "lasted_s": round(one.lasted_s, 2),
+        "memory": None,
+        "time": None,
+    }
+    if not found.get("trials"):
+        return told
+    limit = Limit(
+        device_memory or found["device_total"] or free // one.ranks,
+        device_memory is not None,
+        found["device"] == "cuda",
+    )
+    verdict, trials = judged(plan, one, limit)
+    settings = verdict.settings
+    told["memory"] = {
+        "verdict": verdict.word,
+        "why": verdict.why,
+        "limit": limit.total,
+        "held": verdict.planned.held,
+        "settings": settings.said(one.settings) if settings else [],
+        "held_then": verdict.need.held if verdict.need else None,
+        "rungs": list(verdict.rungs),
+        "largest_microbatch": verdict.largest,
+        "share": found["share"],
+        "parts": found["memory"],
+        "process": found["resident"],
+        "trials": [trial._asdict() for trial in trials],
+    }
+    cost = measured(one, verdict)
+    told["time"] = {
+        "epochs": cost.epochs,
+        "batches": cost.batches,
+        "step_s": cost.step_s,
+        "wait_s": cost.wait_s,
+        "wait_share": cost.wait_s / max(cost.step_s + cost.wait_s, 1e-9),
+        "cold_step_s": cost.cold_step_s,
+        "cold_wait_s": cost.cold_wait_s,
+        "samples_per_s": found["share"] * one.ranks / max(cost.step_s + cost.wait_s, 1e-9),
+        "startup_s": cost.startup_s,
+        "evaluation_s": cost.evaluation_s,
+        "epoch_s": cost.epoch_s,
+        "first_epoch_s": cost.first_epoch_s,
+        "end_s": cost.end_s,
+        "save_s": cost.save_s,
+        "state_bytes": cost.state_bytes,
+        "training_s": cost.training_s,
+    }
+    return told
+
+
+def judged(plan: Plan, one: Probed, limit: Limit) -> tuple[Verdict, list[Trial]]:
+    """On a device what its allocator held counts; on the host the whole process, of which the trials tell how it grows."""
+    found, planned = one.found, one.found["trials"][0]["peak"]
+    foot = 0 if limit.told or limit.device else found["resident"] - planned
+    trials = [
+        Trial(
+            trial["microbatch"], trial["checkpointing"], max(0, foot) + trial["peak"], trial["step_s"], trial["ran_out"]
+        )
+        for trial in found["trials"]
+    ]
+    facts = Facts(found["share"], found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
+    verdict = fit.judge(
+        trials, share=found["share"], base=plan.memory.settings, ladder=plan.memory.rungs, facts=facts,
+        limit=limit.usable, where=limit.where,
+    )  # fmt: skip
+    return verdict, trials
+
+
+def measured(one: Probed, verdict: Verdict | None = None) -> Measured:
+    """`verdict`: with whose settings the stage would go; their steps are slower or faster than the plan's."""
+    found = one.found
+    if not found.get("trials"):
+        return Measured(one.stage.name, (), 0, 0, 0, 0, one.startup_s, 0, max(0.0, one.lasted_s - one.startup_s), 0, 0)
+    warm, cold, slower = found["warm"], found["cold"], 1.0
+    if verdict and verdict.need and verdict.word == "fits with" and verdict.planned.step_s:
+        slower = verdict.need.step_s / verdict.planned.step_s
+    return Measured(
+        stage=one.stage.name,
+        loops=tuple(Loop(loop["epochs"], loop["batches"]) for loop in found["loops"]),
+        step_s=warm["step_s"] * slower,
+        wait_s=warm["wait_s"],
+        cold_step_s=cold["first_step_s"],
+        cold_wait_s=cold["wait_s"],
+        startup_s=one.startup_s,
+        evaluation_s=found["evaluation_s"],
+        end_s=found["end_s"],
+        save_s=found["save_s"],
+        state_bytes=found["state_bytes"],
+    )
+
+
+def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Probed]) -> View:
+    costs = [measured(one) for one in probed]
+    wall_s = plan.session.wall or profile.wall_s
+    slowest = max(costs, key=lambda cost: cost.save_s + max(cost.evaluation_s, cost.step_s))
+    lead_s = deadline.lead_s(
+        save_s=2 * slowest.save_s,  # of one save that was seen; it is read back, too
+        gap_s=slowest.evaluation_s,
+        step_s=slowest.step_s,
+        margin_s=plan.session.margin or deadline.default_margin_s(wall_s),
+    )
+    now, terms = datetime.now(UTC), terms_of(plan, profile)
+    hours: Hours | None = None
+    if terms:
+        hours = PoolHours(terms.quota, pools.uses(engine, terms.quota, now), terms.factor)
+    kept = plan.checkpoint.keep.last + (plan.checkpoint.keep.best is not None)
+    found = outlay.lay_out(
+        costs, now, wall_s=wall_s, lead_s=lead_s, hours=hours, factor=terms.factor if terms else 1.0, kept=kept
+    )
+    return {
+        "training_s": found.training_s,
+        "wall_s": wall_s,
+        "lead_s": lead_s,
+        "sessions": found.sessions,
+        "epochs_a_session": found.epochs_a_session,
+        "end_at": stamp(found.end.usual.end_at) if found.end.usual else None,
+        "earliest_at": stamp(found.end.early.end_at) if found.end.early else None,
+        "latest_at": stamp(found.end.late.end_at) if found.end.late else None,
+        "quota_s": found.quota_s if terms else None,
+        "disk_bytes": found.disk_bytes,
+    }
+
+
+def _of_probe(
+    probed: Sequence[Probed], stages: Sequence[View], ahead: View | None, free: int, disk_free: int | None, cores: int, plan: Plan
+) -> list[Line]:  # fmt: skip
+    """What can be said of the machine only now."""
+    lines = []
+    for one, stage in zip(probed, stages, strict=True):
+        found, name = one.found, f"stage {stage['name']}"
+        if not found.get("trials"):
+            continue
+        busy = one.ranks * (1 + found["num_workers"])
+        if busy > cores:
+            said = f"{one.ranks} ranks with {found['num_workers']} loading workers each on {cores} cores"
+            lines.append(
+                Line(
+                    name, WARN, said, "fewer num_workers, if the steps wait for the CPU" if found["num_workers"] else ""
+                )
+            )
+        if stage["time"]["wait_share"] > 0.1:
+            said = f"{stage['time']['wait_share']:.0%} of the time it waits for its batches"
+            lines.append(Line(name, WARN, said, "more num_workers, or [data] cache"))
+        resident = found["resident"] * one.ranks
+        if resident > free:
+            said = f"its ranks take {resident / (1 << 30):.1f} GiB of the host, {free / (1 << 30):.1f} are free"
+            lines.append(Line(name, FAIL, said, "a smaller microbatch, fewer ranks or workers"))
+    if ahead:
+        needed, bound = ahead["disk_bytes"], plan.checkpoint.disk
+        room = min((size for size in (disk_free, bound) if size is not None), default=None)
+        said = f"checkpoints take {needed / (1 << 20):.0f} MiB" + (
+            f" of {room / (1 << 20):.0f}" if room is not None else ""
+        )
+        fits = room is None or needed <= room
+        lines.append(
+            Line("disk", PASS if fits else WARN, said, "" if fits else "keep fewer, or [checkpoint] disk, dir")
+        )
+        if ahead["end_at"] is None:
+            said = "the end is not to be seen: no session is long enough, or no hours come back"
+            lines.append(Line("time", FAIL, said, "a longer session.wall, or more quota.hours"))
+    return lines
+
+
+def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
+    """For `kgorch history`, which holds it against what came."""
+    import json
+
+    folder = home / "checks"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{plan.hash}"
+    aside.write_text(json.dumps(found))
+    aside.rename(folder / f"{plan.hash}.json")
