@@ -64,6 +64,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
     render.table(["session", "began", "lasted", "steps", "attempts", "checkpoint", "ended", "by", "rungs"], rows)
     _say_what_is_left_out(entries)
     _say_what_is_foretold(engine, found)
+    _say_how_the_check_held(engine, found)
     return 0
 
 
@@ -87,6 +88,18 @@ def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
             f"{inside} of {count} forecasts held the end; the middle was off by {100 * off:.0f}% of the time left",
             err=True,
         )
+
+
+def _say_how_the_check_held(engine: Engine, found: RunInfo) -> None:
+    """What `kgorch check` foretold of the plan, beside what came."""
+    from orchestrator.report import check
+    from orchestrator.runtime.home import home_of_run
+
+    for one in check.held(engine, found, home_of_run(found)):
+        show = render.size if one.what == "a rank's process" else render.duration
+        off = f"{one.foretold / one.came - 1:+.0%}" if one.came else "–"
+        where = f"{one.stage}: " if one.stage else ""
+        click.echo(f"checked: {where}{one.what} {show(one.foretold)}, came {show(one.came)} ({off})", err=True)
 
 
 def _rung(taken: dict[str, Any]) -> str:

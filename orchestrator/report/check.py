@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 
+from db import samples, sessions
+from db.records import RunInfo
 from orchestrator.core import deadline, fit, outlay
 from orchestrator.core.fit import CONTEXT, Trial, Verdict
 from orchestrator.core.forecast import Hours
@@ -246,10 +250,55 @@ def _of_probe(
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
     """For `kgorch history`, which holds it against what came."""
-    import json
-
-    folder = home / "checks"
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{plan.hash}"
+    path = _kept(home, plan.hash)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".part")
     aside.write_text(json.dumps(found))
-    aside.rename(folder / f"{plan.hash}.json")
+    aside.rename(path)
+
+
+def _kept(home: Path, plan_hash: str) -> Path:
+    return home / "checks" / f"{plan_hash}.json"
+
+
+class Held(NamedTuple):
+    """A figure that a check foretold, and what came. Seconds, or bytes."""
+
+    stage: str
+    what: str
+    foretold: float
+    came: float
+
+
+def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
+    """The last check of a run's plan held against the run; empty without one, or while too little was seen."""
+    try:
+        told = json.loads(_kept(home, run.plan_hash).read_text())
+        return [*_epochs_held(engine, run, told["stages"]), *_memory_held(engine, run, told["stages"])]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+def _epochs_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
+    events = sessions.of_kind(engine, run.id, "epoch", limit=1000)
+    for stage in stages:
+        mine = [event.facts for event in events if event.facts["stage"] == stage["name"]]
+        steps = sum(facts["steps"] for facts in mine)
+        if steps and stage["time"] and stage["time"]["batches"]:
+            came_s = sum(facts["lasted_s"] for facts in mine) * stage["time"]["batches"] / steps
+            yield Held(stage["name"], "an epoch", stage["time"]["epoch_s"], came_s)
+
+
+def _memory_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
+    """Of the run's largest stage: samples do not say of which one they are."""
+    foretold = max((stage["memory"]["process"] for stage in stages if stage["memory"]), default=0)
+    came = [
+        value
+        for row in sessions.of_run(engine, run.id)
+        for span_s in (samples.SECOND, samples.MINUTE)
+        for sample in samples.series(engine, row.id, row.started_at, span_s)
+        for key, value in sample.values.items()
+        if re.fullmatch(r"rank\d+\.rss_peak(\.max)?", key)
+    ]
+    if foretold and came:
+        yield Held("", "a rank's process", foretold, max(came))

@@ -30,7 +30,20 @@ SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
 HELD_AT_MOST = 600
 """Samples that wait for a disk that hangs; older ones are dropped."""
 
-VITALS = ("alloc", "reserved", "peak", "total", "alloc_retries", "ooms", "rss", "rss_peak", "step_s", "data_wait", "cpu", "loaders")
+VITALS = (
+    "alloc",
+    "reserved",
+    "peak",
+    "total",
+    "alloc_retries",
+    "ooms",
+    "rss",
+    "rss_peak",
+    "step_s",
+    "data_wait",
+    "cpu",
+    "loaders",
+)
 
 
 class Sampler:

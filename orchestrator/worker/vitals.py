@@ -70,14 +70,14 @@ class Gauges:
 
 
 def most_resident() -> int:
-    """Bytes: the most that this process had in memory since this was asked last, or ever, where the kernel does not forget it.
-
-    Raises: OSError, ValueError, IndexError where the kernel tells it otherwise.
-    """
-    status = Path("/proc/self/status").read_text()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # see proc(5): only the mark is put back
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    """The most bytes that this process had in memory since this was asked last; where the kernel does not forget, ever; 0 where it
+    does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # puts nothing back but that mark; see proc(5)
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return 0
 
 
 def _children_s() -> dict[str, float]:

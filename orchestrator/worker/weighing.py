@@ -47,6 +47,7 @@ class OfCuda:
 
     def begin(self, *, deeply: bool) -> None:
         self._forward = 0
+        most_resident()
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -59,7 +60,7 @@ class OfCuda:
 
     def end(self) -> Weighed:
         torch.cuda.synchronize(self._device)
-        return Weighed(torch.cuda.max_memory_allocated(self._device), self._forward, _resident())
+        return Weighed(torch.cuda.max_memory_allocated(self._device), self._forward, most_resident())
 
 
 class OfCpu:
@@ -67,10 +68,7 @@ class OfCpu:
         self._profile: Any = None
 
     def begin(self, *, deeply: bool) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # no such file in some containers: the most of all the process' life is told then
-            Path("/proc/self/clear_refs").write_text("5")
+        most_resident()
         if deeply:
             self._profile = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -81,7 +79,7 @@ class OfCpu:
         return torch.profiler.record_function(MARK) if name == "forward" and self._profile else contextlib.nullcontext()
 
     def end(self) -> Weighed:
-        resident = _resident()
+        resident = most_resident()
         if self._profile is None:
             return Weighed(rss=resident)
         profile, self._profile = self._profile, None
@@ -103,10 +101,3 @@ def _read(profile: Any) -> Weighed:
         if at_ns <= first[1]:
             after = living
     return Weighed(peak, max(0, after - before))
-
-
-def _resident() -> int:
-    """The most since this was asked last; 0 where the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return most_resident()
-    return 0

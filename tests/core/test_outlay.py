@@ -1,0 +1,73 @@
+"""What a plan costs, from what was measured of its stages: the reference systems' own sums come out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from orchestrator.core.outlay import Loop, Measured, lay_out
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = 3600.0
+
+
+def stage(name="train", epochs=10, batches=250, step_s=0.0, evaluation_s=0.0, cold_wait_s=0.0, startup_s=0.0, **more):
+    base = {"wait_s": 0.0, "cold_step_s": step_s, "end_s": 0.0, "save_s": 0.0, "state_bytes": 150 << 20}
+    return Measured(
+        name, (Loop(epochs, batches),), step_s=step_s, evaluation_s=evaluation_s, cold_wait_s=cold_wait_s, startup_s=startup_s,
+        **base | more,
+    )  # fmt: skip
+
+
+def test_cloud_removal_ten_epochs_of_50_minutes_the_first_one_60_are_510_minutes_in_one_session():
+    warm, cold = 3000.0, 3600.0
+    train = stage(step_s=2700 / 250, evaluation_s=300, cold_wait_s=(cold - warm) / 250)
+    assert train.epoch_s == pytest.approx(warm) and train.first_epoch_s == pytest.approx(cold)
+    found = lay_out([train], NOON, wall_s=9 * HOUR, lead_s=60, kept=4)
+    assert found.training_s == pytest.approx(510 * 60)
+    assert found.sessions == 1
+    assert found.disk_bytes == 4 * 150 << 20
+
+
+def test_cloud_removal_twenty_epochs_need_two_sessions():
+    train = stage(epochs=20, step_s=2700 / 250, evaluation_s=300, cold_wait_s=600 / 250)
+    assert lay_out([train], NOON, wall_s=9 * HOUR, lead_s=60, kept=1).sessions == 2
+
+
+@pytest.mark.parametrize(("hours", "sessions"), [(5, 12), (6, 10)])
+def test_vqa_a_hundred_epochs_of_35_minutes_are_58_hours_in_10_to_12_sessions(hours, sessions):
+    train = stage(epochs=100, batches=700, step_s=3.0)
+    found = lay_out([train], NOON, wall_s=hours * HOUR, lead_s=60, kept=1)
+    assert found.training_s == pytest.approx(58.33 * HOUR, rel=0.001)
+    assert found.sessions == sessions
+    assert found.epochs_a_session == pytest.approx((hours * HOUR - 60) / 2100, rel=0.001)
+
+
+def test_ink_twelve_of_45_hours_of_quota():
+    """Nine hours of training and three of inference on two GPUs that are counted once."""
+    train = stage(epochs=40, batches=100, step_s=9 * HOUR / 4000)
+    predict = stage("predict", epochs=1, batches=100, step_s=3 * HOUR / 100)
+    found = lay_out([train, predict], NOON, wall_s=None, lead_s=60, kept=1)
+    assert found.quota_s == pytest.approx(12 * HOUR, rel=0.01)
+    assert found.epochs_a_session is None, "no wall bounds it"
+
+
+def test_each_session_pays_its_start_and_reads_cold_data_again():
+    train = stage(epochs=10, batches=100, step_s=1.0, startup_s=50, cold_wait_s=0.5)
+    alone = lay_out([train], NOON, wall_s=None, lead_s=10, kept=1)
+    cut = lay_out([train], NOON, wall_s=300, lead_s=10, kept=1)
+    assert alone.sessions == 1 and cut.sessions >= 5
+    assert cut.quota_s - alone.quota_s == pytest.approx((cut.sessions - 1) * (50 + 50 + 10), rel=0.01)
+    assert cut.end.usual.end_at - alone.end.usual.end_at > timedelta(seconds=(cut.sessions - 1) * 100)
+
+
+def test_where_no_session_is_long_enough_no_end_is_promised():
+    train = stage(step_s=1.0, startup_s=50)
+    found = lay_out([train], NOON, wall_s=55, lead_s=10, kept=1)
+    assert found.sessions is None and found.end.usual is None
+
+
+def test_a_stage_without_steps_costs_its_own_time():
+    package = Measured("package", (), 0, 0, 0, 0, startup_s=5, evaluation_s=0, end_s=20, save_s=0, state_bytes=0)
+    assert lay_out([package], NOON, wall_s=None, lead_s=0, kept=1).training_s == pytest.approx(20)
