@@ -119,6 +119,8 @@ def judge(
     largest = next((size for size in range(share, 0, -1) if fits(Settings(size, base.activation_checkpointing))), 0)
     if fits(base):
         return Verdict("fits", base, planned, planned, (), largest, f"{_of(planned.held, limit)} of {where}")
+    ran_out = any(trial.ran_out and trial.microbatch == min(base.microbatch or share, share) for trial in trials)
+    tried = f"as planned {'more than there is' if ran_out else _of(planned.held, limit)} of {where}"
     now, taken = base, list[str]()
     while found := memory.next_rung(ladder, now, base, facts):
         rung, now = found
@@ -129,9 +131,9 @@ def judge(
         if fits(now):
             said = needed(now)
             assert said is not None
-            why = f"as planned {_of(planned.held, limit)} of {where}, so {_of(said.held, limit)}"
+            why = f"{tried}, so {_of(said.held, limit)}"
             return Verdict("fits with", now, said, planned, tuple(dict.fromkeys(taken)), largest, why)
-    why = f"{_of(planned.held, limit)} of {where}, and no rung of the plan's ladder makes enough room"
+    why = f"{tried}, and no rung of the plan's ladder makes enough room"
     return Verdict("does not fit", None, None, planned, tuple(dict.fromkeys(taken)), largest, why)
 
 

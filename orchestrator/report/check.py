@@ -55,7 +55,7 @@ def of(
 ) -> View:  # fmt: skip
     """`failed`: why a stage does not get through its first steps; the ones before it are told. `free`: bytes of the host."""
     stages = [_stage(plan, one, free, device_memory) for one in probed]
-    ahead = None if failed else _forecast(engine, plan, profile, probed)
+    ahead = None if failed or not probed else _forecast(engine, plan, profile, probed)
     lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
     word, why = _verdict(lines, stages, failed)
     return {

@@ -191,10 +191,11 @@ class Probe:
     def _wanted(self, planned: int, checkpointing: bool) -> Iterator[tuple[int, bool]]:
         """Settings in the order of what they tell: as planned, the line through fewer samples, the other kind, all between."""
         share, seen = self.found.share, set[tuple[int, bool]]()
-        powers = [1 << power for power in range(share.bit_length()) if 1 << power < share]
+        least = min(planned, 2 if self._ladder.has_batchnorm else 1)  # which has no statistics of one sample
+        powers = [1 << power for power in range(share.bit_length()) if least <= 1 << power < share]
         kinds = [checkpointing] + ([not checkpointing] if self._ladder.activations.blocks else [])
-        order = [(planned, kinds[0]), (max(1, planned // 2), kinds[0]), (share, kinds[0]), (1, kinds[0])]
-        order += [(size, kind) for kind in kinds[1:] for size in (planned, max(1, planned // 2), share)]
+        order = [(planned, kinds[0]), (max(least, planned // 2), kinds[0]), (share, kinds[0]), (least, kinds[0])]
+        order += [(size, kind) for kind in kinds[1:] for size in (planned, max(least, planned // 2), share)]
         order += [(size, kind) for kind in kinds for size in reversed(powers)]
         for wanted in order:
             if wanted not in seen:
