@@ -15,6 +15,7 @@ from db import charges, checkpoints, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.cli import VERBS, render
+from orchestrator.plan import check_entries, load
 from orchestrator.runtime import processes
 
 PROMISES = Path(__file__).parents[1] / "promises"
@@ -375,6 +376,22 @@ def test_init_writes_a_plan_and_never_over_one(kgorch):
     (kgorch.folder / "plan.toml").write_text("changed")
     kgorch("init", "--force")
     assert (kgorch.folder / "plan.toml").read_text() == text
+
+
+def test_init_from_a_workload_copies_a_training_of_ones_own_and_never_over_one(kgorch):
+    kgorch("init", "--from", "workloads/timeseries", "mine")
+    folder = kgorch.folder / "mine"
+    for name in ("plan.toml", "demo.toml"):
+        plan, _ = load(folder / name)
+        check_entries(plan, folder)
+        assert all(not stage.entry.startswith("workloads") for stage in plan.stage)
+    for source in folder.glob("*.py"):
+        assert "workloads.timeseries" not in source.read_text()
+        compile(source.read_text(), source.name, "exec")
+    (folder / "train.py").write_text("mine")
+    refused = kgorch("init", "--from", "timeseries", "mine", code=2)
+    assert "is there already" in refused.stderr and (folder / "train.py").read_text() == "mine"
+    assert "did you mean 'timeseries'" in kgorch("init", "--from", "workloads/timeserie", code=2).stderr
 
 
 def test_a_database_held_by_another_program_is_said_not_thrown(kgorch, run, engine):
