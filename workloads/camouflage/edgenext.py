@@ -95,7 +95,9 @@ class CrossCovariance(nn.Module):
         self.proj = nn.Linear(channels, channels)
 
     def forward(self, x_BNC: Tensor) -> Tensor:
-        query, key, value = self.qkv(x_BNC).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 4, 1)  # each [B, heads, E, N]
+        query, key, value = (
+            self.qkv(x_BNC).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 4, 1)
+        )  # each [B, heads, E, N]
         alike = normalize(query, dim=-1) @ normalize(key, dim=-1).transpose(-2, -1) * self.temperature
         return self.proj((alike.softmax(-1) @ value).flatten(1, 2).transpose(1, 2))
 

@@ -49,9 +49,7 @@ def blob(random: np.random.Generator, size: int) -> np.ndarray:
     aside = across * np.cos(turn) - down * np.sin(turn)
     length, width = random.uniform(0.26, 0.36) * size, random.uniform(0.16, 0.24) * size
     angle = np.arctan2(aside / width, along / length)
-    uneven = sum(
-        random.uniform(0, 0.12) * np.cos(waves * angle + random.uniform(0, 2 * np.pi)) for waves in (2, 3, 5)
-    )
+    uneven = sum(random.uniform(0, 0.12) * np.cos(waves * angle + random.uniform(0, 2 * np.pi)) for waves in (2, 3, 5))
     return np.hypot(along / length, aside / width) < 1 + uneven
 
 
@@ -62,7 +60,7 @@ def main() -> None:
         epilog="example: python -m workloads.camouflage.make_animals animals --train 320 --size 96",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
-    parser.add_argument("--train", type=int, default=256, help="pictures to train on (default: 256)")
+    parser.add_argument("--train", type=int, default=320, help="pictures to train on (default: 320)")
     parser.add_argument("--test", type=int, default=48, help="pictures to score (default: 48)")
     parser.add_argument("--size", type=int, default=80, help="rows and columns of each (default: 80)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same files (default: 0)")

@@ -163,20 +163,25 @@ def frozen_at(epoch: int, frozen: int, unfreeze_every: int) -> int:
 
 def total_loss(answer: Answer, mask_BCHW: Tensor, balance: float) -> Tensor:
     """Of the mask and, by SIDE_WEIGHTS, of each side output; and `balance` times the experts' imbalance. Scalar."""
-    size = mask_BCHW.shape[2:]
-    loss_B = structure_loss(answer.mask, mask_BCHW) + balance * answer.balance
+    size, outline_BCHW = mask_BCHW.shape[2:], outline_weight(mask_BCHW)
+    loss_B = structure_loss(answer.mask, mask_BCHW, outline_BCHW) + balance * answer.balance
     for weight, side_BCHW in zip(SIDE_WEIGHTS, answer.sides, strict=True):
-        loss_B = loss_B + weight * structure_loss(enlarged(side_BCHW.float(), size), mask_BCHW)
+        loss_B = loss_B + weight * structure_loss(enlarged(side_BCHW.float(), size), mask_BCHW, outline_BCHW)
     return loss_B.mean()
 
 
-def structure_loss(logits_BCHW: Tensor, mask_BCHW: Tensor) -> Tensor:
-    """Cross-entropy and 1 - IoU, both weighted up to six times where a place is unlike its 31x31 surroundings. [B].
+def outline_weight(mask_BCHW: Tensor) -> Tensor:
+    """1 where a place is like the 31x31 around it, up to 6 where it is not; along one axis after the other, for speed."""
+    around_BCHW = avg_pool2d(avg_pool2d(mask_BCHW, (31, 1), 1, (15, 0)), (1, 31), 1, (0, 15))
+    return 1 + 5 * (around_BCHW - mask_BCHW).abs()
 
-    Source: F3Net (Wei et al., 2020), as PraNet and SINet use it.
+
+def structure_loss(logits_BCHW: Tensor, mask_BCHW: Tensor, weight_BCHW: Tensor) -> Tensor:
+    """Cross-entropy and 1 - IoU, both weighted by place. [B].
+
+    Source: F3Net (Wei et al., 2020), as PraNet and SINet-V2 use it.
     """
     logits_BCHW = logits_BCHW.float().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
-    weight_BCHW = 1 + 5 * (avg_pool2d(mask_BCHW, 31, 1, 15) - mask_BCHW).abs()
     entropy_BCHW = binary_cross_entropy_with_logits(logits_BCHW, mask_BCHW, reduction="none")
     entropy_B = (weight_BCHW * entropy_BCHW).sum((1, 2, 3)) / weight_BCHW.sum((1, 2, 3))
     found_BCHW = logits_BCHW.sigmoid()
