@@ -77,14 +77,8 @@ def paint(
 ) -> None:
     """One batch, in as many pieces as a training step is cut into."""
     amp = session.device.type == "cuda"
-    for piece, indices in (
-        (images, numbers)
-        for images, numbers in zip(
-            batch.image.split(session.microbatch or len(batch.image)),
-            batch.index.split(session.microbatch or len(batch.index)),
-            strict=True,
-        )
-    ):
+    count = session.microbatch or len(batch.image)
+    for piece, indices in zip(batch.image.split(count), batch.index.split(count), strict=True):
         with session.autocast(torch.float16, enabled=amp):
             logits_BCHW = net(piece.to(session.device)).mask.float().cpu()
         for logits_CHW, index in zip(logits_BCHW, indices.tolist(), strict=True):
