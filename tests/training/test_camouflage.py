@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torchmetrics.functional.classification import binary_jaccard_index
 
 from orchestrator import manifest
 from orchestrator.worker.activation import blocks
-from workloads.camouflage import train
+from workloads.camouflage import predict, train
 from workloads.camouflage.data import DataError, Pairs, read
 from workloads.camouflage.edgenext import EdgeNeXt
 from workloads.camouflage.make_animals import make_pair
@@ -29,7 +30,6 @@ from workloads.camouflage.model import (
     structure_loss,
     total_loss,
 )
-from workloads.camouflage.predict import side_by_side
 
 SIZE, TINY = 64, {"dims": [8, 16, 16, 16], "depths": [1, 1, 2, 1], "heads": 2, "width": 16}
 LISTING = Path(__file__).parents[1] / "promises" / "edgenext_base.txt"
@@ -391,8 +391,28 @@ def test_a_run_cut_while_a_part_is_frozen_thaws_it_all_the_same_with_the_bits_of
 def test_what_was_found_is_shown_beside_the_truth_and_in_red_over_the_picture():
     image, truth, found = np.full((40, 30, 3), 100, np.uint8), np.zeros((40, 30), bool), np.zeros((40, 30), bool)
     truth[:20], found[:, :15] = True, True
-    row = np.asarray(side_by_side(image, truth, found))
+    row = np.asarray(predict.side_by_side(image, truth, found))
     assert row.shape == (40, 120, 3)
     assert row[5, 35].tolist() == [255] * 3 and row[30, 35].tolist() == [0] * 3, "the truth"
     assert row[30, 65].tolist() == [255] * 3 and row[30, 80].tolist() == [0] * 3, "what was found"
     assert row[5, 95].tolist() == [177, 70, 70] and row[5, 115].tolist() == [100] * 3, "red where it was found"
+
+
+def test_trained_and_painted_alone_with_a_broken_picture_left_out_and_named(root, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("KGORCH_LAUNCH", "MASTER_ADDR", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    broken = sorted((root / "Test" / "Image").iterdir())[0]
+    broken.write_bytes(broken.read_bytes()[:500])
+    args = {**TINY, "data": str(root), "size": SIZE, "global_batch": 4, "skip_broken": True}
+    train.main(**args, epochs=1, warmup=0, seed=0)
+    assert broken.name in capsys.readouterr().out
+    table = (tmp_path / "outputs" / "metrics.csv").read_text().splitlines()
+    assert table[0] == "epoch,frozen,iou" and len(table) == 2
+
+    predict.main(**args, weights="outputs/camouflage.safetensors")
+    scores = json.loads((tmp_path / "outputs" / "scores.json").read_text())
+    assert scores["pictures"] == 3 and 0 <= scores["iou"] <= 1
+    masks = sorted((tmp_path / "outputs" / "masks").iterdir())
+    assert len(masks) == 3 and all(Image.open(path).size == (72, 72) for path in masks)
+    assert Image.open(tmp_path / "outputs" / "overview.png").size == (4 * 72, 3 * 72)
