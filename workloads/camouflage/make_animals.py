@@ -42,12 +42,12 @@ def grain(random: np.random.Generator, size: int, wave_px: float) -> np.ndarray:
 
 def blob(random: np.random.Generator, size: int) -> np.ndarray:
     """A body somewhere in the picture, longer than wide, with an uneven outline [H, W]."""
-    middle, turn = random.uniform(0.35, 0.65, 2) * size, random.uniform(0, np.pi)
+    middle, turn = random.uniform(0.25, 0.75, 2) * size, random.uniform(0, np.pi)
     rows, columns = np.mgrid[:size, :size]
     down, across = rows - middle[0], columns - middle[1]
     along = down * np.cos(turn) + across * np.sin(turn)
     aside = across * np.cos(turn) - down * np.sin(turn)
-    length, width = random.uniform(0.26, 0.36) * size, random.uniform(0.16, 0.24) * size
+    length, width = random.uniform(0.22, 0.34) * size, random.uniform(0.14, 0.22) * size
     angle = np.arctan2(aside / width, along / length)
     uneven = sum(random.uniform(0, 0.12) * np.cos(waves * angle + random.uniform(0, 2 * np.pi)) for waves in (2, 3, 5))
     return np.hypot(along / length, aside / width) < 1 + uneven
