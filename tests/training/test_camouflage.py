@@ -11,10 +11,11 @@ import pytest
 import ranks
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torchmetrics.functional.classification import binary_jaccard_index
 
 from orchestrator import manifest
+from orchestrator.worker import starting
 from orchestrator.worker.activation import blocks
 from workloads.camouflage import predict, train
 from workloads.camouflage.data import DataError, Pairs, read
@@ -203,6 +204,16 @@ def test_the_backbone_has_the_names_and_shapes_of_the_published_weights():
     with torch.device("meta"):
         own = {name: tuple(value.shape) for name, value in EdgeNeXt().state_dict().items()}
     assert own == {name: shape for name, shape in published.items() if not name.startswith("head.")}
+
+
+def test_the_weights_of_a_plan_fill_the_backbone_from_a_file_of_the_published_names(tmp_path):
+    file, model = tmp_path / "edgenext_base.safetensors", CamouflageNet()
+    save_file({name: torch.full(shape, 0.5, dtype=torch.float16) for name, shape in listed().items()}, file)
+    facts = starting.load({"model": model}, file, into="model.backbone", prefix="", strict=False)
+    count = len(model.backbone.state_dict())
+    assert facts["loaded"] == f"{count} of {count} tensors" and facts["unexpected"].startswith("4: head.")
+    assert all((weight == 0.5).all() for weight in model.backbone.parameters())
+    assert not (model.levels[0].side.weight == 0.5).any()
 
 
 def test_the_backbone_gives_features_at_four_strides_and_the_network_a_mask_and_four_sides(net):

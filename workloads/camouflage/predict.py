@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.worker.session import Session
 
 RED, SHARE = (255, 40, 40), 0.5
-PANEL_PX, ROWS = 320, 4
+PANEL_PX, ROWS = 224, 4
 """Longest side of one picture in the side-by-sides, and how many of these overview.png holds."""
 
 
@@ -66,9 +66,12 @@ def main(
         for batch in session.steps(loader, 1):
             if session.weight:  # else this rank has no picture left, and was lent another rank's
                 paint(session, net, pairs, batch, *folders)
-        dist.barrier()
+        dist.barrier()  # what another rank has painted is scored, too
+        iou = score(session, pairs, folders[0])
+        session.report(test_iou=iou)
         if session.rank == 0:
-            score(session, pairs, *folders)
+            (session.output / "scores.json").write_text(json.dumps({"iou": iou, "pictures": len(pairs)}) + "\n")
+            overview(pairs, folders[1]).save(session.output / "overview.png")
 
 
 @torch.no_grad()
@@ -98,26 +101,29 @@ def side_by_side(image_HWC: np.ndarray, truth_HW: np.ndarray, found_HW: np.ndarr
     return row.resize((round(row.width * scale), round(row.height * scale)), Image.Resampling.BOX)
 
 
-def score(session: Session, pairs: Pairs, mask_folder: Path, side_folder: Path) -> None:
-    """scores.json from the masks as they lie there, at the pictures' own size; overview.png from some of the side-by-sides."""
-    total = 0.0
-    for pair in pairs.pairs:
-        truth_HW = read(pair)[1]
-        found_HW = picture(mask_folder / f"{pair.name}.png", "L")
+def score(session: Session, pairs: Pairs, mask_folder: Path) -> float:
+    """Mean IoU of the masks as they lie there, at the pictures' own size; each rank reads its share of them."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for pair in pairs.pairs[session.rank :: session.world_size]:
+        truth_HW, found_HW = read(pair)[1], picture(mask_folder / f"{pair.name}.png", "L")
         found, truth = torch.from_numpy(found_HW / 255 - 0.5), torch.from_numpy(truth_HW)
-        total += float(iou_parts(found[None, None], truth[None, None])[0])
-    iou = total / len(pairs)
-    session.report(test_iou=iou)
-    (session.output / "scores.json").write_text(json.dumps({"iou": iou, "pictures": len(pairs)}) + "\n")
+        total += iou_parts(found[None, None], truth[None, None])
+    total = total.to(session.device)
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
 
-    chosen = [pairs.pairs[len(pairs) * number // min(ROWS, len(pairs))] for number in range(min(ROWS, len(pairs)))]
+
+def overview(pairs: Pairs, side_folder: Path) -> Image.Image:
+    """Some of the side-by-sides, one below the other."""
+    count = min(ROWS, len(pairs))
+    chosen = [pairs.pairs[len(pairs) * number // count] for number in range(count)]
     rows = [Image.open(side_folder / f"{pair.name}.png") for pair in chosen]
     sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)))
     top = 0
     for row in rows:
         sheet.paste(row, (0, top))
         top += row.height
-    sheet.save(session.output / "overview.png")
+    return sheet
 
 
 if __name__ == "__main__":
