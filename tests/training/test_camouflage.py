@@ -270,7 +270,7 @@ def test_it_learns_a_batch(net, root):
     optimizer = torch.optim.AdamW(net.parameters(), 5e-3)
     first = iou_parts(net(image).mask, mask)[0] / 4
     losses = []
-    for _ in range(30):
+    for _ in range(20):
         loss = total_loss(net(image), mask, 0.01)
         loss.backward()
         optimizer.step()
