@@ -1,0 +1,1 @@
+"""Camouflaged animals in pictures (COD10K): an EdgeNeXt backbone, seven experts, two stages of training."""

@@ -1,0 +1,130 @@
+"""Paint what the network finds: a mask a picture, and picture, truth, prediction and overlay side by side.
+
+    alone:  python -m workloads.camouflage.predict --data animals --weights outputs/camouflage.safetensors
+
+Goes on where it was cut, with any number of ranks: each picture is a file of its own. Axes: H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from safetensors.torch import load_file
+
+from orchestrator.worker import attach
+from workloads import cli
+from workloads.camouflage.data import Pairs, Sample, read
+from workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
+from workloads.camouflage.train import tell_of
+from workloads.common.files import picture
+
+if TYPE_CHECKING:
+    from orchestrator.worker.session import Session
+
+RED, SHARE = (255, 40, 40), 0.5
+PANEL_PX, ROWS = 224, 4
+"""Longest side of one picture in the side-by-sides, and how many of these overview.png holds."""
+
+
+def main(
+    data: str,
+    part: str = "Test",
+    stage: str = "stage2",
+    size: int = 352,
+    global_batch: int = 32,
+    dims: list[int] = [80, 160, 288, 584],  # noqa: B006  (read only)
+    depths: list[int] = [3, 3, 9, 3],  # noqa: B006
+    heads: int = 8,
+    width: int = 64,
+    weights: str | None = None,
+    names: str = "*",
+    skip_broken: bool = False,
+    num_workers: int = 0,
+) -> None:
+    """Write masks/NAME.png at the pictures' own size, predictions/NAME.png, overview.png and scores.json to the output folder.
+
+    --dims, --depths, --heads, --width and --size as they were in training; --stage is the one whose weights are taken;
+    --weights is a safetensors file instead, needed when run without kgorch.
+    """
+    with attach() as session:
+        pairs = Pairs(data, part, size, names=names, skip_broken=skip_broken)
+        net = CamouflageNet(dims, depths, heads, width)
+        net.load_state_dict(load_file(weights) if weights else session.weights(stage, "model"))
+        net.to(session.device).eval()
+        session.track(model=net)  # so that a cut stage knows how far it came
+        tell_of(session, pairs.broken)
+        loader = session.loader(pairs, global_batch, shuffle=False, drop_last=False, num_workers=num_workers)
+        folders = [session.output / name for name in ("masks", "predictions")]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        for batch in session.steps(loader, 1):
+            if session.weight:  # else this rank has no picture left, and was lent another rank's
+                paint(session, net, pairs, batch, *folders)
+        dist.barrier()  # what another rank has painted is scored, too
+        iou = score(session, pairs, folders[0])
+        session.report(test_iou=iou)
+        if session.rank == 0:
+            (session.output / "scores.json").write_text(json.dumps({"iou": iou, "pictures": len(pairs)}) + "\n")
+            overview(pairs, folders[1]).save(session.output / "overview.png")
+
+
+@torch.no_grad()
+def paint(
+    session: Session, net: CamouflageNet, pairs: Pairs, batch: Sample, mask_folder: Path, side_folder: Path
+) -> None:
+    """One batch, in as many pieces as a training step is cut into."""
+    amp = session.device.type == "cuda"
+    count = session.microbatch or len(batch.image)
+    for piece, indices in zip(batch.image.split(count), batch.index.split(count), strict=True):
+        with session.autocast(torch.float16, enabled=amp):
+            logits_BCHW = net(piece.to(session.device)).mask.float().cpu()
+        for logits_CHW, index in zip(logits_BCHW, indices.tolist(), strict=True):
+            pair = pairs.pairs[index]
+            image_HWC, truth_HW = read(pair)
+            found_HW = (enlarged(logits_CHW[None], truth_HW.shape)[0, 0] > 0).numpy()
+            Image.fromarray(found_HW.astype(np.uint8) * 255).save(mask_folder / f"{pair.name}.png")
+            side_by_side(image_HWC, truth_HW > 0, found_HW).save(side_folder / f"{pair.name}.png")
+
+
+def side_by_side(image_HWC: np.ndarray, truth_HW: np.ndarray, found_HW: np.ndarray) -> Image.Image:
+    """The picture, the truth, what was found, and that in red over the picture."""
+    red_HWC = np.where(found_HW[..., None], (1 - SHARE) * image_HWC + SHARE * np.array(RED), image_HWC)
+    masks = [np.repeat(mask_HW[..., None] * 255, 3, 2) for mask_HW in (truth_HW, found_HW)]
+    row = Image.fromarray(np.concatenate([image_HWC, *masks, red_HWC], 1).astype(np.uint8))
+    scale = min(1.0, PANEL_PX / max(truth_HW.shape))
+    return row.resize((round(row.width * scale), round(row.height * scale)), Image.Resampling.BOX)
+
+
+def score(session: Session, pairs: Pairs, mask_folder: Path) -> float:
+    """Mean IoU of the masks as they lie there, at the pictures' own size; each rank reads its share of them."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for pair in pairs.pairs[session.rank :: session.world_size]:
+        truth_HW, found_HW = read(pair)[1], picture(mask_folder / f"{pair.name}.png", "L")
+        found, truth = torch.from_numpy(found_HW / 255 - 0.5), torch.from_numpy(truth_HW)
+        total += iou_parts(found[None, None], truth[None, None])
+    total = total.to(session.device)
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def overview(pairs: Pairs, side_folder: Path) -> Image.Image:
+    """Some of the side-by-sides, one below the other."""
+    count = min(ROWS, len(pairs))
+    chosen = [pairs.pairs[len(pairs) * number // count] for number in range(count)]
+    rows = [Image.open(side_folder / f"{pair.name}.png") for pair in chosen]
+    sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)))
+    top = 0
+    for row in rows:
+        sheet.paste(row, (0, top))
+        top += row.height
+    return sheet
+
+
+if __name__ == "__main__":
+    cli.run(main)
