@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
 from orchestrator.worker.activation import blocks
-from workloads.cloud_removal import data
+from workloads.cloud_removal import data, predict
 from workloads.cloud_removal.data import BANDS, DataError, Sample, Scenes, backscatter
 from workloads.cloud_removal.make_scenes import COVERS, covers, make_scene, make_table
 from workloads.cloud_removal.model import CloudRemover, FusionBlock, WindowAttention, scores
@@ -244,8 +242,7 @@ def test_radar_that_is_no_decibels_is_told(root, value, found):
 
 
 def test_the_published_size_has_the_published_number_of_weights_in_blocks_that_can_be_computed_again():
-    with torch.device("meta"):
-        net = CloudRemover()
+    net = CloudRemover()
     assert 14.5e6 < sum(weight.numel() for weight in net.parameters()) < 15e6
     again = blocks({"model": net})
     assert [name for name, block in again.items() if isinstance(block, FusionBlock)] == [
@@ -315,24 +312,24 @@ def test_scores_are_of_each_image_and_bounded():
 # Prediction
 
 
-def predict(folder: Path, root: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    size = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
-    return subprocess.run(
-        [sys.executable, "-m", "workloads.cloud_removal.predict", "--data", str(root), *size, *flags],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+def test_two_images_of_one_name_would_overwrite_each_other_and_are_told(root):
+    table = root / "data.csv"
+    table.write_text(table.read_text() + table.read_text().splitlines()[-1] + "\n")
+    with pytest.raises(DataError, match="two images are named"):
+        predict.see_that_names_differ(Scenes(root, "test"))
 
 
-def test_a_prediction_lies_where_the_cloudy_image_lies_and_is_drawn_beside_it(root, tmp_path):
+def test_a_prediction_lies_where_the_cloudy_image_lies_and_is_drawn_beside_it(root, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     save_file(CloudRemover(**SMALL).state_dict(), tmp_path / "net.safetensors")
     table = root / "data.csv"
     table.write_text(table.read_text().replace("\nval,", "\ntest,"))
     scenes = Scenes(root, "test").scenes
     scenes[0].s1.write_bytes(b"no image")
-    done = predict(tmp_path, root, "--weights", str(tmp_path / "net.safetensors"), "--skip-broken", "true")
-    assert done.returncode == 0, done.stderr
-    assert "left out" in done.stdout and scenes[0].s1.name in done.stdout
+    predict.main(str(root), weights="net.safetensors", skip_broken=True, **SMALL)
+    printed = capfd.readouterr().out
+    assert "left out" in printed and scenes[0].s1.name in printed
 
     outputs, name = tmp_path / "outputs", scenes[1].name
     assert sorted(path.name for path in (outputs / "predictions").iterdir()) == [f"{name}.png", f"{name}.tif"]

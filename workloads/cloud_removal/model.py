@@ -54,12 +54,13 @@ class WindowAttention(nn.Module):
         query, key, value = qkv.reshape(3, B * down * across, S, self.heads, side * side, -1)  # [M, S, A, N, D]
 
         score_MSANN = query @ key.mT * query.shape[-1] ** -0.5 + self.bias_AP[:, self.place_NN]
-        if self.shift:
-            apart = torn_apart(down, across, side, self.shift, score_MSANN.device)
-            score_MSANN = score_MSANN.unflatten(0, (B, -1)).masked_fill(apart[:, None, None], -100.0).flatten(0, 1)
         optical, sar = score_MSANN.unbind(1)
         optical = optical + (sar - optical) * self.gate(sar - optical).sigmoid()
-        seen = torch.stack([optical, sar], 1).softmax(-1) @ value
+        score_MSANN = torch.stack([optical, sar], 1)
+        if self.shift:
+            apart_MNN = torn_apart(down, across, side, self.shift, score_MSANN.device).repeat(B, 1, 1)
+            score_MSANN = score_MSANN.masked_fill(apart_MNN[:, None, None], -torch.inf)
+        seen = score_MSANN.softmax(-1) @ value
 
         seen = seen.reshape(B, down, across, S, self.heads, side, side, -1).permute(0, 3, 4, 7, 1, 5, 2, 6)
         return self.out(seen.reshape(B, S, C, H, W).roll((self.shift, self.shift), (3, 4)))
