@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
 from orchestrator.worker.activation import blocks
+from workloads import cli
 from workloads.cloud_removal import data, predict
 from workloads.cloud_removal.data import BANDS, DataError, Sample, Scenes, backscatter
 from workloads.cloud_removal.make_scenes import COVERS, covers, make_scene, make_table
@@ -346,3 +347,18 @@ def test_a_prediction_lies_where_the_cloudy_image_lies_and_is_drawn_beside_it(ro
     assert line["name"] == name and figures["images"] == 1 and scenes[0].s1.name in figures["left_out"][0]
     for value, key in zip(expected.tolist(), ("psnr", "ssim", "cloudy_psnr"), strict=True):
         assert float(line[key]) == pytest.approx(figures[key], abs=1e-3) == pytest.approx(value, abs=0.02)
+
+
+def test_true_and_false_are_flags_and_nothing_else_is(monkeypatch):
+    given = []
+
+    def main(data: str, skip_broken: bool = False) -> None:
+        given.append(skip_broken)
+
+    for text in ("true", "false"):
+        monkeypatch.setattr("sys.argv", ["train", "--data", "scenes", "--skip-broken", text])
+        cli.run(main)
+    assert given == [True, False]
+    monkeypatch.setattr("sys.argv", ["train", "--data", "scenes", "--skip-broken", "no"])
+    with pytest.raises(SystemExit):
+        cli.run(main)

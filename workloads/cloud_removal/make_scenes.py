@@ -31,7 +31,7 @@ CLOUD = np.array([0.80, 0.78, 0.75, 0.73, 0.72, 0.71, 0.70, 0.69, 0.68, 0.40, 0.
 OPACITY = np.linspace(1.8, 0.8, 13, dtype=np.float32)
 """How many times a cloud's thickness each band sees."""
 
-LOOKS, PIXEL_M, FIELD = 5, 10, 12
+LOOKS, PIXEL_M, FIELD = 10, 10, 12
 
 
 def make_scene(root: Path, size: int, seed: int, number: int) -> dict[str, Path]:

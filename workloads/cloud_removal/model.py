@@ -189,6 +189,8 @@ class CloudRemover(nn.Module):
         self.rise = nn.Sequential(
             nn.Conv2d(width, 4 * inner, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(inner, OPTICAL_BANDS, 3, padding=1)
         )
+        nn.init.zeros_(self.rise[-1].weight)  # begin with the cloudy image as it is
+        nn.init.zeros_(self.rise[-1].bias)
 
     def forward(self, cloudy_BCHW: Tensor, sar_BCHW: Tensor) -> Tensor:
         """[B, 13, H, W] and [B, 2, H, W], 0..1 -> cloud-free [B, 13, H, W]; of any size, padded to whole windows."""
