@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 from workloads.cloud_removal.data import Sample
 
@@ -212,6 +211,9 @@ def scores(clear_BCHW: Tensor, batch: Sample) -> Tensor:
 
     Over all bands and pixels, of reflectances 0..1; an image that is the truth itself has a PSNR of 100.
     """
+    # Here, for it loads transformers where that is installed: seconds that a session's start can do without.
+    from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+
     psnr = partial(peak_signal_noise_ratio, data_range=1.0, reduction="none", dim=(1, 2, 3))
     clear_BCHW = clear_BCHW.clamp(0, 1)
     ssim_B = structural_similarity_index_measure(clear_BCHW, batch.clear, data_range=1.0, reduction="none")
