@@ -1,6 +1,7 @@
 """Questions about pictures, with what a teacher said to them, one JSON object a line.
 
-    <root>/train.jsonl, valid.jsonl   {"image": "images/7.png", "question": …, "answer": …, "teacher": {"answer": …, "reasoning": …}}
+    <root>/train.jsonl, valid.jsonl   {"image": "images/7.png", "question": …, "answer": …,
+                                       "teacher": {"answer": …, "reasoning": …}}
     <root>/images/                    the pictures; `image` is relative to <root>
 
 `teacher` may be missing, and so may either of its two. Where the teacher's answer is another than `answer`, its reasons lead
@@ -73,7 +74,9 @@ class Questions(Dataset[Sample]):
         if limit is not None and limit < len(begins):
             begins = begins[np.linspace(0, len(begins) - 1, limit).astype(np.int64)]
         seen = set[Path]()
-        kept, self.broken = readable(begins, lambda begin: self._see(int(begin), seen, whole=True), skip_broken=skip_broken)
+        kept, self.broken = readable(
+            begins, lambda begin: self._see(int(begin), seen, whole=True), skip_broken=skip_broken
+        )
         if not skip_broken:
             for begin in begins:
                 self._see(int(begin), seen, whole=False)

@@ -80,7 +80,7 @@ def vit5_tokens(texts: list[str]) -> T5TokenizerFast:
     pieces = Counter({f"▁{word}": count for word, count in words.items()})
     total = pieces.total()
     scores = {piece: float(torch.tensor(count / total).log()) for piece, count in sorted(pieces.items())}
-    letters = {letter: -20.0 for letter in ["▁", *sorted(set("".join(words)))]}
+    letters = dict.fromkeys(["▁", *sorted(set("".join(words)))], -20.0)
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     return T5TokenizerFast(vocab=[*special, *scores.items(), *letters.items()], extra_ids=0)
 

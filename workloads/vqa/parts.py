@@ -90,7 +90,9 @@ def image_encoder(folder: str | Path) -> tuple[BlipVisionModel, list[float], lis
             f"preprocessor_config.json of the image encoder has no {missing[0]!r}", f"{folder}: expected three numbers",
             next_step=f"fetch the files of {IMAGE.published} again",
         )  # fmt: skip
-    return load(IMAGE, BlipVisionModel, Path(folder)), colours["image_mean"], colours["image_std"]
+    # in a whole BLIP, as published, the image encoder's weights are below this name
+    model = load(IMAGE, BlipVisionModel, Path(folder), key_mapping={r"^vision_model\.": ""})
+    return model, colours["image_mean"], colours["image_std"]
 
 
 def text_encoder(folder: str | Path) -> RobertaModel:

@@ -144,7 +144,10 @@ def side_by_side(path: Path, said: Sequence[Said], side: int = 144, width: int =
     for asked, text in said:
         right = exact(answer_in(text), asked.answer)
         lines.append((f"{asked.question}  →  {asked.answer}", "black"))
-        lines += [(line, "#1a7f37" if right else "#b42318") for line in textwrap.wrap(text, 66, initial_indent="   ") or ["   –"]]
+        lines += [
+            (line, "#1a7f37" if right else "#b42318")
+            for line in textwrap.wrap(text, 66, initial_indent="   ") or ["   –"]
+        ]
     font, marks = font_with_marks(13)
     height = max(side + 8, 18 * len(lines) + 8)
     sheet = Image.new("RGB", (side + width, height), "white")

@@ -99,7 +99,12 @@ def main(
         net = DistributedDataParallel(student)
         optimizer = torch.optim.AdamW(net.parameters(), lr, weight_decay=weight_decay)
         scheduler = OneCycleLR(
-            optimizer, lr, total_steps=epochs * len(loader), pct_start=0.05, anneal_strategy="linear", cycle_momentum=False
+            optimizer,
+            lr,
+            total_steps=epochs * len(loader),
+            pct_start=0.05,
+            anneal_strategy="linear",
+            cycle_momentum=False,
         )
         scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
         record = Record(session)
