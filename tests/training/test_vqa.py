@@ -59,13 +59,20 @@ def write_line(root: Path, number: int, text: str) -> None:
 
 def line(**fields) -> str:
     whole = {"image": "images/00000.png", "question": "Màu gì?", "answer": "đỏ"}
-    return json.dumps({name: value for name, value in (whole | fields).items() if value is not None}, ensure_ascii=False)
+    return json.dumps(
+        {name: value for name, value in (whole | fields).items() if value is not None}, ensure_ascii=False
+    )
 
 
 def test_the_same_seed_makes_the_same_files_and_another_seed_others(made, tmp_path):
     for seed, alike in ((0, True), (1, False)):
         make_shapes(tmp_path / str(seed), pictures=12, valid=3, seed=seed)
-        for name in ("train.jsonl", "images/00003.png", "students/blip/model.safetensors", "students/vit5/model.safetensors"):
+        for name in (
+            "train.jsonl",
+            "images/00003.png",
+            "students/blip/model.safetensors",
+            "students/vit5/model.safetensors",
+        ):
             assert ((tmp_path / str(seed) / name).read_bytes() == (made / name).read_bytes()) == alike, name
 
 
@@ -271,7 +278,9 @@ def test_a_token_is_foretold_from_those_before_it_and_padding_of_the_question_is
     later = batch.target.clone()
     later[:, 6:] = 5
     first, second = (net(batch.image, batch.question, target) for target in (batch.target, later))
-    assert torch.allclose(first[:, :7], second[:, :7], atol=1e-5) and not torch.allclose(first[:, 7], second[:, 7], atol=1e-5)
+    assert torch.allclose(first[:, :7], second[:, :7], atol=1e-5) and not torch.allclose(
+        first[:, 7], second[:, 7], atol=1e-5
+    )
     longer = torch.nn.functional.pad(batch.question, (0, 6), value=data.ask.pad_token_id)
     assert torch.allclose(net(batch.image, longer, batch.target), first, atol=1e-4)
 
@@ -305,7 +314,9 @@ def test_the_student_learns_a_batch_until_it_answers_it(made):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    said = data.tell.batch_decode(net.eval().say(batch.image, batch.question, beams=2, length=8), skip_special_tokens=True)
+    said = data.tell.batch_decode(
+        net.eval().say(batch.image, batch.question, beams=2, length=8), skip_special_tokens=True
+    )
     right = sum(exact(answer_in(text), data.asked(index).answer) for index, text in enumerate(said))
     assert loss.item() < 0.2 and right >= 7
 
@@ -319,7 +330,13 @@ def test_answers_are_compared_without_case_punctuation_and_form_of_their_marks()
 
 @pytest.mark.parametrize(
     ("said", "right", "f1"),
-    [("hình tròn", "hình vuông", 0.5), ("đỏ đỏ", "đỏ", 2 / 3), ("", "đỏ", 0.0), ("Đỏ", "đỏ.", 1.0), ("một hai ba", "ba", 0.5)],
+    [
+        ("hình tròn", "hình vuông", 0.5),
+        ("đỏ đỏ", "đỏ", 2 / 3),
+        ("", "đỏ", 0.0),
+        ("Đỏ", "đỏ.", 1.0),
+        ("một hai ba", "ba", 0.5),
+    ],
 )
 def test_token_f1_counts_each_word_as_often_as_it_stands_there(said, right, f1):
     assert token_f1(said, right) == pytest.approx(f1)

@@ -116,9 +116,9 @@ def main(
             return token_loss(logits, part.target, part.weight)
 
         for epoch in session.epochs(epochs):
-            if phase is not (phase := phase_at(epoch, answer_until, format_until)):
+            if (now := phase_at(epoch, answer_until, format_until)) is not phase:
                 # copies of the dataset live in the loading processes, so another phase is another loader
-                loader = session.loader(train.in_phase(phase), global_batch, **reading)
+                phase, loader = now, session.loader(train.in_phase(now), global_batch, **reading)
             for batch in session.steps(loader):
                 mean_loss = session.backward(batch, loss, scaler=scaler if amp else None)
                 scaler.unscale_(optimizer)
@@ -141,7 +141,7 @@ def tell_broken(session: Session, *parts_read: Questions) -> None:
     broken = [name for part in parts_read for name in part.broken]
     session.report(skipped=len(broken))
     if session.rank == 0:
-        for name in broken:
+        for name in dict.fromkeys(broken):  # a picture has several questions
             print(f"left out: {name}", flush=True)
 
 
