@@ -1,7 +1,8 @@
-"""The student for questions about pictures: listings, curriculum, folders, network, scores, and what is said when they are broken."""
+"""The student for questions about pictures: listings, curriculum, folders, network, scores, and what is said of broken ones."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 from transformers import BlipConfig, BlipForQuestionAnswering, RobertaForMaskedLM
 
-from workloads.vqa import parts
+from orchestrator.plan import parse
+from workloads.vqa import parts, predict, train
 from workloads.vqa.curriculum import ANSWER_FOCUS, FORMAT_LEARNING, FULL_REASONING, PHASES, answer_in, phase_at
 from workloads.vqa.data import DataError, Questions, Sample
 from workloads.vqa.make_shapes import make_shapes
@@ -353,3 +355,13 @@ def test_the_picture_of_an_answer_shows_right_ones_in_green_and_wrong_ones_in_re
     for text, colour in ((f"Trả lời: {asked.answer}", (26, 127, 55)), ("Trả lời: sai", (180, 35, 24))):
         sheet = side_by_side(asked.image, [(asked, text)])
         assert colour in {found for _, found in sheet.getcolors(1 << 20)}
+
+
+@pytest.mark.parametrize("name", ["plan.toml", "demo.toml"])
+def test_what_the_plans_set_are_arguments_of_both_stages(name):
+    path = Path(train.__file__).with_name(name)
+    plan = parse(path.read_text(), str(path))
+    set_by_rungs = {key for rung in plan.memory.ladder if isinstance(rung, dict) for key in rung["set"]}
+    for stage in plan.stage:
+        known = inspect.signature({"train": train, "predict": predict}[stage.name].main).parameters
+        assert set(stage.args) | set_by_rungs <= set(known)

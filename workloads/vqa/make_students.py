@@ -30,14 +30,13 @@ MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.2757
 
 def make_students(
     out: Path, questions: list[str], answers: list[str], *, seed: int, hidden: int = 64, layers: int = 2,
-    image_size: int = 48, patch_size: int = 8,
+    image_size: int = 32, patch_size: int = 8,
 ) -> None:  # fmt: skip
     """Write out/blip, out/phobert, out/vit5; a function of its arguments alone."""
     torch.manual_seed(seed)
     width = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
-    blip = BlipVisionConfig(
-        **width, num_attention_heads=4, image_size=image_size, patch_size=patch_size, initializer_range=0.02
-    )
+    width["initializer_range"] = hidden**-0.5  # the published 0.02 is for their width, and makes small ones learn late
+    blip = BlipVisionConfig(**width, num_attention_heads=4, image_size=image_size, patch_size=patch_size)
     BlipVisionModel(blip).save_pretrained(out / "blip")
     (out / "blip" / "preprocessor_config.json").write_text(
         json.dumps({"image_mean": MEAN, "image_std": STD, "size": {"height": image_size, "width": image_size}}) + "\n"
@@ -95,11 +94,15 @@ def main() -> None:
     parser.add_argument("--listing", type=Path, required=True, help="JSONL whose texts the tokenizers are learnt from")
     parser.add_argument("--hidden", type=int, default=64, help="width of all three (default: 64)")
     parser.add_argument("--layers", type=int, default=2, help="of each (default: 2)")
+    parser.add_argument("--image-size", type=int, default=32, help="rows and columns of a picture (default: 32)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same files (default: 0)")
     options = parser.parse_args()
     lines = [json.loads(line) for line in options.listing.read_text(encoding="utf-8").splitlines() if line.strip()]
     questions, answers = texts_of(lines)
-    make_students(options.out, questions, answers, seed=options.seed, hidden=options.hidden, layers=options.layers)
+    make_students(
+        options.out, questions, answers, seed=options.seed, hidden=options.hidden, layers=options.layers,
+        image_size=options.image_size,
+    )  # fmt: skip
 
 
 def texts_of(lines: list[dict]) -> tuple[list[str], list[str]]:
