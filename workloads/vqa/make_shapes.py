@@ -1,0 +1,105 @@
+"""Made-up pictures of coloured shapes with questions in Vietnamese, and small models to begin with.
+
+    <out>/images/N.png, train.jsonl, valid.jsonl   as data.py reads them
+    <out>/students/blip, phobert, vit5             as parts.py loads them
+
+To say the colour of a shape one has to find it beside the other. One answer in twenty of the made-up teacher is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from workloads.vqa.make_students import make_students, texts_of
+
+COLOURS = {
+    "đỏ": (214, 40, 40), "vàng": (250, 204, 21), "xanh lá": (34, 160, 70),
+    "xanh dương": (40, 90, 220), "tím": (150, 60, 190), "trắng": (245, 245, 245),
+}  # fmt: skip
+SHAPES = ("hình tròn", "hình vuông", "hình tam giác")
+COUNTS = {1: "một", 2: "hai"}
+SIDES = ("trái", "phải")
+SIZE, HALF = 32, 16
+WRONG = 0.05
+"""Share of the teacher's answers."""
+
+
+def make_picture(random: np.random.Generator) -> tuple[Image.Image, list[tuple[str, str, str]]]:
+    """A picture, and of each thing in it: shape, colour, side."""
+    image = Image.new("RGB", (SIZE, SIZE), tuple(random.integers(20, 60, 3).tolist()))
+    draw = ImageDraw.Draw(image)
+    count = int(random.integers(1, 3))
+    shapes, colours = random.permutation(SHAPES)[:count], random.permutation(list(COLOURS))[:count]
+    things = []
+    for shape, colour, half in zip(shapes, colours, random.permutation(2)[:count], strict=True):
+        side = int(random.integers(10, 14))
+        left, top = int(half * HALF + random.integers(1, HALF - side)), int(random.integers(1, SIZE - side))
+        box = (left, top, left + side, top + side)
+        if shape == "hình tròn":
+            draw.ellipse(box, fill=COLOURS[colour])
+        elif shape == "hình vuông":
+            draw.rectangle(box, fill=COLOURS[colour])
+        else:
+            draw.polygon([(left, box[3]), (box[2], box[3]), (left + side // 2, top)], fill=COLOURS[colour])
+        things.append((str(shape), str(colour), SIDES[half]))
+    return image, things
+
+
+def questions_of(things: list[tuple[str, str, str]]) -> list[tuple[str, str, str, Sequence[str]]]:
+    """Question, answer, reasons, and all answers of its kind."""
+    (shape, colour, side), (last_shape, last_colour, last_side) = things[0], things[-1]
+    listed = " và ".join(f"{shape} màu {colour}" for shape, colour, _ in things)
+    count = COUNTS[len(things)]
+    seen = f"Trong ảnh có {shape} ở bên {side}"
+    return [
+        (f"Màu của {shape} là gì?", colour, f"{seen} và nó có màu {colour}.", tuple(COLOURS)),
+        (f"Hình bên {last_side} có màu gì?", last_colour, f"Bên {last_side} là {last_shape} màu {last_colour}.", tuple(COLOURS)),
+        (f"Bên {side} là hình gì?", shape, f"{seen} và nó có màu {colour}.", SHAPES),
+        ("Có bao nhiêu hình trong ảnh?", count, f"Trong ảnh có {listed} nên có {count} hình.", tuple(COUNTS.values())),
+    ]  # fmt: skip
+
+
+def make_shapes(out: Path, pictures: int, valid: int, seed: int) -> None:
+    """Write pictures, listings and students; a function of its arguments alone."""
+    (out / "images").mkdir(parents=True, exist_ok=True)
+    lines: dict[str, list[dict]] = {"train": [], "valid": []}
+    for number in range(pictures + valid):
+        random = np.random.default_rng([seed, number])
+        image, things = make_picture(random)
+        image.save(out / "images" / f"{number:05}.png")
+        for question, answer, reason, answers in questions_of(things):
+            wrong = random.random() < WRONG
+            told = str(random.choice([other for other in answers if other != answer])) if wrong else answer
+            lines["train" if number < pictures else "valid"].append({
+                "image": f"images/{number:05}.png", "question": question, "answer": answer,
+                "teacher": {"answer": told, "reasoning": reason},
+            })  # fmt: skip
+    for part, of_part in lines.items():
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in of_part)
+        (out / f"{part}.jsonl").write_text(text, encoding="utf-8")
+    questions, answers = texts_of(lines["train"])
+    make_students(out / "students", questions, answers, seed=seed, image_size=SIZE)
+
+
+def main() -> None:
+    """Parse, then write it all."""
+    parser = argparse.ArgumentParser(
+        description="Write pictures of coloured shapes, questions about them, and small models to begin with.",
+        epilog="example: python -m workloads.vqa.make_shapes shapes --pictures 1000 --valid 80",
+    )
+    parser.add_argument("out", type=Path, help="folder to write to")
+    parser.add_argument("--pictures", type=int, default=1000, help="to train on, each with 4 questions (default: 1000)")
+    parser.add_argument("--valid", type=int, default=80, help="pictures to score on (default: 80)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same files (default: 0)")
+    options = parser.parse_args()
+    make_shapes(options.out, options.pictures, options.valid, options.seed)
+
+
+if __name__ == "__main__":
+    main()
