@@ -21,8 +21,7 @@ from orchestrator.worker import attach
 from workloads import cli
 from workloads.camouflage.data import Pairs, Sample, read
 from workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
-from workloads.camouflage.train import tell_of
-from workloads.common.files import picture
+from workloads.common.files import picture, tell_left_out
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
@@ -58,7 +57,7 @@ def main(
         net.load_state_dict(load_file(weights) if weights else session.weights(stage, "model"))
         net.to(session.device).eval()
         session.track(model=net)  # so that a cut stage knows how far it came
-        tell_of(session, pairs.broken)
+        tell_left_out(session, pairs.broken)
         loader = session.loader(pairs, global_batch, shuffle=False, drop_last=False, num_workers=num_workers)
         folders = [session.output / name for name in ("masks", "predictions")]
         for folder in folders:

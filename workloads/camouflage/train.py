@@ -23,6 +23,7 @@ from orchestrator.worker import attach
 from workloads import cli
 from workloads.camouflage.data import Pairs, Sample
 from workloads.camouflage.model import CamouflageNet, frozen_at, iou_parts, total_loss
+from workloads.common.files import tell_left_out
 from workloads.common.record import Record
 from workloads.common.scoring import summed
 
@@ -89,7 +90,7 @@ def main(
         scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
         record = Record(session, table)
         session.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, record=record)
-        tell_of(session, train.broken + valid.broken)
+        tell_left_out(session, train.broken + valid.broken)
 
         def loss(part: Sample) -> Tensor:
             with session.autocast(torch.float16, enabled=amp):
@@ -120,14 +121,6 @@ def schedule(
     if not rising:
         return SequentialLR(optimizer, [fall], [])
     return SequentialLR(optimizer, [LinearLR(optimizer, 0.01, total_iters=rising), fall], [rising])
-
-
-def tell_of(session: Session, broken: list[str]) -> None:
-    """The samples that were left out: counted, and named on the first rank's output."""
-    if broken:
-        session.report(skipped=len(broken))
-        if session.rank == 0:
-            print("\n".join(f"left out: {problem}" for problem in broken), flush=True)
 
 
 def iou(session: Session, net: CamouflageNet, scored: Loader, amp: bool) -> float:

@@ -24,7 +24,7 @@ from orchestrator.worker import attach
 from workloads import cli
 from workloads.cloud_removal.data import FULL, DataError, Sample, Scene, Scenes, opened
 from workloads.cloud_removal.model import CloudRemover, scores
-from workloads.cloud_removal.train import tell_left_out
+from workloads.common.files import tell_left_out
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session

@@ -21,6 +21,7 @@ from orchestrator.worker import attach
 from workloads import cli
 from workloads.cloud_removal.data import Sample, Scenes
 from workloads.cloud_removal.model import CloudRemover, scores
+from workloads.common.files import tell_left_out
 from workloads.common.record import Record
 from workloads.common.scoring import summed
 
@@ -107,14 +108,6 @@ def scored_by(session: Session, net: nn.Module, scored: Loader, amp: bool) -> di
 
     *sums, count = summed(session, net, scored, figures)
     return dict(zip(("psnr", "ssim", "cloudy_psnr"), (value / count for value in sums), strict=True))
-
-
-def tell_left_out(session: Session, left_out: list[str]) -> None:
-    """How many places could not be read, and which, in rank 0's log."""
-    session.report(skipped=len(left_out))
-    if session.rank == 0:
-        for said in left_out:
-            print(f"left out: {said}", flush=True)
 
 
 if __name__ == "__main__":

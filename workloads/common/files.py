@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from orchestrator.errors import KgorchError
+
+if TYPE_CHECKING:
+    from orchestrator.worker.session import Session
 
 Item = TypeVar("Item")
 
@@ -48,3 +51,11 @@ def readable(
         except DataError as problem:
             broken.append(str(problem))
     return sound, broken
+
+
+def tell_left_out(session: Session, errors: Sequence[str]) -> None:
+    """Count the samples that were left out, and name them on the first rank's output."""
+    session.report(skipped=len(errors))
+    if session.rank == 0:
+        for said in dict.fromkeys(errors):  # several samples may share a file
+            print(f"left out: {said}", flush=True)

@@ -23,13 +23,12 @@ from torch import nn
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
-from workloads.common.files import picture
+from workloads.common.files import picture, tell_left_out
 from workloads.vqa import parts
 from workloads.vqa.curriculum import answer_in
 from workloads.vqa.data import Asked, Questions
 from workloads.vqa.model import Student
 from workloads.vqa.scores import exact, token_f1
-from workloads.vqa.train import tell_broken
 
 Said = tuple[Asked, str]  # what was asked, and all that the student said
 
@@ -89,7 +88,7 @@ def main(
             data, part, ask, tell, size=student.image.config.image_size, question_length=question_length,
             answer_length=answer_length, skip_broken=skip_broken,
         )  # fmt: skip
-        tell_broken(session, dataset)
+        tell_left_out(session, dataset.broken)
         page = Page(len(dataset), answer_length).to(session.device)
         session.track(page=page)
         loader = session.loader(

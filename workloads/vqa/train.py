@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
+from workloads.common.files import tell_left_out
 from workloads.common.record import Record
 from workloads.common.scoring import summed
 from workloads.vqa import parts
@@ -90,7 +91,7 @@ def main(
             )  # fmt: skip
 
         train, valid = questions("train"), questions("valid", valid_limit)
-        tell_broken(session, train, valid)
+        tell_left_out(session, [*train.broken, *valid.broken])
         reading = {"num_workers": num_workers, "prefetch_factor": prefetch if num_workers else None}
         loader, phase = session.loader(train, global_batch, **reading), train.phase
         scored = session.loader(valid, eval_batch * session.world_size, shuffle=False, drop_last=False)
@@ -134,15 +135,6 @@ def main(
 
         if session.rank == 0 and not session.supervised:  # under kgorch the last checkpoint holds the weights
             save_model(student, str(session.output / "student.safetensors"))
-
-
-def tell_broken(session: Session, *parts_read: Questions) -> None:
-    """Count what was left out, and name it on rank 0."""
-    broken = [name for part in parts_read for name in part.broken]
-    session.report(skipped=len(broken))
-    if session.rank == 0:
-        for name in dict.fromkeys(broken):  # a picture has several questions
-            print(f"left out: {name}", flush=True)
 
 
 def scores(
