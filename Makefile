@@ -21,17 +21,18 @@ demo: setup
 JOBS ?= 3
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not soak"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not soak"
 
 test-fast: setup
-	$(BIN)/python -m pytest -n $(JOBS) tests/core tests/database tests/cli tests/training -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) tests/core tests/database tests/cli tests/training -m "not slow and not soak"
 
-# kill -9 in the midst of saves, ROUNDS times; files with changed bytes, four times as many as in the tests
+# kill -9 in the midst of saves, ROUNDS times; files with changed bytes, four times as many as in the tests; what is marked soak
 ROUNDS ?= 5000
 soak: setup
 	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/training/test_snapshots.py -k kill_9 --timeout=0
 	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/core/test_hostile.py tests/training/test_hostile_state.py --timeout=0
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m soak
 
 check: setup
 	$(BIN)/ruff format .

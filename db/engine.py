@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from db.migrations import HEAD, KNOWN
+from db.migrations import HEAD, KNOWN, WHOLE
 from orchestrator.errors import StateUnusable
 
 BUSY_MS = 3_000
@@ -128,7 +128,24 @@ def _bring_up_to_date(engine: Engine) -> None:
             f"its schema is {found}, this kgorch knows up to {HEAD}",
             next_step="install that newer kgorch, or use another KGORCH_HOME",
         )
+    if found is None and _made_whole(engine):
+        return
     from db.migrations.run import upgrade  # Alembic takes a while to import, and is needed once
 
     upgrade(engine, busy_ms=SET_UP_MS)
     engine.dispose()  # with the patience that was for this alone
+
+
+def _made_whole(engine: Engine) -> bool:
+    """Whether this was a new database of SQLite, which has its tables now."""
+    if engine.dialect.name != "sqlite":
+        return False
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={SET_UP_MS}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar():
+            return False  # another has made it meanwhile, or an older kgorch long ago
+        for statement in WHOLE.read_text().split(";\n")[:-1]:
+            connection.exec_driver_sql(statement)
+    engine.dispose()  # with the patience that was for this alone
+    return True

@@ -139,7 +139,7 @@ class Kgorch:
             shutil.copy(path, self.folder)
         parts = {
             "name": "test",
-            "ranks": 2,
+            "ranks": 1,
             "args": {},
             "wall": None,
             "margin": None,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
+
+from db.migrations import HEAD, WHOLE
 
 
 def config() -> Config:
@@ -25,3 +27,18 @@ def upgrade(engine: Engine, to: str = "head", *, busy_ms: int = 0) -> None:
         made = config()
         made.attributes["connection"] = connection
         command.upgrade(made, to)
+
+
+def schema(engine: Engine) -> str:
+    """The statements that make an SQLite database as this one is, without its rows but with its revision."""
+    with engine.connect() as connection:
+        made = connection.exec_driver_sql(
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
+        ).scalars()
+        return "".join(f"{sql};\n\n" for sql in made) + f"INSERT INTO alembic_version VALUES ('{HEAD}');\n"
+
+
+if __name__ == "__main__":  # after a new revision: python -m db.migrations.run
+    new = create_engine("sqlite://")
+    upgrade(new)
+    WHOLE.write_text(schema(new))

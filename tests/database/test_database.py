@@ -13,12 +13,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import StaticPool, create_engine, text
 
 from db import checkpoints, queue, runs, sessions
 from db.engine import open_database
-from db.migrations import HEAD, KNOWN
-from db.migrations.run import config
+from db.migrations import HEAD, KNOWN, WHOLE
+from db.migrations.run import config, schema, upgrade
 from db.tables import Base
 from orchestrator.errors import StateUnusable
 
@@ -56,6 +56,14 @@ def test_the_database_is_the_owners_alone_and_opened_for_many_readers(engine, tm
 def test_the_migrations_lead_to_the_models(engine):
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_a_new_database_is_what_the_migrations_lead_to_and_a_next_revision_is_not_forgotten(engine):
+    migrated = create_engine("sqlite://", poolclass=StaticPool)
+    upgrade(migrated)
+    assert schema(engine) == schema(migrated) == WHOLE.read_text(), "python -m db.migrations.run"
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == [HEAD]
 
 
 def test_the_revisions_named_in_the_package_are_the_revisions():

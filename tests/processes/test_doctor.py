@@ -48,6 +48,7 @@ def test_a_training_goes_over_to_the_copy_at_an_epochs_end_in_its_loading_proces
     source, into = mounted(kgorch), kgorch.folder / "local"
     plan = kgorch.plan(
         "reads.py",
+        ranks=2,
         args={"data": "mounted", "epochs": 1000, "workers": 2, "slow": 0.02},
         every="600s",
         extra='[data]\ncache = ["mounted"]\ninto = "local"\nreserve = "1MB"',

@@ -20,7 +20,7 @@ HEALTH = "[health]\nhang = {{ {} }}"
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_found_and_named_and_the_run_finishes_with_the_same_bits(kgorch):
-    plan = kgorch.plan("hangs.py", args={"epochs": 12}, extra=HEALTH.format('step = "4s"'))
+    plan = kgorch.plan("hangs.py", ranks=2, args={"epochs": 12}, extra=HEALTH.format('step = "4s"'))
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(20)
     os.kill(kgorch.pids()["rank1"], signal.SIGSTOP)
@@ -43,7 +43,7 @@ def test_a_stopped_rank_is_found_and_named_and_the_run_finishes_with_the_same_bi
 def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
     once = str(kgorch.folder / "happened")
     args = {"epochs": 2, "at": 6, "rank": 0, "once": once}
-    plan = kgorch.plan("hangs.py", args=args, extra=HEALTH.format('step = "3s"'))
+    plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "3s"'))
     kgorch("start", str(plan))
     [session] = kgorch.history()
     assert [attempt["outcome"] for attempt in session["attempts"]] == ["hung", "finished"]
@@ -53,7 +53,7 @@ def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
 
 def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):
     args = {"epochs": 2, "evaluates": 6.0, "saves": 4.0}
-    plan = kgorch.plan("hangs.py", args=args, extra=HEALTH.format('step = "2500ms"'))
+    plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "2500ms"'))
     kgorch("start", str(plan))
     assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["finished"]
     longest = kgorch.events("longest_seen")[-1]["facts"]["longest_s"]
@@ -73,7 +73,7 @@ def test_a_validation_in_the_midst_of_a_step_is_none_either(kgorch):
 
 
 def test_a_script_that_never_attaches_is_given_up_after_its_start_has_hung_three_times(kgorch):
-    plan = kgorch.plan("never_attaches.py", ranks=1, args={"sleep": 600}, extra=HEALTH.format('start = "8s"'))
+    plan = kgorch.plan("never_attaches.py", ranks=1, args={"sleep": 600}, extra=HEALTH.format('start = "12s"'))
     done = kgorch("start", str(plan), code=20)
     assert "in its start" in done.stderr and "never_attaches.py:7" in done.stderr
     assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["hung", "hung", "crashed"]

@@ -249,7 +249,7 @@ def _mirrored(kgorch, place):
 def test_a_run_is_mirrored_as_it_trains_and_what_was_missed_follows_at_a_sessions_end(kgorch):
     place, away = kgorch.folder / "backup", kgorch.folder / "not mounted"
     place.mkdir()
-    plan = _plan(kgorch, '"backup"', args={"epochs": 10_000, "sleep": 0.02}, every="1s")
+    plan = _plan(kgorch, '"backup"', args={"epochs": 10_000, "sleep": 0.05}, every="1s")
     kgorch.background("start", str(plan))
     wait_until(lambda: kgorch.try_status() and len(kgorch.events("mirrored")) > 2)
     kgorch.kill_everything()
@@ -302,7 +302,7 @@ def test_a_mirror_that_hangs_holds_neither_the_training_up_nor_the_end_of_a_sess
 import sys, fsspec; from test_mirror import Hangs; from orchestrator.cli import main
 fsspec.register_implementation("hangs", Hangs); sys.exit(main())
 """
-    plan = _plan(kgorch, '"hangs://far"', args={"epochs": 10_000, "sleep": 0.02}, every="1s", margin="20s")
+    plan = _plan(kgorch, '"hangs://far"', args={"epochs": 10_000, "sleep": 0.05}, every="1s", margin="20s")
     env = kgorch.env() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     supervisor = subprocess.Popen([sys.executable, "-c", program, "start", str(plan)], cwd=kgorch.folder, env=env)
     kgorch.started.append(supervisor)

@@ -28,10 +28,12 @@ def carried_over(tmp_path):
 def test_a_run_goes_on_from_a_read_only_source_with_the_bits_of_an_uninterrupted_one(kgorch, tmp_path, carried_over):
     alone = replace(kgorch, home=tmp_path / "alone")
     training = {"epochs": 6, "sleep": 0.0}
-    alone("start", str(alone.plan(args=training, every="600s")))
+    alone("start", str(alone.plan(ranks=2, args=training, every="600s")))
 
     first = replace(kgorch, home=tmp_path / "first")
-    plan = first.plan(args=training | {"sleep": 0.4}, every="1s", extra=f'[resume]\nsources = ["{tmp_path}/input/**"]')
+    plan = first.plan(
+        ranks=2, args=training | {"sleep": 0.4}, every="1s", extra=f'[resume]\nsources = ["{tmp_path}/input/**"]'
+    )
     first.background("start", str(plan))
     wait_until(lambda: len(first.checkpoints()) > 1)
     first.kill_everything()

@@ -15,7 +15,7 @@ from db.engine import open_database
 def test_a_session_ends_with_the_quota_and_the_next_waits_for_its_reset(kgorch):
     reset = weekly_reset(3)
     extra = f'[quota]\nhours = 1\nresets = "{reset}"\npool = "mine"'
-    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.01}, extra=extra)
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, extra=extra)
     session = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
     kgorch("quota", "set", "--used", "3575s")  # 25 s are left: the wall comes nearer while it trains
@@ -63,7 +63,7 @@ def test_a_run_that_finds_no_hours_begins_none_and_waits(kgorch):
 
 @pytest.mark.slow
 def test_no_charge_is_lost_to_a_killed_supervisor_or_a_kill_of_everything(kgorch):
-    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02}, extra="[quota]\nhours = 1\nfactor = 2.0")
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, extra="[quota]\nhours = 1\nfactor = 2.0")
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
     engine = open_database(kgorch.home)

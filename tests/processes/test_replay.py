@@ -30,7 +30,7 @@ def _nothing_is_left(kgorch) -> bool:
 
 
 def test_an_exact_training_gives_equal_bits_and_the_run_stays_as_it_was(kgorch):
-    plan = kgorch.plan(args={"epochs": 40, "sleep": 0.05, "workers": 1}, every="600s")
+    plan = kgorch.plan(ranks=2, args={"epochs": 40, "sleep": 0.05, "workers": 1}, every="600s")
     before, status = _suspended(kgorch, plan), kgorch.status()
     found = json.loads(kgorch("checkpoints", "verify", "test", "--replay", "7", "--json").stdout)
     assert found["equal"] and found["to_step"] == found["from_step"] + 7 and found["ranks"] == 2

@@ -13,7 +13,7 @@ from harness import processes_of, wait_until
 
 
 def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
-    plan = kgorch.plan(args={"epochs": 400, "sleep": 0.02})
+    plan = kgorch.plan(ranks=2, args={"epochs": 400})
     first = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
 
@@ -28,7 +28,7 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
 
     stopped = kgorch("stop", "test")
     assert "suspended" in stopped.stdout
-    assert first.wait(timeout=20) == 10
+    assert first.wait(timeout=60) == 10
     over = kgorch.status()
     assert over["phase"] == "suspended"
     assert over["checkpoint"]["step"] == over["step"] > at_save["checkpoint"]["step"], (
@@ -42,12 +42,12 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
     assert gone_on["session"]["number"] == 2
     assert [entry["stages"][0]["first_step"] for entry in kgorch.history()] == [0, over["step"]]
     again.send_signal(signal.SIGTERM)
-    assert again.wait(timeout=40) == 10
+    assert again.wait(timeout=90) == 10
     assert kgorch.status()["why"] == "SIGTERM"
 
 
 def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch):
-    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.01}, wall="24s")
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, wall="40s")
     done = kgorch("start", str(plan), "--json", code=10)
     view = json.loads(done.stdout)
     assert view["session"]["ended_at"] < view["session"]["wall_at"]
@@ -58,7 +58,7 @@ def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch)
 
 
 def test_killing_the_supervisor_stops_no_training_and_its_successor_takes_it_over(kgorch):
-    plan = kgorch.plan(args={"epochs": 60, "sleep": 0.05}, every="2s")
+    plan = kgorch.plan(args={"epochs": 60, "sleep": 0.08}, every="2s")
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(10)
     supervisor.kill()
@@ -77,14 +77,14 @@ def test_killing_the_supervisor_stops_no_training_and_its_successor_takes_it_ove
 
 
 def test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves(kgorch):
-    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02}, wall="40s", every="600s")
+    plan = kgorch.plan(ranks=2, args={"epochs": 10_000}, wall="40s", every="600s")
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
     wall_at = datetime.fromisoformat(kgorch.status()["session"]["wall_at"])
     supervisor.kill()
     shim = psutil.Process(kgorch.pids()["shim"])
     wait_until(lambda: not shim.is_running() or shim.status() == "zombie", within_s=90)
-    [saved] = kgorch.checkpoints()
+    saved = kgorch.checkpoints()[-1]
     assert (saved / "manifest.json").stat().st_mtime < wall_at.timestamp(), "saved in time"
     kgorch("start", str(plan), "--set", "session.wall=20s", "--set", "stage.train.args.epochs=1", code=None)
     first, second = kgorch.history()
@@ -130,7 +130,7 @@ def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
 
 
 def test_a_training_that_ignores_the_stop_is_cut_off_and_nothing_of_it_is_left(kgorch):
-    plan = kgorch.plan("ignores_stop.py", wall="24s")  # a slow machine takes half of it to come to the step
+    plan = kgorch.plan("ignores_stop.py", wall="36s")  # a slow machine takes half of it to come to the step
     kgorch("start", str(plan), code=10)
     assert kgorch.status()["phase"] == "cut off"
     assert not processes_of(kgorch.home)
@@ -149,11 +149,11 @@ def test_a_closed_terminal_does_not_end_the_session(kgorch):
 
 
 def test_a_sigterm_to_the_launcher_saves_and_suspends_also_with_loading_processes(kgorch):
-    plan = kgorch.plan(args={"epochs": 10_000, "workers": 2})
+    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "workers": 2})
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
     os.kill(kgorch.pids()["torchrun"], signal.SIGTERM)
-    assert supervisor.wait(timeout=40) == 10
+    assert supervisor.wait(timeout=90) == 10
     found = kgorch.status()
     assert found["phase"] == "suspended"
     assert found["checkpoint"]["step"] == found["step"] > 0

@@ -218,7 +218,7 @@ def test_a_real_jobs_end_is_the_wall_it_moves_and_a_session_in_it_saves_before(
     wait_until(lambda: not cluster.ask("squeue", "-h", "-j", job), what="the job to be gone")
     end.stop()
 
-    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.02})
+    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05})
     variables = {"KGORCH_HOME": kgorch.home, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
     command = f"cd '{kgorch.folder}' && '{sys.executable}' -m orchestrator.cli start '{plan}'; echo $? > ended"

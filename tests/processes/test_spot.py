@@ -252,7 +252,7 @@ def test_a_training_that_is_told_in_time_saves_before_the_machine_goes(kgorch, s
         lambda: json.dumps({"action": "terminate", "time": told[0].strftime("%Y-%m-%dT%H:%M:%SZ")}) if told else None
     )
     platform = f'[platform]\nname = "aws"\nmetadata = "{server.url}"'
-    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.02}, extra=platform)
+    plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05}, extra=platform)
     supervisor = kgorch.background("start", str(plan))
     step = kgorch.wait_for_step(5)["step"]
     assert kgorch.status()["session"]["wall_at"] is None

@@ -199,7 +199,7 @@ def test_a_training_shows_its_gpus_its_host_and_its_ranks_and_a_driver_that_hang
     driver = build(tmp_path)
     kgorch.extra_env |= driver.env
     driver.set(0, mem_used=12391 * MIB, util=87, temp_c=71, power_mw=64_000)
-    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.02, "workers": 1})
+    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.05, "workers": 1})
     kgorch.background("start", str(plan))
     kgorch.wait_for_step(3)
 

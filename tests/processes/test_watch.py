@@ -23,7 +23,9 @@ def test_memory_that_fills_up_takes_a_rung_and_room_undoes_it_until_it_was_in_va
 
     need(0.6)
     extra = '[memory]\nmicrobatch = 16\nladder = ["microbatch/2"]\nclimb = "3s"'
-    plan = kgorch.plan("hungry.py", args={"epochs": 100_000, "pause": 0.02, "allocator": str(needed)}, extra=extra)
+    plan = kgorch.plan(
+        "hungry.py", ranks=2, args={"epochs": 100_000, "pause": 0.02, "allocator": str(needed)}, extra=extra
+    )
     session = kgorch.background("start", str(plan))
     kgorch.wait_for_step(3)
 

@@ -4,6 +4,7 @@ import argparse
 import pathlib
 import time
 
+import no_compiler  # noqa: F401
 import torch
 
 from orchestrator.worker import attach

@@ -5,6 +5,7 @@ import pathlib
 import threading
 import time
 
+import no_compiler  # noqa: F401
 import torch
 from torch.nn.parallel import DistributedDataParallel
 

@@ -2,6 +2,7 @@
 
 import time
 
+import no_compiler  # noqa: F401
 import torch
 
 from orchestrator.worker import attach

@@ -5,6 +5,7 @@ import argparse
 import random
 import time
 
+import no_compiler  # noqa: F401
 import numpy as np
 import torch
 from torch import nn
@@ -90,7 +91,7 @@ def main(epochs: int, sleep: float, workers: int, pad: int, bare: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--sleep", type=float, default=0.02)
+    parser.add_argument("--sleep", type=float, default=0.05)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pad", type=int, default=0)
     parser.add_argument("--bare", action="store_true", help="track the module inside its DDP")

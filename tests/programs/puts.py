@@ -1,5 +1,6 @@
 """Trains with an operation that has no deterministic way."""
 
+import no_compiler  # noqa: F401
 import torch
 
 from orchestrator.worker import attach

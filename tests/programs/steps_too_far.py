@@ -4,6 +4,7 @@ import argparse
 import pathlib
 import resource
 
+import no_compiler  # noqa: F401
 import torch
 from torch import nn
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import no_compiler  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -31,10 +31,14 @@ def _cut(kgorch: Kgorch, rank_counts: list[int], **args) -> bytes:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The final state of a run that nothing cuts, by its number of ranks and its arguments."""
+    found: dict[str, bytes] = {}
 
     def of(ranks: int, **args) -> bytes:
-        folder = tmp_path_factory.mktemp("uninterrupted")
-        return _cut(Kgorch(folder, folder / "home"), [ranks], **args)
+        what = f"{ranks} {args}"
+        if what not in found:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            found[what] = _cut(Kgorch(folder, folder / "home"), [ranks], **args)
+        return found[what]
 
     return of
 
@@ -47,7 +51,7 @@ def _apart(one: bytes, two: bytes) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("microbatch", [None, 6])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.soak), 6])
 def test_two_ranks_then_one_then_two_have_the_bits_of_two(kgorch, uninterrupted, microbatch):
     extra = {} if microbatch is None else {"microbatch": microbatch}
     found = _cut(kgorch, [2, 1, 2], **extra)
