@@ -44,10 +44,8 @@ def attach(*, seed: int | None = None, deterministic: str | None = None) -> Sess
     Args:
         deterministic: "off", "warn" or "strict" (determinism.py); the plan's level when None, which is "off" when alone.
     """
-    from orchestrator.worker import collector
     from orchestrator.worker.session import Session
 
-    collector.as_usual()  # PyTorch is loaded: entry.py has it called seldom until then
     return Session(launch(), seed, deterministic)
 
 

@@ -6,18 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-USUAL, SELDOM = gc.get_threshold(), (50_000, 20, 20)
-
-
-def seldom() -> None:
-    """While things are imported, which make many objects and drop few: a sixth of PyTorch's time went into looking for some."""
-    gc.set_threshold(*SELDOM)
-
-
-def as_usual() -> None:
-    if gc.get_threshold() == SELDOM:  # the script may have one of its own
-        gc.set_threshold(*USUAL)
-
 
 @contextmanager
 def paused() -> Iterator[None]:

@@ -25,7 +25,6 @@ from orchestrator import worker
 from orchestrator.core.health import Trouble
 from orchestrator.errors import KgorchError, nearest
 from orchestrator.wire import Launch, boottime_s
-from orchestrator.worker import collector
 
 
 def die_with_parent() -> None:
@@ -161,7 +160,6 @@ def main() -> int:
     record = Record(launch, rank)
     log_to(Path(launch.folder) / f"rank{rank}.log")
     dump_stacks_to(Path(launch.folder) / f"rank{rank}.stacks")
-    collector.seldom()
     try:
         call(launch, record)
     except SystemExit as ending:
