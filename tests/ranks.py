@@ -13,7 +13,7 @@ from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
 
-from orchestrator import manifest
+from orchestrator import manifest, wire
 from orchestrator.core.memory import Settings
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 from orchestrator.worker.board import size
@@ -67,6 +67,9 @@ def run(
     told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    held = wire.connect(
+        folder / "keeper.sock"
+    )  # a keeper that nobody has come to for 20 s ends: ranks may start as slowly
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "orchestrator.worker.entry"],
@@ -79,5 +82,6 @@ def run(
     finally:
         for process in started:
             process.kill()
+        held.close()
         place.kill_keeper()
     return Attempt(folder, codes)

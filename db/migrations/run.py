@@ -30,10 +30,11 @@ def upgrade(engine: Engine, to: str = "head", *, busy_ms: int = 0) -> None:
 
 
 def schema(engine: Engine) -> str:
-    """The statements that make an SQLite database as this one is, without its rows but with its revision."""
+    """The statements that make an SQLite database as this one is, without its rows but with its revision. By name: migrations
+    lay indexes in no order."""
     with engine.connect() as connection:
         made = connection.exec_driver_sql(
-            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY type = 'index', name"
         ).scalars()
         return "".join(f"{sql};\n\n" for sql in made) + f"INSERT INTO alembic_version VALUES ('{HEAD}');\n"
 

@@ -3,6 +3,124 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
+CREATE TABLE attempts (
+	id INTEGER NOT NULL, 
+	session_id INTEGER NOT NULL, 
+	number INTEGER NOT NULL, 
+	stage VARCHAR(128) NOT NULL, 
+	folder TEXT NOT NULL, 
+	ranks INTEGER NOT NULL, 
+	first_step INTEGER NOT NULL, 
+	last_step INTEGER NOT NULL, 
+	gained BOOLEAN, 
+	outcome VARCHAR(32), 
+	cause TEXT NOT NULL, 
+	started_at DATETIME NOT NULL, 
+	ended_at DATETIME, 
+	CONSTRAINT pk_attempts PRIMARY KEY (id), 
+	CONSTRAINT fk_attempts_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE, 
+	CONSTRAINT uq_attempts_session_id UNIQUE (session_id, number)
+);
+
+CREATE TABLE charges (
+	id INTEGER NOT NULL, 
+	session_id INTEGER, 
+	accelerator VARCHAR(64) NOT NULL, 
+	factor DOUBLE NOT NULL, 
+	from_at DATETIME NOT NULL, 
+	used_s DOUBLE NOT NULL, pool VARCHAR(64) DEFAULT '' NOT NULL, why TEXT DEFAULT '' NOT NULL, 
+	CONSTRAINT pk_charges PRIMARY KEY (id), 
+	CONSTRAINT fk_charges_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL
+);
+
+CREATE TABLE checkpoints (
+	id INTEGER NOT NULL, 
+	run_id VARCHAR(32) NOT NULL, 
+	session_id INTEGER, 
+	stage VARCHAR(128) NOT NULL, 
+	step INTEGER NOT NULL, 
+	final BOOLEAN NOT NULL, 
+	path TEXT NOT NULL, 
+	bytes BIGINT NOT NULL, 
+	state VARCHAR(16) NOT NULL, 
+	why TEXT NOT NULL, 
+	took_s DOUBLE NOT NULL, 
+	blocking_s DOUBLE NOT NULL, 
+	metrics JSON NOT NULL, 
+	created_at DATETIME NOT NULL, 
+	verified_at DATETIME, source TEXT DEFAULT '' NOT NULL, 
+	CONSTRAINT pk_checkpoints PRIMARY KEY (id), 
+	CONSTRAINT fk_checkpoints_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
+	CONSTRAINT fk_checkpoints_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL, 
+	CONSTRAINT uq_checkpoints_path UNIQUE (path)
+);
+
+CREATE TABLE events (
+	id INTEGER NOT NULL, 
+	run_id VARCHAR(32) NOT NULL, 
+	session_id INTEGER, 
+	at DATETIME NOT NULL, 
+	kind VARCHAR(48) NOT NULL, 
+	phase VARCHAR(16) NOT NULL, 
+	facts JSON NOT NULL, 
+	CONSTRAINT pk_events PRIMARY KEY (id), 
+	CONSTRAINT fk_events_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
+	CONSTRAINT fk_events_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE
+);
+
+CREATE TABLE pools (
+	name VARCHAR(64) NOT NULL, 
+	total_s DOUBLE NOT NULL, 
+	resets TEXT NOT NULL, 
+	reserve_s DOUBLE NOT NULL, 
+	told_at DATETIME NOT NULL, 
+	CONSTRAINT pk_pools PRIMARY KEY (name)
+);
+
+CREATE TABLE "resumes" (
+	id INTEGER NOT NULL, 
+	run_id VARCHAR(32) NOT NULL, 
+	place VARCHAR(32) NOT NULL, 
+	due_at DATETIME, 
+	why TEXT NOT NULL, 
+	tries INTEGER NOT NULL, 
+	state VARCHAR(16) NOT NULL, 
+	claimed_by VARCHAR(128) NOT NULL, 
+	claimed_at DATETIME, 
+	created_at DATETIME NOT NULL, 
+	priority INTEGER DEFAULT '0' NOT NULL, 
+	claimed_pid INTEGER, 
+	claimed_ticks BIGINT, 
+	claimed_boot VARCHAR(64) DEFAULT '' NOT NULL, 
+	lease_until_at DATETIME, 
+	last_error TEXT DEFAULT '' NOT NULL, 
+	ranks INTEGER, 
+	share BOOLEAN DEFAULT 0 NOT NULL, 
+	turn_at DATETIME, 
+	CONSTRAINT pk_resumes PRIMARY KEY (id), 
+	CONSTRAINT fk_resumes_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
+);
+
+CREATE TABLE rungs (
+	id INTEGER NOT NULL, 
+	run_id VARCHAR(32) NOT NULL, 
+	session_id INTEGER, 
+	plan_hash VARCHAR(64) NOT NULL, 
+	stage VARCHAR(128) NOT NULL, 
+	device VARCHAR(128) NOT NULL, 
+	world INTEGER NOT NULL, 
+	at DATETIME NOT NULL, 
+	step INTEGER NOT NULL, 
+	rung TEXT NOT NULL, 
+	why TEXT NOT NULL, 
+	up BOOLEAN NOT NULL, 
+	changes_result BOOLEAN NOT NULL, 
+	settings JSON NOT NULL, 
+	CONSTRAINT pk_rungs PRIMARY KEY (id), 
+	CONSTRAINT fk_rungs_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
+	CONSTRAINT fk_rungs_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL
+);
+
 CREATE TABLE runs (
 	id VARCHAR(32) NOT NULL, 
 	name VARCHAR(128) NOT NULL, 
@@ -19,6 +137,16 @@ CREATE TABLE runs (
 	finished_at DATETIME, pool VARCHAR(64) DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_runs PRIMARY KEY (id), 
 	CONSTRAINT uq_runs_name UNIQUE (name, number)
+);
+
+CREATE TABLE samples (
+	id INTEGER NOT NULL, 
+	session_id INTEGER NOT NULL, 
+	at DATETIME NOT NULL, 
+	span_s INTEGER NOT NULL, 
+	"values" JSON NOT NULL, 
+	CONSTRAINT pk_samples PRIMARY KEY (id), 
+	CONSTRAINT fk_samples_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE
 );
 
 CREATE TABLE sessions (
@@ -51,8 +179,6 @@ CREATE TABLE sessions (
 	CONSTRAINT uq_sessions_run_id UNIQUE (run_id, number)
 );
 
-CREATE INDEX ix_sessions_phase ON sessions (phase);
-
 CREATE TABLE stages (
 	id INTEGER NOT NULL, 
 	run_id VARCHAR(32) NOT NULL, 
@@ -65,176 +191,50 @@ CREATE TABLE stages (
 	CONSTRAINT uq_stages_run_id UNIQUE (run_id, name)
 );
 
-CREATE TABLE attempts (
-	id INTEGER NOT NULL, 
-	session_id INTEGER NOT NULL, 
-	number INTEGER NOT NULL, 
-	stage VARCHAR(128) NOT NULL, 
-	folder TEXT NOT NULL, 
-	ranks INTEGER NOT NULL, 
-	first_step INTEGER NOT NULL, 
-	last_step INTEGER NOT NULL, 
-	gained BOOLEAN, 
-	outcome VARCHAR(32), 
-	cause TEXT NOT NULL, 
-	started_at DATETIME NOT NULL, 
-	ended_at DATETIME, 
-	CONSTRAINT pk_attempts PRIMARY KEY (id), 
-	CONSTRAINT fk_attempts_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE, 
-	CONSTRAINT uq_attempts_session_id UNIQUE (session_id, number)
-);
-
-CREATE TABLE charges (
-	id INTEGER NOT NULL, 
-	session_id INTEGER, 
-	accelerator VARCHAR(64) NOT NULL, 
-	factor DOUBLE NOT NULL, 
-	from_at DATETIME NOT NULL, 
-	used_s DOUBLE NOT NULL, pool VARCHAR(64) DEFAULT '' NOT NULL, why TEXT DEFAULT '' NOT NULL, 
-	CONSTRAINT pk_charges PRIMARY KEY (id), 
-	CONSTRAINT fk_charges_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL
-);
+CREATE INDEX ix_attempts_reached ON attempts (session_id, stage, last_step);
 
 CREATE INDEX ix_charges_from_at ON charges (from_at);
-
-CREATE TABLE checkpoints (
-	id INTEGER NOT NULL, 
-	run_id VARCHAR(32) NOT NULL, 
-	session_id INTEGER, 
-	stage VARCHAR(128) NOT NULL, 
-	step INTEGER NOT NULL, 
-	final BOOLEAN NOT NULL, 
-	path TEXT NOT NULL, 
-	bytes BIGINT NOT NULL, 
-	state VARCHAR(16) NOT NULL, 
-	why TEXT NOT NULL, 
-	took_s DOUBLE NOT NULL, 
-	blocking_s DOUBLE NOT NULL, 
-	metrics JSON NOT NULL, 
-	created_at DATETIME NOT NULL, 
-	verified_at DATETIME, source TEXT DEFAULT '' NOT NULL, 
-	CONSTRAINT pk_checkpoints PRIMARY KEY (id), 
-	CONSTRAINT fk_checkpoints_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
-	CONSTRAINT fk_checkpoints_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL, 
-	CONSTRAINT uq_checkpoints_path UNIQUE (path)
-);
-
-CREATE INDEX ix_checkpoints_run_id ON checkpoints (run_id);
-
-CREATE TABLE events (
-	id INTEGER NOT NULL, 
-	run_id VARCHAR(32) NOT NULL, 
-	session_id INTEGER, 
-	at DATETIME NOT NULL, 
-	kind VARCHAR(48) NOT NULL, 
-	phase VARCHAR(16) NOT NULL, 
-	facts JSON NOT NULL, 
-	CONSTRAINT pk_events PRIMARY KEY (id), 
-	CONSTRAINT fk_events_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
-	CONSTRAINT fk_events_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE
-);
-
-CREATE INDEX ix_events_run_id_id ON events (run_id, id);
-
-CREATE TABLE samples (
-	id INTEGER NOT NULL, 
-	session_id INTEGER NOT NULL, 
-	at DATETIME NOT NULL, 
-	span_s INTEGER NOT NULL, 
-	"values" JSON NOT NULL, 
-	CONSTRAINT pk_samples PRIMARY KEY (id), 
-	CONSTRAINT fk_samples_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE
-);
-
-CREATE INDEX ix_samples_session_span_at ON samples (session_id, span_s, at);
-
-CREATE TABLE rungs (
-	id INTEGER NOT NULL, 
-	run_id VARCHAR(32) NOT NULL, 
-	session_id INTEGER, 
-	plan_hash VARCHAR(64) NOT NULL, 
-	stage VARCHAR(128) NOT NULL, 
-	device VARCHAR(128) NOT NULL, 
-	world INTEGER NOT NULL, 
-	at DATETIME NOT NULL, 
-	step INTEGER NOT NULL, 
-	rung TEXT NOT NULL, 
-	why TEXT NOT NULL, 
-	up BOOLEAN NOT NULL, 
-	changes_result BOOLEAN NOT NULL, 
-	settings JSON NOT NULL, 
-	CONSTRAINT pk_rungs PRIMARY KEY (id), 
-	CONSTRAINT fk_rungs_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
-	CONSTRAINT fk_rungs_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL
-);
-
-CREATE INDEX ix_rungs_run_id_id ON rungs (run_id, id);
-
-CREATE INDEX ix_rungs_plan ON rungs (plan_hash, stage, device, world);
-
-CREATE TABLE pools (
-	name VARCHAR(64) NOT NULL, 
-	total_s DOUBLE NOT NULL, 
-	resets TEXT NOT NULL, 
-	reserve_s DOUBLE NOT NULL, 
-	told_at DATETIME NOT NULL, 
-	CONSTRAINT pk_pools PRIMARY KEY (name)
-);
 
 CREATE INDEX ix_charges_pool_from_at ON charges (pool, from_at);
 
 CREATE INDEX ix_charges_session_id ON charges (session_id);
 
-CREATE TABLE "resumes" (
-	id INTEGER NOT NULL, 
-	run_id VARCHAR(32) NOT NULL, 
-	place VARCHAR(32) NOT NULL, 
-	due_at DATETIME, 
-	why TEXT NOT NULL, 
-	tries INTEGER NOT NULL, 
-	state VARCHAR(16) NOT NULL, 
-	claimed_by VARCHAR(128) NOT NULL, 
-	claimed_at DATETIME, 
-	created_at DATETIME NOT NULL, 
-	priority INTEGER DEFAULT '0' NOT NULL, 
-	claimed_pid INTEGER, 
-	claimed_ticks BIGINT, 
-	claimed_boot VARCHAR(64) DEFAULT '' NOT NULL, 
-	lease_until_at DATETIME, 
-	last_error TEXT DEFAULT '' NOT NULL, 
-	ranks INTEGER, 
-	share BOOLEAN DEFAULT 0 NOT NULL, 
-	turn_at DATETIME, 
-	CONSTRAINT pk_resumes PRIMARY KEY (id), 
-	CONSTRAINT fk_resumes_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
-);
+CREATE INDEX ix_checkpoints_run_id ON checkpoints (run_id);
 
-CREATE INDEX ix_resumes_state ON resumes (state);
+CREATE INDEX ix_checkpoints_session_id ON checkpoints (session_id);
+
+CREATE INDEX ix_checkpoints_standing ON checkpoints (run_id, state, stage, step);
+
+CREATE INDEX ix_events_run_id_id ON events (run_id, id);
+
+CREATE INDEX ix_events_run_id_kind ON events (run_id, kind, id);
+
+CREATE INDEX ix_events_session_id_kind ON events (session_id, kind, id);
 
 CREATE INDEX ix_resumes_due_at ON resumes (due_at);
 
 CREATE INDEX ix_resumes_run_id ON resumes (run_id);
 
+CREATE INDEX ix_resumes_run_id_state ON resumes (run_id, state);
+
 CREATE INDEX ix_resumes_share_state_due_at ON resumes (share, state, due_at);
+
+CREATE INDEX ix_resumes_state ON resumes (state);
 
 CREATE INDEX ix_resumes_state_due_at ON resumes (state, due_at);
 
-CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
+CREATE INDEX ix_rungs_plan ON rungs (plan_hash, stage, device, world);
+
+CREATE INDEX ix_rungs_run_id_id ON rungs (run_id, id);
 
 CREATE INDEX ix_runs_created_at ON runs (created_at);
 
 CREATE INDEX ix_runs_state_created_at ON runs (state, created_at);
 
-CREATE INDEX ix_attempts_reached ON attempts (session_id, stage, last_step);
+CREATE INDEX ix_samples_session_span_at ON samples (session_id, span_s, at);
 
-CREATE INDEX ix_checkpoints_standing ON checkpoints (run_id, state, stage, step);
+CREATE INDEX ix_sessions_phase ON sessions (phase);
 
-CREATE INDEX ix_checkpoints_session_id ON checkpoints (session_id);
-
-CREATE INDEX ix_resumes_run_id_state ON resumes (run_id, state);
-
-CREATE INDEX ix_events_run_id_kind ON events (run_id, kind, id);
-
-CREATE INDEX ix_events_session_id_kind ON events (session_id, kind, id);
+CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
 INSERT INTO alembic_version VALUES ('0004');
