@@ -174,7 +174,9 @@ def test_every_window_of_the_last_part_gets_each_networks_probability_in_order(r
     predict.main(str(root), length=LENGTH, global_batch=64, weights=str(weights))
     data, outputs = prices(root, "test"), tmp_path / "outputs"
     comparison = json.loads((outputs / "comparison.json").read_text())
-    assert [item["test_accuracy"] for item in comparison] == sorted((i["test_accuracy"] for i in comparison), reverse=True)
+    assert [item["test_accuracy"] for item in comparison] == sorted(
+        (i["test_accuracy"] for i in comparison), reverse=True
+    )
     net = MODELS["lstm"](len(FRAMES), LENGTH, 8).eval()
     net.load_state_dict(predict.load_file(weights / "lstm.safetensors"))
     lines = list(csv.DictReader((outputs / "predictions" / "lstm.csv").open()))

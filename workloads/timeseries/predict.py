@@ -35,7 +35,7 @@ BUCKETS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0)
 
 STRETCH = 120  # bars that the picture shows
 SHARP = 3  # drawn so many times larger, then made smaller: Pillow draws no soft edges
-GREEN, RED, INK, FAINT = "#1a7f37", "#b42318", "#333333", "#bbbbbb"
+GREEN, RED, INK, FAINT = "#1a7f37", "#b42318", "#333333", "#999999"
 
 
 class Calls(nn.Module):
