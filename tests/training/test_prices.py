@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -223,3 +224,15 @@ def test_buckets_count_what_was_said_with_how_much_confidence_and_how_often_it_w
     found = predict.buckets(np.array([0.51, 0.49, 0.9, 0.1, 0.95]), np.array([True, True, True, True, False]))
     assert [bucket["windows"] for bucket in found] == [2, 0, 0, 0, 3]
     assert [bucket["accuracy"] for bucket in found] == [0.5, None, None, None, pytest.approx(1 / 3)]
+
+
+def test_a_quick_test_writes_of_the_windows_that_came(root, tmp_path):
+    data, told = prices(root, "test"), {}
+    calls = predict.Calls(len(data))
+    calls.logits_MN[:, 3:5] = torch.tensor([2.0, -2.0])
+    calls.asked_N[3:5] = 1
+    session = SimpleNamespace(output=tmp_path, report=lambda **figures: told.update(figures))
+    predict.write(session, data, calls)
+    times = [line["time"] for line in csv.DictReader((tmp_path / "predictions" / "mlp.csv").open())]
+    assert times == [str(data[index].at[1].item()) for index in (3, 4)]
+    assert set(told) == {f"{name}_accuracy" for name in MODELS} and (tmp_path / "predictions.png").exists()
