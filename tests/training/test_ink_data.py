@@ -225,3 +225,15 @@ def test_a_validation_fragment_that_is_not_there_is_answered_with_those_that_are
 def test_more_layers_than_there_are_is_an_error(root: Path) -> None:
     with pytest.raises(DataError, match=r"expected 65 files NN\.tif, found 8"):
         Fragments(root, "all", layers=65)
+
+
+def test_a_fragment_that_cannot_be_used_is_left_out_before_one_is_held_out_where_the_plan_says_so(root: Path) -> None:
+    make_fragment(root / "3", SIZE, LAYERS, seed=0, number=3)
+    (root / "3" / "inklabels.png").unlink()
+    with pytest.raises(DataError, match="skip_broken = true"):
+        Fragments(root, "valid")
+    held_out = Fragments(root, "valid", skip_broken=True)
+    assert [fragment.name for fragment in held_out.fragments] == ["2"]
+    assert len(held_out.left_out) == 1 and "fragment 3" in held_out.left_out[0]
+    assert [fragment.name for fragment in Fragments(root, "train", skip_broken=True).fragments] == ["1"]
+    assert len(Fragments(root, "all", skip_broken=True).fragments) == 3, "a prediction needs no labels"

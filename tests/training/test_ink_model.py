@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+from orchestrator.errors import KgorchError
 from workloads.ink_detection.data import Fragment, Fragments, Tile
 from workloads.ink_detection.model import InkUNet, dice_loss, dice_parts
-from workloads.ink_detection.predict import Canvas, coverage
+from workloads.ink_detection.predict import Canvas, coverage, write
 from workloads.ink_detection.train import schedule
 
 
@@ -119,3 +123,18 @@ def test_a_canvas_put_aside_and_restored_ends_as_one_painted_at_once(dataset: Fr
     for canvas in (whole, resumed):
         painted(canvas, dataset, [2, 3], 0.6)
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_holes_are_refused_but_in_a_quick_test_which_sees_a_few_tiles_alone(
+    dataset: Fragments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: None)
+    canvas = Canvas(dataset)
+    painted(canvas, dataset, [0], 0.75)
+    session = SimpleNamespace(quick=False, rank=0, output=tmp_path)
+    with pytest.raises(KgorchError, match="holes or doubles"):
+        write(session, dataset, canvas, 0.5)  # type: ignore[arg-type]
+    session.quick = True
+    write(session, dataset, canvas, 0.5)  # type: ignore[arg-type]
+    ink = np.asarray(Image.open(tmp_path / "predictions" / "binary" / "1.png"))
+    assert ink[:8, :8].all() and ink.sum() == 64 * 255

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ranks
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 
+from orchestrator import manifest
+from orchestrator.errors import KgorchError
+from workloads.timeseries import predict
 from workloads.timeseries.data import COLUMNS, FIGURES, DataError, Prices, read
 from workloads.timeseries.make_prices import BASE_S, make_symbol
-from workloads.timeseries.model import MODELS
+from workloads.timeseries.model import MODELS, hidden_of
 
 FRAMES, LENGTH, HORIZON = ("5m", "15m", "1h"), 12, 4
 
@@ -136,3 +145,94 @@ def test_too_short_a_stretch_and_an_empty_folder_are_told_before_training(root, 
         prices(tmp_path / "nothing")
     with pytest.raises(DataError, match="no time frame"):
         prices(root, frames=("5min",))
+
+
+def test_a_symbol_that_cannot_be_read_is_left_out_where_the_plan_says_so_and_named(root):
+    (root / "S0" / "15m.csv").write_text("nothing of use")
+    with pytest.raises(DataError, match="skip_broken = true"):
+        prices(root)
+    data = prices(root, skip_broken=True)
+    assert data.symbols == ["S1"] and len(data.left_out) == 1 and "S0" in data.left_out[0]
+    (root / "S1" / "5m.csv").unlink()
+    with pytest.raises(DataError, match="no window"):
+        prices(root, skip_broken=True)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Of three networks of different width that begin from chance."""
+    torch.manual_seed(0)
+    (tmp_path / "weights").mkdir()
+    for hidden, name in zip((8, 16, 24), MODELS, strict=True):
+        net = MODELS[name](len(FRAMES), LENGTH, hidden)
+        assert hidden_of(net.state_dict()) == hidden
+        save_file(net.state_dict(), tmp_path / "weights" / f"{name}.safetensors")
+    return tmp_path / "weights"
+
+
+def test_every_window_of_the_last_part_gets_each_networks_probability_in_order(root, weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    predict.main(str(root), length=LENGTH, global_batch=64, weights=str(weights))
+    data, outputs = prices(root, "test"), tmp_path / "outputs"
+    comparison = json.loads((outputs / "comparison.json").read_text())
+    assert [item["test_accuracy"] for item in comparison] == sorted(
+        (i["test_accuracy"] for i in comparison), reverse=True
+    )
+    net = MODELS["lstm"](len(FRAMES), LENGTH, 8).eval()
+    net.load_state_dict(predict.load_file(weights / "lstm.safetensors"))
+    lines = list(csv.DictReader((outputs / "predictions" / "lstm.csv").open()))
+    assert len(lines) == len(data)
+    right = 0
+    for index, line in enumerate(lines):
+        window = data[index]
+        number, at_s = window.at.tolist()
+        assert (line["symbol"], line["time"], line["up"]) == (data.symbols[number], str(at_s), str(int(window.up)))
+        if index % 40 == 0:
+            assert float(line["probability"]) == pytest.approx(net(window.bars[None]).sigmoid().item(), abs=1e-3)
+        right += (float(line["probability"]) > 0.5) == (line["up"] == "1")
+    [lstm] = [item for item in comparison if item["model"] == "lstm"]
+    assert lstm["test_accuracy"] == pytest.approx(right / len(lines), abs=0.01)
+    assert sum(bucket["windows"] for bucket in lstm["buckets"]) == lstm["windows"] == len(lines)
+    with Image.open(outputs / "predictions.png") as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+        assert (26, 127, 55) in colours and (180, 35, 24) in colours, "some are right and some wrong"
+
+
+@pytest.mark.slow
+def test_a_prediction_cut_on_two_ranks_and_gone_on_with_by_one_has_the_files_of_an_uncut_one(root, weights, tmp_path):
+    args = {"data": str(root), "length": LENGTH, "global_batch": 49, "weights": str(weights)}
+    entry = f"{predict.__name__}:main"
+    uncut = ranks.run(tmp_path / "uncut", entry, 1, args)
+    cut = ranks.run(tmp_path / "cut", entry, 2, args, stop_at=2)
+    assert uncut.codes == [0] and cut.codes == [0, 0], cut.said()
+    assert not (cut.folder / "outputs" / "comparison.json").exists()
+    folder, _ = next(manifest.newest_readable(cut.folder / "checkpoints" / "train"))
+    resumed = ranks.run(tmp_path / "resumed", entry, 1, args, resume=str(folder))
+    assert resumed.codes == [0], resumed.said()
+    for name in MODELS:
+        whole, joined = ((a.folder / "outputs" / "predictions" / f"{name}.csv").read_text() for a in (uncut, resumed))
+        assert joined == whole
+
+
+def test_weights_of_another_length_are_refused_with_what_to_do(root, weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KgorchError, match="as they were in training"):
+        predict.main(str(root), length=LENGTH + 1, weights=str(weights))
+
+
+def test_buckets_count_what_was_said_with_how_much_confidence_and_how_often_it_was_right():
+    found = predict.buckets(np.array([0.51, 0.49, 0.9, 0.1, 0.95]), np.array([True, True, True, True, False]))
+    assert [bucket["windows"] for bucket in found] == [2, 0, 0, 0, 3]
+    assert [bucket["accuracy"] for bucket in found] == [0.5, None, None, None, pytest.approx(1 / 3)]
+
+
+def test_a_quick_test_writes_of_the_windows_that_came(root, tmp_path):
+    data, told = prices(root, "test"), {}
+    calls = predict.Calls(len(data))
+    calls.logits_MN[:, 3:5] = torch.tensor([2.0, -2.0])
+    calls.asked_N[3:5] = 1
+    session = SimpleNamespace(output=tmp_path, report=lambda **figures: told.update(figures))
+    predict.write(session, data, calls)
+    times = [line["time"] for line in csv.DictReader((tmp_path / "predictions" / "mlp.csv").open())]
+    assert times == [str(data[index].at[1].item()) for index in (3, 4)]
+    assert set(told) == {f"{name}_accuracy" for name in MODELS} and (tmp_path / "predictions.png").exists()

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.common.files import DataError
+from workloads.common.files import DataError, readable
 
 Part = Literal["train", "valid", "all"]
 VALID_SHARE = 0.25  # of the width, when there is only one fragment
@@ -63,6 +63,7 @@ class Fragments(Dataset[Tile]):
         layers: how many of the middle layers; None takes all.
         stride: step of the grid in pixels; a last row and column of tiles end flush with the edge.
         validation: name of the fragment held out; None takes the last, or the right-hand quarter of the only one.
+        skip_broken: leave out fragments of which a file cannot be used, before one is held out; `left_out` says why.
 
     Raises:
         DataError: the folder does not hold what it should.
@@ -70,13 +71,19 @@ class Fragments(Dataset[Tile]):
 
     def __init__(
         self, root: str | Path, part: Part = "all", *, layers: int | None = None, tile: int = 64,
-        stride: int = 32, validation: str | None = None,
+        stride: int = 32, validation: str | None = None, skip_broken: bool = False,
     ) -> None:  # fmt: skip
         self.tile, self.turns = tile, part == "train"
         self.fragments: list[Fragment] = []
         self.tiles: list[tuple[int, int, int]] = []  # fragment, top, left
-        for folder, start, end in folders_of(Path(root), part, validation):
-            fragment = read_fragment(folder, layers, labelled=part != "all")
+        labelled = part != "all"
+        folders, self.left_out = readable(
+            folders_in(Path(root)),
+            lambda folder: read_fragment(folder, layers, labelled=labelled),
+            skip_broken=skip_broken,
+        )
+        for folder, start, end in folders_of(folders, part, validation):
+            fragment = read_fragment(folder, layers, labelled=labelled)
             rows, columns = fragment.mask_HW.shape
             self.tiles += [
                 (len(self.fragments), top, left)
@@ -119,23 +126,28 @@ def positions(start: int, end: int, tile: int, stride: int) -> Sequence[int]:
     return [*range(start, last, stride), last] if last >= start else []
 
 
-def folders_of(root: Path, part: Part, validation: str | None) -> Iterator[tuple[Path, float, float]]:
-    """The folders of a part, each with the stretch of its width, as shares of 1, that belongs to the part."""
+def folders_in(root: Path) -> list[Path]:
+    """The fragments' folders, by name."""
     if not root.is_dir():
         raise DataError(
             f"there is no data folder {root}", f"expected a folder of fragments, found nothing at {root.absolute()}",
             next_step=f"correct the path, or: python -m workloads.ink_detection.make_fragments {root}",
         )  # fmt: skip
     folders = sorted(folder for folder in root.iterdir() if (folder / "surface_volume").is_dir())
-    names = [folder.name for folder in folders]
     if not folders:
         raise DataError(
             f"there are no fragments in {root}", "expected folders that hold surface_volume/, found none",
             next_step="point at the folder above the fragments (train/ in the real data)",
         )  # fmt: skip
+    return folders
+
+
+def folders_of(folders: Sequence[Path], part: Part, validation: str | None) -> Iterator[tuple[Path, float, float]]:
+    """The folders of a part, each with the stretch of its width, as shares of 1, that belongs to the part."""
+    names = [folder.name for folder in folders]
     if validation is not None and validation not in names:
         raise DataError(
-            f"there is no fragment '{validation}' to validate on", f"{root}: found {', '.join(names)}",
+            f"there is no fragment '{validation}' to validate on", f"found {', '.join(names)}",
             next_step="name one of these as validation",
         )  # fmt: skip
     if part == "all":
@@ -158,7 +170,7 @@ def read_fragment(folder: Path, layers: int | None, *, labelled: bool) -> Fragme
             raise DataError(
                 f"a layer of fragment {folder.name} does not fit the others",
                 f"{path}: expected uint16 {shape} as in {paths[0].name}, found {layer.dtype} {layer.shape}",
-                next_step="fetch this layer again",
+                next_step="fetch this layer again, or leave such fragments out: skip_broken = true",
             )
     mask_HW = read_picture(folder / "mask.png", shape)
     labels = folder / "inklabels.png"
@@ -199,7 +211,7 @@ def open_layer(path: Path) -> np.ndarray:
         raise DataError(
             f"the layer {path.name} of fragment {path.parents[1].name} cannot be read",
             f"{path}: expected a TIFF, found: {problem}",
-            next_step="fetch this layer again; if it is compressed: pip install imagecodecs",
+            next_step="fetch it again (if compressed: pip install imagecodecs), or leave such fragments out: skip_broken = true",
         ) from problem
 
 
@@ -211,12 +223,12 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     except (OSError, SyntaxError) as problem:  # Pillow's PNG reader calls a broken chunk a SyntaxError
         raise DataError(
             f"{path.name} of fragment {path.parent.name} cannot be read", f"{path}: expected a PNG, found: {problem}",
-            next_step="fetch this file again",
+            next_step="fetch this file again, or leave such fragments out: skip_broken = true",
         ) from problem  # fmt: skip
     if picture_HW.shape != shape:
         raise DataError(
             f"{path.name} of fragment {path.parent.name} is not the size of its layers",
             f"{path}: expected {shape} rows and columns, found {picture_HW.shape}",
-            next_step="fetch the fragment again; mask, labels and layers belong together",
+            next_step="fetch the fragment again (mask, labels and layers belong together), or leave it out: skip_broken = true",
         )
     return picture_HW

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
+from workloads.common.files import tell_left_out
 from workloads.ink_detection.data import Fragments, Tile
 from workloads.ink_detection.model import InkUNet
 
@@ -64,6 +65,8 @@ def main(
     threshold: float = 0.5,
     weights: str | None = None,
     num_workers: int = 0,
+    prefetch: int = 3,
+    skip_broken: bool = False,
 ) -> None:
     """Write predictions/FRAGMENT.png (probability) and predictions/binary/FRAGMENT.png to the output folder.
 
@@ -71,13 +74,17 @@ def main(
     overlap and are averaged (at most 255 times a pixel); --weights is a safetensors file, needed when run without kgorch.
     """
     with attach() as session:
-        dataset = Fragments(data, "all", layers=layers, tile=tile, stride=stride)
+        dataset = Fragments(data, "all", layers=layers, tile=tile, stride=stride, skip_broken=skip_broken)
         model = InkUNet(channels)
         model.load_state_dict(load_file(weights) if weights else session.weights("train", "model"))
         model.to(session.device).eval()
         canvas = Canvas(dataset).to(session.device)
         session.track(canvas=canvas)
-        loader = session.loader(dataset, global_batch, shuffle=False, drop_last=False, num_workers=num_workers)
+        tell_left_out(session, dataset.left_out)
+        loader = session.loader(
+            dataset, global_batch, shuffle=False, drop_last=False, num_workers=num_workers,
+            prefetch_factor=prefetch if num_workers else None,
+        )  # fmt: skip
         for batch in session.steps(loader, 1):
             if session.weight:  # else this rank has no tile left, and was lent another rank's
                 canvas.paint(batch, ink_probability(session, model, batch))
@@ -99,7 +106,7 @@ def write(session: Session, dataset: Fragments, canvas: Canvas, threshold: float
     for number, fragment in enumerate(dataset.fragments):
         sum_HW, count_HW = (image_HW.cpu().numpy() for image_HW in canvas.joined(number))
         expected_HW = coverage(dataset, number)
-        if (count_HW != expected_HW).any():
+        if not session.quick and (count_HW != expected_HW).any():
             raise KgorchError(
                 f"the prediction of fragment {fragment.name} has holes or doubles",
                 f"expected {expected_HW.sum()} painted pixels, found {count_HW.sum()}",

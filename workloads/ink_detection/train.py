@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, Sequ
 
 from orchestrator.worker import attach
 from workloads import cli
+from workloads.common.files import tell_left_out
 from workloads.common.record import Record
 from workloads.common.scoring import summed
 from workloads.ink_detection.data import Fragments, Tile
@@ -42,17 +43,21 @@ def main(
     validation: str | None = None,
     num_workers: int = 0,
     prefetch: int = 3,
+    skip_broken: bool = False,
     seed: int | None = None,
 ) -> None:
     """Train on all fragments but one, which scores each epoch.
 
     The defaults suit the fragments of make_fragments.py; plan.toml has those for the real ones.
     --layers is how many of the middle layers to use, --stride the step between tiles, --channels the width
-    of each level of the network, --warmup a number of epochs, --validation the fragment held out.
+    of each level of the network, --warmup a number of epochs, --validation the fragment held out. --skip-broken leaves out
+    fragments that cannot be used.
     """
     with attach(seed=seed) as session:
-        train = Fragments(data, "train", layers=layers, tile=tile, stride=stride, validation=validation)
-        valid = Fragments(data, "valid", layers=layers, tile=tile, stride=tile, validation=validation)
+        if not torch.are_deterministic_algorithms_enabled():
+            torch.backends.cudnn.benchmark = True
+        cut = {"layers": layers, "tile": tile, "validation": validation, "skip_broken": skip_broken}
+        train, valid = Fragments(data, "train", stride=stride, **cut), Fragments(data, "valid", stride=tile, **cut)
         loader = session.loader(
             train, global_batch, num_workers=num_workers, prefetch_factor=prefetch if num_workers else None
         )
@@ -68,6 +73,7 @@ def main(
         scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
         record = Record(session)
         session.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, record=record)
+        tell_left_out(session, train.left_out)
 
         loss_of = dice_loss()
 

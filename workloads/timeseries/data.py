@@ -9,6 +9,7 @@ Axes: B batch, F frames, T bars, C figures of a bar.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.common.files import DataError
+from workloads.common.files import DataError, readable
 
 Part = Literal["train", "valid", "test"]
 SHARES: dict[str, tuple[float, float]] = {"train": (0.0, 0.7), "valid": (0.7, 0.85), "test": (0.85, 1.0)}
@@ -35,6 +36,7 @@ class Window(NamedTuple):
     bars: Tensor  # float32 [F, T, C]
     up: Tensor  # float32 []: 1 where the price stands higher `horizon` bars later
     at: Tensor  # int64 [2]: number of the symbol, when its bar closed
+    index: Tensor  # int64 []: which sample of the part this is
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,24 @@ class Prices(Dataset[Window]):
     Args:
         part: train comes before valid, valid before test; what a window's answer reaches into belongs to none of them.
         frames: the first is the traded one. length: bars of each. horizon: bars until the answer.
+        skip_broken: leave out symbols of which a file cannot be read; `left_out` says why.
 
     Raises:
         DataError: the folder does not hold what it should.
     """
 
     def __init__(
-        self, root: str | Path, part: Part, *, frames: Sequence[str] = ("5m", "15m", "1h"), length: int = 48, horizon: int = 4
+        self, root: str | Path, part: Part, *, frames: Sequence[str] = ("5m", "15m", "1h"), length: int = 48, horizon: int = 4,
+        skip_broken: bool = False,
     ) -> None:  # fmt: skip
         self.length, self.horizon = length, horizon
-        self.symbols = symbols_of(Path(root))
-        self.bars = [[read(Path(root) / name / f"{frame}.csv", frame) for frame in frames] for name in self.symbols]
+
+        @functools.cache
+        def bars_of(symbol: str) -> list[Bars]:
+            return [read(Path(root) / symbol / f"{frame}.csv", frame) for frame in frames]
+
+        self.symbols, self.left_out = readable(symbols_of(Path(root)), bars_of, skip_broken=skip_broken)
+        self.bars = [bars_of(symbol) for symbol in self.symbols]
         self.places = [
             (number, index) for number, of_frames in enumerate(self.bars) for index in self._usable(of_frames, part)
         ]
@@ -104,6 +113,7 @@ class Prices(Dataset[Window]):
             torch.from_numpy(np.stack(windows)),
             torch.tensor(float(up)),
             torch.tensor([number, at_s], dtype=torch.int64),
+            torch.tensor(index),
         )
 
 
@@ -134,13 +144,13 @@ def read(path: Path, frame: str) -> Bars:
             if missing := [name for name in COLUMNS if name not in head]:
                 raise DataError(
                     f"{path} has no column {missing[0]!r}", f"found {', '.join(head)}",
-                    next_step=f"its first line names the columns: {','.join(COLUMNS)}",
+                    next_step=f"its first line names the columns: {','.join(COLUMNS)}; or: skip_broken = true",
                 )  # fmt: skip
             table = np.loadtxt(file, delimiter=",", usecols=[head.index(name) for name in COLUMNS], ndmin=2)
     except (OSError, ValueError) as problem:
         raise DataError(
             f"{path.name} of {path.parent.name} cannot be read", f"{path}: expected a CSV of numbers, found: {problem}",
-            next_step="fetch this file again",
+            next_step="fetch this file again, or leave such symbols out: skip_broken = true",
         ) from problem  # fmt: skip
     see_that_they_are_prices(path, table)
     time, open_, high, low, close, volume = table.T
@@ -172,5 +182,7 @@ def see_that_they_are_prices(path: Path, table: np.ndarray) -> None:
             line = int(np.argmax(lines))
             found = ",".join(f"{value:g}" for value in table[line])
             raise DataError(
-                f"{path}:{line + 2}: {what}", f"found {found}", next_step="correct this line, or leave it out"
+                f"{path}:{line + 2}: {what}",
+                f"found {found}",
+                next_step="correct this line or leave it out, or leave out such symbols: skip_broken = true",
             )

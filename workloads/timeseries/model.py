@@ -6,6 +6,8 @@ number give the same result.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -62,6 +64,11 @@ class PriceMLP(nn.Module):
     def forward(self, bars_BFTC: Tensor) -> Tensor:
         """[B, F, T, C] -> logits [B]."""
         return self.layers(bars_BFTC).squeeze(1)
+
+
+def hidden_of(weights: Mapping[str, Tensor]) -> int:
+    """How wide the network was that these weights come from."""
+    return len(weights["head.0.weight" if "head.0.weight" in weights else "layers.1.bias"])
 
 
 MODELS: dict[str, type[nn.Module]] = {"lstm": PriceLSTM, "transformer": PriceTransformer, "mlp": PriceMLP}

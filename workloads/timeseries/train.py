@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
+from workloads.common.files import tell_left_out
 from workloads.common.record import Record
 from workloads.common.scoring import summed
 from workloads.timeseries.data import Prices, Window
@@ -45,12 +46,13 @@ def main(
     weight_decay: float = 1e-2,
     num_workers: int = 0,
     prefetch: int = 2,
+    skip_broken: bool = False,
     seed: int | None = None,
 ) -> None:
     """Train one network on all symbols; the part of the time after it scores each epoch, the last part the end.
 
     --model is lstm, transformer or mlp; --frames are the time frames, the traded one first; --length bars of each make
-    a window, and --horizon bars later the price is compared.
+    a window, and --horizon bars later the price is compared. --skip-broken leaves out symbols that cannot be read.
     """
     if model not in MODELS:
         raise KgorchError(f"there is no model {model!r}", next_step=f"name one of {', '.join(MODELS)}")
@@ -58,7 +60,7 @@ def main(
         if not torch.are_deterministic_algorithms_enabled():
             torch.backends.cudnn.benchmark = True
         parts = {
-            part: Prices(data, part, frames=frames, length=length, horizon=horizon)
+            part: Prices(data, part, frames=frames, length=length, horizon=horizon, skip_broken=skip_broken)
             for part in ("train", "valid", "test")
         }
         reading = {"num_workers": num_workers, "prefetch_factor": prefetch if num_workers else None}
@@ -75,6 +77,7 @@ def main(
         scaler = torch.amp.GradScaler(session.device.type, enabled=amp)
         record = Record(session, f"{model}.csv")
         session.track(model=net, optimizer=optimizer, scheduler=scheduler, scaler=scaler, record=record)
+        tell_left_out(session, parts["train"].left_out)
 
         def loss(part: Window) -> Tensor:
             with session.autocast(torch.float16, enabled=amp):

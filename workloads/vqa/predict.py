@@ -104,7 +104,7 @@ def main(
                 page.said_NT[here.at] = said_BT.int()
                 page.answered_N[here.at] += 1
         said_NT, answered_N = page.joined()
-        if (answered_N != 1).any():
+        if not session.quick and (answered_N != 1).any():
             raise KgorchError(
                 f"{int((answered_N != 1).sum())} questions were answered never or twice",
                 next_step="start this stage anew; it cannot go on with another number of ranks",
