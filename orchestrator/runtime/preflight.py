@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -77,7 +78,11 @@ def _software(found: dict[str, Any]) -> Iterator[Line]:
         return
     if cuda is None:
         yield Line("cuda", WARN, "there are GPUs that this torch cannot use", "install a torch built for CUDA")
-    elif (driver := driver_cuda()) is not None:
+    elif (driver := driver_cuda()) is None:
+        yield Line(
+            "cuda", WARN, f"the driver {found['driver']} does not say which CUDA it takes", "see what nvidia-smi says"
+        )
+    else:
         fits = driver[0] >= int(cuda.split(".")[0])  # minor versions are compatible within a major one
         said = f"the driver {found['driver']} takes CUDA up to {driver[0]}.{driver[1]}"
         yield Line("cuda", PASS if fits else FAIL, said, "" if fits else "update the driver, or install an older torch")
@@ -168,6 +173,14 @@ def _writable(name: str, folder: Path) -> Line:
             return Line(name, PASS, f"{folder} can be written")
     except OSError as error:
         return Line(name, FAIL, f"{there} cannot be written: {error.strerror}", "name another folder, or free this one")
+
+
+def disk_free(folder: Path) -> int | None:
+    """Bytes of the disk that `folder` lies on, or will; None where that cannot be told."""
+    try:
+        return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
+    except OSError:
+        return None
 
 
 def _checkpoint(engine: Engine, plan: Plan) -> Iterator[Line]:
