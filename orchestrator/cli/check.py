@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, state
 from orchestrator.errors import ExitCode, KgorchError
+
+if TYPE_CHECKING:
+    from orchestrator.plan import Stage
 
 PATIENCE_S = 1800.0
 """For the few steps of a stage; a plan for large GPUs may be checked on a CPU."""
@@ -101,7 +104,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     detected, home, engine = state()
     plan = config.applied(said, config.load())
     profile = config.platform(plan.platform, detected)
-    lines = preflight.lines(engine, home, profile, plan, path.parent)
+    lines = preflight.lines(engine, home, profile, plan, path.parent, elsewhere=device_memory is not None)
     probed, failed = list[probing.Probed](), ""
     free = memory.free_bytes()
     if probes and not any(line.verdict == preflight.FAIL for line in lines):
@@ -114,6 +117,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
         try:
             with probing.folder_in(home) as root:
                 stages = [stage for stage in plan.stage if stage.quick_test_of is None]  # the others are part of these
+                if device_memory and plan.session.gpus:
+                    stages = [_as_on(plan.session.gpus, stage) for stage in stages]
                 for number, stage in enumerate(stages, 1):
                     click.echo(f"probing stage {stage.name} ({number} of {len(stages)})", err=True)
                     try:
@@ -137,6 +142,11 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
         except OSError as error:
             click.echo(f"kgorch history will not know of this check: {error}", err=True)
     return found
+
+
+def _as_on(gpus: int, stage: Stage) -> Stage:
+    """With the ranks that it has on another machine with so many."""
+    return stage.model_copy(update={"ranks": gpus}) if stage.ranks == "auto" else stage
 
 
 def _limit_of_a_rank(free: int, ranks: int | str, told: int | None) -> int | None:

@@ -58,6 +58,9 @@ def of(
     foretold = probed and not failed and all(loop["batches"] for one in probed for loop in one.found.get("loops", ()))
     ahead = _forecast(engine, plan, profile, probed) if foretold else None
     lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
+    if device_memory and any(one.found.get("trials") and one.found["device"] == "cpu" for one in probed):
+        said = "steps were timed on the CPU of this machine: what is foretold of time holds for it, not for a GPU"
+        lines.append(Line("time", WARN, said, "kgorch check where the plan is to train"))
     word, why = _verdict(lines, stages, failed)
     return {
         "plan": plan.name,
@@ -78,6 +81,8 @@ def _verdict(lines: Sequence[Line], stages: Sequence[View], failed: str) -> tupl
     for word in ("does not fit", "fits with"):
         if found := next((stage for stage in stages if stage["memory"] and stage["memory"]["verdict"] == word), None):
             return word, f"stage {found['name']}: {found['memory']['why']}"
+    if not stages:
+        return "fits", "as far as the machine alone can tell; no steps were taken"
     fullest = max((stage for stage in stages if stage["memory"]), key=lambda s: s["memory"]["held"], default=None)
     return "fits", f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
 

@@ -27,7 +27,6 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, PlanErro
 from orchestrator.plan import Plan, check_entries
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import claims, devices, gpus, machine, pools
-from orchestrator.runtime.home import checkpoints_folder
 from orchestrator.runtime.ledger import Terms, terms_of
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
@@ -42,11 +41,14 @@ class Line(NamedTuple):
     do: str = ""
 
 
-def lines(engine: Engine, home: Path, profile: Profile, plan: Plan, workdir: Path) -> list[Line]:
+def lines(
+    engine: Engine, home: Path, profile: Profile, plan: Plan, workdir: Path, *, elsewhere: bool = False
+) -> list[Line]:
+    """`elsewhere`: it is another machine's GPUs that are meant."""
     found = machine.described(home)
     looks: list[tuple[str, Callable[[], Iterator[Line]]]] = [
         ("software", lambda: _software(found)),
-        ("gpus", lambda: _gpus(home, found, plan)),
+        ("gpus", lambda: _gpus(home, found, plan, elsewhere=elsewhere)),
         ("memory", lambda: _memory(found)),
         ("paths", lambda: _paths(home, plan, workdir)),
         ("checkpoint", lambda: _checkpoint(engine, plan)),
@@ -112,7 +114,7 @@ def driver_cuda() -> tuple[int, int] | None:
     return None
 
 
-def _gpus(home: Path, found: dict[str, Any], plan: Plan) -> Iterator[Line]:
+def _gpus(home: Path, found: dict[str, Any], plan: Plan, *, elsewhere: bool) -> Iterator[Line]:
     names = ", ".join(gpu["name"] for gpu in found["gpus"]) or "none"
     try:
         count = devices.visible_gpus()
@@ -122,7 +124,12 @@ def _gpus(home: Path, found: dict[str, Any], plan: Plan) -> Iterator[Line]:
     ranks = max(devices.ranks_for(stage.ranks) for stage in plan.stage)
     if count < (plan.session.gpus or 0):
         wanted = f"the plan needs {plan.session.gpus}; visible: {count} ({names})"
-        yield Line("gpus", FAIL, wanted, "switch the accelerator on, or take session.gpus out of the plan")
+        if elsewhere:
+            yield Line(
+                "gpus", WARN, f"{wanted}: its ranks are probed here all the same", "kgorch check there, before a start"
+            )
+        else:
+            yield Line("gpus", FAIL, wanted, "switch the accelerator on, or take session.gpus out of the plan")
     elif count and ranks > count:
         yield Line("gpus", WARN, f"{ranks} ranks share {count} ({names})", 'ranks = "auto" starts one a GPU')
     else:
@@ -149,10 +156,9 @@ def _paths(home: Path, plan: Plan, workdir: Path) -> Iterator[Line]:
         yield Line("entries", PASS, ", ".join(dict.fromkeys(stage.entry for stage in plan.stage)))
     except PlanError as error:
         yield Line("entries", FAIL, "; ".join((error.what, *error.facts)), error.next_step or "")
-    folders = {
-        "state folder": home,
-        "checkpoints": checkpoints_folder(home, workdir, plan.checkpoint.dir, plan.name, ""),
-    }
+    folders = {"state folder": home}
+    if plan.checkpoint.dir:
+        folders["checkpoints"] = workdir / plan.checkpoint.dir
     if plan.checkpoint.mirror and "://" not in plan.checkpoint.mirror:
         folders["mirror"] = workdir / plan.checkpoint.mirror
     for name, folder in folders.items():

@@ -276,8 +276,9 @@ class Probe:
 
     def _split(self, deep: Weighed, samples: int) -> dict[str, int]:
         parts = self._parts_standing()
-        modules = [thing for thing in self._tracked.values() if isinstance(thing, torch.nn.Module)]
-        trained = {id(item): item for module in modules for item in module.parameters() if item.requires_grad}
+        optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
+        given = [item for one in optimizers for group in one.param_groups for item in group["params"]]
+        trained = {id(item): item for item in given if item.requires_grad}  # an average of weights has no gradients
         batch, microbatch = self._backward.parts[0][0], self._backward.microbatch or samples
         parts["gradients"] = sum(item.nbytes for item in trained.values())
         parts["batch"] = batches.size(batch) * min(microbatch, samples) // max(samples, 1)

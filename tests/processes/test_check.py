@@ -163,6 +163,12 @@ def test_a_plan_that_needs_gpus_is_neither_passed_nor_begun_without_them(kgorch)
     found = checked(kgorch, str(path), code=20)
     assert line(found, "gpus")["verdict"] == "fail" and "needs 2" in line(found, "gpus")["said"]
     assert found["stages"] == [], "nothing was probed"
+    path.write_text(path.read_text().replace("ranks = 1", 'ranks = "auto"'))
+    meant = checked(kgorch, str(path), "--device-memory", "15GiB")  # on a laptop, of two GPUs that are elsewhere
+    assert (
+        meant["verdict"] == "fits" and meant["stages"][0]["ranks"] == 2 and meant["stages"][0]["memory"]["share"] == 16
+    )
+    assert line(meant, "gpus")["verdict"] == line(meant, "time")["verdict"] == "warn"
     refused = kgorch("start", str(path), code=2)
     assert "the plan needs 2 GPUs" in refused.stderr and "next:" in refused.stderr
 
@@ -171,6 +177,7 @@ def test_mistakes_in_what_is_typed_are_told_before_minutes_are_spent(kgorch):
     path = kgorch.plan(ranks=1)
     refused = kgorch("check", str(path), "--html", "nowhere/report.html", code=2)
     assert "nowhere/report.html cannot be written" in refused.stderr and "probing" not in refused.stderr
+    assert "no steps were taken" in checked(kgorch, str(path), "--no-probe")["why"]
     assert "less than CUDA itself takes" in kgorch("check", str(path), "--device-memory", "15", code=2).stderr
 
 
