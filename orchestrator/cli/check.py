@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, state
 from orchestrator.errors import ExitCode, KgorchError
+
+if TYPE_CHECKING:
+    from orchestrator.plan import Stage
 
 PATIENCE_S = 1800.0
 """For the few steps of a stage; a plan for large GPUs may be checked on a CPU."""
@@ -30,12 +34,18 @@ class Section(NamedTuple):
 
 
 def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> int | None:
+    from orchestrator.core.fit import CONTEXT
     from orchestrator.plan import size
 
     try:
-        return None if typed is None else int(size(typed))
+        told = None if typed is None else int(size(typed))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    if told is not None and told <= CONTEXT:
+        raise click.BadParameter(
+            f"{told} bytes are less than CUDA itself takes ({render.size(CONTEXT)}); for example 15GiB"
+        )
+    return told
 
 
 @click.command("check")
@@ -67,6 +77,8 @@ def command(
     Example:
       kgorch check plan.toml --device-memory 15GiB --set session.wall=9h
     """
+    if html:
+        _see_that_there_is_room_for(html)
     found = _found(plan.absolute(), overrides, device_memory, probes=not no_probe)
     if html:
         _write_html(html, found)
@@ -86,24 +98,31 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     from orchestrator import config
     from orchestrator.plan import load
     from orchestrator.report import check
-    from orchestrator.runtime import claims, machine, memory, preflight, probing
+    from orchestrator.runtime import claims, memory, preflight, probing
 
     said, _ = load(path, overrides)
     detected, home, engine = state()
     plan = config.applied(said, config.load())
     profile = config.platform(plan.platform, detected)
-    lines = preflight.lines(engine, home, profile, plan, path.parent)
+    lines = preflight.lines(engine, home, profile, plan, path.parent, elsewhere=device_memory is not None)
     probed, failed = list[probing.Probed](), ""
     free = memory.free_bytes()
     if probes and not any(line.verdict == preflight.FAIL for line in lines):
         wants = claims.wants(plan)
-        claim = claims.take(home, _Who(f"{plan.name} (check)", ""), wants)
+        try:
+            claim = claims.take(home, _Who(f"{plan.name} (check)", ""), wants)
+        except claims.DevicesHeld as error:
+            then = "wait until they are free (kgorch queue); or, without taking steps, kgorch check --no-probe"
+            raise claims.DevicesHeld(error.what, *error.facts, next_step=then) from None
         try:
             with probing.folder_in(home) as root:
-                for number, stage in enumerate(plan.stage, 1):
-                    click.echo(f"probing stage {stage.name} ({number} of {len(plan.stage)})", err=True)
+                stages = [stage for stage in plan.stage if stage.quick_test_of is None]  # the others are part of these
+                if device_memory and plan.session.gpus:
+                    stages = [_as_on(plan.session.gpus, stage) for stage in stages]
+                for number, stage in enumerate(stages, 1):
+                    click.echo(f"probing stage {stage.name} ({number} of {len(stages)})", err=True)
                     try:
-                        limit = device_memory or _limit_of_a_rank(free, stage.ranks)
+                        limit = _limit_of_a_rank(free, stage.ranks, device_memory)
                         probed.append(
                             probing.probe(plan, stage, path.parent, root, memory=limit, patience_s=PATIENCE_S)
                         )
@@ -112,21 +131,33 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
                         break
         finally:
             claim.release()
-    described = machine.described(home)
+    checkpoints = path.parent / plan.checkpoint.dir if plan.checkpoint.dir else home
     found = check.of(
-        engine, plan, profile, lines, probed, failed, free=free, disk_free=described["disk_free"], cores=described["cores"],
-        device_memory=device_memory,
+        engine, plan, profile, lines, probed, failed, free=free, disk_free=preflight.disk_free(checkpoints),
+        cores=len(os.sched_getaffinity(0)), device_memory=device_memory,
     )  # fmt: skip
     if probed and not failed:
-        check.keep(home, plan, found)
+        try:
+            check.keep(home, plan, found)
+        except OSError as error:
+            click.echo(f"kgorch history will not know of this check: {error}", err=True)
     return found
 
 
-def _limit_of_a_rank(free: int, ranks: int | str) -> int | None:
-    """On the host; what a device has it says itself."""
+def _as_on(gpus: int, stage: Stage) -> Stage:
+    """With the ranks that it has on another machine with so many."""
+    return stage.model_copy(update={"ranks": gpus}) if stage.ranks == "auto" else stage
+
+
+def _limit_of_a_rank(free: int, ranks: int | str, told: int | None) -> int | None:
+    """Of what a rank may hold while it is probed. What a device has it says itself; a host gives no more than it has, whatever
+    the device that is meant has.
+    """
     from orchestrator.runtime import devices
 
-    return None if devices.visible_gpus() else free // devices.ranks_for(ranks)
+    if devices.visible_gpus():
+        return told
+    return min(free // devices.ranks_for(ranks), told or free)
 
 
 # What is shown
@@ -204,6 +235,17 @@ def _foretold(ahead: dict[str, Any]) -> Iterator[list[str]]:
     yield ["checkpoints", render.size(ahead["disk_bytes"])]
 
 
+def _see_that_there_is_room_for(path: Path) -> None:
+    """Before minutes are spent. Raises: KgorchError."""
+    was_there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise KgorchError(f"{path} cannot be written", str(error), next_step="name another file for --html") from None
+    if not was_there:
+        path.unlink()
+
+
 def _write_html(path: Path, found: dict[str, Any]) -> None:
     """Raises: KgorchError."""
     import io
@@ -221,6 +263,6 @@ def _write_html(path: Path, found: dict[str, Any]) -> None:
             made.add_row(*(cell.replace("[", r"\[") for cell in row))
         console.print(made)
     try:
-        path.write_text(console.export_html())
+        path.write_text(console.export_html(), encoding="utf-8")
     except OSError as error:
         raise KgorchError(f"{path} cannot be written", str(error)) from None

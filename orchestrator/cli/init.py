@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from importlib import resources
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def command(path: Path | None, workload: str | None, force: bool) -> int:
         return _copy(workload, path, force=force)
     path = path or Path("plan.toml")
     _write(path, resources.files("orchestrator.cli").joinpath("template.toml").read_text(), force=force)
-    click.echo(f"{path} is written; edit its stages, then: kgorch start {path}")
+    click.echo(f"{path} is written; edit its stages, then: kgorch start {_typed(path)}")
     return 0
 
 
@@ -58,7 +59,8 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
     taken = [folder / file.name for file in files if (folder / file.name).exists()]
     if taken and not force:
         raise KgorchError(
-            f"{taken[0]} is there already", next_step=f"kgorch init --from {workload} {folder} --force writes over it"
+            f"{taken[0]} is there already",
+            next_step=f"kgorch init --from {workload} {_typed(folder)} --force writes over it",
         )
     for file in files:
         # the copy is its own: its modules lie beside its plan, and no longer in the package
@@ -66,15 +68,20 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
         text = text.replace(f"workloads/{name}/", "")
         _write(folder / file.name, text, force=True)
     click.echo(f"{len(files)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
-    click.echo(f"next: kgorch check {folder / 'plan.toml'}")
+    click.echo(f"next: kgorch check {_typed(folder / 'plan.toml')}")
     return 0
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
     if path.exists() and not force:
-        raise KgorchError(f"{path} is there already", next_step=f"kgorch init {path} --force writes over it")
+        raise KgorchError(f"{path} is there already", next_step=f"kgorch init {_typed(path)} --force writes over it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
         raise KgorchError(f"{path} cannot be written", str(error)) from None
+
+
+def _typed(path: Path) -> str:
+    """As a shell takes it."""
+    return shlex.quote(str(path))

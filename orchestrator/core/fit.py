@@ -68,18 +68,21 @@ class Line(NamedTuple):
         return round(self.foot + self.slope * microbatch)
 
 
-def line(trials: Sequence[Trial]) -> Line:
-    """By least squares through at least one trial; it never falls, for noise must not make room."""
+def line(trials: Sequence[Trial], standing: int) -> Line:
+    """By least squares through at least one trial; it never falls, for noise must not make room. One trial alone tells no
+    foot: what is known to be `standing` is one, and the rest is taken for slope.
+    """
     sizes, helds = [trial.microbatch for trial in trials], [trial.held for trial in trials]
     if len(set(sizes)) < 2:
-        return Line(0.0, max(helds) / sizes[0])  # the foot is not known: all may be slope
+        known = min(standing, max(helds))
+        return Line(known, (max(helds) - known) / max(sizes[0], 1))
     slope, foot = statistics.linear_regression(sizes, helds)
     if slope < 0:
         return Line(max(helds), 0.0)
     return Line(foot, slope)
 
 
-def need(trials: Sequence[Trial], microbatch: int, checkpointing: bool) -> Need | None:
+def need(trials: Sequence[Trial], microbatch: int, checkpointing: bool, standing: int = 0) -> Need | None:
     """None where nothing of that kind was tried."""
     alike = [trial for trial in trials if trial.checkpointing == checkpointing and not trial.ran_out]
     if not alike:
@@ -88,20 +91,22 @@ def need(trials: Sequence[Trial], microbatch: int, checkpointing: bool) -> Need 
         if trial.microbatch == microbatch:
             return Need(trial.held, trial.step_s, weighed=True)
     nearest = min(alike, key=lambda trial: abs(trial.microbatch - microbatch))
-    return Need(line(alike).at(microbatch), nearest.step_s, weighed=False)
+    return Need(line(alike, standing).at(microbatch), nearest.step_s, weighed=False)
 
 
 def judge(
-    trials: Sequence[Trial], *, share: int, base: Settings, ladder: Sequence[Rung], facts: Facts, limit: int, where: str
-) -> Verdict:
+    trials: Sequence[Trial], *, share: int, base: Settings, ladder: Sequence[Rung], facts: Facts, limit: int, where: str,
+    standing: int = 0,
+) -> Verdict:  # fmt: skip
     """Args:
     share: samples of a rank's share of a step. base: as the plan begins.
     limit: bytes that a rank may hold. where: whose they are, in words.
+    standing: bytes that are held whatever the microbatch is: weights, gradients, optimizer.
     """
 
     def needed(settings: Settings) -> Need | None:
         microbatch = min(settings.microbatch or share, share)
-        return need(trials, microbatch, settings.activation_checkpointing)
+        return need(trials, microbatch, settings.activation_checkpointing, standing)
 
     def fits(settings: Settings) -> bool:
         microbatch = min(settings.microbatch or share, share)

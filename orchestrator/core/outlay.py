@@ -96,12 +96,13 @@ def lay_out(
     factor: pool seconds that a second of a session costs. kept: checkpoints of a stage that stay.
     """
     startup_s = max((stage.startup_s for stage in stages), default=0.0)
-    launches_s = sum(stage.startup_s for stage in stages) - (stages[0].startup_s if stages else 0.0)
+    launches_s = sum(stage.startup_s for stage in stages) - startup_s
     work_s = sum(stage.training_s for stage in stages) + launches_s
     cold_s = max((stage.first_epoch_s - stage.epoch_s for stage in stages), default=0.0)
-    units = max(1, math.ceil(work_s * 10))  # tenths of a second, so that a short demo is not rounded away
+    warm_s = max(0.01, work_s - cold_s)  # each session pays for what is cold, the first one, too
+    units = max(1, math.ceil(warm_s * 10))  # tenths of a second, so that a short demo is not rounded away
     ahead = Ahead(wall_s, startup_s, cold_s, lead_s, pause_s, hours)
-    pace = forecast.pace([Stretch(units, work_s)], steps_left=units)
+    pace = forecast.pace([Stretch(units, warm_s)], steps_left=units)
     end = forecast.end(units, pace, now, None, ahead) if pace else End(None, None, None)
     usual = end.usual
     sessions = usual.sessions if usual else None
@@ -112,6 +113,6 @@ def lay_out(
         epochs = max(0.0, room_s / longest.epoch_s)
     spent_s = None
     if sessions is not None:
-        spent_s = factor * (work_s + sessions * (startup_s + cold_s) + max(0, sessions - 1) * lead_s)
+        spent_s = factor * (warm_s + sessions * (startup_s + cold_s) + max(0, sessions - 1) * lead_s)
     disk = sum(kept * stage.state_bytes for stage in stages)
     return Outlay(work_s, end, sessions, epochs, spent_s, disk)

@@ -55,8 +55,12 @@ def of(
 ) -> View:  # fmt: skip
     """`failed`: why a stage does not get through its first steps; the ones before it are told. `free`: bytes of the host."""
     stages = [_stage(plan, one, free, device_memory) for one in probed]
-    ahead = None if failed or not probed else _forecast(engine, plan, profile, probed)
+    foretold = probed and not failed and all(loop["batches"] for one in probed for loop in one.found.get("loops", ()))
+    ahead = _forecast(engine, plan, profile, probed) if foretold else None
     lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
+    if device_memory and any(one.found.get("trials") and one.found["device"] == "cpu" for one in probed):
+        said = "steps were timed on the CPU of this machine: what is foretold of time holds for it, not for a GPU"
+        lines.append(Line("time", WARN, said, "kgorch check where the plan is to train"))
     word, why = _verdict(lines, stages, failed)
     return {
         "plan": plan.name,
@@ -77,6 +81,8 @@ def _verdict(lines: Sequence[Line], stages: Sequence[View], failed: str) -> tupl
     for word in ("does not fit", "fits with"):
         if found := next((stage for stage in stages if stage["memory"] and stage["memory"]["verdict"] == word), None):
             return word, f"stage {found['name']}: {found['memory']['why']}"
+    if not stages:
+        return "fits", "as far as the machine alone can tell; no steps were taken"
     fullest = max((stage for stage in stages if stage["memory"]), key=lambda s: s["memory"]["held"], default=None)
     return "fits", f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
 
@@ -104,7 +110,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         "why": verdict.why,
         "limit": limit.total,
         "held": verdict.planned.held,
-        "settings": settings.said(one.settings) if settings else [],
+        "settings": settings.said(plan.memory.settings) if settings else [],
         "held_then": verdict.need.held if verdict.need else None,
         "rungs": list(verdict.rungs),
         "largest_microbatch": verdict.largest,
@@ -145,10 +151,12 @@ def judged(plan: Plan, one: Probed, limit: Limit) -> tuple[Verdict, list[Trial]]
         )
         for trial in found["trials"]
     ]
-    facts = Facts(found["share"], found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
+    share = found["share"] if found["divides"] else 0  # a run's ranks do not know it before their first step, either
+    facts = Facts(share, found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
+    standing = sum(found["memory"][part] for part in ("weights", "gradients", "optimizer", "buckets"))
     verdict = fit.judge(
         trials, share=found["share"], base=plan.memory.settings, ladder=plan.memory.rungs, facts=facts,
-        limit=limit.usable, where=limit.where,
+        limit=limit.usable, where=limit.where, standing=max(0, foot) + standing,
     )  # fmt: skip
     return verdict, trials
 
@@ -156,8 +164,9 @@ def judged(plan: Plan, one: Probed, limit: Limit) -> tuple[Verdict, list[Trial]]
 def measured(one: Probed, verdict: Verdict | None = None) -> Measured:
     """`verdict`: with whose settings the stage would go; their steps are slower or faster than the plan's."""
     found = one.found
-    if not found.get("trials"):
-        return Measured(one.stage.name, (), 0, 0, 0, 0, one.startup_s, 0, max(0.0, one.lasted_s - one.startup_s), 0, 0)
+    if not found.get("trials"):  # what it does besides steps; of a script that never attached, all of it
+        ended = found.get("end_s", one.lasted_s - one.startup_s), found.get("save_s", 0.0), found.get("state_bytes", 0)
+        return Measured(one.stage.name, (), 0, 0, 0, 0, one.startup_s, 0, *ended)
     warm, cold, slower = found["warm"], found["cold"], 1.0
     if verdict and verdict.need and verdict.word == "fits with" and verdict.planned.step_s:
         slower = verdict.need.step_s / verdict.planned.step_s
@@ -225,6 +234,12 @@ def _of_probe(
                     name, WARN, said, "fewer num_workers, if the steps wait for the CPU" if found["num_workers"] else ""
                 )
             )
+        if not all(loop["batches"] for loop in found["loops"]):
+            said = "its loader has no length, so nobody can say how long an epoch is"
+            lines.append(Line(name, WARN, said, "a dataset with __len__ has the end foretold"))
+        if stage["memory"]["verdict"] == "does not fit" and not found["divides"] and found["share"] > 1:
+            said = "the ladder takes only batches in parts that session.loader gives and session.backward is given"
+            lines.append(Line(name, WARN, said, "use both in the script, or a smaller batch"))
         if stage["time"]["wait_share"] > 0.1:
             said = f"{stage['time']['wait_share']:.0%} of the time it waits for its batches"
             lines.append(Line(name, WARN, said, "more num_workers, or [data] cache"))

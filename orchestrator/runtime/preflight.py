@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -26,7 +27,6 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, PlanErro
 from orchestrator.plan import Plan, check_entries
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import claims, devices, gpus, machine, pools
-from orchestrator.runtime.home import checkpoints_folder
 from orchestrator.runtime.ledger import Terms, terms_of
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
@@ -41,11 +41,14 @@ class Line(NamedTuple):
     do: str = ""
 
 
-def lines(engine: Engine, home: Path, profile: Profile, plan: Plan, workdir: Path) -> list[Line]:
+def lines(
+    engine: Engine, home: Path, profile: Profile, plan: Plan, workdir: Path, *, elsewhere: bool = False
+) -> list[Line]:
+    """`elsewhere`: it is another machine's GPUs that are meant."""
     found = machine.described(home)
     looks: list[tuple[str, Callable[[], Iterator[Line]]]] = [
         ("software", lambda: _software(found)),
-        ("gpus", lambda: _gpus(home, found, plan)),
+        ("gpus", lambda: _gpus(home, found, plan, elsewhere=elsewhere)),
         ("memory", lambda: _memory(found)),
         ("paths", lambda: _paths(home, plan, workdir)),
         ("checkpoint", lambda: _checkpoint(engine, plan)),
@@ -77,7 +80,11 @@ def _software(found: dict[str, Any]) -> Iterator[Line]:
         return
     if cuda is None:
         yield Line("cuda", WARN, "there are GPUs that this torch cannot use", "install a torch built for CUDA")
-    elif (driver := driver_cuda()) is not None:
+    elif (driver := driver_cuda()) is None:
+        yield Line(
+            "cuda", WARN, f"the driver {found['driver']} does not say which CUDA it takes", "see what nvidia-smi says"
+        )
+    else:
         fits = driver[0] >= int(cuda.split(".")[0])  # minor versions are compatible within a major one
         said = f"the driver {found['driver']} takes CUDA up to {driver[0]}.{driver[1]}"
         yield Line("cuda", PASS if fits else FAIL, said, "" if fits else "update the driver, or install an older torch")
@@ -107,7 +114,7 @@ def driver_cuda() -> tuple[int, int] | None:
     return None
 
 
-def _gpus(home: Path, found: dict[str, Any], plan: Plan) -> Iterator[Line]:
+def _gpus(home: Path, found: dict[str, Any], plan: Plan, *, elsewhere: bool) -> Iterator[Line]:
     names = ", ".join(gpu["name"] for gpu in found["gpus"]) or "none"
     try:
         count = devices.visible_gpus()
@@ -117,7 +124,12 @@ def _gpus(home: Path, found: dict[str, Any], plan: Plan) -> Iterator[Line]:
     ranks = max(devices.ranks_for(stage.ranks) for stage in plan.stage)
     if count < (plan.session.gpus or 0):
         wanted = f"the plan needs {plan.session.gpus}; visible: {count} ({names})"
-        yield Line("gpus", FAIL, wanted, "switch the accelerator on, or take session.gpus out of the plan")
+        if elsewhere:
+            yield Line(
+                "gpus", WARN, f"{wanted}: its ranks are probed here all the same", "kgorch check there, before a start"
+            )
+        else:
+            yield Line("gpus", FAIL, wanted, "switch the accelerator on, or take session.gpus out of the plan")
     elif count and ranks > count:
         yield Line("gpus", WARN, f"{ranks} ranks share {count} ({names})", 'ranks = "auto" starts one a GPU')
     else:
@@ -144,10 +156,9 @@ def _paths(home: Path, plan: Plan, workdir: Path) -> Iterator[Line]:
         yield Line("entries", PASS, ", ".join(dict.fromkeys(stage.entry for stage in plan.stage)))
     except PlanError as error:
         yield Line("entries", FAIL, "; ".join((error.what, *error.facts)), error.next_step or "")
-    folders = {
-        "state folder": home,
-        "checkpoints": checkpoints_folder(home, workdir, plan.checkpoint.dir, plan.name, ""),
-    }
+    folders = {"state folder": home}
+    if plan.checkpoint.dir:
+        folders["checkpoints"] = workdir / plan.checkpoint.dir
     if plan.checkpoint.mirror and "://" not in plan.checkpoint.mirror:
         folders["mirror"] = workdir / plan.checkpoint.mirror
     for name, folder in folders.items():
@@ -168,6 +179,14 @@ def _writable(name: str, folder: Path) -> Line:
             return Line(name, PASS, f"{folder} can be written")
     except OSError as error:
         return Line(name, FAIL, f"{there} cannot be written: {error.strerror}", "name another folder, or free this one")
+
+
+def disk_free(folder: Path) -> int | None:
+    """Bytes of the disk that `folder` lies on, or will; None where that cannot be told."""
+    try:
+        return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
+    except OSError:
+        return None
 
 
 def _checkpoint(engine: Engine, plan: Plan) -> Iterator[Line]:

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import shutil
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
-from orchestrator.errors import ExitCode, KgorchError
+from orchestrator.errors import ExitCode, KgorchError, StateUnusable
 from orchestrator.plan import Plan, Stage
 from orchestrator.runtime import devices, launcher, snapshots
 from orchestrator.wire import KEEPER_SOCKET, Launch, boottime_s
@@ -38,7 +40,7 @@ class ProbeFailed(KgorchError):
 
 
 class Probed(NamedTuple):
-    """`found`: what the ranks measured (worker/probe.py), {} of a stage that takes no steps. `startup_s`, `lasted_s`: of its
+    """`found`: what the ranks measured (worker/probe.py), {} of a stage that never attached. `startup_s`, `lasted_s`: of its
     launch."""
 
     stage: Stage
@@ -52,13 +54,41 @@ class Probed(NamedTuple):
 @contextlib.contextmanager
 def folder_in(home: Path) -> Iterator[Path]:
     """A folder that is gone afterwards, on the disk where checkpoints would lie."""
-    home.mkdir(parents=True, exist_ok=True)
-    root = Path(tempfile.mkdtemp(prefix=".check-", dir=home))
+    with _ended_in_order():
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            root = Path(tempfile.mkdtemp(prefix=".check-", dir=home))
+        except OSError as error:
+            raise StateUnusable(
+                f"{home} cannot be written", str(error), next_step="point KGORCH_HOME at a folder that can be written"
+            ) from None
+        try:
+            yield root
+        finally:
+            snapshots.end(root, timeout_s=5.0)
+            shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: what it has started would live on, and its folder stay."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # once is enough: ending in order takes a moment
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        before = {number: handler for number, handler in before.items() if handler == signal.SIG_DFL}  # not under nohup
+    for number in before:
+        signal.signal(number, end)
     try:
-        yield root
+        yield
     finally:
-        snapshots.end(root, timeout_s=5.0)
-        shutil.rmtree(root, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def probe(plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | None, patience_s: float) -> Probed:
@@ -68,18 +98,32 @@ def probe(plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | 
         memory: bytes that a rank may come to hold; None for as much as there is.
     Raises: ProbeFailed.
     """
-    ranks, settings = devices.ranks_for(stage.ranks), plan.memory.settings
+    ranks, settings, killed = devices.ranks_for(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
     for number in range(TRIES_SMALLER + 1):
-        launch = _launch(plan, stage, workdir, root, ranks, settings, memory, number)
+        launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number)
         began_s = boottime_s()
-        _run(launch, patience_s)
+        try:
+            over = _run(launch, patience_s)
+        except OSError as error:
+            raise ProbeFailed(f"stage {stage.name!r} cannot be launched", str(error)) from None
+        if not over:
+            raise ProbeFailed(
+                f"stage {stage.name!r} was not through its first steps after {patience_s / 60:.0f} minutes, and was ended",
+                *_last_lines(Path(launch.folder, "rank0.log")),
+                next_step="see whether it hangs; one that does not step through session.steps() is run as a whole",
+            )
         records = launcher.records(Path(launch.folder), ranks)
         if len(records) == ranks and all(record.outcome == "finished" for record in records):
             return _read(launch, stage, settings, began_s)
-        smaller = max(1, (settings.microbatch or 64) // 4)
-        if smaller == settings.microbatch or not _lacked_memory(launch, records):
+        if not _lacked_memory(launch, records):
             break
-        settings = replace(settings, microbatch=smaller)
+        tried = _tried(launch)
+        killed.append(tried or (settings.microbatch or 0, settings.activation_checkpointing))
+        if tried is None:  # the plan's own setting, or the smaller one before
+            smaller = max(1, (settings.microbatch or 64) // 4)
+            if smaller == settings.microbatch:
+                break
+            settings = replace(settings, microbatch=smaller)
     raise ProbeFailed(
         f"stage {stage.name!r} does not get through its first steps",
         *_why(launch, records),
@@ -88,8 +132,9 @@ def probe(plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | 
 
 
 def _launch(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None, number: int
-) -> Launch:
+    plan: Plan, stage: Stage, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
+    killed: Sequence[tuple[int, bool]], number: int,
+) -> Launch:  # fmt: skip
     return Launch(
         run=plan.name,
         run_id=root.name,
@@ -113,29 +158,39 @@ def _launch(
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         quick=True,
-        probe={"seconds": SECONDS / len(plan.stage), "memory": memory},
+        probe={"seconds": SECONDS / len(plan.stage), "memory": memory, "killed": list(killed)},
     )
 
 
-def _run(launch: Launch, patience_s: float) -> None:
-    """To its end, or for `patience_s`."""
+def _run(launch: Launch, patience_s: float) -> bool:
+    """False when it was not over after `patience_s`, and was ended. Raises: OSError."""
     folder, until = Path(launch.folder), time.monotonic() + patience_s
     (Path(launch.checkpoints)).mkdir(parents=True, exist_ok=True)
     try:
         shim = launcher.start(launch)
-        while shim.poll() is None and time.monotonic() < until:
+        while shim.poll() is None:
+            if time.monotonic() > until:
+                return False
             time.sleep(0.05)
+        return True
     finally:  # Ctrl-C, too
         launcher.kill(folder)
-        shim.wait()
 
 
 def _read(launch: Launch, stage: Stage, settings: Settings, began_s: float) -> Probed:
     path = Path(launch.folder, "probe.json")
     found = json.loads(path.read_text()) if path.exists() else {}
-    began = found.get("stepped_at_s") or found.get("attached_at_s") or math.nan
-    lasted_s = boottime_s() - began_s
-    return Probed(stage, launch.ranks, settings, lasted_s if math.isnan(began) else began - began_s, lasted_s, found)
+    began = found.get("stepped_at_s") or found.get("attached_at_s") or began_s
+    return Probed(stage, launch.ranks, settings, began - began_s, boottime_s() - began_s, found)
+
+
+def _tried(launch: Launch) -> tuple[int, bool] | None:
+    """Microbatch and activation checkpointing that were tried out besides the plan's when the probe ended."""
+    try:
+        microbatch, checkpointing = json.loads(Path(launch.folder, "probe.trying").read_text())
+    except (OSError, ValueError):
+        return None
+    return int(microbatch), bool(checkpointing)
 
 
 def _lacked_memory(launch: Launch, records: list[RankRecord]) -> bool:
@@ -151,7 +206,14 @@ def _why(launch: Launch, records: list[RankRecord]) -> list[str]:
     own = [record for record in records if record.outcome == "failed" and not record.is_collateral]
     first = min(own, key=lambda record: record.at_s, default=None)
     if first is None:
-        return [launcher.ending(folder), *_last_lines(folder / "torchrun.log"), *_last_lines(folder / "rank0.log")]
+        lacked = _lacked_memory(launch, records)
+        killed = ["the kernel killed it for want of memory, with smaller microbatches, too"] if lacked else []
+        return [
+            *killed,
+            launcher.ending(folder),
+            *_last_lines(folder / "torchrun.log"),
+            *_last_lines(folder / "rank0.log"),
+        ]
     said = (first.message or "no message").splitlines()
     return [f"rank {first.rank}: {first.error_type}: {said[0]}", *(line for line in said[1:12] if line.strip())]
 

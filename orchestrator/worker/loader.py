@@ -135,10 +135,11 @@ class Loader:
     def _few(self, most: int) -> Iterator[Any]:
         """Their seconds, reading and whatever is done with them, are seen."""
         self.seen.clear()
+        began_s = time.monotonic()
         for batch in itertools.islice(self._all(), most):
-            began_s = time.monotonic()
             yield batch
-            self.seen.append(time.monotonic() - began_s)
+            before_s, began_s = began_s, time.monotonic()
+            self.seen.append(began_s - before_s)
 
     def _all(self) -> Iterator[Any]:
         return iter(self._inner) if len(self._order) else iter(())

@@ -1,15 +1,19 @@
 """A probe of a training: a few real steps of it, timed and weighed, in its place (`kgorch check`, runtime/probing.py).
 
 The script runs as always, but `steps` gives it batches as the probe wants them: the first ones, the same ones once more (read
-by now), and then the last of them again and again, with other microbatches, with and without activation checkpointing. One step
-of each such trial is timed; on the CPU, where the allocator counts nothing, another is profiled for what lives at each moment.
-Ranks go the same way: what the way hangs on is the worst of all of theirs. Nothing here outlives the process but `probe.json`.
+by now), and then the largest of them again and again, with other microbatches, with and without activation checkpointing. One
+step of each such trial is timed; on the CPU, where the allocator counts nothing, another is profiled for what lives at each
+moment. Tracked learning rate schedules stand still meanwhile: some allow no more steps than the training has. Ranks go the same
+way: what the way hangs on is the worst of all of theirs. Nothing here outlives the process but `probe.json`, and
+`probe.trying`, the setting that a process was killed in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import math
 import statistics
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -19,7 +23,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
 
+from orchestrator.errors import KgorchError
 from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker import batches
 from orchestrator.worker.backward import Backward
@@ -50,6 +56,7 @@ class Found:
     Attributes:
         loops: epochs and global batches of each loop of the script.
         share: samples of a rank's share of a step. blocks: that can drop their activations.
+        divides: the ladder can take it in parts: session.loader gives it, and session.backward is given it.
         cold, warm: seconds a step takes and waits for its batch, when the batches are read first and again.
         memory: of a step as the plan has it, in bytes: weights, gradients, optimizer, batch, activations, buckets, rest.
         resident: of the whole process in that step.
@@ -66,6 +73,7 @@ class Found:
     num_workers: int = 0
     loops: list[dict[str, int]] = field(default_factory=list)
     share: int = 0
+    divides: bool = True
     cold: dict[str, float] = field(default_factory=dict)
     warm: dict[str, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
@@ -82,15 +90,18 @@ class Probe:
         assert launch.probe is not None
         self._path, self._rank, self._device = Path(launch.folder) / "probe.json", rank, device
         self._seconds, self._limit = float(launch.probe["seconds"]), launch.probe.get("memory")
+        self._killed = [tuple(setting) for setting in launch.probe.get("killed", ())]
         self._ladder = ladder
         self._backward: Backward
         self._scales = scales(device)
         self.found = Found(attached_at_s=boottime_s(), device=device.type)
         if device.type == "cuda":
-            self.found.device_total = torch.cuda.get_device_properties(device).total_memory
+            sharing = math.ceil(dist.get_world_size() / torch.cuda.device_count())
+            self.found.device_total = torch.cuda.get_device_properties(device).total_memory // sharing
         self.loaders: list[Loader] = []
         self._since_s = time.monotonic()
         self._tracked: Mapping[str, Any] = {}
+        self._schedules: list[tuple[LRScheduler, dict[str, Any]]] = []
 
     def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: Backward) -> None:
         self._tracked, self.found.state_bytes, self._backward = tracked, state_bytes, backward
@@ -104,13 +115,13 @@ class Probe:
     def batches(self, source: Loader | Replay, epochs: int) -> Iterator[list[Any]]:
         """What the script trains on instead of an epoch; `source` stands at its beginning."""
         self.found.loops.append({"epochs": epochs, "batches": len(source)})
-        self.found.share = self.found.share or max(
-            source.share_of_rank(0, rank) for rank in range(dist.get_world_size())
-        )
         if len(self.found.loops) > 1:  # another loop of the script: seen to work, no more
             yield from _first(source.parts())
             self._over()
             return
+        schedules = (thing for thing in self._tracked.values() if isinstance(thing, LRScheduler))
+        self._schedules = [(thing, copy.deepcopy(thing.state_dict())) for thing in schedules]
+        self.found.divides = isinstance(source, Loader)
         began_s = time.monotonic()
         count, parts, self.found.cold = yield from self._pass(source, PASS_STEPS, began_s)
         self.found.warm = self.found.cold
@@ -126,19 +137,22 @@ class Probe:
     ) -> Generator[list[Any], None, tuple[int, list[Any] | None, dict[str, float]]]:
         """Steps, and waiting for their batches. With `began_s` no more than time allows, agreed on by all ranks.
 
-        Returns: how many, the last batch, the seconds.
+        Returns: how many, the largest batch (an epoch's last one may be small), the seconds.
         """
         waits, steps, parts = list[float](), list[float](), None
         iterator = source.parts()
         for _ in range(most):
             asked_s = time.monotonic()
             try:
-                parts = next(iterator)
+                given = next(iterator)
             except StopIteration:
                 break
             waits.append(time.monotonic() - asked_s)
             self.found.stepped_at_s = self.found.stepped_at_s or boottime_s()
-            took_s, _ = yield from self._step(parts, "time")
+            self.found.share = self.found.share or self._share_of(source)
+            if parts is None or _samples(given) >= _samples(parts):
+                parts = given
+            took_s, _ = yield from self._step(given, "time")
             steps.append(took_s)
             late = began_s is not None and time.monotonic() - began_s > PASS_SHARE * self._seconds
             if len(steps) >= 2 and self._worst(float(late))[0]:
@@ -153,8 +167,14 @@ class Probe:
         worst = self._worst(*told.values())
         return len(steps), parts, dict(zip(told, worst, strict=True))
 
+    def _share_of(self, source: Loader | Replay) -> int:
+        """The largest of a first step; a loader that is not ours tells it with its first batch."""
+        return int(self._worst(max(source.share_of_rank(0, rank) for rank in range(dist.get_world_size())))[0])
+
     def _step(self, parts: list[Any], how: str) -> Generator[list[Any], None, tuple[float, Weighed]]:
         """Returns: seconds, and what was weighed (`how`: "time", "weigh")."""
+        for schedule, kept in self._schedules:
+            schedule.load_state_dict(copy.deepcopy(kept))
         self._scales.begin(deeply=how == "weigh")
         began_s = time.monotonic()
         yield parts
@@ -168,9 +188,13 @@ class Probe:
         planned = min(base.microbatch or self.found.share, self.found.share)
         done: list[Trial] = []
         for microbatch, checkpointing in self._wanted(planned, base.activation_checkpointing):
-            spent_s = self._worst(time.monotonic() - began_s)[0]
+            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._backward.came))
+            if whole and microbatch != planned:
+                continue  # what does not go through session.backward is never taken in parts
             if done and (spent_s > self._seconds or not self._may_fit(done, microbatch, checkpointing)):
                 continue
+            if done:
+                self._say_trying(microbatch, checkpointing)
             asked = replace(base, microbatch=microbatch, activation_checkpointing=checkpointing)
             self._ladder.hold(asked)
             trial = Trial(microbatch, checkpointing)
@@ -178,7 +202,7 @@ class Probe:
             took_s, light = yield from self._step(parts, "time")
             _, deep = yield from self._step(parts, "weigh")
             if not done:  # later the profiler's own memory counts, too
-                self.found.memory = self._split(deep, batches.length(parts[0]))
+                self.found.memory = self._split(deep, _samples(parts))
                 self.found.resident = int(self._worst(light.rss)[0])
             held = self._ladder.settings
             ran_out = (held.microbatch, held.activation_checkpointing) != (microbatch, checkpointing)
@@ -186,7 +210,20 @@ class Probe:
             trial.step_s, trial.peak, trial.ran_out = worst[0], int(worst[1]), bool(worst[2])
             done.append(trial)
         self._ladder.hold(base)
-        self.found.trials = [vars(trial) for trial in done]
+        if self._rank == 0:
+            self._path.with_suffix(".trying").unlink(missing_ok=True)
+        self.found.divides = self.found.divides and self._backward.came
+        self.found.trials = [vars(trial) for trial in (*done, *self._those_killed())]
+
+    def _say_trying(self, microbatch: int, checkpointing: bool) -> None:
+        """To who launches a probe again that was killed in it."""
+        if self._rank == 0:
+            aside = self._path.with_name("trying.part")
+            aside.write_text(json.dumps([microbatch, checkpointing]))
+            aside.rename(self._path.with_suffix(".trying"))
+
+    def _those_killed(self) -> list[Trial]:
+        return [Trial(size or self.found.share, kind, ran_out=True) for size, kind in self._killed]
 
     def _wanted(self, planned: int, checkpointing: bool) -> Iterator[tuple[int, bool]]:
         """Settings in the order of what they tell: as planned, the line through fewer samples, the other kind, all between."""
@@ -194,8 +231,9 @@ class Probe:
         least = min(planned, 2 if self._ladder.has_batchnorm else 1)  # which has no statistics of one sample
         powers = [1 << power for power in range(share.bit_length()) if least <= 1 << power < share]
         kinds = [checkpointing] + ([not checkpointing] if self._ladder.activations.blocks else [])
-        order = [(planned, kinds[0]), (max(least, planned // 2), kinds[0]), (share, kinds[0]), (least, kinds[0])]
-        order += [(size, kind) for kind in kinds[1:] for size in (planned, max(least, planned // 2), share)]
+        second = max(least, planned // 2) if planned > least else min(2 * planned, share)
+        order = [(planned, kinds[0]), (second, kinds[0]), (share, kinds[0]), (least, kinds[0])]
+        order += [(size, kind) for kind in kinds[1:] for size in (planned, second, share)]
         order += [(size, kind) for kind in kinds for size in reversed(powers)]
         for wanted in order:
             if wanted not in seen:
@@ -204,16 +242,18 @@ class Probe:
 
     def _may_fit(self, done: list[Trial], microbatch: int, checkpointing: bool) -> bool:
         """By the line through what was weighed: a host whose memory runs out kills without a word."""
-        alike = [trial for trial in done if trial.checkpointing == checkpointing or checkpointing]
-        if any(trial.ran_out and trial.microbatch <= microbatch for trial in alike):
+        ran_out = [trial for trial in (*done, *self._those_killed()) if trial.ran_out]
+        if any(trial.microbatch <= microbatch and (trial.checkpointing or not checkpointing) for trial in ran_out):
             return False
+        alike = [trial for trial in done if trial.checkpointing == checkpointing or checkpointing]
         if not self._limit or len(alike) < 2:
             return True
         low, high = min(alike, key=lambda t: t.microbatch), max(alike, key=lambda t: t.microbatch)
         if low.microbatch == high.microbatch:
             return True
         slope = (high.peak - low.peak) / (high.microbatch - low.microbatch)
-        return bool(low.peak + slope * (microbatch - low.microbatch) < self._limit)
+        besides = 0 if self._device.type == "cuda" else max(0, self.found.resident - done[0].peak)
+        return bool(besides + low.peak + slope * (microbatch - low.microbatch) < self._limit)
 
     # Bytes
 
@@ -236,8 +276,9 @@ class Probe:
 
     def _split(self, deep: Weighed, samples: int) -> dict[str, int]:
         parts = self._parts_standing()
-        modules = [thing for thing in self._tracked.values() if isinstance(thing, torch.nn.Module)]
-        trained = {id(item): item for module in modules for item in module.parameters() if item.requires_grad}
+        optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
+        given = [item for one in optimizers for group in one.param_groups for item in group["params"]]
+        trained = {id(item): item for item in given if item.requires_grad}  # an average of weights has no gradients
         batch, microbatch = self._backward.parts[0][0], self._backward.microbatch or samples
         parts["gradients"] = sum(item.nbytes for item in trained.values())
         parts["batch"] = batches.size(batch) * min(microbatch, samples) // max(samples, 1)
@@ -283,6 +324,14 @@ class Probe:
             aside = self._path.with_suffix(".part")
             aside.write_text(json.dumps(vars(self.found)))
             aside.rename(self._path)
+
+
+def _samples(parts: list[Any]) -> int:
+    """0 in a batch that holds no tensor."""
+    try:
+        return batches.length(parts[0])
+    except KgorchError:
+        return 0
 
 
 def _first(parts: Iterator[list[Any]]) -> Iterator[list[Any]]:

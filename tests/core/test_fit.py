@@ -75,6 +75,15 @@ def test_activations_go_first_where_batchnorm_would_notice_a_smaller_microbatch(
     assert found.settings.activation_checkpointing and found.settings.microbatch is None
 
 
+def test_of_a_single_trial_what_stands_does_not_shrink_with_the_microbatch():
+    alone = [Trial(16, False, 18 * GB, 1.0)]  # 15 of them weights, gradients and optimizer
+    rungs = [parse_rung(rung) for rung in DEFAULT]
+    found = fit.judge(
+        alone, share=16, base=Settings(), ladder=rungs, facts=FACTS, limit=14 * GB, where="14 GB", standing=15 * GB
+    )
+    assert found.word == "does not fit" and found.largest == 0
+
+
 def test_the_last_of_memory_is_not_counted_on():
     assert judged(limit=18.2).word == "fits with", "18 of 18.2 GB are more than 96%"
 

@@ -62,6 +62,14 @@ def test_each_session_pays_its_start_and_reads_cold_data_again():
     assert cut.end.usual.end_at - alone.end.usual.end_at > timedelta(seconds=(cut.sessions - 1) * 100)
 
 
+def test_the_first_sessions_cold_data_and_start_are_paid_for_once():
+    short = stage("first", epochs=1, batches=100, step_s=1.0, startup_s=5)
+    long = stage(epochs=10, batches=100, step_s=1.0, startup_s=50, cold_wait_s=0.5)
+    found = lay_out([short, long], NOON, wall_s=None, lead_s=10, kept=1)
+    assert found.end.usual.end_at - NOON == timedelta(seconds=5 + 100 + 50 + 1000 + 50)
+    assert found.quota_s == pytest.approx(5 + 100 + 50 + 1000 + 50)
+
+
 def test_where_no_session_is_long_enough_no_end_is_promised():
     train = stage(step_s=1.0, startup_s=50)
     found = lay_out([train], NOON, wall_s=55, lead_s=10, kept=1)

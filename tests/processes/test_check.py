@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
 import pytest
+from driver import build
+from harness import processes_of, wait_until
+
+from orchestrator.plan import parse
+from orchestrator.runtime import launcher, probing
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
@@ -86,6 +92,65 @@ def test_what_does_not_fit_is_said_with_what_would_and_the_exit_code_tells(kgorc
     assert small["verdict"] == "does not fit" and "no rung" in small["why"]
 
 
+def test_odd_stages_are_probed_as_they_are_and_a_quick_test_is_not_counted_twice(kgorch):
+    path = kgorch.plan("counts_steps.py", ranks=1, args={"epochs": 2}, extra="")
+    stage = path.read_text().partition("[checkpoint]")[0].partition("[[stage]]")[2]
+    more = [
+        stage.replace('"train"', f'"{only}"').replace("epochs = 2", f'only = "{only}"')
+        for only in ("foreign", "evaluation")
+    ]
+    plain = (
+        stage.replace('"train"', '"plain"')
+        .replace("counts_steps.py", "never_attaches.py")
+        .replace("epochs = 2", 'say = "1.5"')
+    )
+    added = QUICK + "".join(f"[[stage]]{one}" for one in [stage, *more, plain])
+    path.write_text(path.read_text().replace(f"[[stage]]{stage}", added, 1))
+    found = checked(kgorch, str(path))
+    assert found["verdict"] == "fits", found["why"]
+    train, foreign, evaluation, plain = found["stages"]
+    assert (train["name"], plain["name"]) == ("train", "plain")
+    for stage in (train, foreign):  # 16 samples, 64 and 1 figures each: not the one that is left over
+        assert stage["memory"]["share"] == stage["memory"]["largest_microbatch"] == 16
+        assert stage["memory"]["parts"]["batch"] == 16 * 65 * 4
+        assert {trial["microbatch"] for trial in stage["memory"]["trials"]} == {1, 2, 4, 8, 16}
+    besides_s = found["forecast"]["training_s"] - sum(one["time"]["training_s"] for one in (train, foreign))
+    # ten batches of 17 slow samples, of which two were read; a second and a half without a step
+    assert besides_s > 1.7 + 1.5
+    assert evaluation["memory"] is evaluation["time"] is plain["memory"] is None
+
+
+def test_a_check_that_is_told_to_end_leaves_nothing_behind(kgorch):
+    path = kgorch.plan("never_attaches.py", ranks=1, args={"say": "1000"})
+    checking = kgorch.background("check", str(path))
+    wait_until(lambda: list(kgorch.home.glob(".check-*/attempts/*/rank0.log")), what="a rank that runs")
+    checking.send_signal(signal.SIGTERM)
+    assert checking.wait(30) == 128 + signal.SIGTERM
+    assert not list(kgorch.home.glob(".check-*"))
+    wait_until(lambda: not processes_of(kgorch.home), within_s=10)
+
+
+def test_what_was_killed_for_want_of_memory_is_not_tried_again_and_does_not_fit(tmp_path, monkeypatch):
+    """The kernel's part is played: nobody may fill this machine's memory."""
+    asked, endings = [], [[64, False], None, None]
+
+    def run(launch, patience_s):
+        asked.append((launch.settings["microbatch"], launch.probe["killed"]))
+        folder = Path(launch.folder)
+        folder.mkdir(parents=True)
+        if endings and (trying := endings.pop(0)):
+            (folder / "probe.trying").write_text(json.dumps(trying))
+        return True
+
+    monkeypatch.setattr(probing, "_run", run)
+    monkeypatch.setattr(launcher, "kernel_kills", lambda folder: 1)
+    monkeypatch.setattr(launcher, "was_sigkilled", lambda folder: True)
+    plan = parse('name = "a"\n[memory]\nmicrobatch = 4\n[[stage]]\nname = "s"\nentry = "a.py"\nranks = 1', "plan.toml")
+    with pytest.raises(probing.ProbeFailed):
+        probing.probe(plan, plan.stage[0], tmp_path, tmp_path, memory=None, patience_s=1.0)
+    assert asked == [(4, []), (4, [(64, False)]), (1, [(64, False), (4, False)])]
+
+
 def test_a_training_that_fails_in_its_first_steps_is_found_before_an_hour_is_spent(kgorch):
     found = checked(kgorch, str(kgorch.plan("crashes.py", ranks=1, args={"at": 0})), code=20)
     assert found["verdict"] == "does not run"
@@ -98,8 +163,29 @@ def test_a_plan_that_needs_gpus_is_neither_passed_nor_begun_without_them(kgorch)
     found = checked(kgorch, str(path), code=20)
     assert line(found, "gpus")["verdict"] == "fail" and "needs 2" in line(found, "gpus")["said"]
     assert found["stages"] == [], "nothing was probed"
+    path.write_text(path.read_text().replace("ranks = 1", 'ranks = "auto"'))
+    meant = checked(kgorch, str(path), "--device-memory", "15GiB")  # on a laptop, of two GPUs that are elsewhere
+    assert (
+        meant["verdict"] == "fits" and meant["stages"][0]["ranks"] == 2 and meant["stages"][0]["memory"]["share"] == 16
+    )
+    assert line(meant, "gpus")["verdict"] == line(meant, "time")["verdict"] == "warn"
     refused = kgorch("start", str(path), code=2)
     assert "the plan needs 2 GPUs" in refused.stderr and "next:" in refused.stderr
+
+
+def test_mistakes_in_what_is_typed_are_told_before_minutes_are_spent(kgorch):
+    path = kgorch.plan(ranks=1)
+    refused = kgorch("check", str(path), "--html", "nowhere/report.html", code=2)
+    assert "nowhere/report.html cannot be written" in refused.stderr and "probing" not in refused.stderr
+    assert "no steps were taken" in checked(kgorch, str(path), "--no-probe")["why"]
+    assert "less than CUDA itself takes" in kgorch("check", str(path), "--device-memory", "15", code=2).stderr
+
+
+def test_a_driver_that_does_not_say_which_cuda_it_takes_is_no_mistake(kgorch, tmp_path):
+    kgorch.extra_env |= build(tmp_path).env
+    found = checked(kgorch, str(kgorch.plan(ranks=1, extra="gpus = 1")), "--no-probe")
+    assert line(found, "gpus")["verdict"] == "pass"
+    assert line(found, "cuda")["verdict"] == "warn"
 
 
 def test_the_machine_alone_is_looked_at_in_a_moment_and_what_is_wrong_is_named(kgorch):
