@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from orchestrator.core import hang, health, memory, notices, room, trend, windows
+from orchestrator.core.memory import Rung
 from orchestrator.errors import KgorchError, PlanError, nearest
 from orchestrator.platforms.detect import BY_NAME
 
@@ -426,6 +427,14 @@ class Plan(_Part):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two stages are named {twice[0]!r}")
         return self
+
+    def rungs_of(self, stage: str) -> list[Rung]:
+        """The ladder as far as it is meant for a stage: an argument that only other ones are given is theirs."""
+        mine = next((item.args for item in self.stage if item.name == stage), {})
+        theirs = {name for item in self.stage if item.name != stage for name in item.args}
+        return [
+            rung for rung in self.memory.rungs if all(name in mine or name not in theirs for name in rung.arguments)
+        ]
 
     @property
     def hash(self) -> str:

@@ -155,7 +155,7 @@ def judged(plan: Plan, one: Probed, limit: Limit) -> tuple[Verdict, list[Trial]]
     facts = Facts(share, found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
     standing = sum(found["memory"][part] for part in ("weights", "gradients", "optimizer", "buckets"))
     verdict = fit.judge(
-        trials, share=found["share"], base=plan.memory.settings, ladder=plan.memory.rungs, facts=facts,
+        trials, share=found["share"], base=plan.memory.settings, ladder=plan.rungs_of(one.stage.name), facts=facts,
         limit=limit.usable, where=limit.where, standing=max(0, foot) + standing,
     )  # fmt: skip
     return verdict, trials

@@ -153,7 +153,7 @@ def take_next(
         if row.settings.get("attempt") == attempt:
             return row.rung
     facts, now = _facts(engine, run, place), standing(engine, run, plan, place).now
-    found = memory.next_rung(plan.memory.rungs, now, plan.memory.settings, facts, where=where)
+    found = memory.next_rung(plan.rungs_of(place.stage), now, plan.memory.settings, facts, where=where)
     if found is None:
         return ""
     rung, after = found

@@ -260,3 +260,19 @@ def test_a_quick_test_of_no_other_stage_is_refused_and_the_stages_named(tested):
     with pytest.raises(PlanError) as caught:
         parse(QUICK.replace('quick_test_of = "train"', f'quick_test_of = "{tested}"'), "plan.toml")
     assert "quick_test_of names no stage" in str(caught.value) and "train" in str(caught.value)
+
+
+def test_a_rung_that_sets_an_argument_is_for_the_stages_that_have_it():
+    text = """
+name = "x"
+stage = [
+  { name = "train", entry = "train.py", args = { crop = 128 } }, { name = "predict", entry = "predict.py", args = { tile = 64 } },
+]
+[memory]
+ladder = ["microbatch/2", { set = { crop = 96 } }, { set = { width = 8 } }]
+"""
+    plan = parse(text, "plan.toml")
+    assert [rung.name for rung in plan.rungs_of("train")] == ["microbatch/2", "set crop=96", "set width=8"]
+    assert [rung.name for rung in plan.rungs_of("predict")] == ["microbatch/2", "set width=8"], (
+        "nobody gives width: all may have it"
+    )
