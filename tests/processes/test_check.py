@@ -18,6 +18,12 @@ PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
 
 
+@pytest.fixture(autouse=True)
+def whole_torch(kgorch):
+    """The profiler of a probe imports what the test programs spare themselves."""
+    kgorch.extra_env["KGORCH_TESTS_COMPILER"] = "1"
+
+
 def shape(value):
     if isinstance(value, dict):
         return {key: shape(item) for key, item in sorted(value.items())}

@@ -1,10 +1,11 @@
 """Spares a rank PyTorch's compiler, which nothing here uses: a DDP or an optimizer imports it, for 1.5 s of CPU a rank.
 
 To be imported before a session attaches. What stands in its place answers what a process group, a DDP and an optimizer ask
-of it; whoever asks for more gets the real one.
+of it; whoever asks for more gets the real one, but for imports of its modules (PyTorch's profiler): KGORCH_TESTS_COMPILER=1.
 """
 
 import importlib
+import os
 import sys
 import types
 
@@ -26,7 +27,7 @@ def _as_it_is(function=None, *_, **__):
     return function or _as_it_is
 
 
-if "torch._dynamo" not in sys.modules:
+if "torch._dynamo" not in sys.modules and "KGORCH_TESTS_COMPILER" not in os.environ:
     sys.modules["torch._dynamo"] = _StandIn(
         "torch._dynamo",
         disable=_as_it_is,
