@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder docs clean
+.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder bench-workloads docs clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +49,9 @@ bench-checkpoints: setup
 bench-ladder: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/ladder.py
+
+bench-workloads: setup
+	$(BIN)/python benchmarks/workloads.py
 
 docs: setup
 	$(BIN)/python docs/lifecycle.py
