@@ -36,7 +36,7 @@ EPOCHS = {
 }
 """So that a stage trains for half a minute or so on two cores."""
 
-SPEED_EPOCHS, ROUNDS = 2, 3
+SPEED_EPOCHS, ROUNDS = 2, 2
 
 # main() of a stage, in every rank, with a session that does what a person would write without kgorch
 PROGRAM = """

@@ -1,6 +1,5 @@
 """Trains with an operation that has no deterministic way."""
 
-import no_compiler  # noqa: F401
 import torch
 
 from orchestrator.worker import attach
