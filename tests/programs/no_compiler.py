@@ -1,8 +1,8 @@
 """Spares a rank PyTorch's compiler, which nothing here uses: a DDP or an optimizer imports it, for 1.5 s of CPU a rank.
 
 To be imported before a session attaches. What stands in its place answers what a process group, a DDP and an optimizer ask
-of it; whoever asks for more gets the real one, but for imports of its modules (by the profiler: KGORCH_TESTS_COMPILER=1; by what looks
-for operations that are not deterministic).
+of it; whoever asks for more gets the real one, but for imports of its modules (by the profiler: KGORCH_TESTS_COMPILER=1; by
+what looks for operations that are not deterministic).
 """
 
 import importlib
