@@ -139,7 +139,7 @@ def _launch(
         run=plan.name,
         run_id=root.name,
         stage=stage.name,
-        attempt=f"0.{number}",
+        attempt=f"{plan.stage.index(stage) + 1}.{number}",  # the keeper, which they share, tells launches apart by it
         folder=str(root / "attempts" / f"{stage.name}.{number}"),
         entry=stage.entry,
         args=stage.args,

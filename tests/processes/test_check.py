@@ -157,6 +157,18 @@ def test_what_was_killed_for_want_of_memory_is_not_tried_again_and_does_not_fit(
     assert asked == [(4, []), (4, [(64, False)]), (1, [(64, False), (4, False)])]
 
 
+def test_the_keeper_that_stages_share_can_tell_their_launches_apart(tmp_path, monkeypatch):
+    """It numbers snapshots by attempt: a second stage waited for ever for a save that it took for the first one's."""
+    launched = []
+    monkeypatch.setattr(probing, "_run", lambda launch, patience_s: launched.append(launch.attempt) or True)
+    stages = "".join(f'[[stage]]\nname = "{name}"\nentry = "a.py"\nranks = 1\n' for name in "abc")
+    plan = parse(f'name = "a"\n{stages}', "plan.toml")
+    for stage in plan.stage:
+        with pytest.raises(probing.ProbeFailed):
+            probing.probe(plan, stage, tmp_path, tmp_path, memory=None, patience_s=1.0)
+    assert len(set(launched)) == 3
+
+
 def test_a_training_that_fails_in_its_first_steps_is_found_before_an_hour_is_spent(kgorch):
     found = checked(kgorch, str(kgorch.plan("crashes.py", ranks=1, args={"at": 0})), code=20)
     assert found["verdict"] == "does not run"
