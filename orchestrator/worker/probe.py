@@ -102,6 +102,7 @@ class Probe:
         self._since_s = time.monotonic()
         self._tracked: Mapping[str, Any] = {}
         self._schedules: list[tuple[LRScheduler, dict[str, Any]]] = []
+        self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: Backward) -> None:
         self._tracked, self.found.state_bytes, self._backward = tracked, state_bytes, backward
@@ -121,6 +122,9 @@ class Probe:
             return
         schedules = (thing for thing in self._tracked.values() if isinstance(thing, LRScheduler))
         self._schedules = [(thing, copy.deepcopy(thing.state_dict())) for thing in schedules]
+        optimizers = (thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer))
+        groups = (group for one in optimizers for group in one.param_groups)
+        self._rates = [(group, {key: group[key] for key in group if key != "params"}) for group in groups]
         self.found.divides = isinstance(source, Loader)
         began_s = time.monotonic()
         count, parts, self.found.cold = yield from self._pass(source, PASS_STEPS, began_s)
@@ -175,6 +179,8 @@ class Probe:
         """Returns: seconds, and what was weighed (`how`: "time", "weigh")."""
         for schedule, kept in self._schedules:
             schedule.load_state_dict(copy.deepcopy(kept))
+        for group, settings in self._rates:  # many schedules go on from the rate that they find
+            group.update(settings)
         self._scales.begin(deeply=how == "weigh")
         began_s = time.monotonic()
         yield parts

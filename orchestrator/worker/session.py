@@ -562,7 +562,7 @@ class Session:
             captured = state.capture(self._tracked)
         mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
         busy_s = boottime_s() - began_s
-        if self._health and self._board:
+        if self._health and self._board and self._probe is None:  # whose state nobody goes on from
             looked_s = self._health.look(_alike(self._tracked, mine), self._step, self._board.vote)
         return Seen(captured, mine, boottime_s() - busy_s - looked_s)  # waiting for the others is no part of it
 

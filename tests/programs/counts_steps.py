@@ -1,5 +1,5 @@
-"""A training whose schedule allows no more steps than it has, over a loader whose last batch is a single sample; then a stage that
-only evaluates (`--only evaluation`), or one with a loader of PyTorch's own (`--only foreign`)."""
+"""A training of whose schedules one allows no more steps than it has, over a loader whose last batch is a single sample; then
+a stage that only evaluates (`--only evaluation`), or one with a loader of PyTorch's own (`--only foreign`)."""
 
 import argparse
 import time
@@ -32,12 +32,17 @@ def main(only: str, epochs: int) -> None:
             return
         loader = DataLoader(data, 16) if only == "foreign" else session.loader(data, 16, drop_last=False)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=epochs * len(loader))
-        session.track(model=model, optimizer=optimizer, schedule=schedule)
+        other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.0)
+        warm = torch.optim.lr_scheduler.LinearLR(other, 0.01, total_iters=24)  # goes on from the rate that it finds
+        session.track(model=model, optimizer=optimizer, schedule=schedule, other=other, warm=warm)
         for batch in session.steps(loader, epochs):
             session.backward(batch, lambda part: (model(part[0]) - part[1]).square().mean())
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+            other.step()
+            warm.step()
+            assert other.param_groups[0]["lr"] <= 1.0, "a rate that grows without end"
 
 
 if __name__ == "__main__":
