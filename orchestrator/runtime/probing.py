@@ -139,7 +139,8 @@ def _launch(
         run=plan.name,
         run_id=root.name,
         stage=stage.name,
-        attempt=f"{plan.stage.index(stage) + 1}.{number}",  # the keeper, which they share, tells launches apart by it
+        # the keeper, which they share, tells launches apart by it
+        attempt=f"{[other.name for other in plan.stage].index(stage.name) + 1}.{number}",
         folder=str(root / "attempts" / f"{stage.name}.{number}"),
         entry=stage.entry,
         args=stage.args,
