@@ -28,8 +28,6 @@ from orchestrator.runtime.ledger import terms_of
 from orchestrator.runtime.preflight import FAIL, PASS, WARN, Line
 from orchestrator.runtime.probing import Probed
 
-STEPPING, NOTHING = "the probe", "nothing"
-
 
 @dataclass(frozen=True)
 class Limit:

@@ -107,9 +107,9 @@ class Probe:
     def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: Backward) -> None:
         self._tracked, self.found.state_bytes, self._backward = tracked, state_bytes, backward
 
-    def part(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Around the forward or backward of a microbatch."""
-        return self._scales.part(name)
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        """Around that of a microbatch."""
+        return self._scales.forward()
 
     # The batches
 

@@ -629,14 +629,11 @@ class Session:
             The mean loss over this rank's batch, detached, not waited for. Scalar.
         """
 
-        part_of = self._probe.part if self._probe else _unseen
-
         def work(part: Any, weight: float) -> torch.Tensor:
-            with part_of("forward"):
+            with self._probe.forward() if self._probe else contextlib.nullcontext():
                 loss = loss_of(part)
             weighted = loss * weight
-            with part_of("backward"):
-                (scaler.scale(weighted) if scaler else weighted).backward()
+            (scaler.scale(weighted) if scaler else weighted).backward()
             return loss.detach()
 
         return self.accumulate(batch, work, scaler=scaler)
@@ -721,10 +718,6 @@ class Session:
 def _alike(tracked: Mapping[str, Any], mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of a rank's share the modules' and optimizers' tensors: other things may well hold what is no number."""
     return {name: tensor for name, tensor in mine.items() if state.is_replicated(tracked[name.partition(".")[0]])}
-
-
-def _unseen(part: str) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def _number(name: str, value: Any) -> float:

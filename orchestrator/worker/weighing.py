@@ -30,8 +30,8 @@ class Scales(Protocol):
     def begin(self, *, deeply: bool) -> None:
         """Before a step; `deeply` may slow it down."""
 
-    def part(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Around a microbatch's "forward" or "backward"."""
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        """Around that of a microbatch; the first one of a step is weighed."""
 
     def end(self) -> Weighed:
         """After the step, which has come to its end on the device."""
@@ -52,10 +52,10 @@ class OfCuda:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def forward(self) -> Iterator[None]:
         before = torch.cuda.memory_allocated(self._device)
         yield
-        if name == "forward" and not self._forward:
+        if not self._forward:
             self._forward = torch.cuda.memory_allocated(self._device) - before
 
     def end(self) -> Weighed:
@@ -75,8 +75,8 @@ class OfCpu:
             )
             self._profile.__enter__()
 
-    def part(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        return torch.profiler.record_function(MARK) if name == "forward" and self._profile else contextlib.nullcontext()
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.profiler.record_function(MARK) if self._profile else contextlib.nullcontext()
 
     def end(self) -> Weighed:
         resident = most_resident()
