@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -18,6 +19,12 @@ USUAL_GC = gc.get_threshold()
 gc.set_threshold(
     50_000, 20, 20
 )  # imports make many objects and drop few: looking for some took 20 of 320 ms of `status`
+
+THE_MACHINES = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
+    errno.ELOOP, errno.EIO, errno.ESTALE,
+}  # fmt: skip
+"""What is wrong with a path or its disk, and not with us: a file that is merely missing would be our own bug."""
 
 VERBS = {
     "start": "Begin the run of a plan, or go on with it.",
@@ -80,6 +87,12 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
+    for word in sys.argv[1:] if args is None else args:
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            print(
+                f"error: {word!r} is no UTF-8, and could not be kept in the database\nnext: rename it", file=sys.stderr
+            )
+            sys.exit(int(ExitCode.MISTAKE))
     try:
         status = cli.main(args=args, prog_name="kgorch", standalone_mode=False)
     except KgorchError as error:
@@ -95,12 +108,39 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our pipe has enough
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in THE_MACHINES or not error.filename:
+            raise
+        print(
+            f"error: {error.strerror}: {str(error.filename)[:200]!r}\nnext: see that the path is right, its disk not full and"
+            " writable for you",
+            file=sys.stderr,
+        )
+        sys.exit(int(ExitCode.MISTAKE))
     except Exception as error:
         if type(error).__module__ != "sqlalchemy.exc" or not (cause := getattr(error, "orig", None)):
-            raise
+            if not (cause := _oddity()):
+                raise
+            print(
+                f"error: the database holds what kgorch has not written: {cause}\nnext: put a copy of kgorch.db back, or correct"
+                " that row",
+                file=sys.stderr,
+            )
+            sys.exit(int(ExitCode.MISTAKE))
         print(
             f"error: the database cannot be used just now: {cause}\nnext: try again; see that no other program holds it",
             file=sys.stderr,
         )
         sys.exit(int(ExitCode.MISTAKE))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _oddity() -> str | None:
+    """What of the database is not as kgorch writes it: then that, and not a bug of ours, ended the verb."""
+    try:
+        from db.soundness import first_oddity
+        from orchestrator.cli.common import state
+
+        return first_oddity(state()[2])
+    except Exception:
+        return None

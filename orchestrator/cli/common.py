@@ -77,7 +77,7 @@ def find_run(engine: Engine, name: str | None) -> RunInfo:
         raise NotFound("there is no run yet", next_step="kgorch start plan.toml")
     plain, slash, number = name.rpartition("/")
     found = runs.newest(engine, name)
-    if found is None and slash and number.isdecimal():
+    if found is None and slash and number.isdecimal() and len(number) < 10:
         found = runs.numbered(engine, plain, int(number))
     if found is None:
         names = runs.names(engine, limit=NAMES)

@@ -54,7 +54,12 @@ def set_aside(folder: Path) -> Path:
 
 
 def drop(folder: Path) -> None:
-    """Delete a checkpoint so that a kill half-way leaves no folder that looks like one."""
+    """Delete a checkpoint so that a kill half-way leaves no folder that looks like one.
+
+    Raises: KgorchError for what is none: the path comes from a database, into which others can write.
+    """
+    if not manifest.FOLDER.fullmatch(folder.name):
+        raise KgorchError(f"{folder} is no checkpoint and is not deleted", next_step="kgorch checkpoints list --dropped")
     aside = folder.with_name(folder.name + ".dropping")
     try:
         folder.rename(aside)
