@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from harness import Kgorch, processes_of, wait_until
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that spin for each other on cores that others use took minutes
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def test_training_outlives_a_kill_9_of_daemon_and_supervisor_and_is_taken_over(p
     assert [len(entry["attempts"]) for entry in person.history()] == [1], "one session, one launch"
 
 
+@pytest.mark.soak  # the long evening has both in it
 @pytest.mark.parametrize("graceful", [True, False])
 def test_after_a_reboot_and_after_a_power_cut_training_goes_on_by_itself(person, graceful):
     person("queue", "add", str(person.plan(ranks=1, args=ENDLESS, every="1s")))

@@ -59,7 +59,7 @@ def test_a_database_that_another_program_holds_is_said_in_one_line(suspended):
     assert "locked" in said and "next:" in said
 
 
-@pytest.mark.parametrize("years", [1, -1])
+@pytest.mark.parametrize("years", [1, pytest.param(-1, marks=pytest.mark.soak)])
 def test_a_session_whose_clock_was_a_year_wrong_costs_nothing(suspended, years):
     """As such a session leaves its rows; libfaketime itself makes torchrun's sleeps fail."""
     plan = suspended.folder / "plan.toml"

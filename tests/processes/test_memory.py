@@ -29,7 +29,7 @@ def _snapshot_beyond(kgorch: Kgorch, step: int) -> int:
     return held.step
 
 
-@pytest.mark.parametrize("victim", ["rank1", "shim"])
+@pytest.mark.parametrize("victim", [pytest.param("rank1", marks=pytest.mark.soak), "shim"])
 def test_a_relaunch_goes_on_from_memory_with_the_disk_older(kgorch, victim):
     plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.04}, every="600s")
     kgorch.background("start", str(plan))

@@ -64,7 +64,7 @@ def test_one_process_plays_both_ranks_and_status_says_so(kgorch, uninterrupted):
     assert kgorch.status()["exactness"]["ranks"] == "2 virtual ranks on 1: the same bits"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_four_ranks_on_two_differ_in_the_order_of_sums_alone(kgorch, uninterrupted):
     found, expected = _cut(kgorch, [4, 2]), uninterrupted(4)
     assert 0 < _apart(found, expected) < 1e-4

@@ -237,7 +237,11 @@ def test_a_tracked_sampler_is_refused_for_it_would_skip_twice(session):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "loader", "workers"),
-    [(1, "shuffled", 2), (2, "distributed", 0), pytest.param(1, "stream", 2, marks=pytest.mark.soak)],
+    [
+        pytest.param(1, "shuffled", 2, marks=pytest.mark.soak),
+        (2, "distributed", 0),
+        pytest.param(1, "stream", 2, marks=pytest.mark.soak),
+    ],
 )
 def test_a_stopped_run_with_a_loader_of_torchs_own_ends_with_the_bits_of_an_uninterrupted_one(
     kgorch, tmp_path, ranks, loader, workers
