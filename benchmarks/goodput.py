@@ -147,7 +147,7 @@ def row(name: str, size: str, cuts: Sequence[Cut], wall_s: float) -> dict[str, A
         return _row(name, size, 0.0, (0.0, 0.0), {"sessions": [asdict(cut) for cut in cuts]})
     step_s = statistics.median(cut.step_s for cut in whole if cut.step_s)
     startup_s = statistics.median(cut.startup_s for cut in whole if cut.startup_s is not None)
-    survived = [after - before for before, after in zip(went_on, went_on[1:], strict=False)]
+    survived = [after - before for before, after in itertools.pairwise(went_on)]
     possible = [(wall_s - (cut.startup_s if cut.startup_s is not None else startup_s)) / step_s for cut in cuts[:-1]]
     shares = [100 * kept / could for kept, could in zip(survived, possible, strict=True)]
     lost = [max(0, cut.done - after) for cut, after in zip(cuts[:-1], went_on[1:], strict=True)]
@@ -168,7 +168,8 @@ def row(name: str, size: str, cuts: Sequence[Cut], wall_s: float) -> dict[str, A
 
 
 def _row(name: str, size: str, value: float, spread: tuple[float, float], more: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "group": f"{size} of state", "value": value, "unit": "%", "better": "higher", "spread": spread, **more}  # fmt: skip
+    told = {"name": name, "group": f"{size} of state", "value": value, "unit": "%", "better": "higher"}
+    return {**told, "spread": spread, **more}
 
 
 def _say(text: str) -> None:

@@ -4,8 +4,8 @@
     python benchmarks/page.py --compare OLD.json NEW.json     ratios; exit 1 when something got a quarter worse
 
 Figures are {"what", "title", "machine", "versions", "commit", "rows": [{"name", "group", "value", "unit", "better", …}], …}:
-`better` is "higher" or "lower"; `group` is the picture's panel; `value` is None where there is none, and `note` says why. `spread` is the
-low and the high end of what was found; `figures` are more columns of the table.
+`better` is "higher" or "lower"; `group` is the picture's panel; `value` is None where there is none, and `note` says why;
+`spread` is the low and the high end of what was found; `figures` are more columns of the table.
 """
 
 from __future__ import annotations

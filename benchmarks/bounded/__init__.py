@@ -103,7 +103,7 @@ PEERS: dict[str, Peer] = {
     ),
     "Lightning, tuned": Peer(
         "pytorch-lightning",
-        "ModelCheckpoint every N steps; a Timer that ends 3 s before the wall and forgets earlier sessions; save_checkpoint after fit",
+        "ModelCheckpoint every N steps; a Timer that forgets earlier sessions ends 3 s before the wall; save_checkpoint after fit",
         _lightning_tuned,
     ),
     "Transformers, save_steps": Peer(

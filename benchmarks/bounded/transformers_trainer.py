@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -45,7 +44,6 @@ def main() -> None:
     trainer = OurTrainer(
         training.network(options.size), arguments, train_dataset=training.samples(), data_collator=batch_of, callbacks=[Told()]
     )  # fmt: skip
-    os.makedirs(options.folder, exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(options.folder)))
 
 
