@@ -14,12 +14,16 @@ a step, and a save, which few of these see, does not.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,12 @@ TOGETHER = 10
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A session as its marks tell it. Seconds are from its beginning; None where it did not come to a step."""
+    """A session as its marks tell it. Seconds are from its beginning; None where it did not come to a step.
+
+    Attributes:
+        slow_s: how much longer its steps took than as many of the median: saves, and whatever else held it up.
+        began_at: seconds since 1970.
+    """
 
     resumed: int | None
     done: int
@@ -47,6 +56,7 @@ class Cut:
     unused_s: float
     slow_s: float
     ended: str
+    began_at: float
 
 
 def main() -> None:
@@ -65,13 +75,16 @@ def main() -> None:
             return measured(names if options.only else QUICK, options.size or ["1MB"], 2, 25.0)
         return measured(names, options.size or list(EVERY), options.sessions, options.wall)
 
-    page.run(options, measure)
+    found = page.run(options, measure)
+    for size, lines in found["ends"].items():
+        print(f"\nkgorch's last seconds, {size}:\n  " + "\n  ".join(lines), file=sys.stderr)
 
 
 def measured(names: Sequence[str], sizes: Sequence[str], sessions: int, wall_s: float) -> dict[str, Any]:
     missing = [name for name in names if not version(PEERS[name])]
     names = [name for name in names if name not in missing]
     cuts: dict[str, list[Cut]] = {}
+    ends: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as place:
         for number in range(sessions + 1):
             for size in sizes:
@@ -82,11 +95,13 @@ def measured(names: Sequence[str], sizes: Sequence[str], sessions: int, wall_s: 
                     cut = session(name, job, number, probes=number == sessions)
                     cuts.setdefault(f"{name}\n{size}", []).append(cut)
                     _say(f"{size:>6} {name:<30} {'resumed at' if number == sessions else ''} {cut}")
+                    if name == "kgorch" and number == sessions:
+                        ends[size] = last_seconds(folder / "own", cuts[f"{name}\n{size}"][:-1], wall_s)
     rows = [row(name, size, cuts[f"{name}\n{size}"], wall_s) for size in sizes for name in names]
     return page.results(
         "goodput", rows, packages=sorted({PEERS[name].needs for name in names}), wall_s=wall_s, sessions=sessions,
         every={size: EVERY[size] for size in sizes}, missing=missing,
-        settings={name: PEERS[name].setting for name in names},
+        ends=ends, settings={name: PEERS[name].setting for name in names},
         title=f"Steps that survive sessions of {wall_s:.0f} s, of those that were possible",
     )  # fmt: skip
 
@@ -125,8 +140,31 @@ def _cut(it: living.Session, wall_s: float, *, over: bool) -> Cut:
     first_s, last_s = steps[0][1] - step_s, steps[-1][1]
     slow_s = last_s - first_s - step_s * len(steps)
     return Cut(
-        lives[0].resumed, steps[-1][0], first_s - it.began_s, step_s, it.began_s + wall_s - last_s, slow_s, ended
+        lives[0].resumed,
+        steps[-1][0],
+        first_s - it.began_s,
+        step_s,
+        it.began_s + wall_s - last_s,
+        slow_s,
+        ended,
+        it.began_at,
     )
+
+
+def last_seconds(folder: Path, cuts: Sequence[Cut], wall_s: float, seconds: float = 12.0) -> list[str]:
+    """What kgorch's journal tells of the end of each session: seconds before its wall, what, and the facts of it."""
+    told = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", "history", "--events", "-n", "5000", "--json"],
+        env={**os.environ, "KGORCH_HOME": str(folder / "home")}, cwd=HERE.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    lines = []
+    for number, cut in enumerate(cuts):
+        for event in json.loads(told.stdout or "[]"):
+            left_s = cut.began_at + wall_s - datetime.fromisoformat(event["at"]).timestamp()
+            if -2 < left_s < seconds:
+                facts = " ".join(f"{key}={value}" for key, value in event["facts"].items())
+                lines.append(f"session {number + 1}  −{left_s:5.2f} s  {event['kind']} {facts}"[:200])
+    return lines
 
 
 def _step_s(at: Sequence[float]) -> float:

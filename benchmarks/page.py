@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,8 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="kept", type=Path, help="figures kept before, instead of measuring")
 
 
-def run(options: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> None:
+def run(options: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What every benchmark does with its options."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     found = json.loads(options.kept.read_text()) if options.kept else measure()
     print(table(found))
     if options.json:
@@ -70,6 +72,7 @@ def run(options: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> N
         options.json.write_text(json.dumps(found, indent=1))
     if options.docs:
         into_docs(found)
+    return found
 
 
 # ── the table ──

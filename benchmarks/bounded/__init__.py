@@ -1,4 +1,4 @@
-"""One training, written for kgorch and for its peers, each in a file of its own and in the best setting that its documentation names.
+"""One training, written for kgorch and for its peers: each in a file of its own, in the best setting that its documentation names.
 
 All train the same network on the same data (training.py), two gloo ranks, the same batches a step, without a logger or a progress
 bar. All but kgorch are started by torchrun; what else a peer is started with stands here, with its setting in words.

@@ -30,12 +30,13 @@ class Life:
 
 @dataclass
 class Session:
-    """A started session. `folder`: the peer's own, which outlives sessions; `marks`: of this one."""
+    """A started session. `folder`: the peer's own, which outlives sessions; `marks`: of this one. `began_at`: since 1970."""
 
     folder: Path
     marks: Path
     process: subprocess.Popen[bytes]
     began_s: float
+    began_at: float
     ended_s: float | None = None
     shared: set[str] = field(default_factory=set)
 
@@ -92,11 +93,11 @@ def started(command: Sequence[str], folder: Path, marks: Path, **env: str) -> It
         "BOUNDED_MARKS": str(marks), "TMPDIR": str(tmp), **env,
     }  # fmt: skip
     with open(marks.with_suffix(".log"), "wb") as log:
-        began_s = time.monotonic()
+        began_s, began_at = time.monotonic(), time.time()
         process = subprocess.Popen(
             command, cwd=folder, env=told, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
-    session = Session(folder, marks, process, began_s)
+    session = Session(folder, marks, process, began_s, began_at)
     try:
         yield session
     finally:
