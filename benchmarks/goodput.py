@@ -72,7 +72,7 @@ def main() -> None:
     def measure() -> dict[str, Any]:
         names = [name for name in PEERS if not options.only or any(word in name for word in options.only)]
         if options.quick:
-            return measured(names if options.only else QUICK, options.size or ["1MB"], 2, 25.0)
+            return measured(names if options.only else QUICK, options.size or ["1MB"], 2, min(options.wall, 25.0))
         return measured(names, options.size or list(EVERY), options.sessions, options.wall)
 
     found = page.run(options, measure)
