@@ -226,7 +226,7 @@ def _adopted_s(it: living.Session, command: Sequence[str]) -> float:
     began_at = time.time()
     with subprocess.Popen(command, cwd=it.folder, env=env, **quiet) as again:
         found = math.nan
-        while math.isnan(found) and time.time() < began_at + 20:
+        while math.isnan(found) and time.time() < began_at + PATIENCE_S:
             time.sleep(0.5)
             told = subprocess.run(
                 [sys.executable, "-m", "orchestrator.cli", "history", "--events", "--json"],
