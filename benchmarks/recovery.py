@@ -175,13 +175,13 @@ def tried(way: str, fault: Fault, at: int, folder: Path) -> Trial:
         if env:
             it.watch(lambda: bool(list(folder.glob("fault.*"))), 130.0)
             at_s = min(float(path.read_text()) for path in folder.glob("fault.*"))
-            return _outcome(it, at_s)
+            return _outcome(it, at, at_s)
         ranks = it.lives(1)
         whom = {
             "kill rank": ranks[-1].pid, "kill torchrun": psutil.Process(ranks[-1].pid).ppid(), "kill supervisor": it.process.pid,
         }[fault.kind]  # fmt: skip
         os.kill(whom, signal.SIGKILL)
-        found = _outcome(it, time.monotonic())
+        found = _outcome(it, at, time.monotonic())
         if fault.kind == "kill torchrun" and found.seconds is not None and len(it.lives()) == 1:
             found = replace(found, outcome="its ranks train on, and nobody is left to start them again")
         if fault.kind == "kill supervisor":
@@ -191,15 +191,18 @@ def tried(way: str, fault: Fault, at: int, folder: Path) -> Trial:
         return found
 
 
-def _outcome(it: living.Session, at_s: float) -> Trial:
-    """What came after the fault at `at_s`, on the monotonic clock."""
+def _outcome(it: living.Session, at: int, at_s: float) -> Trial:
+    """What came after the fault behind step `at`, at `at_s` on the monotonic clock."""
 
     def after() -> tuple[Sequence[living.Step], int, int]:
         """New steps whose loss is a number, of the process that lives last; steps that were lost; losses that are none."""
         lives = it.lives()
         old = [life for life in lives if life.began_s <= at_s]
         again = len(lives) > len(old)
-        reached = max(step.number for life in old for step in life.steps if again or step.at_s <= at_s)
+        steps = (step for life in old for step in life.steps if again or step.at_s <= at_s)
+        reached = max(
+            [at, *(step.number for step in steps)]
+        )  # rank 0 may write down the last one after rank 1 has failed
         bad = sum(not math.isfinite(step.loss) for life in lives for step in life.steps if step.at_s > at_s)
         new = [step for step in lives[-1].steps if step.number > reached and math.isfinite(step.loss)]
         return new, (max(0, reached - lives[-1].resumed) if again else 0) + bad, bad
