@@ -173,8 +173,8 @@ def tried(way: str, fault: Fault, at: int, folder: Path) -> Trial:
         if not it.watch(lambda: _furthest(it.lives()) >= at, 120.0):
             return Trial(None, None, f"never came to the fault: {it.said()[-300:]}")
         if env:
-            it.watch(lambda: bool(list(folder.glob("fault.*"))), 130.0)
-            at_s = min(float(path.read_text()) for path in folder.glob("fault.*"))
+            it.watch(lambda: bool(list(folder.glob("fault.[01]"))), 130.0)
+            at_s = min(float(path.read_text()) for path in folder.glob("fault.[01]"))
             return _outcome(it, at, at_s)
         ranks = it.lives(1)
         whom = {
@@ -224,16 +224,15 @@ def _outcome(it: living.Session, at: int, at_s: float) -> Trial:
 
 def _adopted_s(it: living.Session, command: Sequence[str]) -> float:
     """Seconds from typing `kgorch start` again until what trains has a supervisor again; NaN when it was not seen."""
-    env = {**os.environ, "KGORCH_HOME": str(it.folder / "home")}
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     began_at = time.time()
-    with subprocess.Popen(command, cwd=it.folder, env=env, **quiet) as again:
+    with subprocess.Popen(command, cwd=it.folder, env=it.env, **quiet) as again:
         found = math.nan
         while math.isnan(found) and time.time() < began_at + PATIENCE_S:
             time.sleep(0.5)
             told = subprocess.run(
                 [sys.executable, "-m", "orchestrator.cli", "history", "--events", "--json"],
-                env=env, cwd=HERE.parent, capture_output=True, text=True,
+                env=it.env, cwd=HERE.parent, capture_output=True, text=True,
             )  # fmt: skip
             stamps = [item["at"] for item in json.loads(told.stdout or "[]") if item["kind"].lower() == "adopted"]
             if stamps:

@@ -43,6 +43,7 @@ class Session:
 
     folder: Path
     marks: Path
+    env: dict[str, str]
     process: subprocess.Popen[bytes]
     began_s: float
     began_at: float
@@ -106,7 +107,7 @@ def started(command: Sequence[str], folder: Path, marks: Path, **env: str) -> It
         process = subprocess.Popen(
             command, cwd=folder, env=told, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
-    session = Session(folder, marks, process, began_s, began_at)
+    session = Session(folder, marks, told, process, began_s, began_at)
     try:
         yield session
     finally:

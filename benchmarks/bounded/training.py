@@ -141,7 +141,9 @@ class Faults:
             return self.kind if self._lasts else ""
         if marks.step < self._step:
             return ""
-        self._file.write_text(f"{time.monotonic():.4f}")
+        aside = Path(f"{self._file}-part")
+        aside.write_text(f"{time.monotonic():.4f}")
+        aside.rename(self._file)
         return self.kind
 
 
