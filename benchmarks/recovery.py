@@ -218,6 +218,7 @@ def _outcome(it: living.Session, at: int, at_s: float) -> Trial:
     if lasts():
         return Trial(new[0].at_s - at_s, lost)
     if it.is_over():
+        print(it.said()[-1500:], file=sys.stderr)
         return Trial(None, None, f"the run ends (exit code {it.process.returncode})")
     return Trial(None, None, f"stands still ({PATIENCE_S:.0f} s waited)")
 

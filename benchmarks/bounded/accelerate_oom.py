@@ -24,7 +24,8 @@ class Count:
 def main() -> None:
     options = training.options().parse_args()
     accelerator = Accelerator(cpu=True)
-    saved, batch, count = options.folder / "state", BATCH, Count()
+    saved, batch = options.folder / "state", BATCH
+    accelerator.register_for_checkpointing(Count())
 
     def half() -> int:
         nonlocal batch
@@ -37,13 +38,12 @@ def main() -> None:
         model = training.network(options.size)
         loader = torch.utils.data.DataLoader(training.samples(), batch_size, shuffle=True, drop_last=True)
         model, optimizer, loader = accelerator.prepare(model, training.optimizer_of(model), loader)
-        accelerator.register_for_checkpointing(count)
         if saved.exists():
             accelerator.load_state(str(saved))
         marks.begin(marks.step)
         for _ in range(ENDLESS):
-            for batch in loader:
-                loss = training.loss_of(model, *batch)
+            for words, classes in loader:
+                loss = training.loss_of(model, words, classes)
                 accelerator.backward(loss)
                 training.step_of(optimizer)
                 marks.done(loss=loss.detach())
