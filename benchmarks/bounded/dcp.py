@@ -1,0 +1,70 @@
+"""torch.distributed.checkpoint.async_save every N steps, as in benchmarks/peers/dcp_async.py.
+
+A checkpoint is whole once its .metadata is there, which the coordinator writes last; the newest such folder is loaded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+from bounded import training
+from bounded.training import ENDLESS, EPOCH, marks
+
+
+def main() -> None:
+    options = training.options().parse_args()
+    dist.init_process_group("gloo")
+    rank, group = dist.get_rank(), dist.new_group(backend="gloo")
+    model = DistributedDataParallel(training.network(options.size))
+    optimizer = training.optimizer_of(model)
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
+
+    def state() -> dict[str, Any]:
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments}
+
+    first, found = 0, whole(options.folder)
+    if found:
+        loaded = state()
+        dcp.load(loaded, checkpoint_id=found[-1])
+        set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        first = int(found[-1].name)
+    marks.begin(first)
+    loader = training.loader_of(training.samples(), rank, dist.get_world_size())
+    saving: Future[Any] | None = None
+    for epoch in range(first // EPOCH, ENDLESS):
+        loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            loss = training.loss_of(model, *batch)
+            loss.backward()
+            training.step_of(optimizer)
+            marks.done()
+            if marks.step % options.every == 0:
+                if saving:
+                    saving.result()
+                    if rank == 0:
+                        for old in whole(options.folder)[:-2]:
+                            shutil.rmtree(old)
+                place = options.folder / str(marks.step)
+                saving = dcp.async_save(state(), checkpoint_id=place, process_group=group, async_stager=stager)
+
+
+def whole(folder: Path) -> list[Path]:
+    return sorted((path.parent for path in folder.glob("*/.metadata")), key=lambda path: int(path.name))
+
+
+if __name__ == "__main__":
+    main()
