@@ -2,9 +2,10 @@
 
 The wall is when the platform ends us; the lead is what must lie between the asking and the wall:
 
-    ask ── the step under way, at worst an evaluation ── two steps to agree ── the save ── processes end ── margin ── wall
+    ask ── the step under way, at worst an evaluation ── two steps to agree ── the save ── margin ── wall
 
-A save that comes too late costs all that was trained since the one before; one too early costs only seconds.
+A save that comes too late costs all that was trained since the snapshot before; one too early costs only seconds. What comes
+after the save is no matter of life and death: processes end within the margin, or are killed at its end, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 STEPS_TO_AGREE = 2
-EXIT_S = 2.0
-"""From a durable save to the end of all processes: 0.9–1.2 s for two ranks on two cores, most of it PyTorch's unloading."""
+MOMENT_S = 0.25
+"""For a rank that comes to the boundary a little late: who is later has the newest snapshot written in its stead."""
 
 RECENT_SAVES = 19
 """The slowest of so many is their 95% quantile."""
@@ -59,7 +60,7 @@ def lead_s(*, save_s: float, gap_s: float, step_s: float, margin_s: float) -> fl
         gap_s: the longest time between two step boundaries lately; an evaluation between epochs counts.
         step_s: an ordinary step.
     """
-    return save_s + max(gap_s, step_s) + STEPS_TO_AGREE * step_s + EXIT_S + margin_s
+    return save_s + max(gap_s, step_s) + STEPS_TO_AGREE * step_s + MOMENT_S + margin_s
 
 
 def default_margin_s(wall_s: float | None) -> float:

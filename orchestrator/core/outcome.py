@@ -52,6 +52,7 @@ class RankRecord:
         outcome: finished, suspended, unsaved or failed. began: the person's code was reached.
         trouble: with the loss or the weights, for which it ended.
         memory: that ran out, as core/memory.py names it; empty when none did.
+        step: in which it failed; None where that is not known.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class RankRecord:
     message: str = ""
     memory: str = ""
     trouble: Trouble | None = None
+    step: int | None = None
 
     @property
     def is_collateral(self) -> bool:
@@ -99,6 +101,12 @@ class Ended:
     rung: str = ""
     remedies: Sequence[Remedy] = ()
     past: Sequence[Taken] = ()
+
+
+def failed_in(ended: Ended, furthest: int) -> int:
+    """The step that has to be done in another way. `furthest`: the newest that any rank has told of; one whose optimizer finds
+    no room is still in the step that the others have done."""
+    return min((record.step for record in ended.records if record.step is not None), default=max(furthest - 1, 0))
 
 
 def memory_that_ran_out(ended: Ended) -> str:

@@ -14,7 +14,7 @@ from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
-from orchestrator.core.outcome import Ended, exhausted, first_cause, memory_that_ran_out, verdict
+from orchestrator.core.outcome import Ended, exhausted, failed_in, first_cause, memory_that_ran_out, verdict
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
@@ -83,10 +83,10 @@ def ended(engine: Engine, run: RunInfo, plan: Plan, session_id: int, attempt: Ru
     past = remedies.past(engine, run, attempt.row.stage)
     told = replace(attempt.told(step), remedies=plan.health.remedies, past=past)
     if where := memory_that_ran_out(told):
-        cause = first_cause(told)
+        cause, at = first_cause(told), failed_in(told, step)
         try:
             rung = rungs.take_next(
-                engine, run, plan, session_id, attempt.place, step, where=where, why=cause, attempt=attempt.name
+                engine, run, plan, session_id, attempt.place, at, where=where, why=cause, attempt=attempt.name
             )
         except SQLAlchemyError as error:
             return AttemptCrashed(f"{cause}; the next rung could not be written down: {error}")

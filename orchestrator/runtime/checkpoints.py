@@ -59,7 +59,9 @@ def drop(folder: Path) -> None:
     Raises: KgorchError for what is none: the path comes from a database, into which others can write.
     """
     if not manifest.FOLDER.fullmatch(folder.name):
-        raise KgorchError(f"{folder} is no checkpoint and is not deleted", next_step="kgorch checkpoints list --dropped")
+        raise KgorchError(
+            f"{folder} is no checkpoint and is not deleted", next_step="kgorch checkpoints list --dropped"
+        )
     aside = folder.with_name(folder.name + ".dropping")
     try:
         folder.rename(aside)

@@ -116,6 +116,7 @@ def records(folder: Path, ranks: int) -> list[RankRecord]:
                     plain_text(error.get("message", "")),
                     plain_text(error.get("memory", "")),
                     Trouble.of(trouble) if (trouble := error.get("trouble")) else None,
+                    step if isinstance(step := error.get("step"), int) else None,
                 )
             )
     return found

@@ -137,6 +137,7 @@ class Record:
                 "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
                 "message": str(error)[:4000],
                 "memory": memory_that_ran_out(error),
+                "step": getattr(error, "at_step", None),
                 "traceback": "".join(traceback.format_exception(error))[-16000:],
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):

@@ -174,6 +174,8 @@ class Session:
                 self._link.close()
             if not saved:
                 raise SaveLost("the stage is done, but its last save failed (kgorch history --events tells why)")
+        if isinstance(error, Exception):
+            error.at_step = self._step  # type: ignore[attr-defined]  # for the record of how this rank ended
         if self._made_group and (finished or over):
             dist.destroy_process_group()
 

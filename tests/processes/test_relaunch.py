@@ -122,6 +122,16 @@ def test_the_optimizers_first_step_that_finds_no_room_is_done_by_a_smaller_model
     assert rungs(kgorch) == ["set hidden=64"] and kgorch.status()["state"] == "finished"
 
 
+def test_an_optimizer_that_finds_no_room_on_one_rank_has_that_very_step_done_by_the_rung(kgorch):
+    """The others are a step ahead by then: a rung that began with theirs would never be in force."""
+    plan = outgrown(kgorch, ["microbatch/2"], {"late": 1, "from-step": 3, "epochs": 3}, {"microbatch": 2}, ranks=2)
+    kgorch("start", plan, "--set", "memory.microbatch=4")
+    assert kgorch.status()["state"] == "finished" and rungs(kgorch) == ["microbatch/2"]
+    [entry] = kgorch.history()
+    assert [attempt["outcome"] for attempt in entry["attempts"]] == ["out of memory", "finished"]
+    assert [rung["step"] for rung in entry["rungs"]] == [3]
+
+
 @pytest.fixture
 def bounded(tmp_path):
     """A control group of 1300 MiB, and how a process enters it."""
