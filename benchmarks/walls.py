@@ -132,7 +132,9 @@ def lane(number: int, sessions: int, wall_s: float, seed: int, place: Path) -> l
         f'[session]\nwall = "{wall_s:g}s"\n[checkpoint]\ndir = "disk"\n'
     )
     time.sleep(number * 1.5)  # they begin one after another, as on machines of their own
-    return [session(number, count, folder, wall_s, random.Random(f"{seed}.{number}.{count}")) for count in range(sessions)]
+    return [
+        session(number, count, folder, wall_s, random.Random(f"{seed}.{number}.{count}")) for count in range(sessions)
+    ]
 
 
 def session(lane: int, number: int, folder: Path, wall_s: float, chance: random.Random) -> End:
