@@ -161,7 +161,7 @@ def sampled(folder: Path, seconds: float) -> None:
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
             for rank in range(2):
-                sampler.hear(Vitals("1.1", rank, {name: 12345.678 for name in VITALS}))
+                sampler.hear(Vitals("1.1", rank, dict.fromkeys(VITALS, 12345.678)))
             time.sleep(1)
 
     live(3)

@@ -19,7 +19,6 @@ import ctypes
 import json
 import math
 import mmap
-import os
 import random
 import shutil
 import signal
@@ -43,6 +42,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import page  # noqa: E402
 from bounded import living  # noqa: E402
+
 from orchestrator import manifest  # noqa: E402
 from orchestrator.errors import KgorchError  # noqa: E402
 
@@ -200,8 +200,8 @@ def ended(lane: int, number: int, folder: Path, began_at: float, wall_s: float) 
             if left_s < LAST_WORDS_S:
                 journal.append(f"−{left_s:.2f} s {kind} {to} {facts}"[:240])
     return {
-        "lane": lane, "number": number, "phase": phase, "why": why, "saved": saved, "noted": noted, "noted_s": noted_s, "journal": journal,
-        "lead_s": lead_s, "took_s": took_s, "state_mb": round(size / 1e6, 2),
+        "lane": lane, "number": number, "phase": phase, "why": why, "saved": saved, "noted": noted, "noted_s": noted_s,
+        "lead_s": lead_s, "took_s": took_s, "state_mb": round(size / 1e6, 2), "journal": journal,
     }  # fmt: skip
 
 

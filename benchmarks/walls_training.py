@@ -7,10 +7,10 @@ import random
 import time
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-
 from bounded.ours import Count
 from bounded.training import ENDLESS, marks
+from torch.nn.parallel import DistributedDataParallel
+
 from orchestrator.worker import attach
 
 STEP_S, EVALUATION_S, EPOCH = 0.02, 0.3, 200
