@@ -239,7 +239,7 @@ def channel(counts: Sequence[int], seconds: float) -> dict[int, dict[str, float]
 
 def spoken(process: Any, launch: Launch, count: int, seconds: float, *, beat_s: float) -> tuple[float, float]:
     """Messages a second until all were taken, and percent of a core."""
-    context = get_context("spawn")
+    context = get_context("fork")
     begin, pipes = context.Barrier(count + 1), [context.Pipe() for _ in range(count)]
     with tempfile.TemporaryDirectory() as place:
         board = board_of(Path(place), count)
@@ -288,7 +288,7 @@ def talk(
 
 def agreement(counts: Sequence[int], votes: int) -> dict[int, dict[str, float]]:
     """µs of Board.tick and of Board.vote, in so many processes at once; medians of stretches, of the slowest rank."""
-    context, found = get_context("spawn"), {}
+    context, found = get_context("fork"), {}
     for count in counts:
         begin, pipes = context.Barrier(count), [context.Pipe() for _ in range(count)]
         with tempfile.TemporaryDirectory() as place:
