@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder bench-workloads docs clean
+.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder bench-workloads bench-goodput bench-recovery docs clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +49,13 @@ bench-checkpoints: setup
 bench-ladder: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/ladder.py
+
+# what survives short sessions, and what troubles cost, beside the peers; BENCH=--quick: two minutes each
+BENCH ?= --docs --json $@.json
+
+bench-goodput bench-recovery: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/$(@:bench-%=%).py $(BENCH)
 
 bench-workloads: setup
 	$(BIN)/python benchmarks/workloads.py

@@ -27,6 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from page import machine  # noqa: E402
 from peers import NAMES  # noqa: E402
 
 WORK = 40  # products of 192 × 192 beside the small network: a step of about 10 ms
@@ -73,17 +74,6 @@ def main() -> None:
         import checkpoints_page
 
         checkpoints_page.draw(results)
-
-
-def machine() -> dict[str, object]:
-    import torch
-
-    return {
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-    }
 
 
 def run(case: Case) -> dict[str, Any]:

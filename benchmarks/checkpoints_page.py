@@ -7,24 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import TORCHS, in_ms, spread, targets
+from page import DOCS, drawn_into, pyplot
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- measured: drawn by benchmarks/checkpoints.py --docs -->", "<!-- end of measured -->"
 COLOURS = {"kgorch": "#c0392b", "torch.save": "#7f8c8d", "dcp.save": "#2980b9", "dcp.async_save": "#16a085"}
 
 
 def draw(results: dict[str, Any], docs: Path = DOCS) -> None:
     page = docs / "checkpoints.md"
-    page.write_text(drawn_into(page.read_text(), measured(results)))
+    page.write_text(drawn_into(page.read_text(), measured(results), BEGIN, END))
     bars(results["main"], docs / "checkpoints.png")
     if results["cases"]:
         curves(results, docs / "checkpoints-scaling.png")
-
-
-def drawn_into(text: str, drawn: str, begin: str = BEGIN, end: str = END) -> str:
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return f"{before}{begin}\n{drawn}\n{end}{after}"
 
 
 def measured(results: dict[str, Any]) -> str:
@@ -64,17 +58,8 @@ def measured(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def bars(found: dict[str, Any], path: Path) -> None:
-    figure, axes = _pyplot().subplots(1, 3, figsize=(11, 3.2), sharey=True, layout="constrained")
+    figure, axes = pyplot().subplots(1, 3, figsize=(11, 3.2), sharey=True, layout="constrained")
     names = list(found["peers"])[::-1]
     for axis, (key, title) in zip(
         axes,
@@ -95,7 +80,7 @@ def bars(found: dict[str, Any], path: Path) -> None:
 
 def curves(results: dict[str, Any], path: Path) -> None:
     """Against the size on two ranks, and against the ranks at one size."""
-    figure, axes = _pyplot().subplots(2, 2, figsize=(11, 6), layout="constrained")
+    figure, axes = pyplot().subplots(2, 2, figsize=(11, 6), layout="constrained")
     cases = [{"ranks": 2, **results["main"]}, *results["cases"]]
     sizes = sorted((case for case in cases if case["ranks"] == 2), key=lambda case: case["state_bytes"])
     of_ranks = [case for case in cases if case["ranks"] != 2]

@@ -72,7 +72,7 @@ def main() -> None:
     def measure() -> dict[str, Any]:
         names = [name for name in PEERS if not options.only or any(word in name for word in options.only)]
         if options.quick:
-            return measured(names if options.only else QUICK, options.size or ["1MB"], 2, 25.0)
+            return measured(names if options.only else QUICK, options.size or ["1MB"], 2, min(options.wall, 25.0))
         return measured(names, options.size or list(EVERY), options.sessions, options.wall)
 
     found = page.run(options, measure)
@@ -129,26 +129,16 @@ def session(name: str, job: Job, number: int, *, probes: bool) -> Cut:
 def _cut(it: living.Session, wall_s: float, *, over: bool) -> Cut:
     lives = it.lives()
     steps = [step for life in lives for step in life.steps]
+    resumed = lives[0].resumed if lives else None
     ended = "killed at the wall"
     if over and it.ended_s:
         ended = f"by itself with {it.process.returncode} after {it.ended_s - it.began_s:.1f} s"
     if len(steps) < 2 * TOGETHER:
-        return Cut(
-            lives[0].resumed if lives else None, lives[0].resumed if lives else 0, None, None, wall_s, 0.0, ended
-        )
-    step_s = _step_s([at for _, at, _ in steps])
-    first_s, last_s = steps[0][1] - step_s, steps[-1][1]
-    slow_s = last_s - first_s - step_s * len(steps)
-    return Cut(
-        lives[0].resumed,
-        steps[-1][0],
-        first_s - it.began_s,
-        step_s,
-        it.began_s + wall_s - last_s,
-        slow_s,
-        ended,
-        it.began_at,
-    )
+        return Cut(resumed, resumed or 0, None, None, wall_s, 0.0, ended, it.began_at)
+    step_s = _step_s([step.at_s for step in steps])
+    first_s, last_s = steps[0].at_s - step_s, steps[-1].at_s
+    slow_s, unused_s = last_s - first_s - step_s * len(steps), it.began_s + wall_s - last_s
+    return Cut(resumed, steps[-1].number, first_s - it.began_s, step_s, unused_s, slow_s, ended, it.began_at)
 
 
 def last_seconds(folder: Path, cuts: Sequence[Cut], wall_s: float, seconds: float = 12.0) -> list[str]:

@@ -34,8 +34,8 @@ import activation  # noqa: E402
 import ladder_job  # noqa: E402
 import ladder_training  # noqa: E402
 import ranks  # noqa: E402
-from checkpoints import machine, spread  # noqa: E402
-from checkpoints_page import drawn_into  # noqa: E402
+from checkpoints import spread  # noqa: E402
+from page import drawn_into, machine  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- measured: drawn by benchmarks/ladder.py --docs -->", "<!-- end of measured -->"

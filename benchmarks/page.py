@@ -18,6 +18,7 @@ import platform
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,36 +163,41 @@ def pyplot() -> Any:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Horizontal bars, a panel for each group, best above, the figure at the bar's end; kgorch in a colour of its own."""
+    """Horizontal bars, a panel for each group, best above, the figure at the bar's end; kgorch in a colour of its own.
+
+    One scale for all panels of one unit, so that lengths can be compared.
+    """
     panels = groups(found["rows"])
-    heights = [0.6 + 0.3 * len(rows) for rows in panels.values()]
+    heights = [0.9 + len(rows) for rows in panels.values()]
     figure, axes = pyplot().subplots(
-        len(panels), 1, figsize=(8.5, 0.5 + sum(heights)), squeeze=False, layout="constrained",
+        len(panels), 1, figsize=(9.5, 0.5 + 0.3 * sum(heights)), squeeze=False, layout="constrained",
         gridspec_kw={"height_ratios": heights},
     )  # fmt: skip
     for axis, (group, rows) in zip(axes[:, 0], panels.items(), strict=True):
         shown = ranked(rows)[::-1]
         values = [row["value"] or 0.0 for row in shown]
-        axis.barh(range(len(shown)), values, color=[OURS if is_ours(row) else OTHERS for row in shown])
-        most = max([*values, 1e-9])
+        most = max([1e-9, *(row["value"] or 0.0 for row in found["rows"] if row["unit"] == rows[0]["unit"])])
+        axis.barh(range(len(shown)), values, 0.75, color=[OURS if is_ours(row) else OTHERS for row in shown])
         for place, row in enumerate(shown):
-            text = _note(row) if row["value"] is None else f"{_figure(row['value'])} {row['unit']}{_note(row, ', ')}"
-            axis.text((row["value"] or 0.0) + 0.01 * most, place, text, va="center", fontsize=8.5)
+            text = _note(row) if row["value"] is None else f"{_figure(row['value'])} {row['unit']}{_note(row, ': ')}"
+            axis.text((row["value"] or 0.0) + 0.008 * most, place, text, va="center", fontsize=8.5)
         axis.set_yticks(range(len(shown)), [row["name"] for row in shown], fontsize=9)
         for label, row in zip(axis.get_yticklabels(), shown, strict=True):
             label.set_fontweight("bold" if is_ours(row) else "normal")
-        axis.set_xlim(0, 1.25 * most)
-        axis.set_title(f"{group}: {rows[0]['better']} is better", fontsize=10, loc="left")
+        axis.set_xlim(0, 1.4 * most)
+        axis.set_ylim(-0.5, len(shown) - 0.5)
+        axis.set_title(group, fontsize=10, loc="left")
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.tick_params(left=False, bottom=False, labelbottom=False)
-    if title := found.get("title"):
-        figure.suptitle(title, fontsize=11.5, x=0.01, ha="left", fontweight="bold")
+    ways = {row["better"] for row in found["rows"]}
+    title = f"{found.get('title', found['what'])}{f' ({ways.pop()} is better)' if len(ways) == 1 else ''}"
+    figure.suptitle(title, fontsize=11.5, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=110)
     pyplot().close(figure)
 
 
 def _note(row: Mapping[str, Any], before: str = "") -> str:
-    return f"{before}{row['note']}" if row.get("note") else ""
+    return textwrap.shorten(f"{before}{row['note']}", 70) if row.get("note") else ""
 
 
 # ── the page ──

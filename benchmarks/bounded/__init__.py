@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,8 @@ def torchrun(script: str, job: Job, *more: str, options: Sequence[str] = (), run
     return [*command, str(Path(__file__).with_name(script)), *words]
 
 
-def kgorch(job: Job, **health: object) -> list[str]:
-    """The plan is written once; what it leaves out is the default."""
+def kgorch(job: Job, **health: str) -> list[str]:
+    """What the plan leaves out is the default. health: keys of that part, as TOML."""
     plan = job.folder / "plan.toml"
     lines = [
         'name = "bounded"', "[[stage]]", 'name = "train"', 'entry = "bounded.ours:main"', f"ranks = {RANKS}",
@@ -50,7 +49,7 @@ def kgorch(job: Job, **health: object) -> list[str]:
     if job.wall_s:
         lines += ["[session]", f'wall = "{job.wall_s:g}s"']
     if health:
-        lines += ["[health]", *(f"{key} = {json.dumps(value)}" for key, value in health.items())]
+        lines += ["[health]", *(f"{key} = {value}" for key, value in health.items())]
     plan.write_text("\n".join(lines) + "\n")
     return [sys.executable, "-m", "orchestrator.cli", "start", str(plan)]
 

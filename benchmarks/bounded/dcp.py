@@ -50,8 +50,7 @@ def main() -> None:
         for batch in loader:
             loss = training.loss_of(model, *batch)
             loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            training.step_of(optimizer)
             marks.done()
             if marks.step % options.every == 0:
                 if saving:

@@ -58,8 +58,7 @@ def main() -> None:
         for batch in loader:
             loss = training.loss_of(model, *batch)
             loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            training.step_of(optimizer)
             marks.done(loss=loss.detach())
             if options.wall and marks.step % 10 == 0:
                 over.fill_(time.time() - began > options.wall - LEAD_S)

@@ -56,6 +56,7 @@ def main() -> None:
     parser = training.options()
     parser.add_argument("--timer", type=float, required=True)
     parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--detect-anomaly", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -69,6 +70,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=-1, callbacks=[timer, saving, Told()],
         logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        detect_anomaly=options.detect_anomaly,
     )  # fmt: skip
     data = training.samples()
     loader = torch.utils.data.DataLoader(data, training.BATCH, shuffle=True, drop_last=True)  # it puts the sampler in

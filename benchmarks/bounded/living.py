@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -18,14 +19,22 @@ HERE = Path(__file__).resolve().parents[1]
 PR_SET_CHILD_SUBREAPER = 36
 
 
+class Step(NamedTuple):
+    """A step that is done: `at_s`, monotonic; `loss`: 0 where the peer does not tell it."""
+
+    number: int
+    at_s: float
+    loss: float
+
+
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of a rank. began_s, steps: monotonic; a step's number, when it was done, its loss where the peer tells."""
+    """One process of a rank; `began_s`: monotonic, when it knew how far the training was."""
 
     resumed: int
     began_s: float
     pid: int
-    steps: Sequence[tuple[int, float, float | None]]
+    steps: Sequence[Step]
 
 
 @dataclass
@@ -34,6 +43,7 @@ class Session:
 
     folder: Path
     marks: Path
+    env: dict[str, str]
     process: subprocess.Popen[bytes]
     began_s: float
     began_at: float
@@ -97,7 +107,7 @@ def started(command: Sequence[str], folder: Path, marks: Path, **env: str) -> It
         process = subprocess.Popen(
             command, cwd=folder, env=told, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
-    session = Session(folder, marks, process, began_s, began_at)
+    session = Session(folder, marks, told, process, began_s, began_at)
     try:
         yield session
     finally:
@@ -116,7 +126,7 @@ def lives(path: Path) -> list[Life]:
         else:
             steps = found[-1].steps
             assert isinstance(steps, list)
-            steps.append((int(words[0]), float(words[1]), float(words[2]) if len(words) > 2 else None))
+            steps.append(Step(int(words[0]), float(words[1]), float(words[2]) if len(words) > 2 else 0.0))
     return found
 
 

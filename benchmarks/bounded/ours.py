@@ -32,6 +32,5 @@ def main(size: str) -> None:
         for _ in session.epochs(ENDLESS):
             for batch in session.steps(loader):
                 loss = session.backward(batch, lambda part: training.loss_of(model, *part))
-                optimizer.step()
-                optimizer.zero_grad()
+                training.step_of(optimizer)
                 marks.done(loss=loss)

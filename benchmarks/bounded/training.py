@@ -70,13 +70,22 @@ def loader_of(data: TensorDataset, rank: int, world: int) -> DataLoader[tuple[to
 
 
 def loss_of(model: nn.Module, words: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    trouble = faults.now()
-    if trouble == "oom" and len(words) > BATCH // 2:
+    trouble = faults.now("oom", "hang", "nan")
+    faults.samples = len(words)
+    if trouble == "oom" and faults.is_too_much:
         torch.empty(IMPOSSIBLE)
     if trouble == "hang":
         time.sleep(1e6)
     loss = nn.functional.cross_entropy(model(words), classes)
     return loss * float("nan") if trouble == "nan" else loss
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's step, with the gradients dropped after it."""
+    if faults.now("oom-outside") and faults.is_too_much:
+        torch.empty(IMPOSSIBLE)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 class Marks:
@@ -106,28 +115,35 @@ class Marks:
 
 
 class Faults:
-    """$BOUNDED_FAULT, `KIND:STEP:FILE`: what goes wrong in one rank at that step.
+    """$BOUNDED_FAULT, `KIND:STEP:RANKS:FILE`: what goes wrong from that step on, in the ranks named (`1`, `0,1`).
 
-    oom: from then on more than half the batch does not fit, in this training for good. nan, hang: once. FILE remembers it.
+    oom: computing on more than half the batch does not fit from then on, for good. oom-outside: the same in the optimizer's step.
+    nan, hang: once. FILE remembers it, and when it was.
     """
 
     def __init__(self) -> None:
-        kind, step, file = (os.environ.get("BOUNDED_FAULT") or "::").split(":")
-        self.kind, self.step, self.file = kind, int(step or 0), Path(file)
-        self.hit = False
+        kind, step, ranks, file = (os.environ.get("BOUNDED_FAULT") or ":::").split(":")
+        rank = os.environ.get("RANK", "0")
+        self.kind = kind if rank in ranks.split(",") else ""
+        self._step, self._file = int(step or 0), Path(f"{file}.{rank}")
+        self._lasts = kind.startswith("oom")
+        self.samples = 0
 
-    def now(self) -> str:
-        if not self.kind or os.environ.get("RANK", "0") != "1":
+    @property
+    def is_too_much(self) -> bool:
+        return self.samples > BATCH // 2
+
+    def now(self, *kinds: str) -> str:
+        """Which of these it is just now, else ""."""
+        if self.kind not in kinds:
             return ""
-        if self.kind == "oom" and self.hit:
-            return self.kind
-        if marks.step < self.step:
+        if self._file.exists():
+            return self.kind if self._lasts else ""
+        if marks.step < self._step:
             return ""
-        if self.file.exists():
-            self.hit = True
-            return self.kind if self.kind == "oom" else ""
-        self.file.write_text(f"{time.monotonic():.4f}")
-        self.hit = True
+        aside = Path(f"{self._file}-part")
+        aside.write_text(f"{time.monotonic():.4f}")
+        aside.rename(self._file)
         return self.kind
 
 

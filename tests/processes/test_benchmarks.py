@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -53,9 +54,10 @@ def test_the_pages_table_is_drawn_between_its_marks_and_the_prose_stays(results)
 
     page = (ROOT / "docs" / "checkpoints.md").read_text()
     table = checkpoints_page.measured(results)
-    drawn = checkpoints_page.drawn_into(page, table)
+    marks = checkpoints_page.BEGIN, checkpoints_page.END
+    drawn = checkpoints_page.drawn_into(page, table, *marks)
     assert f"| dcp.save {results['main']['peers']['dcp.save']['version']} |" in drawn
-    assert checkpoints_page.drawn_into(drawn, table) == drawn
+    assert checkpoints_page.drawn_into(drawn, table, *marks) == drawn
     assert drawn.partition(checkpoints_page.END)[2] == page.partition(checkpoints_page.END)[2]
 
 
@@ -86,3 +88,16 @@ def test_the_benchmark_of_many_runs_and_sessions_runs():
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert {"status", "history", "quota"} <= {line.split()[0] for line in done.stdout.splitlines()[1:] if line}
+
+
+@pytest.mark.slow
+def test_a_training_is_cut_at_walls_and_goes_on_where_its_peer_had_saved(tmp_path):
+    script = [sys.executable, "benchmarks/goodput.py", "--quick", "--only", "every N", "--only", "kgorch"]
+    done = subprocess.run(
+        [*script, "--json", str(tmp_path / "figures")], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    for row in json.loads((tmp_path / "figures").read_text())["rows"]:
+        *cuts, last = row["sessions"]
+        went_on = [cut["resumed"] for cut in cuts[1:]] + [last["resumed"]]
+        assert all(after is None or after <= cut["done"] for cut, after in zip(cuts, went_on, strict=True)), row
