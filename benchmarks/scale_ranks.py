@@ -35,7 +35,7 @@ from orchestrator.wire import Ask, Beat, Hello, Launch, Note, Order, Place, Save
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
 LONGEST = {"start": 5.0, "first_step": 1.0, "step": 0.2, "save": 0.5, "evaluation": 8.0}
 EPOCH_S, STEP_S, NOTES_S, STATE_BYTES = 300, 0.2, 60, 1 << 16
-NAP_S = 1e-3
+NAP_S, HOUR_S = 1e-3, 3600
 IDLE = "import time\ntime.sleep(1e6)\n"
 """The training that torchrun starts: it never attaches, light processes speak for its ranks."""
 
@@ -212,9 +212,9 @@ def hours(count: int) -> dict[str, Any]:
     with supervised(by_hand=True) as (process, launch, clock):
         ranks = Ranks(launch, clock)
         began_s, resident = time.monotonic(), []
-        for number in range(count * 3600 + 1):
+        for number in range(count * HOUR_S + 1):
             ranks.second(number)
-            if number == 60 or (number and number % 3600 == 0):
+            if number == 60 or (number and number % HOUR_S == 0):
                 resident.append(process.memory_info().rss / 1e6)
         return {"mb": resident, "saves": ranks.saves, "took_s": time.monotonic() - began_s}
 
