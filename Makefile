@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench bench-quick bench-checkpoints bench-ladder bench-workloads bench-goodput bench-recovery docs clean
+.PHONY: setup demo test test-fast soak check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-ladder bench-workloads bench-goodput bench-recovery docs clean
 
 setup: $(VENV)/.ready
 
@@ -45,6 +45,12 @@ bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@mkdir -p benchmarks/results
 	@set -e; for what in $(WHAT); do echo "── $$what"; $(BIN)/python benchmarks/$$what.py --json benchmarks/results/$$what.json --docs; done
+
+bench-goodput:
+	$(MAKE) bench WHAT=goodput
+
+bench-recovery:
+	$(MAKE) bench WHAT=recovery
 
 # the same in small, to see that nothing has gone bad
 bench-quick: setup

@@ -207,7 +207,7 @@ def ended(lane: int, number: int, folder: Path, began_at: float, wall_s: float) 
 
 def figures(ends: Sequence[End], wall_s: float, at_once: int) -> dict[str, Any]:
     trained = [end for end in ends if end.last is not None]
-    middle = statistics.median(end.disk[0][1] for end in ends)
+    middle = math.sqrt(SLOWEST * FASTEST)
     classes = {
         "kgorch": trained,
         f"kgorch, disks below {middle:.0f} MB/s": [end for end in trained if end.disk[0][1] < middle],

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.worker import attach
 
 STEP_S, EVALUATION_S, EPOCH = 0.02, 0.3, 200
-MOST, LEAST = 8.0, 0.5
+MOST, LEAST = 16.0, 1.0
 """MB that a rank remembers besides its model."""
 
 CHANGES, FACTOR = 75, 1.5
