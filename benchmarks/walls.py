@@ -223,6 +223,8 @@ def figures(ends: Sequence[End], wall_s: float, at_once: int) -> dict[str, Any]:
             "last save took, s": _median([end.took_s for end in some]),
             "ended by itself": sum(end.over_s is not None for end in some),
         }  # fmt: skip
+        if name == "kgorch":
+            more["without a step"] = len(ends) - len(trained)
         rows.append(told | {"value": 100 * len(hit) / len(some) if some else None, "figures": more})
     for group, of in (
         ("unused before the wall, from the last step on", lambda end: end.unused_s),
