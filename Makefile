@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder bench-workloads bench-goodput bench-recovery docs clean
+.PHONY: setup demo test test-fast soak check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-ladder bench-workloads bench-goodput bench-recovery docs clean
 
 setup: $(VENV)/.ready
 
@@ -39,8 +39,23 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# every figure beside the last one kept in git (benchmarks/results), and docs/benchmarks.md: an hour or two; one alone: make bench WHAT=walls
+WHAT ?= goodput overhead checkpoints recovery scale walls
 bench: setup
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@mkdir -p benchmarks/results
+	@set -e; for what in $(WHAT); do echo "── $$what"; $(BIN)/python benchmarks/$$what.py --json benchmarks/results/$$what.json --docs; done
+
+bench-goodput:
+	$(MAKE) bench WHAT=goodput
+
+bench-recovery:
+	$(MAKE) bench WHAT=recovery
+
+# the same in small, to see that nothing has gone bad
+bench-quick: setup
+	@mkdir -p benchmarks/results/quick
+	@set -e; for what in $(WHAT); do echo "── $$what"; $(BIN)/python benchmarks/$$what.py --quick --json benchmarks/results/quick/$$what.json; done
 
 bench-checkpoints: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -1,225 +1,185 @@
-"""What kgorch costs: ratios within one run, medians, printed as a table and kept as JSON.   python benchmarks/overhead.py
+"""What kgorch costs a training.   python benchmarks/overhead.py [--quick] [--json FILE] [--docs]
 
-- bookkeeping of `session.steps` a step, one rank, against the same loop over the same loader (target ≤ 5 µs)
-- a training step of two gloo ranks (about 10 ms) with the supervisor at work against the same with it stopped, and the
-  ranks' own bookkeeping added (target ≤ 1.005)
-- the supervisor's resident memory and share of a core while it supervises (targets ≤ 80 MB, ≤ 1%)
-- telemetry's part of that: one second's samples of the host, two ranks and, where a C compiler can build the tests' driver,
-  two GPUs (target ≤ 1% of a core)
+- a step of two gloo ranks under kgorch, with a supervisor and all defaults, against the same step in a plain loop while the
+  supervisor is stopped; at three lengths of a step (target ≤ 1.005), and the same step with one feature off: what each costs.
+  All in turns within one training (overhead_training.py): from one training to the next steps differ by more than that.
+- `session.steps` around a loop that does nothing (target ≤ 5 µs a step); a sample read by session.loader against DataLoader's
+- the supervisor's memory and share of a core (targets ≤ 80 MB, ≤ 1%), and telemetry's part of that: a second's samples of the
+  host, two ranks and, where a C compiler can build the tests' driver, two GPUs (target ≤ 1%)
 - `kgorch status` against importing click, sqlalchemy.orm and rich (target ≤ 1.3)
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import itertools
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import psutil
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 
-STEP_PROGRAM = """
-import json, os, sys, time
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from orchestrator.worker import attach
+import page  # noqa: E402
 
-out, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.set_num_threads(1)
-square = torch.randn(192, 192)
-with attach(seed=0) as session:
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    session.track(model=model, optimizer=optimizer)
-    data = torch.utils.data.TensorDataset(torch.randn(64 * steps, 64))
-    loader = session.loader(data, 64)
-    file = open(out, "w") if session.rank == 0 else None
-    for batch in session.steps(loader, 1):
-        session.backward(batch, lambda part: model(part[0]).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        for _ in range(work):  # what a larger model would compute
-            square @ square
-        if file:
-            print(time.monotonic(), file=file)
-"""
-
-LOOP_PROGRAM = """
-import json, os, sys, time, torch
-from orchestrator.worker import attach
-with attach(seed=0) as session:
-    model = torch.nn.Linear(1, 1)
-    session.track(model=model)
-    n = 20000
-    data = torch.utils.data.TensorDataset(torch.zeros(n, 1))
-    loader = session.loader(data, 1)
-    batches = [(torch.zeros(1, 1),)] * n  # already read: what is measured is the loop around them
-    class Ready:
-        def __len__(self): return n
-        def __iter__(self): return iter(batches)
-        def seek(self, epoch, batch): pass
-        def samples_in(self, batch): return 1
-        def share_of(self, batch): return 1
-    results = []
-    for _ in range(5):
-        began = time.perf_counter()
-        for batch in Ready(): pass
-        plain = time.perf_counter() - began
-        session._epoch = session._batch = 0
-        session._epochs_total, session._epoch_is_open = 1, True
-        began = time.perf_counter()
-        for batch in session.steps(Ready()): pass
-        results.append((time.perf_counter() - began - plain) / n)
-    open(sys.argv[1], "w").write(json.dumps(results))
-"""
-
-TELEMETRY_PROGRAM = """
-import json, sys, time
-from pathlib import Path
-from db import runs, sessions
-from db.engine import open_database
-from orchestrator.runtime.telemetry import VITALS, Sampler
-from orchestrator.wire import Vitals
-
-engine = open_database(Path(sys.argv[1]))
-run = runs.create(engine, id="r", name="bench", number=1, folder="", workdir="", checkpoints="", plan="", overrides=[],
-                  plan_hash="", stages=[])
-session = sessions.open_session(engine, run.id, boot_id="b")
-sampler = Sampler(engine, session.id, Path(sys.argv[1]))
-
-def live(seconds):
-    for _ in range(seconds):
-        for rank in range(2):
-            sampler.hear(Vitals("1.1", rank, {name: 12345.678 for name in VITALS}))
-        time.sleep(1)
-
-live(3)
-used, began = time.process_time(), time.monotonic()
-live(int(sys.argv[2]))
-print(json.dumps([100 * (time.process_time() - used) / (time.monotonic() - began), len(sampler.latest())]))
-sampler.stop()
-"""
+SIZES_MS = (2.0, 10.0, 50.0)
+ALL, ALONE = "kgorch", "alone"
+DEAR = ("deterministic = warn",)
+"""Off by default: a block has it on."""
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--sampler"]:
+        sampled(Path(sys.argv[2]), float(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short blocks, few of them: about a minute")
+    parser.add_argument("--rounds", type=int, default=10, help="of all features at all lengths  [10: nine minutes]")
+    parser.add_argument("--block", type=float, default=1.0, help="seconds of a block  [1]")
+    page.add_options(parser)
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.block = 2, 0.3
+    page.run(options, lambda: measured(options.rounds, options.block, quick=options.quick))
+
+
+def measured(rounds: int, block_s: float, *, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results = {
-            "machine": machine(),
-            "targets": {
-                "bookkeeping_us": 5,
-                "step_ratio": 1.005,
-                "rss_mb": 80,
-                "core_percent": 1,
-                "telemetry_core_percent": 1,
-                "status_ratio": 1.3,
-            },
-        }
-        results["bookkeeping_us"] = bookkeeping_us(folder / "loop")
-        results |= steps(folder / "steps")
-        results["step_ratio"] += results["bookkeeping_us"] / 1e3 / results["step_ms"]
-        results |= telemetry(folder / "telemetry")
-        results |= status(folder / "steps")
-    for key, target in results["targets"].items():
-        print(f"{key:<16} {results[key]:>9.3f}   target ≤ {target}")
-    print(json.dumps(results, indent=1))
-
-
-def machine() -> dict[str, object]:
-    return {"cores": os.cpu_count(), "load": os.getloadavg()[0], "python": sys.version.split()[0]}
-
-
-def kgorch(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "KGORCH_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.cli", *words],
-        cwd=folder,
-        env=env,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        told = trained(folder, rounds, block_s)
+        rows = list(of_steps(told["blocks"]))
+        reading_us = told["reading_us"]["keyed"] - told["reading_us"]["plain"]
+        rows += [
+            against("session.steps, a step", statistics.median(told["bookkeeping_us"]), 5.0, "µs"),
+            against("supervisor's memory", told["rss_mb"], 80.0, "MB"),
+            against("supervisor", told["core_percent"], 1.0, "% of a core"),
+            against("of it telemetry, two GPUs", telemetry(folder / "telemetry", 12 if quick else 75), 1.0, "% of a core"),
+            against("status / imports", status(folder / "home", 4 if quick else 15), 1.3, ""),
+            told_alone("session.loader − DataLoader, a sample", reading_us, "µs"),
+        ]  # fmt: skip
+    return page.results(
+        "overhead", rows, title="A step under kgorch, over the same step alone", rounds=rounds, block_s=block_s, **told
     )
 
 
-def plan(folder: Path, program: str, words: list[str], ranks: int) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "bench.py").write_text(program)
-    (folder / "wrapped.py").write_text(
-        f"import runpy, sys\nsys.argv = {['bench.py', *words]!r}\nrunpy.run_path('bench.py', run_name='__main__')\n"
-    )
+def told_alone(group: str, value: float, unit: str) -> dict[str, Any]:
+    return {"name": "kgorch", "group": group, "value": value, "unit": unit, "better": "lower"}
+
+
+def against(name: str, found: float, target: float, unit: str) -> dict[str, Any]:
+    told = {"name": f"kgorch: {name}", "group": "besides: found / target", "unit": "×", "better": "lower"}
+    return told | {"value": found / target, "figures": {"found": found, "target ≤": target, "in": unit}}
+
+
+def trained(folder: Path, rounds: int, block_s: float, sizes_ms: Sequence[float] = SIZES_MS) -> dict[str, Any]:
+    out = folder / "out.json"
+    told = {"out": str(out), "sizes_ms": sizes_ms, "rounds": rounds, "block_s": block_s}
     (folder / "plan.toml").write_text(
-        f'name = "bench"\n[[stage]]\nname = "train"\nentry = "wrapped.py"\nranks = {ranks}\n[checkpoint]\nevery = "10m"\n'
+        f'name = "bench"\n[[stage]]\nname = "train"\nentry = "{HERE / "overhead_training.py"}"\nranks = 2\n'
+        '[checkpoint]\nevery = "10m"\n[health]\nhang = "off"\n'
     )
+    env = {**os.environ, "KGORCH_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "OVERHEAD": json.dumps(told)}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(folder / "log", "wb") as log:
+        command = [sys.executable, "-m", "orchestrator.cli", "start", "plan.toml"]
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            code = process.wait()
+        finally:  # it may be stopped just now; its training dies with its shim, which hears of a stop
+            for number in (signal.SIGCONT, signal.SIGTERM):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+            process.wait()
+    if code:
+        sys.exit((folder / "log").read_text()[-3000:])
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
-def bookkeeping_us(folder: Path) -> float:
-    plan(folder, LOOP_PROGRAM, [str(folder / "out")], ranks=1)
-    assert kgorch(folder, "start", "plan.toml").wait() == 0
-    return 1e6 * statistics.median(json.loads((folder / "out").read_text()))
+def of_steps(blocks: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Each way's blocks against kgorch's before and behind them, as medians of ratios."""
+    ratios: dict[tuple[float, str], list[list[float]]] = {}
+    steps: dict[float, list[float]] = {}
+    for before, block, behind in zip(blocks, blocks[1:], blocks[2:], strict=False):
+        if block["way"] != ALL and before["way"] == behind["way"] == ALL and before["size"] == behind["size"]:
+            found = [(before[what] + behind[what]) / 2 / block[what] for what in ("step_s", "median_s", "cpu_s")]
+            found = [1 / ratio for ratio in found] if block["way"] in DEAR else found
+            ratios.setdefault((block["size"], block["way"]), []).append(found)
+            if block["way"] == ALONE:
+                steps.setdefault(block["size"], []).append(block["median_s"])
+    ways = list(dict.fromkeys(way for _, way in ratios))
+    ways.sort(key=lambda way: way != ALONE)
+    for size, way in itertools.product(sorted(steps), ways):
+        step_ms = 1e3 * statistics.median(steps[size])
+        walls, medians, cpus = zip(*ratios[size, way], strict=True)
+        wall, spread = statistics.median(walls), _quartiles(walls)
+        figures = {
+            "µs a step": 1e3 * step_ms * (wall - 1), "of median steps": statistics.median(medians),
+            "of a rank's CPU time": statistics.median(cpus), "step alone, ms": step_ms, "pairs": len(walls),
+        }  # fmt: skip
+        name = "kgorch" if way == ALONE else way
+        group = f"steps of {size:g} ms: with it / without it"
+        told = {"name": name, "group": group, "unit": "×", "better": "lower", "value": wall, "spread": spread}
+        yield told | {"figures": figures | ({"target ≤": 1.005} if way == ALONE else {})}
 
 
-def steps(folder: Path, pairs: int = 25, window_s: float = 1.5) -> dict[str, float]:
-    """Steps while the supervisor runs against steps while it is stopped (SIGSTOP), in turns within one training.
-
-    Whole runs cannot be compared on a shared machine: their step times differ by half from one to the next. What
-    kgorch does inside the ranks is measured by itself (bookkeeping) and added.
-    """
-    out = folder / "out"
-    plan(folder, STEP_PROGRAM, [str(out), str(int(2.2 * pairs * window_s / 0.008)), "40"], ranks=2)
-    process = kgorch(folder, "start", "plan.toml")
-    supervisor, windows, largest = psutil.Process(process.pid), [], 0.0
-    while not out.exists():
-        time.sleep(0.1)
-    used_s, began_s = sum(supervisor.cpu_times()[:2]), time.monotonic()
-    for _ in range(pairs):
-        for stopped in (False, True):
-            (supervisor.suspend if stopped else supervisor.resume)()
-            time.sleep(0.1)
-            windows.append((time.monotonic(), time.monotonic() + window_s))
-            time.sleep(window_s)
-        largest = max(largest, supervisor.memory_info().rss / 1e6)
-    share = 100 * (sum(supervisor.cpu_times()[:2]) - used_s) / ((time.monotonic() - began_s) / 2)
-    supervisor.resume()
-    assert process.wait() == 0
-    marks = [json.loads(line) for line in out.read_text().splitlines()]
-
-    def mean_step(first_s: float, end_s: float) -> float:
-        inside = [at for at in marks if first_s <= at < end_s]
-        return (inside[-1] - inside[0]) / (len(inside) - 1)
-
-    means = [mean_step(*window) for window in windows if window[1] < marks[-1]]
-    ratios = [running / stopped for running, stopped in zip(means[::2], means[1::2], strict=False)]
-    spread = statistics.quantiles(ratios, n=4)
-    return {
-        "step_ms": 1e3 * statistics.median(means),
-        "step_ratio": statistics.median(ratios),
-        "step_ratio_quartiles": [spread[0], spread[2]],
-        "pairs": len(ratios),
-        "core_percent": share,
-        "rss_mb": largest,
-    }
+def _quartiles(values: Sequence[float]) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    low, _, high = statistics.quantiles(values, n=4)
+    return low, high
 
 
-def telemetry(folder: Path, seconds: int = 75) -> dict[str, float]:
-    """A sampler alone in a process, for longer than from one roll-up to the next."""
+def telemetry(folder: Path, seconds: float) -> float:
+    """A sampler alone in a process, for longer than from one roll-up to the next. Percent of a core."""
     folder.mkdir()
     env = dict(os.environ)
     if shutil.which("cc"):
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
         from driver import build
 
         env |= build(folder).env
-    command = [sys.executable, "-c", TELEMETRY_PROGRAM, str(folder), str(seconds)]
-    share, figures = json.loads(subprocess.run(command, env=env, check=True, capture_output=True).stdout)
-    return {"telemetry_core_percent": share, "figures_in_a_sample": figures}
+    command = [sys.executable, str(Path(__file__)), "--sampler", str(folder), str(seconds)]
+    return float(subprocess.run(command, env=env, check=True, capture_output=True).stdout)
 
 
-def status(folder: Path, rounds: int = 15) -> dict[str, float]:
-    env = {**os.environ, "KGORCH_HOME": str(folder / "home")}
+def sampled(folder: Path, seconds: float) -> None:
+    from db import runs, sessions
+    from db.engine import open_database
+    from orchestrator.runtime.telemetry import VITALS, Sampler
+    from orchestrator.wire import Vitals
+
+    engine = open_database(folder)
+    texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan", "plan_hash"), "")
+    run = runs.create(engine, id="r", name="bench", number=1, **texts, overrides=[], stages=[])
+    session = sessions.open_session(engine, run.id, boot_id="b")
+    sampler = Sampler(engine, session.id, folder)
+
+    def live(for_s: float) -> None:
+        until_s = time.monotonic() + for_s
+        while time.monotonic() < until_s:
+            for rank in range(2):
+                sampler.hear(Vitals("1.1", rank, dict.fromkeys(VITALS, 12345.678)))
+            time.sleep(1)
+
+    live(3)
+    used_s, began_s = time.process_time(), time.monotonic()
+    live(seconds)
+    print(100 * (time.process_time() - used_s) / (time.monotonic() - began_s))
+    sampler.stop()
+
+
+def status(home: Path, rounds: int) -> float:
+    env = {**os.environ, "KGORCH_HOME": str(home)}
     ratios = []
     for _ in range(rounds):
         spent = []
@@ -228,7 +188,7 @@ def status(folder: Path, rounds: int = 15) -> dict[str, float]:
             subprocess.run([sys.executable, *command], env=env, check=True, capture_output=True)
             spent.append(time.perf_counter() - began)
         ratios.append(spent[0] / spent[1])
-    return {"status_ratio": statistics.median(ratios)}
+    return statistics.median(ratios)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,67 @@
-"""Whether verbs stay flat: their time over a full database against an empty one, within one run.   python benchmarks/scale.py
+"""Whether kgorch stays flat as things grow.   python benchmarks/scale.py [--quick] [--json FILE] [--docs]
 
-Three state folders: one run with one session; the same beside 10,000 queued runs and 10,000 past sessions of others; and one
-run that has 10,000 past sessions itself. Each verb is timed as a whole process and, without the process, as calls; the
-folders take turns, medians are compared (target ≤ 1.3).
+- what a person types and what the daemon does, over 10 to 10,000 runs in the queue and as many past sessions of the run that is
+  asked for: time over time, in turns (target ≤ 1.3); and how long a run that becomes due waits for the daemon's claim
+- the same over 10⁴ to 10⁷ samples of telemetry
+- 1 to 16 ranks on this machine: messages that a supervisor hears a second, its share of a core at the ranks' real pace, and what
+  their agreement takes a step (scale_ranks.py)
+- the supervisor's memory over nine hours by a hand-moved clock (target: ≤ 80 MB, flat)
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine, insert, text
 
-from db import runs, sessions
-from db.engine import open_database
-from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage
-from orchestrator.report import view
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import page  # noqa: E402
+import scale_ranks  # noqa: E402
+
+from db import queue, runs, samples, sessions  # noqa: E402
+from db.engine import open_database  # noqa: E402
+from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from orchestrator.report import view  # noqa: E402
+from orchestrator.runtime.daemon import Daemon  # noqa: E402
 
 VERBS = (
-    ["status"],
-    ["history"],
-    ["checkpoints", "list"],
-    ["history", "--events"],
+    ["status", "mine"],
+    ["history", "mine"],
+    ["checkpoints", "list", "mine"],
+    ["history", "--events", "mine"],
     ["status", "no-such-run"],
     ["quota"],
+    ["queue"],
 )
+OF_SAMPLES = (["status", "mine"], ["quota"], ["history", "mine"], ["doctor", "mine"])
 NOW = datetime.now(UTC)
+A_SESSION = 1000
+"""Samples, minutes, of each past session; the last one has seconds."""
+
+FIGURES = {
+    f"{part}.{name}": 123456.789
+    for part in ("gpu0", "gpu1", "rank0", "rank1", "host")
+    for name in ("util", "mem_used", "temp_c", "power_w", "cpu", "rss")
+}
+"""About as many as two GPUs, two ranks and the host give."""
 
 
-def fill(engine: Engine, *, others: int, past: int, per_run: int = 1) -> None:
+def fill(engine: Engine, *, others: int, past: int, per_run: int = 1, due_in: timedelta = timedelta(hours=5)) -> None:
     """The run `mine` with `past` past sessions; `others` queued runs with `per_run` past sessions each."""
     ids = ["mine", *(f"other-{number}" for number in range(others))]
     with engine.begin() as connection:
@@ -61,7 +84,11 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1) -> None:
         )
         add(Charge, [_charge(row) for row in rows])
         add(Pool, [{"name": "lab", "total_s": 3.6e6, "resets": "rolling 7d", "reserve_s": 0.0, "told_at": NOW}])
-        add(Resume, [{"run_id": run_id, "state": "due", "due_at": NOW, "created_at": NOW} for run_id in ids])
+        add(Resume, [_resume(run_id, due_in) for run_id in ids])
+
+
+def _resume(run_id: str, due_in: timedelta) -> dict[str, Any]:
+    return {"run_id": run_id, "state": "due", "due_at": NOW + due_in, "created_at": NOW, "ranks": 1}
 
 
 def _run(run_id: str, number: int) -> dict[str, Any]:
@@ -120,6 +147,30 @@ def _event(row: dict[str, Any], kind: str) -> dict[str, Any]:
     return {"run_id": row["run_id"], "session_id": row["id"], "at": row["ended_at"], "kind": kind, "facts": facts}
 
 
+def fill_samples(engine: Engine, count: int) -> None:
+    """By SQLite itself, so many a second: minutes of the past sessions, at the end an hour of seconds of the last one."""
+    seconds = min(count // 2, 3600)
+    last = count // A_SESSION + 1
+    statement = text(
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count) "
+        'INSERT INTO samples (session_id, at, span_s, "values") SELECT min(:first + i / :each, :last), '
+        "strftime('%Y-%m-%d %H:%M:%S.000000', :began + i * :step, 'unixepoch'), :span, :figures FROM n"
+    )
+    shared = {"last": last, "each": A_SESSION, "figures": json.dumps(FIGURES, separators=(",", ":"))}
+    began = int(NOW.timestamp())
+    with engine.begin() as connection:
+        minutes = {
+            "count": count - seconds,
+            "first": 1,
+            "span": samples.MINUTE,
+            "step": 60,
+            "began": began - 86400 * 9999,
+        }
+        connection.execute(statement, shared | minutes)
+        newest = {"count": seconds, "first": last, "span": samples.SECOND, "step": 1, "began": began - seconds}
+        connection.execute(statement, shared | newest)
+
+
 def calls(engine: Engine) -> dict[str, Callable[[], object]]:
     """What the verbs do beyond starting a process."""
     mine = runs.by_id(engine, "mine")
@@ -132,19 +183,77 @@ def calls(engine: Engine) -> dict[str, Callable[[], object]]:
     }
 
 
+def looks(engine: Engine, home: Path) -> dict[str, Callable[[], object]]:
+    """The daemon's."""
+    daemon = Daemon(engine, home, at_once=1, start=lambda entry, token: subprocess.Popen(["true"]))
+    return {"a look of the daemon": daemon.tick}
+
+
+def calls_of_samples(engine: Engine) -> dict[str, Callable[[], object]]:
+    """What a supervisor does with them beside training, and what it clears up once at its beginning."""
+    last = sessions.last(engine, "mine")
+    assert last is not None
+    batch = [(NOW, FIGURES)] * 5
+    return {
+        "the newest sample": lambda: samples.newest(engine, last.id),
+        "an hour of seconds": lambda: samples.series(engine, last.id, NOW - timedelta(hours=1), samples.SECOND),
+        "five samples written": lambda: samples.write(engine, last.id, batch),
+        "a minute rolled up": lambda: samples.roll_up(engine, last.id),
+        "what is too much, looked for": lambda: samples._beyond(engine, 1 << 60),
+    }
+
+
 def timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
-def typed(home: Path, words: list[str]) -> Callable[[], object]:
+def typed(home: Path, words: Sequence[str]) -> Callable[[], object]:
     env = {**os.environ, "KGORCH_HOME": str(home)}
-    named = words if words[-1] in ("no-such-run", "quota") else [*words, "mine"]
-    return lambda: subprocess.run([sys.executable, "-m", "orchestrator.cli", *named], env=env, capture_output=True)
+    return lambda: subprocess.run([sys.executable, "-m", "orchestrator.cli", *words], env=env, capture_output=True)
 
 
-def measured(table: dict[str, list[Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
+def daemon_start(home: Path) -> Callable[[], object]:
+    """Until the daemon tells systemd that it is ready; it is ended then."""
+
+    def begin() -> None:
+        with daemon(home):
+            pass
+
+    return begin
+
+
+@contextlib.contextmanager
+def daemon(home: Path) -> Iterator[None]:
+    place = home / "ready.sock"
+    place.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(place))
+        ear.settimeout(120)
+        env = {**os.environ, "KGORCH_HOME": str(home), "NOTIFY_SOCKET": str(place)}
+        command = [sys.executable, "-m", "orchestrator.cli", "daemon", "--at-once", "1"]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while b"READY=1" not in ear.recv(4096):
+                pass
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def due_to_claimed_s(home: Path, engine: Engine) -> float:
+    """With a real daemon: from the instant at which a run becomes due to the claim that is written down."""
+    with daemon(home):
+        due_at = datetime.now(UTC) + timedelta(seconds=2)
+        queue.put(engine, "other-0", why="benchmark", due_at=due_at)
+        while (row := queue.open_resume(engine, "other-0")) and row.state == "due" and not row.tries:
+            time.sleep(0.005)
+        return (datetime.now(UTC) - due_at).total_seconds()
+
+
+def measured(table: Mapping[str, Sequence[Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
     """Medians in seconds, a column a folder, which take turns."""
     taken: dict[str, list[list[float]]] = {what: [[] for _ in ways] for what, ways in table.items()}
     for _ in range(rounds + 1):
@@ -154,30 +263,119 @@ def measured(table: dict[str, list[Callable[[], object]]], rounds: int) -> dict[
     return {what: [statistics.median(times[1:]) for times in columns] for what, columns in taken.items()}
 
 
+def side_by_side(columns: Sequence[Mapping[str, Callable[[], object]]]) -> dict[str, list[Callable[[], object]]]:
+    return {what: [column[what] for column in columns] for what in columns[0]}
+
+
+# What is measured
+
+
+def sizes(place: Path, counts: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    homes = [place / f"sessions-{count}" for count in counts]
+    engines = [open_database(home) for home in homes]
+    for engine, count in zip(engines, counts, strict=True):
+        fill(engine, others=count, past=count)
+    both = [calls(engine) | looks(engine, home) for engine, home in zip(engines, homes, strict=True)]
+    found = {f"{what} (call)": taken for what, taken in measured(side_by_side(both), 3 * rounds).items()}
+    table = {f"kgorch {' '.join(verb)}": [typed(home, verb) for home in homes] for verb in VERBS}
+    found |= measured(table | {"kgorch daemon, ready": [daemon_start(home) for home in homes]}, rounds)
+    found["due until claimed"] = [due_to_claimed_s(home, engine) for home, engine in zip(homes, engines, strict=True)]
+    for engine in engines:
+        engine.dispose()
+    return rows(found, counts, f"{counts[0]} → {counts[-1]:,} runs and sessions")
+
+
+def amounts(place: Path, counts: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    homes = [place / f"samples-{count}" for count in counts]
+    engines = [open_database(home) for home in homes]
+    for engine, count in zip(engines, counts, strict=True):
+        fill(engine, others=10, past=count // A_SESSION + 1)
+        fill_samples(engine, count)
+    columns = [calls_of_samples(engine) for engine in engines]
+    found = {f"{what} (call)": taken for what, taken in measured(side_by_side(columns), rounds).items()}
+    table = {f"kgorch {' '.join(verb)}": [typed(home, verb) for home in homes] for verb in OF_SAMPLES}
+    found |= measured(table | {"kgorch daemon, ready": [daemon_start(home) for home in homes]}, rounds)
+    for engine in engines:
+        engine.dispose()
+    return rows(found, counts, f"{counts[0]:,} → {counts[-1]:,} samples")
+
+
+def rows(found: Mapping[str, Sequence[float]], counts: Sequence[int], group: str) -> list[dict[str, Any]]:
+    told = {"group": f"{group}: time / time", "unit": "×", "better": "lower"}
+    return [
+        told
+        | {"name": what if what.startswith("kgorch") else f"kgorch: {what}", "value": taken[-1] / taken[0]}
+        | {"figures": {f"{count:,}, ms": 1e3 * seconds for count, seconds in zip(counts, taken, strict=True)}}
+        for what, taken in found.items()
+    ]
+
+
+def of_ranks(counts: Sequence[int], seconds: float, votes: int) -> list[dict[str, Any]]:
+    heard, agreed = scale_ranks.channel(counts, seconds), scale_ranks.agreement(counts, votes)
+    told = (
+        ("messages heard, all speaking at once", "/s", "higher", heard, "a_second"),
+        ("supervisor, each telling once a second", "% of a core", "lower", heard, "core_percent"),
+        ("agreement: a look at the board (tick)", "µs", "lower", agreed, "tick_us"),
+        ("agreement: a vote of all", "µs", "lower", agreed, "vote_us"),
+    )
+    return [
+        {"group": group, "unit": unit, "better": better, "name": f"kgorch, ranks: {count}", "value": found[count][what]}
+        for group, unit, better, found, what in told
+        for count in counts
+    ]
+
+
+def of_hours(count: int) -> list[dict[str, Any]]:
+    found = scale_ranks.hours(count)
+    first, *each = found["mb"]
+    told = {"group": "supervisor's memory by the hour", "unit": "MB", "better": "lower"}
+    by_hour = {f"{hour} h": mb for hour, mb in enumerate(each, 1)}
+    return [
+        told | {"name": "kgorch: after a minute", "value": first},
+        told | {"name": f"kgorch: after {count} h", "value": each[-1], "figures": {"target ≤": 80} | by_hour},
+    ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        shapes = {"one": (0, 1), "among others": (asked.count, 1), "long run": (0, asked.count)}
-        homes = [Path(folder, name.replace(" ", "-")) for name in shapes]
-        engines = [open_database(home) for home in homes]
-        for engine, (others, past) in zip(engines, shapes.values(), strict=True):
-            fill(engine, others=others, past=past)
-        columns = [calls(engine) for engine in engines]
-        table = {f"{what} (call)": [column[what] for column in columns] for what in columns[0]}
-        found = measured(table, 3 * asked.rounds)
-        found |= measured({" ".join(verb): [typed(home, verb) for home in homes] for verb in VERBS}, asked.rounds)
-        for engine in engines:
-            engine.dispose()
-    print(f"{'':<28}{'':>10}" + "".join(f"{name:>24}" for name in list(shapes)[1:]))
-    for what, (plain, *full) in found.items():
-        ratios = "".join(f"{1000 * seconds:>13.1f} ms {seconds / plain:>5.2f} ×" for seconds in full)
-        print(f"{what:<28}{1000 * plain:>7.1f} ms{ratios}")
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small amounts, one hour: a minute and a half")
+    parser.add_argument("--count", type=int, default=10_000, help="runs and sessions at most  [10,000]")
+    parser.add_argument("--samples", type=int, default=10_000_000, help="at most  [10,000,000]")
+    parser.add_argument("--ranks", type=int, default=16, help="at most  [16]")
+    parser.add_argument("--hours", type=int, default=9, help="[9]")
+    parser.add_argument("--rounds", type=int, default=9, help="[9]")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part alone")
+    page.add_options(parser)
+    options = parser.parse_args()
+    if options.quick:
+        options.count, options.samples, options.ranks, options.hours, options.rounds = 1000, 100_000, 4, 1, 2
+    page.run(options, lambda: all_of(options))
+
+
+PARTS = ("sizes", "samples", "ranks", "hours")
+
+
+def all_of(options: argparse.Namespace) -> dict[str, Any]:
+    parts: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+        "sizes": lambda place: sizes(place, up_to(10, options.count), options.rounds),
+        "samples": lambda place: amounts(place, up_to(10_000, options.samples), options.rounds),
+        "ranks": lambda place: of_ranks(
+            [2**power for power in range(options.ranks.bit_length())], 3 if options.quick else 10, 90 if options.quick else 900
+        ),
+        "hours": lambda place: of_hours(options.hours),
+    }  # fmt: skip
+    found = []
+    with tempfile.TemporaryDirectory() as place:
+        for name in options.only or PARTS:
+            print(f"{name}…   load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+            found += parts[name](Path(place))
+    return page.results("scale", found, title="What grows and what does not", packages=["sqlalchemy"])
+
+
+def up_to(least: int, most: int) -> list[int]:
+    """The least, the most, and one half-way by their digits where they lie far apart."""
+    middle = least * 10 ** round(len(str(most // least)) / 2)
+    return [least, *([middle] if least < middle < most and most >= 1000 * least else []), most]
 
 
 if __name__ == "__main__":

@@ -199,8 +199,7 @@ class Session:
                 )
         self._tracked = things
         self._backward.learn(thing for thing in things.values() if isinstance(thing, nn.Module))
-        sizes, own_bytes = state.expected_sizes(things)
-        self._state_bytes = sum(sizes.values()) + own_bytes
+        sizes, own_bytes = self._measure()
         if self._probe:
             self._probe.know(things, self._state_bytes, self._backward)
         if self._launch:
@@ -210,6 +209,7 @@ class Session:
                 self._restore(stored.Folder(Path(self._launch.resume)), self._launch.resume)
                 self._saved_at = self._step
             if self._goes_on:
+                sizes, own_bytes = self._measure()  # what it keeps may have grown in earlier sessions
                 # DDP orders its buckets anew after its first backward; sums of three terms and more depend on that order.
                 # The script may have tracked the module inside its DDP, so any module will do.
                 self._rehearse = self.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
@@ -227,6 +227,12 @@ class Session:
             self._saver.prepare(need, self.device)
             self._plan_snapshot()
             self._link.send(self._hello())
+
+    def _measure(self) -> tuple[dict[str, int], int]:
+        """What is to be saved: see state.expected_sizes. Told are the bytes of all ranks, as a checkpoint's are."""
+        sizes, own_bytes = state.expected_sizes(self._tracked)
+        self._state_bytes = sum(sizes.values()) + own_bytes * self.world_size
+        return sizes, own_bytes
 
     @property
     def _goes_on(self) -> bool:

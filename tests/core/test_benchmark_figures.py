@@ -137,3 +137,39 @@ def test_figures_that_were_kept_are_drawn_without_measuring(tmp_path):
     script = [sys.executable, str(ROOT / "benchmarks" / "goodput.py"), "--from", str(file)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "**kgorch**" in done.stdout, done.stderr
+
+
+def end(last, saved, noted, *, phase="suspended", disk=50.0):
+    import walls
+
+    return walls.End(0, 0, phase, "the wall", last, saved, noted, 3.0, 2.0, None, 4.0, 0.5, 1.0, [(0.0, disk)])
+
+
+def test_a_last_save_is_in_place_when_kgorch_knew_of_it_and_the_disk_holds_it():
+    import walls
+
+    ends = [
+        end(100, 100, 100),
+        end(100, 100, 90),
+        end(100, 90, 90),
+        end(100, 100, 100, phase="stopping"),
+        end(None, 0, 0),
+    ]
+    found = walls.figures(ends, 30.0, 1)
+    assert found["rows"][0]["value"] == 25.0 and found["rows"][0]["figures"]["steps lost by the others"] == 10
+    assert len(found["misses"]) == 3 and found["without_a_step"] == 1
+
+
+def test_a_feature_is_weighed_against_the_blocks_around_its_own():
+    import overhead
+
+    def block(way, step_s):
+        return {"size": 2.0, "way": way, "step_s": step_s, "median_s": step_s, "cpu_s": step_s}
+
+    blocks = [
+        block(*told)
+        for told in (("kgorch", 2.2), ("alone", 2.0), ("kgorch", 2.2), ("health checks", 2.0), ("kgorch", 1.8))
+    ]
+    whole, health = overhead.of_steps(blocks)
+    assert (whole["name"], whole["value"]) == ("kgorch", pytest.approx(1.1))
+    assert (health["name"], health["value"]) == ("health checks", pytest.approx(1.0))

@@ -82,12 +82,55 @@ def test_the_ladders_benchmark_runs_and_its_page_is_drawn(tmp_path, monkeypatch)
     assert drawn.partition(ladder.END)[2] == page.partition(ladder.END)[2]
 
 
-@pytest.mark.slow
-def test_the_benchmark_of_many_runs_and_sessions_runs():
-    script = [sys.executable, "benchmarks/scale.py", "--count", "20", "--rounds", "1"]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=250)
+def measured(what, tmp_path, *words, timeout_s=280):
+    """The rows of a benchmark, run in small."""
+    script = [sys.executable, f"benchmarks/{what}.py", *words, "--json", str(tmp_path / "figures")]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
-    assert {"status", "history", "quota"} <= {line.split()[0] for line in done.stdout.splitlines()[1:] if line}
+    return json.loads((tmp_path / "figures").read_text())
+
+
+@pytest.mark.slow
+def test_what_grows_is_measured(tmp_path):
+    parts = [word for part in ("sizes", "samples", "ranks") for word in ("--only", part)]
+    found = measured("scale", tmp_path, *parts, "--count", "20", "--samples", "20000", "--ranks", "2", "--rounds", "1")
+    names = {row["name"] for row in found["rows"]}
+    assert {
+        "kgorch status mine",
+        "kgorch daemon, ready",
+        "kgorch: the newest sample (call)",
+        "kgorch, ranks: 2",
+    } <= names
+    assert all(row["value"] > 0 for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_a_supervisor_lives_through_hours_in_a_minute(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    import scale_ranks
+
+    monkeypatch.setattr(scale_ranks, "HOUR_S", 120)
+    found = scale_ranks.hours(2)
+    assert len(found["mb"]) == 3 and found["saves"] >= 2
+
+
+@pytest.mark.slow
+def test_each_features_cost_is_measured_in_turns(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import overhead
+
+    found = overhead.trained(tmp_path, 1, 0.05, sizes_ms=(2.0,))
+    rows = list(overhead.of_steps(found["blocks"]))
+    assert rows[0]["name"] == "kgorch" and rows[0]["figures"]["pairs"] == 2
+    assert len(rows) == 8 and all(row["value"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_session_on_a_slow_disk_is_killed_at_its_wall_with_its_last_save_in_place(tmp_path):
+    found = measured("walls", tmp_path, "--sessions", "1", "--at-once", "1", "--wall", "40")
+    (session,) = found["sessions"]
+    assert not found["misses"] and (session["last"] is None or session["saved"] == session["noted"] == session["last"])
 
 
 @pytest.mark.slow

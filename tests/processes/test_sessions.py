@@ -9,6 +9,7 @@ import time
 from datetime import datetime
 
 import psutil
+import pytest
 from harness import processes_of, wait_until
 
 
@@ -171,3 +172,15 @@ def test_a_stage_that_ends_without_a_supervisor_is_followed_by_the_next_one(kgor
     found = kgorch.status()
     assert found["state"] == "finished" and [stage["done"] for stage in found["stages"]] == [True, True]
     assert [stage["name"] for entry in kgorch.history() for stage in entry["stages"]] == ["train", "after"]
+
+
+@pytest.mark.slow
+def test_how_long_the_last_save_takes_is_reckoned_with_what_all_ranks_keep_by_now(kgorch):
+    plan = str(kgorch.plan("grows.py", ranks=2))
+    for step in (6, 10):
+        supervisor = kgorch.background("start", plan)
+        kgorch.wait_for_step(step, within_s=120)
+        kgorch("stop")
+        assert supervisor.wait(timeout=60) == 10
+    told = [event["facts"]["state_bytes"] for event in sorted(kgorch.events("Attached"), key=lambda event: event["at"])]
+    assert told[0] < 10_000 and told[-1] >= 2 * 6 * 100_000  # six steps, two ranks
