@@ -1,0 +1,126 @@
+"""Plain facts out of rows, folders and processes of a world, for invariants.py."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from harness import processes_of
+from safetensors.numpy import load_file
+from sqlalchemy.exc import SQLAlchemyError
+
+from orchestrator import manifest
+from orchestrator.errors import KgorchError
+from storm.invariants import Charged, Checkpoint, Process
+
+ROLES = {
+    "orchestrator.runtime.shim": "shim",
+    "orchestrator.runtime.keeper": "keeper",
+    "torch.distributed.run": "torchrun",
+    "orchestrator.worker.entry": "rank",
+}
+
+
+def asked(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """[] where there is nothing to ask, or nobody answers just now."""
+    try:
+        return question()
+    except (KgorchError, SQLAlchemyError, OSError):
+        return []
+
+
+def role_of(process: psutil.Process) -> tuple[str, str]:
+    """What a process of a world is, and which rank. A child that a rank has forked has its command line: `loader`."""
+    try:
+        words = process.cmdline()
+        role = next((ROLES[word] for word in words if word in ROLES), "")
+        if role == "rank":
+            parent = process.parent()
+            if parent and "orchestrator.worker.entry" in parent.cmdline():
+                return "loader", ""
+            return "rank", process.environ().get("RANK", "")
+        if "orchestrator.cli" in words:
+            verb = words[words.index("orchestrator.cli") + 1 :][:1]
+            if verb in (["start"], ["resume"]) and "--queue" not in words:
+                return "supervisor", ""
+            return ("daemon" if verb == ["daemon"] else "command"), ""
+        return role or "other", ""
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return "gone", ""
+
+
+def processes(home: Path) -> Iterator[Process]:
+    for process in processes_of(home):
+        role, rank = role_of(process)
+        if role != "gone":
+            yield Process(process.pid, role, rank)
+
+
+class Row(NamedTuple):
+    path: str
+    step: int
+    state: str
+    final: bool
+    why: str
+
+
+def checkpoint_rows(home: Path) -> list[Row]:
+    found = _rows(home, "SELECT path, step, state, final, why FROM checkpoints ORDER BY id")
+    return [Row(path, step, state, bool(final), why) for path, step, state, final, why in found]
+
+
+def checkpoints(home: Path) -> Iterator[Checkpoint]:
+    """All that have a row, those on disk read back."""
+    for row in checkpoint_rows(home):
+        folder = Path(row.path)
+        if row.state != "verified":
+            yield Checkpoint(row.path, row.step, row.state, folder.is_dir(), row.final, row.why)
+            continue
+        try:
+            samples, counted, most = _read_back(folder, folder.stat().st_mtime_ns)
+            yield Checkpoint(row.path, row.step, row.state, True, row.final, "", samples, counted, most)
+        except (KgorchError, OSError) as error:
+            yield Checkpoint(row.path, row.step, row.state, False, row.final, f"{type(error).__name__}: {error}"[:300])
+
+
+def _read_back(folder: Path, _changed_ns: int) -> tuple[int, int, int]:
+    """Of its samples: where it stands, how many it has seen, the most that one was. Raises: KgorchError, OSError."""
+    described, counts = manifest.verify(folder), None
+    for name in manifest.shards(described):
+        mine = load_file(folder / name)["seen.counts"]
+        counts = mine if counts is None else counts + mine
+    if counts is None:
+        return described.position.samples, 0, 0
+    return described.position.samples, int(counts.sum()), int(counts.max())
+
+
+def charges(home: Path) -> Iterator[Charged]:
+    """Of sessions that are over."""
+    told = _rows(
+        home,
+        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.beat_at FROM sessions s"
+        " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
+    )
+    for number, started_at, ended_at, phase, rows, used_s, beat_at in told:
+        until = beat_at if phase == "cut off" and beat_at else ended_at  # what was cut off ended when it was heard last
+        if until and ended_at:
+            lasted_s = (datetime.fromisoformat(until) - datetime.fromisoformat(started_at)).total_seconds()
+            yield Charged(number, rows, used_s, lasted_s)
+
+
+def _rows(home: Path, query: str) -> list[tuple[Any, ...]]:
+    try:
+        with closing(sqlite3.connect(f"file:{home}/kgorch.db?mode=ro", uri=True, timeout=3)) as database:
+            return database.execute(query).fetchall()
+    except sqlite3.Error:
+        return []
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
