@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak check bench bench-checkpoints bench-ladder bench-workloads docs clean
+.PHONY: setup demo test test-fast soak storm check bench bench-checkpoints bench-ladder bench-workloads docs clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,12 @@ soak: setup
 	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/training/test_snapshots.py -k kill_9 --timeout=0
 	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/core/test_hostile.py tests/training/test_hostile_state.py --timeout=0
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m soak
+
+# real runs under random faults (tests/storm), MINUTES long; SEED replays one, which is printed. As root it has disks of its own
+MINUTES ?= 10
+STORM_JOBS ?= 2
+storm: setup
+	PYTHONPATH=tests JOBS=$(STORM_JOBS) $(BIN)/python -m storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: setup
 	$(BIN)/ruff format .

@@ -28,7 +28,7 @@ PAST = Path(__file__).with_name("past")
 KEPT = Path("build", "storm")
 SHRINK_TRIES, SHRINK_S = 14, 900.0
 
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @click.command(context_settings={"show_default": True})

@@ -18,7 +18,7 @@ from storm.schedule import Episode, Fault
 from storm.world import CALM_S, SLOW_S, World
 
 SOON_S = 12.0
-"""Within which an invariant holds once the run trains again: a log is written late after a full disk, a process takes time to end."""
+"""Within which an invariant holds once the run trains again: after a full disk a log is written late, ending takes time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def kill_all_but_keeper(world: World, chance: random.Random) -> Trace:
 def kill_in_a_save(world: World, chance: random.Random) -> Trace:
     trace = world.trace("kill_in_a_save", "SIGKILL to all in the midst of a save", CUT)
     world.weather.set(slow_ms=chance.choice([20, 60, 150]))  # so that there is a midst
-    world.run("save")
+    world.ask("save")
     world.until(lambda: list(_saves_under_way(world)), within_s=IN_A_SAVE_S)
     time.sleep(chance.random() * 0.4)
     world.kill_everything()
@@ -261,10 +261,16 @@ def disk_full(world: World, chance: random.Random) -> Trace:
     trace = world.trace("disk_full", "the disk is full", ("event SaveFailed", said), ("event launch_failed", said))
     disk = world.kept or world.disk
     disk.fill(leaving=chance.choice([0, 4096, 40_000]))
-    _wait(world.run("save").process, 8)
-    time.sleep(3 * chance.random())
+    _save_in_vain(world, chance)
     disk.free_again()
     return trace
+
+
+def _save_in_vain(world: World, chance: random.Random) -> None:
+    """Asked for twice, as one may be under way just now."""
+    for _ in range(2):
+        world.ask("save")
+        time.sleep(1 + 1.5 * chance.random())
 
 
 @deed
@@ -282,8 +288,7 @@ def disk_full_at_start(world: World, chance: random.Random) -> Trace:
 def disk_goes_read_only(world: World, chance: random.Random) -> Trace:
     trace = world.trace("disk_goes_read_only", "the disk goes read-only", ("event SaveFailed", "Read-only|EROFS"))
     world.weather.set(read_only=1)
-    _wait(world.run("save").process, 8)
-    time.sleep(3 * chance.random())
+    _save_in_vain(world, chance)
     world.weather.calm()
     return trace
 
@@ -303,7 +308,8 @@ def disk_read_only_at_start(world: World, chance: random.Random) -> Trace:
 def disk_slow(world: World, chance: random.Random) -> Trace:
     trace = world.trace("disk_slow", "each flush takes long")
     world.weather.set(slow_ms=chance.choice([200, 600, 1500]))
-    _wait(world.run("save").process, 6)
+    world.ask("save")
+    time.sleep(2 + 2 * chance.random())
     world.weather.calm()
     return trace
 
@@ -322,9 +328,14 @@ def _newest_of_two(world: World) -> Path:
 
     Raises: Refused.
     """
-    world.note_promised()
-    if sum(Path(path).is_dir() for path in world.promised if path not in world.damaged) < 3:
-        raise Refused("there are not three checkpoints yet")
+    for _ in range(6):
+        world.note_promised()
+        if sum(Path(path).is_dir() for path in world.promised if path not in world.damaged) >= 2:
+            break
+        world.ask("save")
+        time.sleep(1.5)
+    else:
+        raise Refused("there are not two checkpoints")
     world.kill_everything()
     found = [folder for root in _roots(world) for folder in manifest.checkpoints(root)]
     return max(found, key=lambda folder: folder.name)
@@ -334,14 +345,18 @@ def _damaged(world: World, name: str, how: str, damage: Callable[[Path], None]) 
     sessions = len(world.history())
     folder = _newest_of_two(world)
     world.damaged.add(str(folder))
-    trace = world.trace(name, f"{how} {folder.name}", ("event set_aside", folder.name), ("event passed_over", folder.name))
+    trace = world.trace(
+        name, f"{how} {folder.name}", ("event set_aside", folder.name), ("event passed_over", folder.name)
+    )
     assert len(world.history()) == sessions
     damage(folder)
     return trace
 
 
 def _some_file(folder: Path, chance: random.Random) -> Path:
-    return chance.choice(sorted(path for path in folder.iterdir() if path.name != manifest.NAME and path.stat().st_size))
+    return chance.choice(
+        sorted(path for path in folder.iterdir() if path.name != manifest.NAME and path.stat().st_size)
+    )
 
 
 @deed
@@ -464,7 +479,9 @@ def driver_lost(world: World, chance: random.Random) -> Trace:
 @deed
 def driver_hangs(world: World, chance: random.Random) -> Trace:
     assert world.driver
-    function = chance.choice(["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByIndex_v2"])
+    function = chance.choice(
+        ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByIndex_v2"]
+    )
     trace = world.trace("driver_hangs", f"{function} hangs")
     world.driver.fail(function, "hang")
     time.sleep(3 + 3 * chance.random())

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
+from orchestrator.runtime import processes as identities
 from storm.invariants import Charged, Checkpoint, Process
 
 ROLES = {
@@ -39,10 +40,10 @@ def role_of(process: psutil.Process) -> tuple[str, str]:
     """What a process of a world is, and which rank. A child that a rank has forked has its command line: `loader`."""
     try:
         words = process.cmdline()
-        role = next((ROLES[word] for word in words if word in ROLES), "")
+        role = _module_role(words)
         if role == "rank":
             parent = process.parent()
-            if parent and "orchestrator.worker.entry" in parent.cmdline():
+            if parent and _module_role(parent.cmdline()) == "rank":
                 return "loader", ""
             return "rank", process.environ().get("RANK", "")
         if "orchestrator.cli" in words:
@@ -55,11 +56,37 @@ def role_of(process: psutil.Process) -> tuple[str, str]:
         return "gone", ""
 
 
+def _module_role(words: list[str]) -> str:
+    """By the first `-m`: torchrun is told the ranks' own one after it."""
+    return ROLES.get(words[words.index("-m") + 1], "") if "-m" in words[:-1] else ""
+
+
 def processes(home: Path) -> Iterator[Process]:
     for process in processes_of(home):
         role, rank = role_of(process)
         if role != "gone":
             yield Process(process.pid, role, rank)
+
+
+class Standing(NamedTuple):
+    """The newest run's newest session, as its rows tell; read often, so not by a verb."""
+
+    state: str
+    phase: str
+    step: int
+    supervised: bool
+
+
+def standing(home: Path) -> Standing | None:
+    found = _rows(
+        home,
+        "SELECT r.state, s.phase, s.step, s.supervisor_pid, s.supervisor_started_ticks, s.boot_id FROM runs r"
+        " JOIN sessions s ON s.run_id = r.id ORDER BY r.number DESC, s.number DESC LIMIT 1",
+    )
+    if not found:
+        return None
+    state, phase, step, pid, ticks, boot = found[0]
+    return Standing(state, phase, step, identities.is_alive(pid, ticks, boot))
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""A world: one run with a state folder, a disk and a person of its own; what a person does for it, and the facts of how it stands."""
+"""A world: one run with a state folder, a disk and a person of its own; what that person does, and the facts of how it stands."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import driver
 import psutil
 from harness import Kgorch, processes_of, weekly_reset
 
+from orchestrator.runtime import channel
 from orchestrator.runtime import processes as identities
 from storm import looking
 from storm.invariants import Facts, Said, Trace
@@ -123,9 +124,9 @@ class World:
         if self.episode.daemon:
             if self.daemon is None or self.daemon.process.poll() is not None:
                 self.daemon = self.run("daemon")
-            if self.wants_start or self._is_given_up():
-                if self.supervisor is None or self.supervisor.process.poll() is not None:
-                    self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
+            idle = self.supervisor is None or self.supervisor.process.poll() is not None
+            if idle and (self.wants_start or self._is_given_up()):
+                self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
         elif self.supervisor is None or self.supervisor.process.poll() is not None:
             self.supervisor = self.run("start", "plan.toml")
 
@@ -140,6 +141,11 @@ class World:
     def _has_database(self) -> bool:
         return (self.kgorch.home / "kgorch.db").exists()
 
+    def ask(self, what: str) -> None:
+        """Over the socket, as `kgorch save` and `kgorch stop` do; also where the database cannot be used."""
+        for path in self.kgorch.home.glob("runs/*/*/control.sock"):
+            channel.ask(path, what, timeout_s=2.0)
+
     # How the run stands
 
     def status(self) -> dict[str, Any]:
@@ -148,15 +154,15 @@ class World:
         return {}
 
     def is_finished(self) -> bool:
-        return self.status().get("state") == "finished"
+        found = looking.standing(self.kgorch.home)
+        return found is not None and found.state == "finished"
 
     def trains(self) -> tuple[str, int] | None:
         """The attempt that a living supervisor sees training, and its step."""
-        status = self.status()
-        if status and status["session"] and status["session"]["supervisor"]["alive"]:
-            if status["phase"] in ("training", "saving"):
-                with contextlib.suppress(ValueError, OSError):
-                    return str(self.kgorch.attempt()), int(status["step"])
+        found = looking.standing(self.kgorch.home)
+        if found and found.supervised and found.phase in ("training", "saving"):
+            with contextlib.suppress(ValueError, OSError):
+                return str(self.kgorch.attempt()), found.step
         return None
 
     def train_on(self, steps: int) -> bool:
@@ -323,4 +329,3 @@ class World:
         if self.kept:
             self.kept.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
