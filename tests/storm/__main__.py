@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from storm import episode as episodes
-from storm import schedule
+from storm import invariants, schedule
 from storm.episode import Outcome
 from storm.schedule import Episode
 from storm.shrink import smallest
@@ -132,7 +132,7 @@ def _shrink(outcome: Outcome, cache: Path, out: Path) -> None:
 
 def _invariant(what: str) -> str:
     """Its name, out of a line of what is broken."""
-    return next((name for name in episodes.invariants.INVARIANTS if f"{name}: " in what), "harness")
+    return next((name for name in invariants.INVARIANTS if f"{name}: " in what), "harness")
 
 
 def _again(path: Path) -> str:

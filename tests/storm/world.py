@@ -120,15 +120,20 @@ class World:
         return command
 
     def look_after(self) -> None:
-        """What a person does who looks: start again what does not run. With a daemon, see that there is one."""
-        if self.episode.daemon:
-            if self.daemon is None or self.daemon.process.poll() is not None:
-                self.daemon = self.run("daemon")
-            idle = self.supervisor is None or self.supervisor.process.poll() is not None
-            if idle and (self.wants_start or self._is_given_up()):
-                self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
-        elif self.supervisor is None or self.supervisor.process.poll() is not None:
-            self.supervisor = self.run("start", "plan.toml")
+        """What a person does who looks: start again what does not run. With a daemon nothing that it does by itself."""
+        idle = self.supervisor is None or self.supervisor.process.poll() is not None
+        if not self.episode.daemon:
+            if idle:
+                self.supervisor = self.run("start", "plan.toml")
+            return
+        self.keep_daemon()
+        if idle and (self.wants_start or self._is_given_up()):
+            self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
+
+    def keep_daemon(self) -> None:
+        """As systemd does."""
+        if self.episode.daemon and (self.daemon is None or self.daemon.process.poll() is not None):
+            self.daemon = self.run("daemon")
 
     def _is_given_up(self) -> bool:
         """Failed, stopped by a person, or unknown to a new database: nobody but a person goes on with it."""
@@ -169,6 +174,7 @@ class World:
         """Until one attempt has trained so many steps; what has ended is started again. False: finished, or `stuck`."""
         until, since = time.monotonic() + self.patience_s, None
         while time.monotonic() < until:
+            self.keep_daemon()
             now = self.trains()
             if now and (since is None or now[0] != since[0] or now[1] < since[1]):
                 since = now
