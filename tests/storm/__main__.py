@@ -41,6 +41,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 @click.option("--shrink/--no-shrink", default=True, help="Make a schedule that breaks something small.")
 @click.option("--past/--no-past", default=True, help="Replay first what has broken something once (tests/storm/past).")
 @click.option("--out", type=click.Path(path_type=Path), default=KEPT, help="Where what broke is kept.")
+@click.option(
+    "--references",
+    type=click.Path(path_type=Path),
+    help="Where uninterrupted runs of this code are kept for the next storm.",
+)
 @click.option("--json", "as_json", is_flag=True)
 def main(
     seed: int | None,
@@ -52,6 +57,7 @@ def main(
     shrink: bool,
     past: bool,
     out: Path,
+    references: Path | None,
     as_json: bool,
 ) -> None:
     """Run kgorch through a storm of faults, and see whether what it promises holds. Exit code 1 when something broke."""
@@ -64,12 +70,13 @@ def main(
         wanted = [schedule.episode(seed, number)]
     else:
         wanted = _wanted(seed, past=past)
-    with tempfile.TemporaryDirectory(prefix="storm-references-") as cache:
+    with tempfile.TemporaryDirectory(prefix="storm-references-") as temporary:
+        cache = (references or Path(temporary)).absolute()
         until_s = began_s + 60 * minutes if not replay else None
-        found = list(_run(iter(wanted), Path(cache), out, jobs, until_s, faults))
+        found = list(_run(iter(wanted), cache, out, jobs, until_s, faults))
         broke = [outcome for outcome in found if outcome.broken]
         if broke and shrink and not replay:
-            _shrink(min(broke, key=lambda outcome: len(outcome.hits)), Path(cache), out)
+            _shrink(min(broke, key=lambda outcome: len(outcome.hits)), cache, out)
     took_s = time.monotonic() - began_s
     if as_json:
         click.echo(json.dumps({"seed": seed, "took_s": took_s, "episodes": [asdict(item) for item in found]}))
