@@ -33,6 +33,12 @@ def test_a_fault_comes_only_where_it_means_something_and_once_where_once_is_enou
         assert all(kinds.count(kind) < 2 for kind, how in schedule.KINDS.items() if how.once)
 
 
+@pytest.mark.parametrize("kind", schedule.KINDS)
+def test_a_storm_can_be_restricted_to_any_kind(kind):
+    faults = {fault.kind for episode in islice(schedule.episodes(1, [kind]), 5) for fault in episode.faults}
+    assert faults == {kind}
+
+
 def test_an_episode_goes_through_its_file_and_what_is_none_is_refused():
     episode = schedule.episode(3, 1)
     assert schedule.from_json(schedule.to_json(episode, ["same_bits: …"])) == episode

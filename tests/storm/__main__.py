@@ -36,6 +36,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 @click.option("--minutes", type=float, default=10.0, help="No new fault comes after that.")
 @click.option("--faults", type=int, help="No new episode is begun after so many faults.")
 @click.option("--episode", "number", type=int, help="One episode of the seed alone.")
+@click.option("--only", multiple=True, type=click.Choice(sorted(schedule.KINDS)), help="No other faults than these.")
 @click.option("--replay", type=click.Path(path_type=Path, exists=True), help="One episode from a file.")
 @click.option("--jobs", type=int, default=2, envvar="JOBS", help="Episodes beside one another.")
 @click.option("--shrink/--no-shrink", default=True, help="Make a schedule that breaks something small.")
@@ -52,6 +53,7 @@ def main(
     minutes: float,
     faults: int | None,
     number: int | None,
+    only: tuple[str, ...],
     replay: Path | None,
     jobs: int,
     shrink: bool,
@@ -67,9 +69,9 @@ def main(
     if replay:
         wanted: Iterable[Episode] = [schedule.from_json(replay.read_text())]
     elif number is not None:
-        wanted = [schedule.episode(seed, number)]
+        wanted = [schedule.episode(seed, number, only)]
     else:
-        wanted = _wanted(seed, past=past)
+        wanted = _wanted(seed, only, past=past and not only)
     with tempfile.TemporaryDirectory(prefix="storm-references-") as temporary:
         cache = (references or Path(temporary)).absolute()
         until_s = began_s + 60 * minutes if not replay else None
@@ -84,11 +86,11 @@ def main(
     sys.exit(1 if broke else 0)
 
 
-def _wanted(seed: int, *, past: bool) -> Iterator[Episode]:
+def _wanted(seed: int, only: tuple[str, ...], *, past: bool) -> Iterator[Episode]:
     if past:
         for path in sorted(PAST.glob("*.json")):
             yield schedule.from_json(path.read_text())
-    yield from schedule.episodes(seed)
+    yield from schedule.episodes(seed, only)
 
 
 def _run(

@@ -8,6 +8,7 @@ chooses the same when others of the schedule are left out.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ class Kind:
 
     Attributes:
         weight: how often it comes.
-        needs: what its episode must be like, names of Episode's truths; `!name` for one that must not hold.
+        needs: what must be true of its episode, by name.
         once: not twice in an episode.
     """
 
@@ -139,18 +140,16 @@ class Episode:
 
     def bears(self, kind: str) -> bool:
         """Whether a fault of this kind means anything to it."""
-        return all(bool(getattr(self, need.lstrip("!"))) != need.startswith("!") for need in KINDS[kind].needs)
+        return all(getattr(self, need) for need in KINDS[kind].needs)
 
 
-def episodes(seed: int) -> Iterator[Episode]:
-    """Without end. Each is drawn from the seed and its number alone."""
-    number = 0
-    while True:
-        yield episode(seed, number)
-        number += 1
+def episodes(seed: int, only: Sequence[str] = ()) -> Iterator[Episode]:
+    """Without end. Each is drawn from the seed and its number alone, and from what it is restricted to."""
+    return (episode(seed, number, only) for number in itertools.count())
 
 
-def episode(seed: int, number: int, faults: int = FAULTS_AN_EPISODE) -> Episode:
+def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAULTS_AN_EPISODE) -> Episode:
+    """`only`: the kinds of faults that may come, all if none; it is made so that it bears them."""
     chance = random.Random(f"{seed}.{number}")
     ranks = chance.choices([1, 2, 3, 4], [8, 8, 1, 1])[0]
     drawn = Episode(
@@ -169,16 +168,23 @@ def episode(seed: int, number: int, faults: int = FAULTS_AN_EPISODE) -> Episode:
         every_ms=chance.choice([700, 1500, 3000, 20_000]),
         faults=(),
     )
-    return drawn.with_faults(list(_faults(drawn, chance, faults)))
+    if only:
+        needed = {need: True for kind in only for need in KINDS[kind].needs}
+        drawn = dataclasses.replace(
+            drawn, **{"ranks": min(drawn.ranks, 2), **needed, "workers": 2 * needed.get("workers", 0)}
+        )
+    return drawn.with_faults(list(_faults(drawn, chance, only or list(KINDS), faults)))
 
 
-def _faults(drawn: Episode, chance: random.Random, count: int) -> Iterator[Fault]:
-    open_kinds = {name: kind.weight for name, kind in KINDS.items() if drawn.bears(name)}
+def _faults(drawn: Episode, chance: random.Random, kinds: Sequence[str], count: int) -> Iterator[Fault]:
+    open_kinds = {name: KINDS[name].weight for name in kinds if drawn.bears(name)}
     for _ in range(count):
         [name] = chance.choices(list(open_kinds), list(open_kinds.values()))
+        yield Fault(name, after_steps=chance.choice([1, 2, 3, 5, 8, 13]), chance=chance.randrange(1 << 30))
         if KINDS[name].once:
             del open_kinds[name]
-        yield Fault(name, after_steps=chance.choice([1, 2, 3, 5, 8, 13]), chance=chance.randrange(1 << 30))
+        if not open_kinds:
+            return
 
 
 def to_json(drawn: Episode, why: Sequence[str] = ()) -> str:
