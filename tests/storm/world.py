@@ -76,7 +76,8 @@ class World:
 
     def _env(self) -> dict[str, str]:
         found = {"TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder / "person")}
-        found |= self.weather.env(self.folder / "home", self.folder / "work" / "source")
+        disk = self.kept or self.disk
+        found |= self.weather.env(disk.place, Path("source"))  # as the program opens it
         return found | (self.driver.env if self.driver else {})
 
     def _write_source(self) -> None:
