@@ -141,8 +141,9 @@ class World:
         status = self.kgorch.try_status()
         if not status:
             return self.supervisor is not None and self.supervisor.process.poll() is not None and self._has_database()
-        waits = status["next"]["what"] == "resume" and status["next"]["at"] is None
-        return bool(status["state"] == "failed" or (waits and not status["session"]["supervisor"]["alive"]))
+        when_asked = status["next"]["what"] == "resume" and status["next"]["at"] is None
+        alive = status["session"] is not None and status["session"]["supervisor"]["alive"]
+        return bool(status["state"] == "failed" or (when_asked and not alive))
 
     def _has_database(self) -> bool:
         return (self.kgorch.home / "kgorch.db").exists()
