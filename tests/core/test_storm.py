@@ -76,7 +76,6 @@ def test_what_fails_without_any_fault_shrinks_to_none():
 
 DROPPED = Checkpoint("/a", 8, "dropped", whole=False)
 SOUND = Facts(
-    state="finished",
     history=({"phase": "cut off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "rank 1 was killed"}]},),
     events=({"kind": "launched", "facts": {"step": 0}}, {"kind": "launched", "facts": {"step": 8}}),
     checkpoints=(

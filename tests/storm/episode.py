@@ -127,7 +127,6 @@ def _keep(world: World, course: _Course, out: Path) -> Path:
     (place / "hits.json").write_text(json.dumps([asdict(hit) for hit in course.hits], indent=1))
     (place / "events.json").write_text(json.dumps(world.events(), indent=1))
     (place / "history.json").write_text(json.dumps(world.history(), indent=1))
-    (place / "status.json").write_text(json.dumps(world.status(), indent=1, default=str))
     said = [f"── {item.command} → {item.code}\n{item.text}" for item in (command.said() for command in world.commands)]
     (place / "said.txt").write_text("\n".join(said))
     shutil.copytree(

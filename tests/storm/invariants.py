@@ -91,7 +91,6 @@ class Facts:
     """`promised`: path → step of all that was ever seen verified; `damaged`: those that a fault has broken since.
     `over`: the run is finished and nothing is to live any more. `bits`: hashes of its state and an uninterrupted run's."""
 
-    state: str = "active"
     history: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()

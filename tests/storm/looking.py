@@ -1,10 +1,15 @@
-"""Plain facts out of rows, folders and processes of a world, for invariants.py."""
+"""Plain facts out of rows, folders and processes of a world, for invariants.py.
+
+By SQL of our own, on connections that are closed at once: they are asked often, and a database that is lost under a connection of
+ours would be answered out of what is no more.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +18,6 @@ from typing import Any, NamedTuple
 import psutil
 from harness import processes_of
 from safetensors.numpy import load_file
-from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
@@ -26,14 +30,6 @@ ROLES = {
     "torch.distributed.run": "torchrun",
     "orchestrator.worker.entry": "rank",
 }
-
-
-def asked(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """[] where there is nothing to ask, or nobody answers just now."""
-    try:
-        return question()
-    except (KgorchError, SQLAlchemyError, OSError):
-        return []
 
 
 def role_of(process: psutil.Process) -> tuple[str, str]:
@@ -87,6 +83,50 @@ def standing(home: Path) -> Standing | None:
         return None
     state, phase, step, pid, ticks, boot = found[0]
     return Standing(state, phase, step, identities.is_alive(pid, ticks, boot))
+
+
+NEWEST = "run_id = (SELECT id FROM runs ORDER BY number DESC LIMIT 1)"
+
+
+def history(home: Path) -> list[dict[str, Any]]:
+    """Sessions of the newest run with their attempts, oldest first."""
+    found = {
+        session: {"number": number, "phase": phase, "why": why, "attempts": []}
+        for session, number, phase, why in _rows(
+            home, f"SELECT id, number, phase, why FROM sessions WHERE {NEWEST} ORDER BY number"
+        )
+    }
+    told = _rows(home, "SELECT session_id, number, first_step, outcome, cause FROM attempts ORDER BY id")
+    for session, number, first_step, outcome, cause in told:
+        if session in found:
+            attempt = {"number": number, "first_step": first_step, "outcome": outcome, "cause": cause}
+            found[session]["attempts"].append(attempt)
+    return list(found.values())
+
+
+def events(home: Path) -> list[dict[str, Any]]:
+    """Of the newest run, oldest first."""
+    rows = _rows(home, f"SELECT at, kind, phase, facts FROM events WHERE {NEWEST} ORDER BY id")
+    return [{"at": at, "kind": kind, "phase": phase, "facts": json.loads(facts)} for at, kind, phase, facts in rows]
+
+
+def rungs(home: Path) -> list[str]:
+    return [rung for (rung,) in _rows(home, f"SELECT rung FROM rungs WHERE {NEWEST} ORDER BY id")]
+
+
+def waits_for_a_person(home: Path) -> bool:
+    """Failed, stopped by a person, or unknown: nobody else goes on with it."""
+    found = _rows(
+        home,
+        "SELECT state, (SELECT count(*) FROM resumes WHERE run_id = runs.id AND state IN ('due', 'claimed')"
+        " AND due_at IS NOT NULL) FROM runs ORDER BY number DESC LIMIT 1",
+    )
+    over = {"finished", "suspended", "cut off", "failed"}
+    return (
+        not found
+        or found[0][0] == "failed"
+        or (found[0][1] == 0 and ((now := standing(home)) is None or now.phase in over))
+    )
 
 
 class Row(NamedTuple):

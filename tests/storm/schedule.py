@@ -169,10 +169,9 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
         faults=(),
     )
     if only:
-        needed = {need: True for kind in only for need in KINDS[kind].needs}
-        drawn = dataclasses.replace(
-            drawn, **{"ranks": min(drawn.ranks, 2), **needed, "workers": 2 * needed.get("workers", 0)}
-        )
+        needed: dict[str, Any] = {need: True for kind in only for need in KINDS[kind].needs}
+        needed |= {"workers": 2} if "workers" in needed else {}
+        drawn = dataclasses.replace(drawn, ranks=min(drawn.ranks, 2), **needed)
     return drawn.with_faults(list(_faults(drawn, chance, only or list(KINDS), faults)))
 
 

@@ -31,6 +31,9 @@ CALM_S, SLOW_S = 0.03, 0.25
 EXCUSED = {"weathers.py", "no_compiler.py", "plan.toml", "source", "kept", "pace", "doubles.txt", "__pycache__"}
 """What may lie in a plan's folder: its own files, and what its program writes there."""
 
+PYTHONS_OWN = "pymp-"
+"""Folders of multiprocessing's sockets, which a rank with loading processes that is killed leaves behind; no file of kgorch's."""
+
 
 @dataclass
 class Command:
@@ -128,7 +131,7 @@ class World:
                 self.supervisor = self.run("start", "plan.toml")
             return
         self.keep_daemon()
-        if idle and (self.wants_start or self._is_given_up()):
+        if idle and (self.wants_start or looking.waits_for_a_person(self.kgorch.home)):
             self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
 
     def keep_daemon(self) -> None:
@@ -136,29 +139,12 @@ class World:
         if self.episode.daemon and (self.daemon is None or self.daemon.process.poll() is not None):
             self.daemon = self.run("daemon")
 
-    def _is_given_up(self) -> bool:
-        """Failed, stopped by a person, or unknown to a new database: nobody but a person goes on with it."""
-        status = self.kgorch.try_status()
-        if not status:
-            return self.supervisor is not None and self.supervisor.process.poll() is not None and self._has_database()
-        when_asked = status["next"]["what"] == "resume" and status["next"]["at"] is None
-        alive = status["session"] is not None and status["session"]["supervisor"]["alive"]
-        return bool(status["state"] == "failed" or (when_asked and not alive))
-
-    def _has_database(self) -> bool:
-        return (self.kgorch.home / "kgorch.db").exists()
-
     def ask(self, what: str) -> None:
         """Over the socket, as `kgorch save` and `kgorch stop` do; also where the database cannot be used."""
         for path in self.kgorch.home.glob("runs/*/*/control.sock"):
             channel.ask(path, what, timeout_s=2.0)
 
     # How the run stands
-
-    def status(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            return self.kgorch.try_status()
-        return {}
 
     def is_finished(self) -> bool:
         found = looking.standing(self.kgorch.home)
@@ -191,10 +177,8 @@ class World:
         return False
 
     def _in_short(self) -> str:
-        status = self.status()
-        short = {name: status.get(name) for name in ("state", "phase", "why", "step", "next")}
         last = self.commands[-1].said() if self.commands else None
-        return f"{short}; said last: {last.text[-400:] if last else ''}"
+        return f"{looking.standing(self.kgorch.home)}; said last: {last.text[-400:] if last else ''}"
 
     def finish(self) -> None:
         """To the end of the run, and of all that ran for it."""
@@ -278,15 +262,14 @@ class World:
         )  # fmt: skip
 
     def history(self) -> list[dict[str, Any]]:
-        return looking.asked(self.kgorch.history)
+        return looking.history(self.kgorch.home)
 
     def events(self) -> list[dict[str, Any]]:
-        return looking.asked(self.kgorch.events)
+        return looking.events(self.kgorch.home)
 
     def facts(self, trace: Trace | None = None, *, over: bool = False) -> Facts:
         self.note_promised()
         told = Facts(
-            state=self.status().get("state", ""),
             history=tuple(self.history()),
             events=tuple(self.events()),
             checkpoints=tuple(looking.checkpoints(self.kgorch.home)),
@@ -304,15 +287,16 @@ class World:
         return dataclasses.replace(told, **self._at_the_end()) if over and not self.stuck else told
 
     def _at_the_end(self) -> dict[str, Any]:
-        rungs = [rung["rung"] for session in self.history() for rung in session["rungs"]]
         out = self.folder / "weather" / "exported.safetensors"
         self.run("checkpoints", "export", "test", str(out), "--all").process.wait(120)
         bits = (looking.digest(out), self.reference.digest) if out.exists() else ("nothing exported", "a state")
-        return {"bits": bits, "inexact": tuple(rungs), "strays": tuple(self._strays())}
+        return {"bits": bits, "inexact": tuple(looking.rungs(self.kgorch.home)), "strays": tuple(self._strays())}
 
     def _strays(self) -> Iterator[str]:
         for place in ("tmp", "person"):
-            yield from (str(path) for path in (self.folder / place).rglob("*") if not path.is_dir())
+            yield from (
+                str(path) for path in _files(self.folder / place) if not path.parent.name.startswith(PYTHONS_OWN)
+            )
         for path in self.kgorch.folder.iterdir():
             if path.name not in EXCUSED and not path.name.endswith(".lock"):
                 yield str(path)
@@ -337,3 +321,7 @@ class World:
         if self.kept:
             self.kept.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if not path.is_dir()]
