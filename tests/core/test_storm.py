@@ -157,3 +157,9 @@ def test_a_checkpoint_that_a_fault_has_damaged_is_not_promised():
     assert any("step 8" in what for what in broken(damaged)), "dropped for one that is no more"
     whole = (Checkpoint("/b", 16, "broken"), Checkpoint("/a", 8, "verified", samples=96, counted=96, most=1))
     assert broken(replace(damaged, checkpoints=whole, damaged=frozenset({"/b"}))) == []
+
+
+def test_each_kind_of_fault_has_its_deed():
+    from storm.faults import DEEDS
+
+    assert DEEDS.keys() == schedule.KINDS.keys()

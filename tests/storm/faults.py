@@ -24,7 +24,6 @@ from orchestrator import manifest
 from storm import looking
 from storm.invariants import Trace
 from storm.machine import Refused
-from storm.schedule import KINDS
 from storm.world import World
 
 Deed = Callable[[World, random.Random], Trace]
@@ -526,6 +525,3 @@ def source_fails(world: World, chance: random.Random) -> Trace:
     world.until(lambda: world.kgorch.attempt() != attempt, within_s=15)
     world.weather.calm()
     return trace
-
-
-assert DEEDS.keys() == KINDS.keys(), DEEDS.keys() ^ KINDS.keys()
