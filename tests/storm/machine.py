@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,11 @@ class Disk:
     def remount(self, how: str) -> None:
         """`ro` or `rw`; the kernel allows `ro` while nobody has a file open for writing. Raises: Refused."""
         self._must_be_ours()
-        if not _mount("-o", f"remount,{how}", str(self.place)):
-            raise Refused(f"the kernel does not remount it {how}")
+        until = time.monotonic() + 10.0  # files of the dead are closed a moment later
+        while not _mount("-o", f"remount,{how}", str(self.place)):
+            if time.monotonic() > until:
+                raise Refused(f"the kernel does not remount it {how}")
+            time.sleep(0.2)
 
     def close(self) -> None:
         if self.mounted:
