@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from storm import schedule
@@ -163,3 +164,26 @@ def test_each_kind_of_fault_has_its_deed():
     from storm.faults import DEEDS
 
     assert DEEDS.keys() == schedule.KINDS.keys()
+
+
+def test_a_schedule_that_breaks_something_is_kept_as_small_as_it_can_be_and_replays(monkeypatch, tmp_path):
+    from storm import __main__ as storm
+    from storm.episode import Hit, Outcome
+
+    whole = schedule.episode(5, 0)
+    culprit = whole.faults[4]
+
+    def run(episode, cache, out):
+        return Outcome(episode, broken=("after x: same_bits: y",) if culprit in episode.faults else ("no_bug: z",))
+
+    monkeypatch.setattr(storm.episodes, "run", run)
+    hits = tuple(Hit(fault.kind) for fault in whole.faults)
+    storm._shrink(Outcome(whole, hits, ("after x: same_bits: y",), kept=str(tmp_path)), tmp_path, tmp_path)
+    assert schedule.from_json((tmp_path / "smallest.json").read_text()) == whole.with_faults([culprit])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(schedule.__file__).with_name("past").glob("*.json")), ids=lambda path: path.stem
+)
+def test_a_storm_of_the_past_can_still_be_read(path):
+    assert schedule.from_json(path.read_text()).faults

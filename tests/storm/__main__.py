@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import secrets
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from itertools import islice
@@ -99,7 +101,8 @@ def _run(
     """So many at once, each in a process of its own, as long as there is time and faults are wanted."""
     running: set[Future[Outcome]] = set()
     injected = 0
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1, initializer=_end_with_the_storm) as pool:
         while True:
             is_over = until_s is not None and time.monotonic() > until_s
             enough = most is not None and injected + len(running) * schedule.FAULTS_AN_EPISODE / 2 >= most
@@ -115,6 +118,12 @@ def _run(
                 yield outcome
 
 
+def _end_with_the_storm() -> None:
+    """In an episode's process: when the storm is ended, however, it takes its world down and goes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def _injected(outcome: Outcome) -> int:
     return sum(not hit.passed_over for hit in outcome.hits)
 
@@ -125,7 +134,7 @@ def _shrink(outcome: Outcome, cache: Path, out: Path) -> None:
     reached = outcome.episode.faults[: len(outcome.hits) or None]
     err.print(f"shrinking {outcome.episode.name}: {len(reached)} faults that break {kind}")
 
-    def still_fails(faults: list[schedule.Fault]) -> bool:
+    def still_fails(faults: Sequence[schedule.Fault]) -> bool:
         if time.monotonic() - began_s > SHRINK_S:
             return False
         again = episodes.run(outcome.episode.with_faults(faults), cache, out / "shrinking")
@@ -133,7 +142,7 @@ def _shrink(outcome: Outcome, cache: Path, out: Path) -> None:
         err.print(f"  {'breaks' if fails else 'holds '}: {' '.join(fault.kind for fault in faults)}")
         return fails
 
-    small = smallest(reached, still_fails, tries=SHRINK_TRIES)  # type: ignore[arg-type]
+    small = smallest(reached, still_fails, tries=SHRINK_TRIES)
     place = Path(outcome.kept) / "smallest.json"
     place.write_text(schedule.to_json(outcome.episode.with_faults(small), outcome.broken))
     err.print(f"smallest: {' '.join(fault.kind for fault in small)}\nnext: {_again(place)}")
