@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import secrets
-import signal
 import sys
 import tempfile
 import time
@@ -102,7 +100,9 @@ def _run(
     running: set[Future[Outcome]] = set()
     injected = 0
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1, initializer=_end_with_the_storm) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=spawn, max_tasks_per_child=1, initializer=episodes.end_with_the_storm
+    ) as pool:
         while True:
             is_over = until_s is not None and time.monotonic() > until_s
             enough = most is not None and injected + len(running) * schedule.FAULTS_AN_EPISODE / 2 >= most
@@ -116,12 +116,6 @@ def _run(
                 injected += _injected(outcome)
                 _tell_one(outcome, injected)
                 yield outcome
-
-
-def _end_with_the_storm() -> None:
-    """In an episode's process: when the storm is ended, however, it takes its world down and goes."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _injected(outcome: Outcome) -> int:
