@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
+import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -140,5 +141,12 @@ def _keep(world: World, course: _Course, out: Path) -> Path:
 
 def end_with_the_storm() -> None:
     """In an episode's process: when the storm is ended, however, it takes its world down and goes."""
+    storm = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == storm:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    threading.Thread(target=watch, name="storm", daemon=True).start()
