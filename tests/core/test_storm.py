@@ -118,6 +118,8 @@ DOCTORED = {
     "quota_charged_once": [
         replace(SOUND, charges=(Charged(1, rows=2, used_s=30.0, lasted_s=30.0),)),
         replace(SOUND, charges=(Charged(1, rows=1, used_s=60.0, lasted_s=30.0),)),
+        replace(SOUND, charges=(Charged(1, rows=1, used_s=60.0, lasted_s=30.0, launches=0),)),
+        replace(SOUND, charges=(Charged(1, rows=0, used_s=0.0, lasted_s=4.0),)),
         replace(SOUND, charges=(Charged(1, rows=1, used_s=10.0, lasted_s=30.0),)),
     ],
     "log_tells_the_cause": [
@@ -149,6 +151,10 @@ def test_an_invariant_sees_what_it_is_there_for_and_no_other_does(name, facts):
 
 def test_a_run_that_took_another_rung_need_not_have_the_same_bits():
     assert broken(replace(SOUND, bits=("one", "another"), inexact=("microbatch/2",))) == []
+
+
+def test_a_session_that_could_launch_nothing_need_not_be_charged():
+    assert broken(replace(SOUND, charges=(Charged(4, rows=0, used_s=0.0, lasted_s=4.4, launches=0),))) == []
 
 
 def test_a_checkpoint_that_a_fault_has_damaged_is_not_promised():

@@ -68,12 +68,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """A session's hours: rows of charges, seconds in them, seconds that it lasted."""
+    """A session's hours: rows of charges, seconds in them, seconds that it lasted, and how many attempts it launched."""
 
     session: int
     rows: int
     used_s: float
     lasted_s: float
+    launches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +161,18 @@ def no_double_run(facts: Facts) -> list[str]:
 
 
 def quota_charged_once(facts: Facts) -> list[str]:
-    """Each session that is over: by one row, and by as much as it lasted."""
+    """Each session that is over: by one row, and by as much as it lasted. One that could not launch anything need cost nothing."""
     if facts.clock_moved:
         return []
     broken = []
     for item in facts.charges:
+        if not item.launches and not item.rows:
+            continue
         if item.rows != 1:
             broken.append(f"session {item.session} is charged by {item.rows} rows")
         if item.used_s > item.lasted_s + SLACK_S:
             broken.append(f"session {item.session} lasted {item.lasted_s:.1f} s and is charged {item.used_s:.1f}")
-        if item.used_s < item.lasted_s - CHARGED_EVERY_S - SLACK_S:
+        if item.launches and item.used_s < item.lasted_s - CHARGED_EVERY_S - SLACK_S:
             broken.append(f"session {item.session} lasted {item.lasted_s:.1f} s and is charged only {item.used_s:.1f}")
     return broken
 

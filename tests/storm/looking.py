@@ -171,14 +171,15 @@ def charges(home: Path) -> Iterator[Charged]:
     """Of sessions that are over."""
     told = _rows(
         home,
-        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.beat_at FROM sessions s"
+        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.beat_at,"
+        " (SELECT count(*) FROM attempts a WHERE a.session_id = s.id) FROM sessions s"
         " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
     )
-    for number, started_at, ended_at, phase, rows, used_s, beat_at in told:
+    for number, started_at, ended_at, phase, rows, used_s, beat_at, launches in told:
         until = beat_at if phase == "cut off" and beat_at else ended_at  # what was cut off ended when it was heard last
         if until and ended_at:
             lasted_s = (datetime.fromisoformat(until) - datetime.fromisoformat(started_at)).total_seconds()
-            yield Charged(number, rows, used_s, lasted_s)
+            yield Charged(number, rows, used_s, lasted_s, launches)
 
 
 def _rows(home: Path, query: str) -> list[tuple[Any, ...]]:

@@ -288,7 +288,8 @@ class World:
 
     def _at_the_end(self) -> dict[str, Any]:
         out = self.folder / "weather" / "exported.safetensors"
-        self.run("checkpoints", "export", "test", str(out), "--all").process.wait(120)
+        if not out.exists():
+            self.run("checkpoints", "export", "test", str(out), "--all").process.wait(120)
         bits = (looking.digest(out), self.reference.digest) if out.exists() else ("nothing exported", "a state")
         return {"bits": bits, "inexact": tuple(looking.rungs(self.kgorch.home)), "strays": tuple(self._strays())}
 
