@@ -150,13 +150,13 @@ def checkpoints(home: Path) -> Iterator[Checkpoint]:
             yield Checkpoint(row.path, row.step, row.state, folder.is_dir(), row.final, row.why)
             continue
         try:
-            samples, counted, most = _read_back(folder, folder.stat().st_mtime_ns)
+            samples, counted, most = _read_back(folder)
             yield Checkpoint(row.path, row.step, row.state, True, row.final, "", samples, counted, most)
         except (KgorchError, OSError) as error:
             yield Checkpoint(row.path, row.step, row.state, False, row.final, f"{type(error).__name__}: {error}"[:300])
 
 
-def _read_back(folder: Path, _changed_ns: int) -> tuple[int, int, int]:
+def _read_back(folder: Path) -> tuple[int, int, int]:
     """Of its samples: where it stands, how many it has seen, the most that one was. Raises: KgorchError, OSError."""
     described, counts = manifest.verify(folder), None
     for name in manifest.shards(described):
