@@ -7,6 +7,7 @@ for want of memory when the kernel has counted that, and only then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ _COLLATERAL = (
     "timed out waiting",
 )
 _LOST_WORKER = ("dataloader worker", ("killed by signal: killed", "exited unexpectedly"))
+_CAUGHT_ELSEWHERE, _AN_ERROR = re.compile(r"Caught \w+ in "), re.compile(r"[A-Za-z_][\w.]*(: |$)")
 _HOPELESS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "orchestrator.errors.")
 
 
@@ -163,7 +165,7 @@ def first_cause(ended: Ended) -> str:
     """One line: which rank failed first, and of what."""
     kernel = "; the kernel has killed for want of memory" if ended.kernel_kills else ""
     if first := _first_failure(ended):
-        said = (first.message.strip().splitlines() or ["no message"])[0]
+        said = _in_a_line(first.message)
         if first.error_type.endswith(".LadderEnds"):
             return said  # it names the rank and the error itself
         return f"rank {first.rank}: {first.error_type}: {said}{kernel if first.lost_a_worker else ''}"
@@ -171,6 +173,14 @@ def first_cause(ended: Ended) -> str:
     if len(killed) == ended.ranks:
         return f"no rank left a word ({ended.launcher}{kernel})"
     return f"rank {', '.join(map(str, killed))} was killed ({ended.launcher}{kernel})"
+
+
+def _in_a_line(message: str) -> str:
+    """Its first line. PyTorch puts the error of a loading process at the end, below that process's traceback."""
+    lines = message.strip().splitlines() or ["no message"]
+    if _CAUGHT_ELSEWHERE.match(lines[0]) and _AN_ERROR.match(lines[-1]):
+        return f"{lines[0].rstrip('.')}: {lines[-1]}"
+    return lines[0]
 
 
 def _first_failure(ended: Ended) -> RankRecord | None:

@@ -150,6 +150,21 @@ def test_the_earliest_failure_is_the_cause_and_broken_connections_are_collateral
     assert first_cause(_ended(peer, cause)) == "rank 1: ValueError: bad pixel"
 
 
+def test_the_cause_of_an_error_in_a_loading_process_is_its_own_not_that_there_was_one():
+    """As PyTorch raises it anew in the rank; found by the storm, seed 8, source_fails."""
+    said = """Caught OSError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "train.py", line 9, in __getitem__
+    return path.read_bytes()
+OSError: [Errno 5] Input/output error: 'source/20.txt'
+"""
+    told = "rank 0: OSError: Caught OSError in DataLoader worker process 0: OSError: [Errno 5] Input/output error: 'source/20.txt'"
+    assert first_cause(_ended(_record(0, "failed", 1.0, error_type="OSError", message=said))) == told
+    cut = said[: said.index("OSError: [Errno")]
+    short = "rank 0: OSError: Caught OSError in DataLoader worker process 0."
+    assert first_cause(_ended(_record(0, "failed", 1.0, error_type="OSError", message=cut))) == short
+
+
 def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say_is_collateral():
     peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
     out = _record(

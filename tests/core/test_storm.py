@@ -1,0 +1,195 @@
+"""The storm's own judgement (tests/storm): what it draws, how it shrinks, and that each invariant sees what it is there for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from storm import schedule
+from storm.invariants import INVARIANTS, Charged, Checkpoint, Facts, Process, Said, Trace, broken
+from storm.shrink import smallest
+
+
+def test_the_same_seed_gives_the_same_storm_and_another_one_another():
+    first, again, other = (list(islice(schedule.episodes(seed), 5)) for seed in (7, 7, 8))
+    assert first == again and first != other
+
+
+def test_an_episode_does_not_hang_on_those_before_it():
+    assert schedule.episode(7, 3) == next(islice(schedule.episodes(7), 3, None))
+
+
+def test_every_kind_of_fault_comes():
+    drawn = {fault.kind for episode in islice(schedule.episodes(1), 150) for fault in episode.faults}
+    assert drawn == schedule.KINDS.keys()
+
+
+def test_a_fault_comes_only_where_it_means_something_and_once_where_once_is_enough():
+    for episode in islice(schedule.episodes(2), 150):
+        kinds = [fault.kind for fault in episode.faults]
+        assert all(episode.bears(kind) for kind in kinds)
+        assert all(kinds.count(kind) < 2 for kind, how in schedule.KINDS.items() if how.once)
+
+
+@pytest.mark.parametrize("kind", schedule.KINDS)
+def test_a_storm_can_be_restricted_to_any_kind(kind):
+    faults = {fault.kind for episode in islice(schedule.episodes(1, [kind]), 5) for fault in episode.faults}
+    assert faults == {kind}
+
+
+def test_an_episode_goes_through_its_file_and_what_is_none_is_refused():
+    episode = schedule.episode(3, 1)
+    assert schedule.from_json(schedule.to_json(episode, ["same_bits: …"])) == episode
+    for text in ("[]", "{}", schedule.to_json(episode).replace('"ranks"', '"rank"')):
+        with pytest.raises(ValueError, match="not an episode"):
+            schedule.from_json(text)
+    with pytest.raises(ValueError, match="no such fault: hail"):
+        schedule.from_json(schedule.to_json(episode).replace(episode.faults[0].kind, "hail"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_shrinks_is_the_least_that_still_fails(seed):
+    chance = random.Random(seed)
+    items = list(range(chance.randrange(1, 40)))
+    culprits = set(chance.sample(items, min(len(items), chance.randrange(1, 4))))
+    asked = []
+
+    def fails(part):
+        asked.append(tuple(part))
+        return culprits <= set(part)
+
+    assert smallest(items, fails) == sorted(culprits)
+    assert len(asked) == len(set(asked)), "a run is costly: none twice"
+
+
+def test_shrinking_ends_when_its_tries_do_and_keeps_what_is_known_to_fail():
+    asked = []
+    found = smallest(list(range(64)), lambda part: bool(asked.append(part)) or 13 in part, tries=3)
+    assert len(asked) == 3 and 13 in found
+
+
+def test_what_fails_without_any_fault_shrinks_to_none():
+    assert smallest([1, 2, 3], lambda part: True) == []
+
+
+DROPPED = Checkpoint("/a", 8, "dropped", whole=False)
+SOUND = Facts(
+    history=({"phase": "cut off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "rank 1 was killed"}]},),
+    events=({"kind": "launched", "facts": {"step": 0}}, {"kind": "launched", "facts": {"step": 8}}),
+    checkpoints=(
+        DROPPED,
+        Checkpoint("/b", 16, "verified", samples=192, counted=192, most=1),
+    ),
+    promised={"/a": 8, "/b": 16},
+    charges=(Charged(1, rows=1, used_s=31.0, lasted_s=30.0),),
+    said=(Said("kgorch start", 10, "saved"), Said("kgorch start", -9, "", killed=True)),
+    trace=Trace("kill_rank", "SIGKILL to rank 1", (("attempt", "rank 1 was killed"),), 1, 1, 1, promised=8),
+    over=True,
+    bits=("same", "same"),
+)
+"""A world in which nothing is broken."""
+
+
+def test_nothing_is_broken_in_a_sound_world():
+    assert broken(SOUND) == []
+
+
+DOCTORED = {
+    "same_bits": [replace(SOUND, bits=("one", "another"))],
+    "samples_once": [
+        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=180, most=1))),
+        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=192, most=2))),
+    ],
+    "nothing_verified_lost": [
+        replace(SOUND, promised={"/gone": 12}),
+        replace(SOUND, checkpoints=(Checkpoint("/b", 16, "verified", whole=False, why="a hash"),)),
+        replace(SOUND, checkpoints=(Checkpoint("/b", 16, "dropped", whole=False),)),
+        replace(SOUND, trace=replace(SOUND.trace, promised=16)),
+    ],
+    "no_orphans": [replace(SOUND, processes=(Process(7, "rank", "0"),))],
+    "no_double_run": [
+        replace(SOUND, doubles="rank 0 trains twice\n"),
+        replace(SOUND, over=False, processes=(Process(7, "rank", "0"), Process(8, "rank", "0"))),
+        replace(SOUND, over=False, processes=(Process(7, "supervisor"), Process(8, "supervisor"))),
+    ],
+    "quota_charged_once": [
+        replace(SOUND, charges=(Charged(1, rows=2, used_s=30.0, lasted_s=30.0),)),
+        replace(SOUND, charges=(Charged(1, rows=1, used_s=60.0, lasted_s=30.0),)),
+        replace(SOUND, charges=(Charged(1, rows=1, used_s=60.0, lasted_s=30.0, launches=0),)),
+        replace(SOUND, charges=(Charged(1, rows=0, used_s=0.0, lasted_s=4.0),)),
+        replace(SOUND, charges=(Charged(1, rows=1, used_s=10.0, lasted_s=30.0),)),
+    ],
+    "log_tells_the_cause": [
+        replace(SOUND, history=({"phase": "cut off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "?"}]},)),
+        replace(SOUND, trace=replace(SOUND.trace, expects=(("event SaveFailed", "No space left"),))),
+    ],
+    "nothing_outside": [replace(SOUND, strays=("/tmp/left",))],
+    "no_bug": [
+        replace(SOUND, events=(*SOUND.events, {"kind": "bug", "facts": {"what": "KeyError"}})),
+        replace(SOUND, said=(Said("kgorch start", 1, "error"),)),
+        replace(SOUND, said=(Said("kgorch start", 2, "Traceback (most recent call last):"),)),
+        replace(SOUND, said=(Said("kgorch start", -11, ""),)),
+    ],
+    "comes_back": [
+        replace(SOUND, stuck="it does not train within 90 s"),
+        replace(SOUND, history=({"phase": "failed", "why": "rank 1 was killed", "attempts": SOUND.history[0]["attempts"]},)),
+    ],
+}  # fmt: skip
+
+
+def test_each_invariant_is_shown_to_break():
+    assert DOCTORED.keys() == INVARIANTS.keys()
+
+
+@pytest.mark.parametrize(("name", "facts"), [(name, facts) for name, worlds in DOCTORED.items() for facts in worlds])
+def test_an_invariant_sees_what_it_is_there_for_and_no_other_does(name, facts):
+    assert {what.split(":")[0] for what in broken(facts)} == {name}
+
+
+def test_a_run_that_took_another_rung_need_not_have_the_same_bits():
+    assert broken(replace(SOUND, bits=("one", "another"), inexact=("microbatch/2",))) == []
+
+
+def test_a_session_that_could_launch_nothing_need_not_be_charged():
+    assert broken(replace(SOUND, charges=(Charged(4, rows=0, used_s=0.0, lasted_s=4.4, launches=0),))) == []
+
+
+def test_a_checkpoint_that_a_fault_has_damaged_is_not_promised():
+    damaged = replace(
+        SOUND, checkpoints=(Checkpoint("/b", 16, "broken"), *SOUND.checkpoints[:1]), damaged=frozenset("/b")
+    )
+    assert any("step 8" in what for what in broken(damaged)), "dropped for one that is no more"
+    whole = (Checkpoint("/b", 16, "broken"), Checkpoint("/a", 8, "verified", samples=96, counted=96, most=1))
+    assert broken(replace(damaged, checkpoints=whole, damaged=frozenset({"/b"}))) == []
+
+
+def test_each_kind_of_fault_has_its_deed():
+    from storm.faults import DEEDS
+
+    assert DEEDS.keys() == schedule.KINDS.keys()
+
+
+def test_a_schedule_that_breaks_something_is_kept_as_small_as_it_can_be_and_replays(monkeypatch, tmp_path):
+    from storm import __main__ as storm
+    from storm.episode import Hit, Outcome
+
+    whole = schedule.episode(5, 0)
+    culprit = whole.faults[4]
+
+    def run(episode, cache, out):
+        return Outcome(episode, broken=("after x: same_bits: y",) if culprit in episode.faults else ("no_bug: z",))
+
+    monkeypatch.setattr(storm.episodes, "run", run)
+    hits = tuple(Hit(fault.kind) for fault in whole.faults)
+    storm._shrink(Outcome(whole, hits, ("after x: same_bits: y",), kept=str(tmp_path)), tmp_path, tmp_path)
+    assert schedule.from_json((tmp_path / "smallest.json").read_text()) == whole.with_faults([culprit])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(schedule.__file__).with_name("past").glob("*.json")), ids=lambda path: path.stem
+)
+def test_a_storm_of_the_past_can_still_be_read(path):
+    assert schedule.from_json(path.read_text()).faults

@@ -1,0 +1,118 @@
+"""A training that a storm comes over (tests/storm): it remembers which samples its kept steps saw, and does not run twice.
+
+Its folder tells it how fast to go (`pace`: seconds a step; without it as fast as it can). A rank holds a lock in that folder while
+it trains; one that finds it held writes so into `doubles.txt`. `seen.counts` is tracked, so what was rolled back does not count.
+"""
+
+import argparse
+import fcntl
+import random
+import time
+from pathlib import Path
+
+import no_compiler  # noqa: F401
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from orchestrator.worker import attach
+
+SAMPLES, GLOBAL_BATCH, WIDTH = 96, 12, 8
+MIB = 1 << 20
+
+
+class Points(torch.utils.data.Dataset):
+    """Number, content, aim. The content is read from a file a sample where a folder is told, and blurred by three libraries."""
+
+    def __init__(self, folder: str) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x, self.folder = torch.randn(SAMPLES, WIDTH, generator=generator), folder
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int):
+        more = len(Path(self.folder, f"{index}.txt").read_bytes()) if self.folder else index % 17
+        noise = torch.randn(WIDTH) * 0.05 + float(np.random.rand()) * 0.1 + random.random() * 0.1
+        return index, self.x[index] + more / 100 + noise, self.x[index, :1] * 2 - self.x[index, 1:2]
+
+
+class Seen:
+    """How often this rank's kept steps saw each sample, by epoch."""
+
+    def __init__(self, epochs: int) -> None:
+        self.counts = torch.zeros(epochs, SAMPLES, dtype=torch.int16)
+
+    def state_dict(self):
+        return {"counts": self.counts}
+
+    def load_state_dict(self, loaded):
+        self.counts.copy_(loaded["counts"])
+
+
+def hold(rank: int):
+    """A lock that the kernel lets go of when this process dies, however it dies."""
+    lock = open(f"rank{rank}.lock", "a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with open("doubles.txt", "a") as told:
+            told.write(f"rank {rank} trains twice\n")
+    return lock
+
+
+def wait_as_told() -> None:
+    try:
+        time.sleep(float(Path("pace").read_text() or 0))
+    except OSError:
+        pass
+
+
+def loader_of(session, kind: str, folder: str, workers: int):
+    if kind == "ours":
+        return session.loader(Points(folder), GLOBAL_BATCH, num_workers=workers)
+    sampler = DistributedSampler(Points(folder), session.world_size, session.rank, seed=7)
+    return DataLoader(Points(folder), GLOBAL_BATCH // session.world_size, sampler=sampler, num_workers=workers)
+
+
+def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> None:
+    with attach(seed=3) as session:
+        net = nn.Sequential(
+            nn.Linear(WIDTH, 33), nn.BatchNorm1d(33), nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 17), nn.Linear(17, 1)
+        )
+        model = DistributedDataParallel(net.to(session.device), bucket_cap_mb=0.001)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        seen = Seen(epochs)
+        session.track(model=model, optimizer=optimizer, scheduler=scheduler, seen=seen)
+        held = hold(session.rank)
+
+        def loss_of(part):
+            if hungry:  # asked for and never touched: a limit on memory meets it, the machine does not
+                torch.empty(len(part[0]) * 16 * MIB, dtype=torch.uint8)
+            return ((model(part[1]) - part[2]) ** 2).mean()
+
+        batches = loader_of(session, loader, folder, workers)
+        for epoch in session.epochs(epochs):
+            for batch in session.steps(batches):
+                loss = session.backward(batch, loss_of)
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.counts[epoch, batch[0]] += 1
+                session.report(loss=loss)
+                wait_as_told()
+            scheduler.step()
+        held.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--loader", choices=["ours", "torch"], default="ours")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--hungry", action="store_true")
+    options = parser.parse_args()
+    main(options.epochs, options.loader, options.workers, options.folder, options.hungry)

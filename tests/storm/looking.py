@@ -1,0 +1,194 @@
+"""Plain facts out of rows, folders and processes of a world, for invariants.py.
+
+By SQL of our own, on connections that are closed at once: they are asked often, and a database that is lost under a connection of
+ours would be answered out of what is no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from harness import processes_of
+from safetensors.numpy import load_file
+
+from orchestrator import manifest
+from orchestrator.errors import KgorchError
+from orchestrator.runtime import processes as identities
+from storm.invariants import Charged, Checkpoint, Process
+
+ROLES = {
+    "orchestrator.runtime.shim": "shim",
+    "orchestrator.runtime.keeper": "keeper",
+    "torch.distributed.run": "torchrun",
+    "orchestrator.worker.entry": "rank",
+}
+
+
+def role_of(process: psutil.Process) -> tuple[str, str]:
+    """What a process of a world is, and which rank. A child that a rank has forked has its command line: `loader`."""
+    try:
+        words = process.cmdline()
+        role = _module_role(words)
+        if role == "rank":
+            parent = process.parent()
+            if parent and _module_role(parent.cmdline()) == "rank":
+                return "loader", ""
+            return "rank", process.environ().get("RANK", "")
+        if "orchestrator.cli" in words:
+            verb = words[words.index("orchestrator.cli") + 1 :][:1]
+            if verb in (["start"], ["resume"]) and "--queue" not in words:
+                return "supervisor", ""
+            return ("daemon" if verb == ["daemon"] else "command"), ""
+        return role or "other", ""
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return "gone", ""
+
+
+def _module_role(words: list[str]) -> str:
+    """By the first `-m`: torchrun is told the ranks' own one after it."""
+    return ROLES.get(words[words.index("-m") + 1], "") if "-m" in words[:-1] else ""
+
+
+def processes(home: Path) -> Iterator[Process]:
+    for process in processes_of(home):
+        role, rank = role_of(process)
+        if role != "gone":
+            yield Process(process.pid, role, rank)
+
+
+class Standing(NamedTuple):
+    """The newest run's newest session, as its rows tell; read often, so not by a verb."""
+
+    state: str
+    phase: str
+    step: int
+    supervised: bool
+
+
+def standing(home: Path) -> Standing | None:
+    found = _rows(
+        home,
+        "SELECT r.state, s.phase, s.step, s.supervisor_pid, s.supervisor_started_ticks, s.boot_id FROM runs r"
+        " JOIN sessions s ON s.run_id = r.id ORDER BY r.number DESC, s.number DESC LIMIT 1",
+    )
+    if not found:
+        return None
+    state, phase, step, pid, ticks, boot = found[0]
+    return Standing(state, phase, step, identities.is_alive(pid, ticks, boot))
+
+
+NEWEST = "run_id = (SELECT id FROM runs ORDER BY number DESC LIMIT 1)"
+
+
+def history(home: Path) -> list[dict[str, Any]]:
+    """Sessions of the newest run with their attempts, oldest first."""
+    found = {
+        session: {"number": number, "phase": phase, "why": why, "attempts": []}
+        for session, number, phase, why in _rows(
+            home, f"SELECT id, number, phase, why FROM sessions WHERE {NEWEST} ORDER BY number"
+        )
+    }
+    told = _rows(home, "SELECT session_id, number, first_step, outcome, cause FROM attempts ORDER BY id")
+    for session, number, first_step, outcome, cause in told:
+        if session in found:
+            attempt = {"number": number, "first_step": first_step, "outcome": outcome, "cause": cause}
+            found[session]["attempts"].append(attempt)
+    return list(found.values())
+
+
+def events(home: Path) -> list[dict[str, Any]]:
+    """Of the newest run, oldest first."""
+    rows = _rows(home, f"SELECT at, kind, phase, facts FROM events WHERE {NEWEST} ORDER BY id")
+    return [{"at": at, "kind": kind, "phase": phase, "facts": json.loads(facts)} for at, kind, phase, facts in rows]
+
+
+def rungs(home: Path) -> list[str]:
+    return [rung for (rung,) in _rows(home, f"SELECT rung FROM rungs WHERE {NEWEST} ORDER BY id")]
+
+
+def waits_for_a_person(home: Path) -> bool:
+    """Failed, stopped by a person, or unknown: nobody else goes on with it."""
+    found = _rows(
+        home,
+        "SELECT state, (SELECT count(*) FROM resumes WHERE run_id = runs.id AND state IN ('due', 'claimed')"
+        " AND due_at IS NOT NULL) FROM runs ORDER BY number DESC LIMIT 1",
+    )
+    over = {"finished", "suspended", "cut off", "failed"}
+    return (
+        not found
+        or found[0][0] == "failed"
+        or (found[0][1] == 0 and ((now := standing(home)) is None or now.phase in over))
+    )
+
+
+class Row(NamedTuple):
+    path: str
+    step: int
+    state: str
+    final: bool
+    why: str
+
+
+def checkpoint_rows(home: Path) -> list[Row]:
+    found = _rows(home, "SELECT path, step, state, final, why FROM checkpoints ORDER BY id")
+    return [Row(path, step, state, bool(final), why) for path, step, state, final, why in found]
+
+
+def checkpoints(home: Path) -> Iterator[Checkpoint]:
+    """All that have a row, those on disk read back."""
+    for row in checkpoint_rows(home):
+        folder = Path(row.path)
+        if row.state != "verified":
+            yield Checkpoint(row.path, row.step, row.state, folder.is_dir(), row.final, row.why)
+            continue
+        try:
+            samples, counted, most = _read_back(folder)
+            yield Checkpoint(row.path, row.step, row.state, True, row.final, "", samples, counted, most)
+        except (KgorchError, OSError) as error:
+            yield Checkpoint(row.path, row.step, row.state, False, row.final, f"{type(error).__name__}: {error}"[:300])
+
+
+def _read_back(folder: Path) -> tuple[int, int, int]:
+    """Of its samples: where it stands, how many it has seen, the most that one was. Raises: KgorchError, OSError."""
+    described, counts = manifest.verify(folder), None
+    for name in manifest.shards(described):
+        mine = load_file(folder / name)["seen.counts"]
+        counts = mine if counts is None else counts + mine
+    if counts is None:
+        return described.position.samples, 0, 0
+    return described.position.samples, int(counts.sum()), int(counts.max())
+
+
+def charges(home: Path) -> Iterator[Charged]:
+    """Of sessions that are over."""
+    told = _rows(
+        home,
+        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.beat_at,"
+        " (SELECT count(*) FROM attempts a WHERE a.session_id = s.id) FROM sessions s"
+        " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
+    )
+    for number, started_at, ended_at, phase, rows, used_s, beat_at, launches in told:
+        until = beat_at if phase == "cut off" and beat_at else ended_at  # what was cut off ended when it was heard last
+        if until and ended_at:
+            lasted_s = (datetime.fromisoformat(until) - datetime.fromisoformat(started_at)).total_seconds()
+            yield Charged(number, rows, used_s, lasted_s, launches)
+
+
+def _rows(home: Path, query: str) -> list[tuple[Any, ...]]:
+    try:
+        with closing(sqlite3.connect(f"file:{home}/kgorch.db?mode=ro", uri=True, timeout=3)) as database:
+            return database.execute(query).fetchall()
+    except sqlite3.Error:
+        return []
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
