@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak storm check bench bench-quick bench-ladder bench-workloads docs clean
+.PHONY: setup demo test test-fast soak storm check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs clean
 
 setup: $(VENV)/.ready
 
@@ -52,8 +52,8 @@ bench: setup
 	@mkdir -p benchmarks/results
 	@set -e; for what in $(WHAT); do echo "── $$what"; $(BIN)/python benchmarks/$$what.py --json benchmarks/results/$$what.json --docs; done
 
-bench-%:
-	$(MAKE) bench WHAT=$*
+bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls:
+	$(MAKE) bench WHAT=$(@:bench-%=%)
 
 # the same in small, to see that nothing has gone bad
 bench-quick: setup

@@ -39,7 +39,7 @@ GAP_FADES = 0.9998
 """The longest gap between steps is half forgotten in an hour of reports: an evaluation comes again, a freak does not."""
 
 CALIBRATION_S = 5.0
-"""Of training before the run's first save."""
+"""Of training before a session's first save."""
 
 PERSONS_STOP = "a person's stop"
 
@@ -281,6 +281,7 @@ class Session:
         gap_s, step_s: the longest time between two steps lately; an ordinary step.
         saved_s: end of the last save, or the beginning of training.
         trained_s, failures: of the run before this session; blocking_s: of the last save.
+        is_measured: a save of this very session has told how long it takes.
         is_in_order: a checkpoint was verified since the stop. is_rescued: the newest snapshot was asked for.
         why: what ends or has ended the session.
     """
@@ -302,6 +303,7 @@ class Session:
     failures: int = 0
     write_bytes_per_s: float = 100e6
     asked_by_person: bool = False
+    is_measured: bool = False
     is_in_order: bool = False
     is_rescued: bool = False
     why: str = ""
@@ -327,7 +329,7 @@ class Session:
 
     @property
     def next_save_s(self) -> Instant:
-        if not self.saves:  # one early, so that the deadline's lead is measured and not guessed
+        if not self.is_measured:  # one early, so that the deadline's lead is measured, on this session's own disk
             return self.saved_s + min(CALIBRATION_S, self.every_s or CALIBRATION_S)
         interval = cadence.interval_s(
             self.blocking_s, trained_s=self.trained_s, failures=self.failures, at_most_s=self.every_s
@@ -492,7 +494,7 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
             if took_s <= 0:  # found on disk: nobody knows how long it took
                 return saved
             saves = (*session.saves, deadline.Save(size, took_s))[-deadline.RECENT_SAVES :]
-            return replace(saved, saves=saves, blocking_s=blocking_s)
+            return replace(saved, saves=saves, blocking_s=blocking_s, is_measured=True)
         case LastSaveLate():
             return replace(session, is_rescued=True)
         case SaveFailed():

@@ -164,6 +164,10 @@ def test_the_first_save_comes_early_so_that_the_lead_is_measured():
     assert measured.next_save_s > 108.0 + CALIBRATION_S
 
 
+def test_a_session_measures_its_own_disk_whatever_earlier_ones_have_found(training):
+    assert training.saves and training.next_save_s == training.saved_s + CALIBRATION_S
+
+
 def test_a_last_save_that_would_come_too_late_has_the_newest_snapshot_written_once(training):
     stopping, _ = advance(training, DeadlineReached(), 82.0)
     assert stopping.rescue_s == pytest.approx(100.0 - 8.0 - 2.0)
@@ -188,7 +192,7 @@ def test_a_save_that_was_asked_for_before_the_stop_is_not_the_last_one(training)
 
 
 def test_no_periodic_save_is_begun_that_the_last_one_would_have_to_wait_for():
-    session = Session(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 4.0),) * 4)
+    session = Session(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 4.0),) * 4, is_measured=True)
     for event in (SessionOpened(), Attached(1000)):
         session, _ = advance(session, event, 70.0)
     assert session.next_save_s == 80.0 and session.save_s == pytest.approx(6.0)
@@ -212,7 +216,7 @@ def test_a_slow_disk_of_this_session_lengthens_the_lead_that_earlier_sessions_ta
 
 
 def test_a_periodic_save_is_asked_for_once_and_training_goes_on_after_it():
-    session = Session(every_s=10.0, saves=(Save(10, 1.0),))
+    session = Session(every_s=10.0, saves=(Save(10, 1.0),), is_measured=True)
     session, _ = advance(session, SessionOpened(), 0.0)
     session, _ = advance(session, Attached(), 5.0)
     assert not list(due(session, 14.9))
@@ -227,7 +231,7 @@ def test_a_periodic_save_is_asked_for_once_and_training_goes_on_after_it():
 
 
 def test_a_failed_save_leaves_the_training_and_the_next_try_waits_an_interval(training):
-    saving, _ = advance(replace(training, every_s=10.0), CheckpointDue(), 20.0)
+    saving, _ = advance(replace(training, every_s=10.0, is_measured=True), CheckpointDue(), 20.0)
     trains, actions = advance(saving, SaveFailed("disk full"), 21.0)
     assert trains.phase is Phase.TRAINING and actions == ()
     assert trains.next_save_s == pytest.approx(31.0)

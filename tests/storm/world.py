@@ -54,12 +54,13 @@ class World:
 
     Attributes:
         promised: path → step of each checkpoint that was seen verified. damaged: of them, what a fault has broken.
-        patience_s: how long this machine may take to train again.
+        patience_s: how long this machine may take to train again. soon_s: then, until what is late is in order: after a full disk
+            a log is written late, and processes take their time to end.
     """
 
     def __init__(self, folder: Path, episode: Episode, reference: Reference) -> None:
         self.folder, self.episode, self.reference = folder, episode, reference
-        self.patience_s = 90.0 + 8 * reference.took_s
+        self.patience_s, self.soon_s = 90.0 + 8 * reference.took_s, 8.0 + 2 * reference.took_s
         self.promised: dict[str, int] = {}
         self.damaged: set[str] = set()
         self.commands: list[Command] = []
