@@ -31,7 +31,7 @@ test-fast: setup
 ROUNDS ?= 5000
 soak: setup
 	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/training/test_snapshots.py -k kill_9 --timeout=0
-	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/core/test_hostile.py tests/training/test_hostile_state.py tests/cli/test_any_words.py tests/cli/test_rows_by_hand.py --timeout=0
+	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/core/test_hostile.py tests/core/test_hostile_wire.py tests/training/test_hostile_state.py tests/cli/test_any_words.py tests/cli/test_rows_by_hand.py --timeout=0
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m soak
 
 # real runs under random faults (tests/storm), MINUTES long; SEED replays one, which is printed. As root it has disks of its own

@@ -329,6 +329,10 @@ _FITS: dict[str, tuple[type, ...]] = {
 }
 
 
+LARGEST = 1 << 62
+"""Of steps, bytes, seconds: what a database takes, and none that is no number, which every comparison would let pass."""
+
+
 class WireError(Exception):
     """The other side sent what this version cannot read."""
 
@@ -346,7 +350,7 @@ def decode(line: bytes) -> Message:
         document = json.loads(line)
         kind = _KINDS[document["message"]]
         if document["v"] != VERSION:
-            raise WireError(f"version {document['v']!r}, expected {VERSION}")
+            raise WireError(f"version {document['v']!r:.80}, expected {VERSION}")
         values = {item.name: document[item.name] for item in fields(kind) if item.name in document}
         values = {name: _plain(value) for name, value in values.items()}
         for item in fields(kind):
@@ -355,6 +359,8 @@ def decode(line: bytes) -> Message:
                 not isinstance(values[item.name], fits) or (isinstance(values[item.name], bool) and bool not in fits)
             ):
                 raise WireError(f"{kind.__name__}.{item.name}: expected {item.type}, found {values[item.name]!r:.80}")
+            if isinstance(number := values.get(item.name), int | float) and not -LARGEST < number < LARGEST:
+                raise WireError(f"{kind.__name__}.{item.name}: expected a number, found {number!r:.80}")
         message: Message = kind(**values)
         return message
     except (ValueError, TypeError, KeyError, RecursionError) as error:
