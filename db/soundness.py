@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -34,8 +35,15 @@ LARGEST = 1e15
 YEARS = range(1971, 2200)
 
 
-def first_oddity(engine: Engine) -> str | None:
-    """The first value that kgorch would not have written, in words; None when all are sound."""
+Readers = Mapping[str, Callable[[Any], object]]
+
+
+def first_oddity(engine: Engine, readers: Readers) -> str | None:
+    """The first value that kgorch would not have written, in words; None when all are sound.
+
+    Args:
+        readers: of columns (`table.column`) whose text others read; they raise ValueError for what they cannot.
+    """
     with engine.connect() as connection:
         found = (
             connection.exec_driver_sql("PRAGMA quick_check(1)").scalar() if engine.dialect.name == "sqlite" else "ok"
@@ -48,7 +56,7 @@ def first_oddity(engine: Engine) -> str | None:
                 return f"the table {table.name} is missing"
             for row in connection.execute(_as_kept(table)):
                 for column, kept in zip(table.columns, row[1:], strict=True):
-                    if expected := _odd(column, kept):
+                    if expected := _odd(column, kept) or _unread(readers.get(f"{table.name}.{column.name}"), kept):
                         return (
                             f"{table.name}.{column.name} of row {row[0]}: expected {expected}, found {str(kept)[:80]!r}"
                         )
@@ -86,6 +94,15 @@ def _odd(column: Column[Any], kept: Any) -> str | None:
             if allowed and kept not in allowed
             else None
         )
+    return None
+
+
+def _unread(reader: Callable[[Any], object] | None, kept: Any) -> str | None:
+    try:
+        if reader and kept is not None:
+            reader(kept)
+    except ValueError as error:
+        return str(error).removeprefix("expected ")
     return None
 
 

@@ -54,7 +54,15 @@ def make_state(home: Path, workdir: Path) -> None:
             engine, session.id, attempt.id, epoch=1, epochs_total=4, step=10, steps_total=40, metrics={"dice": 0.5}
         )
         sessions.note(engine, run.id, "exactness", {"data": "keyed"}, session.id)
-        lasted = {"stage": "train", "epoch": 1, "step": 10, "steps": 10, "lasted_s": 0.5, "metrics": {"dice": 0.5}}
+        lasted = {
+            "stage": "train",
+            "epoch": 1,
+            "step": 10,
+            "steps": 10,
+            "lasted_s": 0.5,
+            "first": False,
+            "metrics": {"dice": 0.5},
+        }
         sessions.note(engine, run.id, "epoch", lasted, session.id)
         checkpoints.record(
             engine, run.id, str(saved), state="verified", session_id=session.id, stage="train", step=10, final=False, bytes=2048,

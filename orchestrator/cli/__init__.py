@@ -87,12 +87,6 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    for word in sys.argv[1:] if args is None else args:
-        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            print(
-                f"error: {word!r} is no UTF-8, and could not be kept in the database\nnext: rename it", file=sys.stderr
-            )
-            sys.exit(int(ExitCode.MISTAKE))
     try:
         status = cli.main(args=args, prog_name="kgorch", standalone_mode=False)
     except KgorchError as error:
@@ -108,6 +102,12 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our pipe has enough
         sys.exit(0)
+    except UnicodeEncodeError as error:  # of a word or a path: the database keeps UTF-8
+        print(
+            f"error: {error.object[:200]!r} is no UTF-8 and cannot be kept\nnext: rename it, or set LC_ALL=C.UTF-8",
+            file=sys.stderr,
+        )
+        sys.exit(int(ExitCode.MISTAKE))
     except OSError as error:
         if error.errno not in THE_MACHINES or not error.filename:
             raise
@@ -140,7 +140,8 @@ def _oddity() -> str | None:
     try:
         from db.soundness import first_oddity
         from orchestrator.cli.common import state
+        from orchestrator.core import windows
 
-        return first_oddity(state()[2])
+        return first_oddity(state()[2], {"pools.resets": windows.parse})
     except Exception:
         return None

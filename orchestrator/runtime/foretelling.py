@@ -81,7 +81,7 @@ def foretell(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, l
     told = [
         item for item in sessions.of_kind(engine, run.id, "epoch", limit=EPOCHS) if item.facts["stage"] == row.stage
     ]
-    epochs = [Epoch(item.facts["steps"], item.facts["lasted_s"], item.facts["first"]) for item in told]
+    epochs = [Epoch(item.facts["steps"], item.facts["lasted_s"], item.facts.get("first", False)) for item in told]
     cold_s = forecast.cold_s(epochs)
     left = max(0, row.steps_total - row.step) if row.steps_total else None
     stretches = _stretches(engine, rows, attached, row, now, lives, epochs)

@@ -82,7 +82,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(root / "here")
         patch.setenv("KGORCH_HOME", str(root / "home"))
         patch.setenv("XDG_CONFIG_HOME", str(root / "config"))
-        patch.setattr("orchestrator.cli.session.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
+        for verb in ("start", "resume"):
+            patch.setattr(f"orchestrator.cli.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
         patch.setattr("orchestrator.runtime.daemon.Daemon.run", lambda _: None)
         patch.setattr("orchestrator.cli.daemon.os.execv", lambda *_: sys.exit(0))
         yield root

@@ -143,7 +143,7 @@ def test_an_end_that_is_none_or_has_passed_is_a_mistake(kgorch, told, said):
 def test_an_end_before_a_save_would_be_done_is_refused_and_a_detached_start_says_so_too(kgorch):
     plan = kgorch.plan()
     for detach in ([], ["--detach"]):
-        until = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
+        until = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
         done = kgorch("start", str(plan), "--until", until, *detach, code=2)
         assert "--until" in done.stderr
 
