@@ -61,6 +61,7 @@ def test_the_pages_table_is_drawn_between_its_marks_and_the_prose_stays(results)
     assert drawn.partition(checkpoints_page.END)[2] == page.partition(checkpoints_page.END)[2]
 
 
+@pytest.mark.soak
 def test_the_ladders_benchmark_runs_and_its_page_is_drawn(tmp_path, monkeypatch):
     for folder in ("benchmarks", "."):
         monkeypatch.syspath_prepend(str(ROOT / folder))

@@ -98,6 +98,7 @@ def test_what_does_not_fit_is_said_with_what_would_and_the_exit_code_tells(kgorc
     assert small["verdict"] == "does not fit" and "no rung" in small["why"]
 
 
+@pytest.mark.soak
 def test_odd_stages_are_probed_as_they_are_and_a_quick_test_is_not_counted_twice(kgorch):
     path = kgorch.plan("counts_steps.py", ranks=1, args={"epochs": 2}, extra="")
     stage = path.read_text().partition("[checkpoint]")[0].partition("[[stage]]")[2]

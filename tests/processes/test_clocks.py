@@ -69,7 +69,7 @@ def _left_s(kgorch: Kgorch) -> tuple[float, float, float]:
     return left_s, before_s, time.monotonic()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the storm puts it by weeks
 def test_a_wall_clock_that_jumps_by_years_moves_no_deadline_and_strands_no_run(kgorch, wall_clock):
     plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05}, wall="80s")
     began_s = time.monotonic()

@@ -19,6 +19,7 @@ from orchestrator.runtime.home import Lock
 from orchestrator.runtime.processes import started_ticks
 
 
+@pytest.mark.soak  # the storm does it at any moment
 def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
     plan = kgorch.plan(ranks=2, args={"epochs": 60, "sleep": 0.03}, every="1s")
     supervisor = kgorch.background("start", str(plan))
@@ -40,6 +41,7 @@ def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
     assert kgorch.status()["step"] == 60 * 6
 
 
+@pytest.mark.soak  # the storm does it at any moment
 def test_when_all_is_killed_the_next_start_goes_on_from_the_newest_checkpoint(kgorch):
     plan = kgorch.plan(args={"epochs": 25, "sleep": 0.03}, every="1s")
     kgorch.background("start", str(plan))
@@ -54,6 +56,7 @@ def test_when_all_is_killed_the_next_start_goes_on_from_the_newest_checkpoint(kg
     assert second["stages"][0]["first_step"] == first["checkpoint"]["step"] > 0
 
 
+@pytest.mark.soak
 def test_a_crash_is_tried_again_and_the_run_finishes(kgorch):
     plan = kgorch.plan("crashes.py", ranks=1, args={"at": 5, "once": str(kgorch.folder / "happened")})
     kgorch("start", str(plan))
@@ -123,6 +126,7 @@ def test_a_wall_before_the_first_step_is_tried_three_times_then_the_run_says_why
     kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.sleep=0")  # mended, it goes on
 
 
+@pytest.mark.soak  # the storm does it at any moment
 def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):
     plan = kgorch.plan(ranks=1, args={"epochs": 1000, "sleep": 0.02})
     kgorch.background("start", str(plan))
@@ -177,6 +181,7 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     supervisor.wait(timeout=90)
 
 
+@pytest.mark.soak  # the storm does it at any moment
 def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch):
     plan = kgorch.plan(args={"epochs": 10_000}, every="2s")
     supervisor = kgorch.background("start", str(plan))

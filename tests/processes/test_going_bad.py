@@ -43,6 +43,7 @@ def test_a_loss_that_overflows_in_half_precision_is_skipped_by_the_scaler_then_b
     assert float(losses[5]["scale"]) == float(losses[4]["scale"]) / 2, "the scaler saw it"
 
 
+@pytest.mark.soak
 def test_what_was_dropped_and_lowered_is_done_again_after_a_crash_once(kgorch):
     _train(kgorch, "whole", nan='["lr/2"]', bad=[5], steps=14)
     _train(kgorch, "crashed", nan='["lr/2"]', bad=[5], steps=14, crash=9)

@@ -61,6 +61,7 @@ def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):
     assert longest["save"] > 4.0
 
 
+@pytest.mark.soak
 def test_a_validation_in_the_midst_of_a_step_is_none_either(kgorch):
     args = {
         "epochs": 1,
@@ -72,6 +73,7 @@ def test_a_validation_in_the_midst_of_a_step_is_none_either(kgorch):
     assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["finished"]
 
 
+@pytest.mark.soak
 def test_a_script_that_never_attaches_is_given_up_after_its_start_has_hung_three_times(kgorch):
     plan = kgorch.plan("never_attaches.py", ranks=1, args={"sleep": 600}, extra=HEALTH.format('start = "12s"'))
     done = kgorch("start", str(plan), code=20)

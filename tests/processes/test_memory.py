@@ -89,6 +89,7 @@ def test_ranks_that_hang_at_the_wall_cost_what_came_after_the_snapshot_and_the_e
     assert [event["facts"]["rescued"] for event in kgorch.events("CheckpointVerified")][-1] is True
 
 
+@pytest.mark.soak  # the storm does it at any moment
 def test_a_keeper_that_is_killed_comes_again_and_training_does_not_notice(kgorch):
     plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.04}, every="600s")
     kgorch.background("start", str(plan))

@@ -58,6 +58,7 @@ def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch)
     assert not processes_of(kgorch.home)
 
 
+@pytest.mark.soak  # the storm does it at any moment
 def test_killing_the_supervisor_stops_no_training_and_its_successor_takes_it_over(kgorch):
     plan = kgorch.plan(args={"epochs": 60, "sleep": 0.08}, every="2s")
     supervisor = kgorch.background("start", str(plan))

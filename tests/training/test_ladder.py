@@ -54,7 +54,7 @@ def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_parts(tmp_path,
     assert fell.weights == smaller.weights
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("norm", [pytest.param("layer", marks=pytest.mark.soak), "batch"])
 def test_below_the_smallest_microbatch_activations_are_dropped(tmp_path, norm):
     """For BatchNorm they go first, and nothing of its statistics changes."""
     fits = 40 if norm == "batch" else 16
@@ -91,6 +91,7 @@ def test_batchnorm_keeps_its_batch_as_long_as_activations_can_go(tmp_path):
     assert fell.weights == smaller.weights  # the running statistics among them
 
 
+@pytest.mark.soak
 def test_a_static_graph_is_not_tried_again_and_goes_apart_once_it_is_microbatched(tmp_path):
     ends = ranks.run(tmp_path / "ends", "hungry.py", 2, {"at": 3, "static": True}, ladder=LADDER)
     assert 1 in ends.codes and "can't allocate memory" in "\n".join(ends.lines(1))
