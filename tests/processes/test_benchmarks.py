@@ -91,7 +91,7 @@ def measured(what, tmp_path, *words, timeout_s=280):
     return json.loads((tmp_path / "figures").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_grows_is_measured(tmp_path):
     parts = [word for part in ("sizes", "samples", "ranks") for word in ("--only", part)]
     found = measured("scale", tmp_path, *parts, "--count", "20", "--samples", "20000", "--ranks", "2", "--rounds", "1")
@@ -116,7 +116,7 @@ def test_a_supervisor_lives_through_hours_in_a_minute(monkeypatch):
     assert len(found["mb"]) == 3 and found["saves"] >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_features_cost_is_measured_in_turns(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import overhead
@@ -134,7 +134,7 @@ def test_a_session_on_a_slow_disk_is_killed_at_its_wall_with_its_last_save_in_pl
     assert not found["misses"] and (session["last"] is None or session["saved"] == session["noted"] == session["last"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_training_is_cut_at_walls_and_goes_on_where_its_peer_had_saved(tmp_path):
     script = [sys.executable, "benchmarks/goodput.py", "--quick", "--only", "every N", "--only", "kgorch"]
     done = subprocess.run(
