@@ -61,6 +61,7 @@ class Found:
         memory: of a step as the plan has it, in bytes: weights, gradients, optimizer, batch, activations, buckets, rest.
         resident: of the whole process in that step.
         evaluation_s: after an epoch. end_s: after the last one. Both as long as all their batches would take.
+        warm_up_s: of the evaluation the first time alone: imports, loading processes that begin.
     """
 
     attached_at_s: float = 0.0
@@ -80,6 +81,7 @@ class Found:
     resident: int = 0
     trials: list[dict[str, Any]] = field(default_factory=list)
     evaluation_s: float = 0.0
+    warm_up_s: float = 0.0
     end_s: float = 0.0
     save_s: float = 0.0
     state_bytes: int = 0
@@ -310,7 +312,9 @@ class Probe:
     def epoch_over(self) -> None:
         """All between two epochs is the evaluation."""
         if len(self.found.loops) == 1:
-            self.found.evaluation_s = self._as_whole()
+            first_times = [loader.seen[:2] for loader in self.loaders if len(loader.seen) > 1]
+            self.found.warm_up_s = sum(max(0.0, first - second) for first, second in first_times)
+            self.found.evaluation_s = self._as_whole() - self.found.warm_up_s
         self._over()
 
     def _as_whole(self) -> float:

@@ -1,0 +1,26 @@
+"""What a probe makes of what it has seen; what it sees is shown by tests/processes/test_check.py."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.worker.probe import Found, Probe
+
+
+class Scored(SimpleNamespace):
+    """A loader of ten batches, of which a probe was given two."""
+
+    def __len__(self):
+        return 10
+
+
+def test_what_the_first_evaluation_alone_takes_is_no_part_of_every_epoch():
+    probe = Probe.__new__(Probe)
+    probe.found, probe.loaders = Found(loops=[{"epochs": 5, "batches": 6}]), [Scored(seen=[3.0, 0.5])]
+    probe._since_s = time.monotonic() - 3.5
+    probe.epoch_over()
+    assert probe.found.warm_up_s == pytest.approx(2.5)
+    assert probe.found.evaluation_s == pytest.approx(10 * 0.5, abs=0.2)
