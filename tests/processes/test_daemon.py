@@ -341,7 +341,7 @@ def test_an_idle_daemon_costs_next_to_nothing_and_takes_what_is_due_within_a_sec
     wait_until(lambda: queue.open_resume(engine, run).state == "claimed", what="a claim")
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the evening and the storm do it
 def test_a_run_goes_on_through_kills_of_the_daemon_a_stop_and_a_reboot(kgorch):
     plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05}, ranks=1)
     engine = open_database(kgorch.home)

@@ -54,10 +54,8 @@ def rungs(kgorch: Kgorch) -> list[str]:
     return [event["facts"]["rung"] for event in kgorch.events("rung_taken")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "system", [name if name == "cloud_removal" else pytest.param(name, marks=pytest.mark.soak) for name in LADDERS]
-)
+@pytest.mark.soak  # test_workloads.py climbs down the demos' own
+@pytest.mark.parametrize("system", LADDERS)
 def test_a_seeds_ladder_is_climbed_down_to_its_last_rung_and_the_training_finishes(kgorch, system):
     ladder, args, fits = LADDERS[system]
     kgorch("start", outgrown(kgorch, ladder, args, fits))

@@ -373,7 +373,7 @@ def saved(attempt: ranks.Attempt) -> tuple[Path, dict[str, torch.Tensor]]:
     return folder, {name: tensor for shard in folder.glob("*.safetensors") for name, tensor in load_file(shard).items()}
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_run_cut_while_a_part_is_frozen_thaws_it_all_the_same_with_the_bits_of_an_uncut_one(root, tmp_path, count):
     args = {**TINY, "data": str(root), "size": SIZE, "global_batch": 4, "epochs": 2, "warmup": 0, "lr": 1e-2,
             "weight_decay": 0.5, "frozen": 3, "unfreeze_every": 1}  # fmt: skip
