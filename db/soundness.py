@@ -24,7 +24,7 @@ PHASES = (
 WORDS: dict[str, tuple[str, ...]] = {
     "runs.state": ("active", "finished", "failed", "superseded"),
     "sessions.phase": PHASES,
-    "checkpoints.state": ("verified", "broken", "dropped"),
+    "checkpoints.state": ("verified", "broken", "dropped", "superseded"),
     "resumes.state": ("due", "claimed", "done", "failed"),
     "events.phase": ("", *PHASES),
 }
@@ -32,8 +32,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 LARGEST = 1e15
 """Bytes, samples, seconds: nobody has more."""
 
-YEARS = range(1971, 2200)
-
+YEARS = range(1969, 2200)
+"""A machine without a clock of its own begins at 1970."""
 
 Readers = Mapping[str, Callable[[Any], object]]
 
@@ -86,14 +86,10 @@ def _odd(column: Column[Any], kept: Any) -> str | None:
             return "a number"
         return None if math.isfinite(kept) and abs(kept) < LARGEST else f"a number below {LARGEST:g}"
     if isinstance(kind, String):
-        allowed = WORDS.get(f"{column.table.name}.{column.name}")
-        return (
-            "text"
-            if not isinstance(kept, str)
-            else f"one of {', '.join(allowed)}"
-            if allowed and kept not in allowed
-            else None
-        )
+        if not isinstance(kept, str):
+            return "text"
+        allowed = WORDS.get(f"{column.table.name}.{column.name}", (kept,))
+        return None if kept in allowed else f"one of {', '.join(allowed)}"
     return None
 
 

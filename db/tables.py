@@ -148,7 +148,7 @@ class Checkpoint(Base):
     final: Mapped[bool]
     path: Mapped[str] = mapped_column(Text, unique=True)
     bytes: Mapped[int] = mapped_column(BigInteger)
-    state: Mapped[str] = mapped_column(String(16))  # verified, broken, dropped
+    state: Mapped[str] = mapped_column(String(16))  # verified, broken, dropped, superseded
     why: Mapped[str] = mapped_column(Text, default="")
     took_s: Mapped[float] = mapped_column(default=0.0)
     blocking_s: Mapped[float] = mapped_column(default=0.0)

@@ -79,6 +79,7 @@ def make_state(home: Path, workdir: Path) -> None:
             engine, run.id, session.id, kind="AttemptSuspended", phase=phase, facts={"step": 10}, why="wall"
         )
         if phase == "finished":
+            checkpoints.supersede(engine, run.id, "train", before=datetime.now(UTC), why="begun anew")
             runs.set_state(engine, run.id, "finished")
         else:
             queue.put(engine, run.id, why="wall", due_at=at + timedelta(hours=1), wants={"ranks": 2, "priority": 5})

@@ -102,37 +102,33 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our pipe has enough
         sys.exit(0)
-    except UnicodeEncodeError as error:  # of a word or a path: the database keeps UTF-8
-        print(
-            f"error: {error.object[:200]!r} is no UTF-8 and cannot be kept\nnext: rename it, or set LC_ALL=C.UTF-8",
-            file=sys.stderr,
-        )
-        sys.exit(int(ExitCode.MISTAKE))
-    except OSError as error:
-        if error.errno not in THE_MACHINES or not error.filename:
-            raise
-        print(
-            f"error: {error.strerror}: {str(error.filename)[:200]!r}\nnext: see that the path is right, its disk not full and"
-            " writable for you",
-            file=sys.stderr,
-        )
-        sys.exit(int(ExitCode.MISTAKE))
     except Exception as error:
-        if type(error).__module__ != "sqlalchemy.exc" or not (cause := getattr(error, "orig", None)):
-            if not (cause := _oddity()):
-                raise
-            print(
-                f"error: the database holds what kgorch has not written: {cause}\nnext: put a copy of kgorch.db back, or correct"
-                " that row",
-                file=sys.stderr,
-            )
-            sys.exit(int(ExitCode.MISTAKE))
-        print(
-            f"error: the database cannot be used just now: {cause}\nnext: try again; see that no other program holds it",
-            file=sys.stderr,
-        )
+        if not (said := _no_bug(error)):
+            raise
+        print(said, file=sys.stderr)
         sys.exit(int(ExitCode.MISTAKE))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _no_bug(error: Exception) -> str | None:
+    """What is wrong and what to do, where not we but a word, a disk or the database has ended the verb; else None."""
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        return f"error: {error.object[:200]!r} is no UTF-8 and cannot be kept\nnext: rename it, or set LC_ALL=C.UTF-8"
+    if isinstance(error, OSError):
+        if error.errno not in THE_MACHINES or not error.filename:
+            return None
+        place = str(error.filename)[:200]
+        return f"error: {error.strerror}: {place!r}\nnext: see that the path is right, its disk not full and writable for you"
+    if type(error).__module__ == "sqlalchemy.exc" and (cause := getattr(error, "orig", None)):
+        return (
+            f"error: the database cannot be used just now: {cause}\nnext: try again; see that no other program holds it"
+        )
+    if odd := _oddity():
+        return (
+            f"error: the database holds what kgorch has not written: {odd} ({type(error).__name__}: {str(error)[:200]})\n"
+            "next: put a copy of kgorch.db back, or correct that row"
+        )
+    return None
 
 
 def _oddity() -> str | None:

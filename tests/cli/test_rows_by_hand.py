@@ -139,10 +139,16 @@ def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(
     assert code_of(["status", "digits"]) == ExitCode.MISTAKE
     told = capfd.readouterr().err
     assert "holds what kgorch has not written: sessions.started_at of row 1" in told and "next: " in told
+    assert "ValueError: " in told, "what it broke is told, too"
     change(at_home, [])
-    monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        code_of(["status", "digits"])
+    for ours in (
+        ZeroDivisionError(),
+        UnicodeEncodeError("latin-1", "→", 0, 1, "not in it"),
+        FileNotFoundError(2, "gone", "x"),
+    ):
+        monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours))
+        with pytest.raises(type(ours)):
+            code_of(["status", "digits"])
 
 
 def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capfd):

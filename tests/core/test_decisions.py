@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import cadence, deadline, retention
 from orchestrator.core.deadline import Save
-from orchestrator.core.outcome import Ended, RankRecord, first_cause, memory_that_ran_out, verdict
+from orchestrator.core.outcome import Ended, RankRecord, failed_in, first_cause, memory_that_ran_out, verdict
 from orchestrator.core.retention import Kept, Rule, to_drop
 from orchestrator.core.session import (
     AttemptCrashed,
@@ -140,6 +140,13 @@ def test_ranks_that_all_finish_end_the_stage_or_the_run():
 
 def test_ranks_that_all_stop_at_a_boundary_are_suspended():
     assert verdict(_ended(_record(0, "suspended"), _record(1, "suspended"))) == AttemptSuspended()
+
+
+def test_a_rung_begins_with_the_step_of_the_rank_that_is_furthest_behind():
+    ahead, behind = _record(0, "failed", step=101), _record(1, "failed", step=100)
+    assert failed_in(_ended(ahead, behind), 101) == 100
+    assert failed_in(_ended(ahead, _record(1, "failed")), 101) == 101, "who failed before it attached says nothing"
+    assert failed_in(_ended(), 101) == 100, "of ranks that were killed the last word may be a step ahead"
 
 
 def test_the_earliest_failure_is_the_cause_and_broken_connections_are_collateral():
