@@ -295,7 +295,8 @@ def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
 def _epochs_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
     events = sessions.of_kind(engine, run.id, "epoch", limit=1000)
     for stage in stages:
-        mine = [event.facts for event in events if event.facts["stage"] == stage["name"]]
+        every = [event.facts for event in events if event.facts["stage"] == stage["name"]]
+        mine = [facts for facts in every if not facts.get("first")] or every  # a session's first one is cold
         steps = sum(facts["steps"] for facts in mine)
         if steps and stage["time"] and stage["time"]["batches"]:
             came_s = sum(facts["lasted_s"] for facts in mine) * stage["time"]["batches"] / steps
