@@ -299,14 +299,15 @@ def test_a_finished_run_has_no_forecast_and_its_history_tells_how_the_earlier_on
 
 
 def test_history_tells_what_a_check_foretold_beside_epochs_that_were_not_a_sessions_first(kgorch, run, engine):
-    first, *others = ({"stage": "train", "steps": 10, "lasted_s": lasted_s} for lasted_s in (9.0, 2.0, 4.0))
+    facts = {"stage": "predict", "step": 20, "metrics": {}, "steps": 10}
+    first, *others = ({**facts, "lasted_s": lasted_s} for lasted_s in (9.0, 2.0, 4.0))
     for facts in ({**first, "first": True}, *others):
         sessions.note(engine, run.id, "epoch", facts)
-    told = {"name": "train", "time": {"epoch_s": 1.5, "batches": 5}, "memory": None}
+    told = {"name": "predict", "time": {"epoch_s": 1.5, "batches": 5}, "memory": None}
     kept = kgorch.home / "checks" / f"{run.plan_hash}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({"stages": [told]}))
-    assert "checked: train: an epoch 1.5s, came 1.5s (+0%)" in kgorch("history").stderr
+    assert "checked: predict: an epoch 1.5s, came 1.5s (+0%)" in kgorch("history").stderr
 
 
 def test_history_shows_the_newest_sessions_as_many_as_are_asked_for(kgorch, run, engine):

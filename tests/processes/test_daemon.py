@@ -324,7 +324,7 @@ def test_a_database_that_is_replaced_under_a_living_daemon_is_the_one_that_count
     assert end(process) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_idle_daemon_costs_next_to_nothing_and_takes_what_is_due_within_a_second(kgorch):
     engine = open_database(kgorch.home)
     run = make(engine, kgorch.home, "broken")
