@@ -25,6 +25,7 @@ def results():
         yield {"machine": checkpoints.machine(), "main": found, "cases": []}
 
 
+@pytest.mark.soak
 def test_every_way_is_measured_and_what_was_promised_is_computed_from_it(results):
     import checkpoints
 
@@ -40,6 +41,7 @@ def test_every_way_is_measured_and_what_was_promised_is_computed_from_it(results
     assert all(name in text for name, *_ in checkpoints.targets(found)) and "dcp.async_save" in text
 
 
+@pytest.mark.soak
 def test_a_missed_target_is_said(results):
     import checkpoints
 
@@ -49,6 +51,7 @@ def test_a_missed_target_is_said(results):
     )
 
 
+@pytest.mark.soak
 def test_the_pages_table_is_drawn_between_its_marks_and_the_prose_stays(results):
     import checkpoints_page
 
@@ -127,7 +130,7 @@ def test_each_features_cost_is_measured_in_turns(tmp_path, monkeypatch):
     assert len(rows) == 8 and all(row["value"] > 0 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_session_on_a_slow_disk_is_killed_at_its_wall_with_its_last_save_in_place(tmp_path):
     found = measured("walls", tmp_path, "--sessions", "1", "--at-once", "1", "--wall", "40")
     (session,) = found["sessions"]

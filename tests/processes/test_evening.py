@@ -81,6 +81,7 @@ def test_after_a_reboot_and_after_a_power_cut_training_goes_on_by_itself(person,
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.soak
 def test_an_evening_of_short_sessions_under_a_quota_ends_with_the_bits_of_an_uninterrupted_run(person, tmp_path):
     """A kill -9 of the daemon in the first session, a power cut in the second. A wall is two and a half times what this
     machine needs for a whole training that never sleeps; two walls of quota in any three and a half, and more than two walls

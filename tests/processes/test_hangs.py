@@ -18,7 +18,7 @@ from orchestrator.runtime import stacks
 HEALTH = "[health]\nhang = {{ {} }}"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_stopped_rank_is_found_and_named_and_the_run_finishes_with_the_same_bits(kgorch):
     plan = kgorch.plan("hangs.py", ranks=2, args={"epochs": 12}, extra=HEALTH.format('step = "4s"'))
     supervisor = kgorch.background("start", str(plan))

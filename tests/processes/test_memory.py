@@ -105,6 +105,7 @@ def test_a_keeper_that_is_killed_comes_again_and_training_does_not_notice(kgorch
     assert len(kgorch.events("launched")) == 1 and kgorch.status()["phase"] == "suspended"
 
 
+@pytest.mark.soak
 def test_a_keeper_that_hangs_is_replaced_and_the_stop_saves(kgorch):
     plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.04}, every="600s")
     kgorch.background("start", str(plan))

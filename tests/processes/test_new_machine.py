@@ -53,6 +53,7 @@ def test_a_run_goes_on_from_a_read_only_source_with_the_bits_of_an_uninterrupted
     assert kgorch.export() == alone.export()
 
 
+@pytest.mark.soak
 def test_two_runs_of_one_name_exit_2_and_the_word_that_is_offered_chooses(kgorch, tmp_path):
     extra = f'[resume]\nsources = ["{tmp_path}/old/**"]'
     for name in ("a", "b"):

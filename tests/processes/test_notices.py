@@ -274,7 +274,7 @@ def test_a_training_tells_its_start_and_end_and_no_secret_is_written_anywhere(kg
     assert SECRET not in said and SECRET.encode() not in everything_written(kgorch)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hook_that_hangs_does_not_hold_the_sessions_end_up_for_long(kgorch):
     with serving() as slow:
         slow.slow_s = 120.0

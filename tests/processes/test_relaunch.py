@@ -108,6 +108,7 @@ def test_a_rung_that_changes_the_weights_begins_the_stage_anew_and_nothing_is_de
     assert superseded == {str(path.parent) for path in before}
 
 
+@pytest.mark.soak
 def test_the_optimizers_first_step_that_finds_no_room_is_done_by_a_smaller_model(kgorch):
     extra = "[memory]\nladder = [{ set = { hidden = 64 }, begins_anew = true }]"
     kgorch("start", str(kgorch.plan("steps_too_far.py", ranks=1, args={"hidden": 4096}, extra=extra)))

@@ -29,6 +29,7 @@ def _nothing_is_left(kgorch) -> bool:
     return not list(kgorch.home.glob("runs/*/*/replay")) and not processes_of(kgorch.home)
 
 
+@pytest.mark.soak
 def test_an_exact_training_gives_equal_bits_and_the_run_stays_as_it_was(kgorch):
     plan = kgorch.plan(ranks=2, args={"epochs": 40, "sleep": 0.05, "workers": 1}, every="600s")
     before, status = _suspended(kgorch, plan), kgorch.status()

@@ -161,6 +161,7 @@ def test_a_sigterm_to_the_launcher_saves_and_suspends_also_with_loading_processe
     assert found["checkpoint"]["step"] == found["step"] > 0
 
 
+@pytest.mark.soak
 def test_a_stage_that_ends_without_a_supervisor_is_followed_by_the_next_one(kgorch):
     plan = kgorch.plan(args={"epochs": 20, "sleep": 0.03})
     plan.write_text(plan.read_text() + '[[stage]]\nname = "after"\nentry = "never_attaches.py"\nranks = 1\n')

@@ -29,7 +29,7 @@ CASES = [
     (2, {"where": "backward", "at": 3, "unused": True}),
     (2, {"where": "forward", "at": 0, "unused": True}),
     pytest.param(2, {"where": "backward", "at": 3, "view": True}, marks=pytest.mark.soak),
-    (2, {"where": "forward", "at": 3, "view": True, "zeros": True}),
+    pytest.param(2, {"where": "forward", "at": 3, "view": True, "zeros": True}, marks=pytest.mark.soak),
     (2, {"where": "backward", "at": 3, "rank": -1, "fits": 4}),
     (4, {"where": "forward", "at": 3, "rank": 2, "fits": 4}),
     pytest.param(4, {"where": "backward", "at": 0, "rank": 3, "fits": 4}, marks=pytest.mark.soak),
@@ -104,7 +104,9 @@ def test_a_static_graph_is_not_tried_again_and_goes_apart_once_it_is_microbatche
     assert fell.weights == _reference(tmp_path / "reference", 2, {"static": True}, 3, 4, settings=half).weights
 
 
-@pytest.mark.parametrize(("where", "static"), [("backward", False), ("forward", True)])
+@pytest.mark.parametrize(
+    ("where", "static"), [("backward", False), pytest.param("forward", True, marks=pytest.mark.soak)]
+)
 def test_ranks_with_uneven_shares_choose_alike(tmp_path, where, static):
     """Of 9 samples one rank has 4 and the other 5: with a microbatch of 4 only that one has two parts."""
     args = {"at": 2, "batch": 9, "fits": 1, "epochs": 1, "where": where, "static": static}

@@ -50,8 +50,8 @@ def _apart(one: bytes, two: bytes) -> float:
     return max(float((left[name].to(torch.float64) - right[name].to(torch.float64)).abs().max()) for name in left)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.soak), 6])
+@pytest.mark.soak
+@pytest.mark.parametrize("microbatch", [None, 6])
 def test_two_ranks_then_one_then_two_have_the_bits_of_two(kgorch, uninterrupted, microbatch):
     extra = {} if microbatch is None else {"microbatch": microbatch}
     found = _cut(kgorch, [2, 1, 2], **extra)
