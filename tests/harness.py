@@ -181,9 +181,9 @@ class Kgorch:
         """Those in their place; saves under way have a dot in their names."""
         return sorted(path for path in self.home.glob("runs/*/*/checkpoints/*/step-*") if "." not in path.name)
 
-    def export(self, name: str = "test") -> bytes:
-        out = self.folder / "exported.safetensors"
-        self("checkpoints", "export", name, str(out), "--all")
+    def export(self, name: str = "test", stage: str = "") -> bytes:
+        out = self.folder / f"exported{stage}.safetensors"
+        self("checkpoints", "export", name, str(out), "--all", *(["--stage", stage] if stage else []))
         return out.read_bytes()
 
     def logs(self) -> str:

@@ -64,5 +64,5 @@ def lead_s(*, save_s: float, gap_s: float, step_s: float, margin_s: float) -> fl
 
 
 def default_margin_s(wall_s: float | None) -> float:
-    """What a plan that names no margin gets: a hundredth of the session, between one second and two minutes."""
-    return min(max(0.01 * wall_s, 1.0), 120.0) if wall_s else 5.0
+    """What a plan that names no margin gets: a hundredth of the session, between half a second and two minutes."""
+    return min(max(0.01 * wall_s, 0.5), 120.0) if wall_s else 5.0

@@ -401,7 +401,9 @@ class Supervisor:
         self._begun(self._attempt)
         self._saved_step = found.checkpoint[1].step if found.checkpoint else 0
         lost = max(0, self._row.step - found.step) if stage.name == self._row.stage else 0
-        self._journal.note("launched", {"attempt": self._attempt.name, **found.said(), "lost_steps": lost})
+        self._journal.note(
+            "launched", {"attempt": self._attempt.name, "stage": stage.name, **found.said(), "lost_steps": lost}
+        )
         begun: dict[str, Any] = {
             "stage": stage.name,
             "step": self._attempt.row.first_step,

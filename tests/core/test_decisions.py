@@ -28,6 +28,11 @@ def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
     assert deadline.first_guess_s(0, 0) == 2.0
 
 
+def test_a_margin_that_nobody_names_is_a_hundredth_of_the_session_within_bounds():
+    hours, minute, short = 9 * 3600.0, 60.0, 20.0
+    assert [deadline.default_margin_s(wall) for wall in (hours, minute, short)] == [120.0, 0.6, 0.5]
+
+
 def test_the_lead_counts_on_the_slowest_of_the_runs_saves_and_forgets_those_long_ago():
     assert deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 19, 10, guess_s=99) < 2.5
     assert deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 18, 10, guess_s=99) > 60

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from storm import schedule
 from storm.invariants import INVARIANTS, Charged, Checkpoint, Facts, Process, Said, Trace, broken
+from storm.looking import FURTHER
 from storm.shrink import smallest
 
 
@@ -25,6 +26,12 @@ def test_an_episode_does_not_hang_on_those_before_it():
 def test_every_kind_of_fault_comes():
     drawn = {fault.kind for episode in islice(schedule.episodes(1), 150) for fault in episode.faults}
     assert drawn == schedule.KINDS.keys()
+
+
+def test_runs_of_one_stage_and_of_two_come_and_as_many_ranks_as_are_promised():
+    drawn = list(islice(schedule.episodes(1), 150))
+    assert {episode.stages for episode in drawn} == {1, 2} and {episode.ranks for episode in drawn} == {1, 2, 3, 4}
+    assert all(len(episode.epochs) == episode.stages and set(episode.epochs) <= set(FURTHER) for episode in drawn)
 
 
 def test_a_fault_comes_only_where_it_means_something_and_once_where_once_is_enough():
@@ -88,7 +95,7 @@ SOUND = Facts(
     said=(Said("kgorch start", 10, "saved"), Said("kgorch start", -9, "", killed=True)),
     trace=Trace("kill_rank", "SIGKILL to rank 1", (("attempt", "rank 1 was killed"),), 1, 1, 1, promised=8),
     over=True,
-    bits=("same", "same"),
+    bits={"train": ("same", "same")},
 )
 """A world in which nothing is broken."""
 
@@ -98,7 +105,7 @@ def test_nothing_is_broken_in_a_sound_world():
 
 
 DOCTORED = {
-    "same_bits": [replace(SOUND, bits=("one", "another"))],
+    "same_bits": [replace(SOUND, bits={"train": ("one", "another")})],
     "samples_once": [
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=180, most=1))),
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=192, most=2))),
@@ -150,7 +157,7 @@ def test_an_invariant_sees_what_it_is_there_for_and_no_other_does(name, facts):
 
 
 def test_a_run_that_took_another_rung_need_not_have_the_same_bits():
-    assert broken(replace(SOUND, bits=("one", "another"), inexact=("microbatch/2",))) == []
+    assert broken(replace(SOUND, bits={"train": ("one", "another")}, inexact=("microbatch/2",))) == []
 
 
 def test_a_session_that_could_launch_nothing_need_not_be_charged():

@@ -109,7 +109,7 @@ def _years_heard(kgorch: Kgorch) -> int:
     return round((heard - datetime.now(UTC)).total_seconds() / YEAR_S)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_end_that_a_person_gives_holds_for_its_session_also_under_another_supervisor_and_for_no_later_one(kgorch):
     plan = kgorch.plan(args={"epochs": 100_000, "sleep": 0.05})
     until = datetime.now(UTC) + timedelta(seconds=45)

@@ -46,7 +46,7 @@ DEMOS = {
     ),
     "vqa": Demo(
         "vqa-demo", ("make_shapes", "shapes"), {"train": 4}, 16, "metrics.csv", "accuracy", 0.26, 0.45,
-        more={"stage.train.args.num_workers": "0"},
+        more={"stage.train.args.num_workers": "0", "stage.train.args.beams": "1", "stage.predict.args.beams": "1"},
     ),
     "ink_detection": Demo("ink-demo", ("make_fragments", "fragments"), {"train": 6}, 8, "metrics.csv", "dice", 0.28, 0.45),
     "timeseries": Demo(

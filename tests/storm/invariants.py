@@ -90,7 +90,8 @@ class Said:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """`promised`: path → step of all that was ever seen verified; `damaged`: those that a fault has broken since.
-    `over`: the run is finished and nothing is to live any more. `bits`: hashes of its state and an uninterrupted run's."""
+    `over`: the run is finished and nothing is to live any more. `bits`: hashes of a stage's last state and an uninterrupted run's,
+    by its name. A step counts those of the stages before it, too (`looking.FURTHER`)."""
 
     history: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -105,15 +106,16 @@ class Facts:
     stuck: str = ""
     trace: Trace | None = None
     over: bool = False
-    bits: tuple[str, str] | None = None
+    bits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     inexact: tuple[str, ...] = ()
     clock_moved: bool = False
 
 
 def same_bits(facts: Facts) -> list[str]:
-    if facts.bits is None or facts.inexact or facts.bits[0] == facts.bits[1]:
-        return []
-    return [f"its state {facts.bits[0][:12]} is not the uninterrupted run's {facts.bits[1][:12]}"]
+    apart = {} if facts.inexact else {stage: pair for stage, pair in facts.bits.items() if pair[0] != pair[1]}
+    return [
+        f"{stage}'s state {ours[:16]} is not the uninterrupted run's {aim[:16]}" for stage, (ours, aim) in apart.items()
+    ]
 
 
 def samples_once(facts: Facts) -> list[str]:

@@ -24,6 +24,9 @@ from orchestrator.errors import KgorchError
 from orchestrator.runtime import processes as identities
 from storm.invariants import Charged, Checkpoint, Process
 
+FURTHER = {"train": 0, "tune": 1_000_000}
+"""What is added to a step of a stage, so that one of a later stage is a later one."""
+
 ROLES = {
     "orchestrator.runtime.shim": "shim",
     "orchestrator.runtime.keeper": "keeper",
@@ -76,13 +79,13 @@ class Standing(NamedTuple):
 def standing(home: Path) -> Standing | None:
     found = _rows(
         home,
-        "SELECT r.state, s.phase, s.step, s.supervisor_pid, s.supervisor_started_ticks, s.boot_id FROM runs r"
+        "SELECT r.state, s.phase, s.stage, s.step, s.supervisor_pid, s.supervisor_started_ticks, s.boot_id FROM runs r"
         " JOIN sessions s ON s.run_id = r.id ORDER BY r.number DESC, s.number DESC LIMIT 1",
     )
     if not found:
         return None
-    state, phase, step, pid, ticks, boot = found[0]
-    return Standing(state, phase, step, identities.is_alive(pid, ticks, boot))
+    state, phase, stage, step, pid, ticks, boot = found[0]
+    return Standing(state, phase, step + FURTHER.get(stage, 0), identities.is_alive(pid, ticks, boot))
 
 
 NEWEST = "run_id = (SELECT id FROM runs ORDER BY number DESC LIMIT 1)"
@@ -96,18 +99,20 @@ def history(home: Path) -> list[dict[str, Any]]:
             home, f"SELECT id, number, phase, why FROM sessions WHERE {NEWEST} ORDER BY number"
         )
     }
-    told = _rows(home, "SELECT session_id, number, first_step, outcome, cause FROM attempts ORDER BY id")
-    for session, number, first_step, outcome, cause in told:
+    told = _rows(home, "SELECT session_id, number, outcome, cause FROM attempts ORDER BY id")
+    for session, number, outcome, cause in told:
         if session in found:
-            attempt = {"number": number, "first_step": first_step, "outcome": outcome, "cause": cause}
-            found[session]["attempts"].append(attempt)
+            found[session]["attempts"].append({"number": number, "outcome": outcome, "cause": cause})
     return list(found.values())
 
 
 def events(home: Path) -> list[dict[str, Any]]:
     """Of the newest run, oldest first."""
     rows = _rows(home, f"SELECT at, kind, phase, facts FROM events WHERE {NEWEST} ORDER BY id")
-    return [{"at": at, "kind": kind, "phase": phase, "facts": json.loads(facts)} for at, kind, phase, facts in rows]
+    found = [{"at": at, "kind": kind, "phase": phase, "facts": json.loads(facts)} for at, kind, phase, facts in rows]
+    for facts in (item["facts"] for item in found if item["kind"] == "launched"):
+        facts["step"] = facts.get("step", 0) + FURTHER.get(facts.get("stage", ""), 0)
+    return found
 
 
 def rungs(home: Path) -> list[str]:
@@ -138,8 +143,11 @@ class Row(NamedTuple):
 
 
 def checkpoint_rows(home: Path) -> list[Row]:
-    found = _rows(home, "SELECT path, step, state, final, why FROM checkpoints ORDER BY id")
-    return [Row(path, step, state, bool(final), why) for path, step, state, final, why in found]
+    found = _rows(home, "SELECT path, stage, step, state, final, why FROM checkpoints ORDER BY id")
+    return [
+        Row(path, step + FURTHER.get(stage, 0), state, bool(final), why)
+        for path, stage, step, state, final, why in found
+    ]
 
 
 def checkpoints(home: Path) -> Iterator[Checkpoint]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FAULTS_AN_EPISODE = 9
-EPOCHS = 60
-"""Of eight steps: more than the faults of an episode and the recoveries between them take."""
+EPOCHS = {1: {"train": 60}, 2: {"train": 25, "tune": 35}}
+"""By the number of stages, of each. Of eight steps: more than the faults of an episode and the recoveries between them take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Episode:
         hungry: its steps ask for memory. quota: its hours are counted. apart: its checkpoints lie outside of the state folder.
         wall: of each session, in what a whole uninterrupted run takes on this machine; None for none.
         every_ms: the most between two saves.
+        stages: one after another.
     """
 
     seed: int
@@ -119,16 +120,21 @@ class Episode:
     wall: float | None
     every_ms: int
     faults: tuple[Fault, ...]
+    stages: int = 1
 
     @property
     def name(self) -> str:
         return f"{self.seed}.{self.number}"
 
     @property
+    def epochs(self) -> dict[str, int]:
+        """Of each stage."""
+        return EPOCHS[self.stages]
+
+    @property
     def args(self) -> dict[str, Any]:
-        """Of tests/programs/weathers.py; what the bits hang on, with the ranks."""
+        """Of tests/programs/weathers.py; what the bits hang on, with epochs and ranks."""
         return {
-            "epochs": EPOCHS,
             "loader": self.loader,
             "workers": self.workers,
             "folder": "source" if self.source else "",
@@ -167,6 +173,7 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
         wall=round(chance.uniform(2.5, 5.0), 2) if chance.random() < 0.4 else None,
         every_ms=chance.choice([700, 1500, 3000, 20_000]),
         faults=(),
+        stages=chance.choice([1, 1, 2]),
     )
     if only:
         needed: dict[str, Any] = {need: True for kind in only for need in KINDS[kind].needs}

@@ -22,7 +22,7 @@ from orchestrator.runtime import processes as identities
 from storm import looking
 from storm.invariants import Facts, Said, Trace
 from storm.machine import Disk, Weather
-from storm.reference import Reference, write_source
+from storm.reference import Reference, write_plan, write_source
 from storm.schedule import Episode
 
 CALM_S, SLOW_S = 0.03, 0.25
@@ -95,10 +95,8 @@ class World:
         if episode.daemon:
             extra += ["[notify]", "urls = []"]
         wall = f"{max(20, round(episode.wall * self.reference.took_s))}s" if episode.wall else None
-        plan = self.kgorch.plan(
-            "weathers.py", ranks=episode.ranks, args=episode.args, every=f"{episode.every_ms}ms", wall=wall,
-            extra="\n".join(extra),
-        )  # fmt: skip
+        every, more = f"{episode.every_ms}ms", "\n".join(extra)
+        plan = write_plan(self.kgorch, episode, episode.args, every=every, wall=wall, extra=more)
         if episode.apart:
             plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "kept"'))
         for path in self.kgorch.folder.glob("*.py"):
@@ -288,10 +286,12 @@ class World:
         return dataclasses.replace(told, **self._at_the_end()) if over and not self.stuck else told
 
     def _at_the_end(self) -> dict[str, Any]:
-        out = self.folder / "weather" / "exported.safetensors"
-        if not out.exists():
-            self.run("checkpoints", "export", "test", str(out), "--all").process.wait(120)
-        bits = (looking.digest(out), self.reference.digest) if out.exists() else ("nothing exported", "a state")
+        bits = {}
+        for stage, expected in self.reference.digests.items():
+            out = self.folder / "weather" / f"{stage}.safetensors"
+            if not out.exists():
+                self.run("checkpoints", "export", "test", str(out), "--all", "--stage", stage).process.wait(120)
+            bits[stage] = (looking.digest(out) if out.exists() else "nothing exported", expected)
         return {"bits": bits, "inexact": tuple(looking.rungs(self.kgorch.home)), "strays": tuple(self._strays())}
 
     def _strays(self) -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_four_ranks_on_two_differ_in_the_order_of_sums_alone(kgorch, uninterrupt
     assert "4 virtual ranks on 2" in kgorch.status()["exactness"]["ranks"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_more_ranks_than_the_run_began_with_keep_order_and_global_batch(kgorch, uninterrupted):
     """Without dropout and BatchNorm nothing is left to differ but the order of sums."""
     found = _cut(kgorch, [1, 2], plain=True)
