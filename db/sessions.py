@@ -203,14 +203,14 @@ def without_progress(engine: Engine, run_id: str) -> int:
     """Attempts in a row, up to the newest ended one, that crashed or met the wall and came no step further.
 
     Counting ends at a session that failed: who starts it again has done something about it. One that ran out of memory
-    does not count: the ladder's length bounds those.
+    does not count: the ladder's length bounds those. Nor does one that was lost with all else. Each that came further ends
+    the counting.
     """
     with Orm(engine) as orm:
         chosen = (
             select(Attempt.gained, Attempt.outcome, Session.phase)
             .join(Session, Session.id == Attempt.session_id)
             .where(Session.id.in_(_newest(run_id, 50)), Attempt.ended_at.is_not(None))
-            .where(Attempt.outcome.not_in(UNCOUNTED))
             .order_by(Attempt.id.desc())
             .limit(50)
         )
@@ -218,7 +218,7 @@ def without_progress(engine: Engine, run_id: str) -> int:
         for gained, outcome, phase in orm.execute(chosen):
             if gained or outcome == "finished" or phase == "failed":
                 break
-            count += 1
+            count += outcome not in UNCOUNTED
         return count
 
 

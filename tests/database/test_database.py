@@ -144,6 +144,12 @@ def test_attempts_without_progress_are_counted_back_to_the_last_gain_and_lost_on
         attempt = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
         sessions.close_attempt(engine, attempt.id, outcome=outcome, cause="", last_step=5, gained=gained)
     assert sessions.without_progress(engine, run.id) == 2
+    attempt = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+    sessions.close_attempt(engine, attempt.id, outcome="lost", cause="", last_step=9, gained=True)
+    assert sessions.without_progress(engine, run.id) == 0, "one that was killed with all else had come further"
+    attempt = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+    sessions.close_attempt(engine, attempt.id, outcome="crashed", cause="", last_step=9, gained=False)
+    assert sessions.without_progress(engine, run.id) == 1
     sessions.record(engine, run.id, session.id, kind="RetriesExhausted", phase="failed", facts={})
     assert sessions.without_progress(engine, run.id) == 0, "who starts a failed run again has done something about it"
 
