@@ -156,6 +156,11 @@ def test_an_invariant_sees_what_it_is_there_for_and_no_other_does(name, facts):
     assert {what.split(":")[0] for what in broken(facts)} == {name}
 
 
+def test_what_meets_ranks_whose_stage_is_done_need_not_be_told():
+    done = ({"phase": "training", "why": "", "attempts": [{"outcome": "finished", "cause": ""}]},)
+    assert broken(replace(SOUND, history=done)) == []
+
+
 def test_a_run_that_took_another_rung_need_not_have_the_same_bits():
     assert broken(replace(SOUND, bits={"train": ("one", "another")}, inexact=("microbatch/2",))) == []
 

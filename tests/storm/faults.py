@@ -326,12 +326,14 @@ def _roots(world: World) -> list[Path]:
     return [path for path in (*inside, *world.kgorch.folder.glob("kept/test-*/*")) if path.is_dir()]
 
 
-def _see_that_there_are(world: World, count: int) -> None:
-    """So many checkpoints, saved for it where they are not there yet. Raises: Refused."""
+def _see_that_there_are(world: World, count: int) -> str:
+    """So many checkpoints of the stage that trains, saved for it where they are not there yet. Returns: it. Raises: Refused."""
     for _ in range(8):
         world.note_promised()
-        if sum(Path(path).is_dir() for path in world.promised if path not in world.damaged) >= count:
-            return
+        now = looking.standing(world.kgorch.home)
+        good = [Path(path) for path in world.promised if path not in world.damaged and Path(path).is_dir()]
+        if now and sum(path.parent.name == now.stage for path in good) >= count:
+            return now.stage
         world.ask("save")
         time.sleep(1.5)
     raise Refused(f"there are not {count} checkpoints")
@@ -339,9 +341,9 @@ def _see_that_there_are(world: World, count: int) -> None:
 
 def _newest_of_two(world: World) -> Path:
     """The newest checkpoint, with all else dead, so that it has to be read; a whole one stays. Raises: Refused."""
-    _see_that_there_are(world, 2)
+    stage = _see_that_there_are(world, 2)
     world.kill_everything()
-    found = [folder for root in _roots(world) for folder in manifest.checkpoints(root)]
+    found = [folder for root in _roots(world) if root.name == stage for folder in manifest.checkpoints(root)]
     return max(found, key=lambda folder: folder.name)
 
 

@@ -184,6 +184,8 @@ def log_tells_the_cause(facts: Facts) -> list[str]:
     if trace is None or not trace.expects:
         return []
     told = list(_told_since(facts, trace))
+    if told and told[0] == ("attempt", "finished: "):
+        return []  # it met ranks whose stage was done
     if any(where == place and re.search(pattern, text) for place, pattern in trace.expects for where, text in told):
         return []
     wanted = " or ".join(f"{place}: /{pattern}/" for place, pattern in trace.expects)

@@ -72,6 +72,7 @@ class Standing(NamedTuple):
 
     state: str
     phase: str
+    stage: str
     step: int
     supervised: bool
 
@@ -85,7 +86,7 @@ def standing(home: Path) -> Standing | None:
     if not found:
         return None
     state, phase, stage, step, pid, ticks, boot = found[0]
-    return Standing(state, phase, step + FURTHER.get(stage, 0), identities.is_alive(pid, ticks, boot))
+    return Standing(state, phase, stage, step + FURTHER.get(stage, 0), identities.is_alive(pid, ticks, boot))
 
 
 NEWEST = "run_id = (SELECT id FROM runs ORDER BY number DESC LIMIT 1)"
