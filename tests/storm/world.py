@@ -54,6 +54,7 @@ class World:
 
     Attributes:
         promised: path → step of each checkpoint that was seen verified. damaged: of them, what a fault has broken.
+        rungs: all that were ever seen taken, also by a run whose database is lost.
         patience_s: how long this machine may take to train again. soon_s: then, until what is late is in order: after a full disk
             a log is written late, and processes take their time to end.
     """
