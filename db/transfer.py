@@ -99,6 +99,7 @@ def take_in(
     copied: Mapping[str, Columns],
     path_of: Callable[[Columns], str | None],
     events: Sequence[tuple[str, Columns]],
+    rungs: Sequence[Columns] = (),
 ) -> RunInfo:
     """Write down a run whose checkpoints were `copied` here, in one transaction; one that is known already learns the rest.
 
@@ -107,6 +108,7 @@ def take_in(
         copied: the columns of each checkpoint that was copied, by its path here.
         path_of: where a checkpoint of these columns lies or would lie here; None for one that has no place here.
         events: kind and facts, for the journal.
+        rungs: rows that the checkpoints tell of, oldest first.
     """
     with Orm(engine) as orm, orm.begin():
         here = orm.get(Run, run["id"])
@@ -122,6 +124,7 @@ def take_in(
             stage.finished_at, stage.note = finished.get(stage.name, (None, stage.note))
         ids = _take_sessions(orm, here, rows) if rows else {}
         _take_checkpoints(orm, here.id, rows.checkpoints if rows else [], copied, path_of, ids, finished)
+        _take_rungs(orm, here.id, rungs)
         orm.add_all(EventRow(run_id=here.id, at=now(), kind=kind, facts=facts) for kind, facts in events)
         orm.flush()
         return plain(RunInfo, here)
@@ -155,6 +158,21 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
         if rung["session_id"] in new:
             orm.add(RungRow(**rung | {"id": None, "run_id": run.id, "session_id": ids[rung["session_id"]]}))
     return ids
+
+
+def _take_rungs(orm: Orm, run_id: str, told: Sequence[Columns]) -> None:
+    """Those that no database has told."""
+    orm.flush()
+
+    def what(row: Columns) -> tuple[Any, ...]:
+        return tuple(row[name] for name in ("stage", "step", "rung", "device", "world", "up"))
+
+    known = {what(row) for row in _all(orm, select(RungRow).where(RungRow.run_id == run_id))}
+    for row in told:
+        if what(row) not in known:
+            orm.add(RungRow(**row | {"run_id": run_id, "session_id": None}))
+            facts = {name: row[name] for name in ("stage", "step", "rung", "why", "up", "changes_result")}
+            orm.add(EventRow(run_id=run_id, at=row["at"], kind="rung_taken", facts=facts))
 
 
 def _take_charges(orm: Orm, theirs: Sequence[Columns], ids: Mapping[int, int]) -> None:

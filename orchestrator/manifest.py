@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,10 +72,46 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What holds from a step on: a rung of memory or a remedy, as the table of rungs has it; a checkpoint outlives its database.
+
+    Attributes:
+        settings: {"settings": …} (core/memory.py), or an entry of the schedule without its step (core/health.py).
+        device, world: where it was found out.
+    """
+
+    step: int
+    rung: str
+    why: str
+    at: str
+    settings: Mapping[str, Any]
+    device: str
+    world: int
+    up: bool = False
+    changes_result: bool = False
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> Change:
+        """Raises: ValueError, KeyError. What the settings mean is not looked at."""
+        return Change(
+            step=_count(document["step"]),
+            rung=_line(document["rung"]),
+            why=_line(document["why"]),
+            at=_instant(document["at"]),
+            settings=_table(document["settings"]),
+            device=_line(document["device"]),
+            world=_count(document["world"]),
+            up=document["up"] is True,
+            changes_result=document["changes_result"] is True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Attributes:
     world_size: its ranks; fewer processes may have played them (worker/virtual.py).
     divisible: they may: all steps so far went through session.backward.
+    changes: of the stage, oldest first, all that the attempt knew of.
     """
 
     run: str
@@ -90,6 +126,7 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     divisible: bool = False
+    changes: Sequence[Change] = ()
 
     @property
     def step(self) -> int:
@@ -322,7 +359,14 @@ def _manifest(document: dict[str, Any]) -> Manifest:
         metrics={plain_text(key): _figure(value) for key, value in _table(document["metrics"]).items()},
         versions={_text(key): _text(value) for key, value in _table(document["versions"]).items()},
         files=files,
+        changes=tuple(Change.of(_table(item)) for item in _list(document.get("changes", []))),
     )
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, found {value!r:.80}")
+    return value
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -336,6 +380,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_TEXT:
         raise ValueError(f"expected a line of text, found {value!r:.80}")
     return value
+
+
+def _line(value: Any) -> str:
+    """Of text that somebody's exception may have made: cut to what `_text` takes."""
+    if not isinstance(value, str):
+        raise ValueError(f"expected a line of text, found {value!r:.80}")
+    return "".join(char if char.isprintable() else " " for char in plain_text(value))[:MAX_TEXT]
 
 
 def _hex(value: Any) -> str:

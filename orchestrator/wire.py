@@ -43,6 +43,7 @@ class Launch:
         data: the folder of the local cache of each source, by its absolute path (runtime/datacache.py).
         schedule: what changes before which step, by step: {"step": 40, "settings": {…}}; so a step done again is done as it was.
             What is not about memory: core/health.py.
+        changes: the rows that this comes from, as they stand in every manifest (manifest.Change).
         health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
         quick: a quick test: one epoch of one batch, and of every other loader two. probe: the same, measured (worker/probe.py).
     """
@@ -73,6 +74,7 @@ class Launch:
     weights: dict[str, Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     schedule: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
     ladder: list[Any] = field(default_factory=list)
     device: str = ""  # what the rungs that are remembered belong to, with the number of ranks
     health: dict[str, Any] = field(default_factory=dict)

@@ -235,6 +235,7 @@ def prepare(
         deadline_s=state.deadline_s,
         settings=memory.settings.as_dict(),
         schedule=memory.schedule,
+        changes=rungs.changes(engine, run, stage.name),
         ladder=list(plan.memory.ladder),
         device=device,
         health=remedies.told(engine, run, plan, stage.name),

@@ -88,7 +88,8 @@ class Found:
 
     def drop_overtaken(self) -> None:
         """Checkpoints of a stage that has begun anew since: its weights no longer fit."""
-        taken = self.rows.rungs if self.rows else []
+        told = [row for item in self.checkpoints for row in rungs.told_by(item.manifest)[0]]
+        taken = sorted([*(self.rows.rungs if self.rows else []), *told], key=lambda row: row["at"])
         anew = {row["stage"]: row["at"] for row in taken if row["settings"].get(rungs.ANEW)}
         self.checkpoints = [
             item
@@ -257,6 +258,7 @@ def _look_at(seen: Seen, folder: Path, batch: Sequence[os.DirEntry[str]], name: 
         else:
             if described.run == name and RUN_ID.fullmatch(described.run_id):
                 seen.checkpoints.append(Candidate(folder, described))
+                seen.notes.extend(f"{folder}: passed over {wrong}" for wrong in rungs.told_by(described)[1])
             return []
     if DATABASE in files:
         seen.databases.append(folder / DATABASE)

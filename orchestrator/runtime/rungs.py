@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from db.records import RungInfo, RunInfo
 from orchestrator import manifest
 from orchestrator.core import health, memory
 from orchestrator.core.memory import Facts, Settings
+from orchestrator.manifest import Change
 from orchestrator.plan import Plan
 from orchestrator.runtime import snapshots
 from orchestrator.wire import RungTaken
@@ -67,6 +68,27 @@ def check(settings: Any) -> None:
         Settings.of(settings["settings"])
     else:
         health.check_change(settings)
+
+
+def changes(engine: Engine, run: RunInfo, stage: str) -> list[dict[str, Any]]:
+    """`changes` of a launch: the stage's rows, as its checkpoints will tell them to whoever has no database."""
+    names = [column.name for column in fields(Change)]
+    told = [row for row in rows.of_run(engine, run.id) if row.stage == stage]
+    return [{name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in told]
+
+
+def told_by(described: manifest.Manifest) -> tuple[list[dict[str, Any]], list[str]]:
+    """Columns of the rows that a checkpoint knows of, perhaps more than any database found with it; what is wrong with others."""
+    found, wrong = [], []
+    for change in described.changes:
+        try:
+            check(change.settings)
+        except ValueError as error:
+            wrong.append(f"the rung {change.rung}: {error}")
+            continue
+        place = {"stage": described.stage, "plan_hash": described.plan_hash, "at": datetime.fromisoformat(change.at)}
+        found.append(asdict(change) | place)
+    return found, wrong
 
 
 def standing(engine: Engine, run: RunInfo, plan: Plan, place: Place) -> Standing:

@@ -25,7 +25,7 @@ from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import checkpoints
+from orchestrator.runtime import checkpoints, rungs
 from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, of_run, place_of
 from orchestrator.wire import plain_text
 
@@ -88,7 +88,10 @@ def _write_down(
         folder = Path(run["checkpoints"]) / row["stage"] / manifest.folder_name(row["step"], final=row["final"])
         return str(folder) if row["stage"] in stages else None
 
-    return transfer.take_in(engine, run, stages, finished, found.rows, copied, path_of, events)
+    root = Path(run["checkpoints"])
+    used = [item.manifest for item in found.checkpoints if str(_target(root, item)) in copied]
+    told = sorted((row for described in used for row in rungs.told_by(described)[0]), key=lambda row: row["at"])
+    return transfer.take_in(engine, run, stages, finished, found.rows, copied, path_of, events, told)
 
 
 def _copy(

@@ -198,8 +198,8 @@ class Health:
 
     def _remember(self, remedy: str, why: str, change: Mapping[str, Any]) -> None:
         self._past.append(Taken(change["step"], remedy, why, change["step"]))
-        if self._rank == 0 or self._arriving is not None:
-            self._send(Remedied(self._attempt, remedy, why, dict(change)))
+        told = Remedied(self._attempt, remedy, why, dict(change))
+        self._ladder.changes.add(told, tells=self._rank == 0 or self._arriving is not None)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Of the tracked modules, as BatchNorm's statistics: a forward has changed them, whoever leaves the step out."""

@@ -20,12 +20,14 @@ from orchestrator.core.memory import Facts, Rung, Settings
 from orchestrator.wire import Launch, Message, Note, RungTaken
 from orchestrator.worker import activation
 from orchestrator.worker.activation import Activations
+from orchestrator.worker.changes import Changes
 from orchestrator.worker.oom import LadderEnds
 
 
 class Ladder:
     """Attributes:
     settings: what is in force now. activations: of the tracked modules, switched as the settings say.
+    changes: of settings and by remedies, for the manifest.
     """
 
     def __init__(self, launch: Launch, device: torch.device, send: Callable[[Message], None]) -> None:
@@ -34,6 +36,7 @@ class Ladder:
         self._facts = Facts(device=device.type)
         self._schedule = [change for change in launch.schedule if "settings" in change]
         self._attempt, self._stage, self._device, self._send = launch.attempt, launch.stage, device, send
+        self.changes = Changes(launch, send)
         self.activations = Activations({})
         self._told: Facts | None = None
 
@@ -117,9 +120,9 @@ class Ladder:
         rung, after = found
         self._schedule.clear()  # what followed then does not follow now
         self._apply(after)
-        if tells:
-            changes = rung.changes_result
-            self._send(RungTaken(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes))
+        changes = rung.changes_result
+        told = RungTaken(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes)
+        self.changes.add(told, tells=tells)
 
     def up(self, step: int, *, tells: bool) -> None:
         """Undo the last rung that was taken in process."""
@@ -128,9 +131,9 @@ class Ladder:
             return
         self._schedule.clear()
         self._apply(above[-2])
-        if tells:
-            why = "there has been room for long"
-            self._send(RungTaken(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True))
+        why = "there has been room for long"
+        told = RungTaken(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True)
+        self.changes.add(told, tells=tells)
 
     def tidy(self, step: int) -> None:
         """Between two steps: the allocator's cache, where the settings say so."""

@@ -52,6 +52,10 @@ def test_a_flipped_bit_is_found_by_verify_and_the_file_is_named(folder):
         manifest.verify(folder)
 
 
+CHANGE = {"step": 3, "rung": "skip", "why": "nan", "at": "2026-11-20T10:00:00+00:00", "settings": {"skip": True}}
+CHANGE |= {"device": "", "world": 2, "up": False, "changes_result": True}
+
+
 def _altered(folder: Path, **changes) -> None:
     document = json.loads((folder / "manifest.json").read_text()) | changes
     (folder / "manifest.json").write_text(json.dumps(document))
@@ -76,6 +80,12 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(folder, name):
     _altered(folder, files={name: {"bytes": 1, "xxh3_128": "0" * 32}})
     with pytest.raises(CheckpointBroken):
         manifest.read(folder)
+
+
+def test_what_somebodys_exception_said_about_a_rung_never_makes_a_checkpoint_unreadable(folder):
+    _altered(folder, changes=[CHANGE | {"why": "line\nline\ud800" + "x" * 5000}])
+    [change] = manifest.read(folder).changes
+    assert change.why.startswith("line line") and len(change.why) == manifest.MAX_TEXT and change.changes_result
 
 
 def test_a_link_in_the_place_of_a_file_is_refused(folder, tmp_path):
@@ -106,6 +116,12 @@ def test_a_manifest_too_large_to_be_one_is_not_read(folder):
         {"files": {"a": 3}},
         {"created_at": "yesterday"},
         {"metrics": {"x": "y"}},
+        {"changes": {}},
+        {"changes": [{"step": 3}]},
+        {"changes": [CHANGE | {"step": -1}]},
+        {"changes": [CHANGE | {"settings": []}]},
+        {"changes": [CHANGE | {"at": "soon"}]},
+        {"changes": [CHANGE | {"why": 3}]},
     ],
 )
 def test_a_manifest_of_another_form_is_refused_with_a_word(folder, changes):

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
 from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
-from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.manifest import Change, FileEntry, Manifest, Position
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
@@ -103,7 +103,9 @@ def source(tmp_path):
     return tmp_path / "source" / "deep" / "kgorch"
 
 
-def checkpoint(root, step, *, stage="train", final=False, run_id="r1", content=b"weights", run="ink", minute=0):
+def checkpoint(
+    root, step, *, stage="train", final=False, run_id="r1", content=b"weights", run="ink", minute=0, changes=()
+):
     """A whole checkpoint under `root`, as a save leaves it."""
     folder = root / stage / manifest.folder_name(step, final=final)
     folder.mkdir(parents=True)
@@ -111,8 +113,8 @@ def checkpoint(root, step, *, stage="train", final=False, run_id="r1", content=b
     (folder / "rank0.safetensors").write_bytes(body)
     files = {"rank0.safetensors": FileEntry(len(body), xxhash.xxh3_128(body).hexdigest())}
     at = (datetime(2026, 11, 20, 12, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
-    metrics = {"loss": float("nan")}
-    manifest.write(folder, Manifest(run, run_id, stage, Position(step=step), 1, at, final, "h", metrics, {}, files))
+    described = Manifest(run, run_id, stage, Position(step=step), 1, at, final, "h", files=files, changes=changes)
+    manifest.write(folder, replace(described, metrics={"loss": float("nan")}))
     return folder
 
 
@@ -238,6 +240,50 @@ def test_checkpoints_from_before_a_stage_began_anew_are_not_gone_on_from(here, s
     opened, _ = here.start()
     assert opened.run.id == "r1" and opened.row.first_step == 0 and not list(here.home.rglob("step-*"))
     assert (folder / "checkpoints/train/step-00000020").is_dir(), "nothing is written there"
+
+
+CROPPED = Change(
+    3, "set crop=64", "memory ran out", "2026-11-20T11:00:00+00:00", {"settings": {"arguments": {"crop": 64}}}, "cpu", 1,
+    changes_result=True,
+)  # fmt: skip
+LEFT_OUT = Change(7, "skip", "the loss is nan", "2026-11-20T11:30:00+00:00", {"skip": True}, "", 1, changes_result=True)
+
+
+def rungs_of(place):
+    engine = open_database(place.home)
+    try:
+        return [(row.step, row.rung, row.changes_result, dict(row.settings)) for row in rungs.of_run(engine, "r1")]
+    finally:
+        engine.dispose()
+
+
+def test_a_run_found_by_its_checkpoints_alone_knows_what_has_changed_its_result(here, source):
+    checkpoint(source, 10, changes=[CROPPED])
+    checkpoint(source, 20, changes=[CROPPED, LEFT_OUT])
+    here.start()
+    held = [(item.step, item.rung, True, item.settings) for item in (CROPPED, LEFT_OUT)]
+    assert rungs_of(here) == held
+    told = here.look()[2]
+    assert [event.facts["rung"] for event in told if event.kind == "rung_taken"] == ["set crop=64", "skip"]
+
+
+def test_what_a_database_tells_of_a_rung_its_checkpoints_do_not_tell_again(here, source):
+    folder = state(source, (10,))
+    engine = open_database(source)
+    where = {"plan_hash": "h", "stage": "train", "device": "cpu", "world": 1, "changes_result": True}
+    settings = dict(CROPPED.settings)
+    rungs.add(engine, "r1", 1, **where, step=3, rung=CROPPED.rung, why=CROPPED.why, settings=settings)
+    engine.dispose()
+    checkpoint(folder / "checkpoints", 20, changes=[CROPPED, LEFT_OUT], minute=1)
+    here.start()
+    assert [row[:2] for row in rungs_of(here)] == [(3, "set crop=64"), (7, "skip")]
+
+
+def test_a_checkpoint_that_tells_an_odd_rung_is_gone_on_from_and_a_note_says_so(here, source):
+    folder = checkpoint(source, 20, changes=[replace(CROPPED, settings={"settings": {"microbatch": "8"}}), LEFT_OUT])
+    opened, told = here.start()
+    assert opened.row.first_step == 20 and [row[1] for row in rungs_of(here)] == ["skip"]
+    assert f"{folder}: passed over the rung set crop=64" in told.notes[0]
 
 
 ODD = [

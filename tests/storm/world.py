@@ -54,7 +54,6 @@ class World:
 
     Attributes:
         promised: path → step of each checkpoint that was seen verified. damaged: of them, what a fault has broken.
-        rungs: all that were ever seen taken, also by a run whose database is lost.
         patience_s: how long this machine may take to train again. soon_s: then, until what is late is in order: after a full disk
             a log is written late, and processes take their time to end.
     """
@@ -68,7 +67,6 @@ class World:
         self.supervisor: Command | None = None
         self.daemon: Command | None = None
         self.clock_moved, self.wants_start, self.stuck = False, True, ""
-        self.rungs: dict[str, None] = {}
         for name in ("tmp", "person", "work"):
             (folder / name).mkdir(parents=True)
         self.disk = Disk(folder / "home")
@@ -243,8 +241,7 @@ class World:
     # Facts
 
     def note_promised(self) -> int:
-        """Remember what is verified by now, and which rungs were taken; the newest step among what is not damaged."""
-        self.rungs |= dict.fromkeys(looking.rungs(self.kgorch.home))
+        """Remember what is verified by now; the newest step among what is not damaged."""
         for row in looking.checkpoint_rows(self.kgorch.home):
             if row.state == "verified" and row.path not in self.damaged and Path(row.path).is_dir():
                 self.promised[row.path] = row.step
@@ -295,7 +292,7 @@ class World:
             if not out.exists():
                 self.run("checkpoints", "export", "test", str(out), "--all", "--stage", stage).process.wait(120)
             bits[stage] = (looking.digest(out) if out.exists() else "nothing exported", expected)
-        return {"bits": bits, "inexact": tuple(self.rungs), "strays": tuple(self._strays())}
+        return {"bits": bits, "inexact": tuple(looking.rungs(self.kgorch.home)), "strays": tuple(self._strays())}
 
     def _strays(self) -> Iterator[str]:
         for place in ("tmp", "person"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.wire import Launch
+from orchestrator.wire import Launch, Remedied
+from orchestrator.worker import changes
 from orchestrator.worker.ladder import Ladder
 from orchestrator.worker.session import Session
 
@@ -33,3 +34,29 @@ def test_what_followed_a_rung_is_forgotten_when_another_is_taken_before_it():
     ladder.begin(0, 16)
     ladder.down(30, "memory ran out", tells=True, must=True)
     assert (ladder.next_change, ladder.settings.microbatch, told[-1].step) == (None, 8, 30)
+
+
+def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_another_rank_told():
+    known = {"step": 3, "rung": "skip", "why": "nan", "at": "2026-11-20T10:00:00+00:00", "settings": {"skip": True}}
+    known |= {"device": "", "world": 2, "up": False, "changes_result": True}
+    launch = Launch(
+        "r", "id", "s", "1.1", "/", "e:f", ".", 2, "s", "c", "o", "h", ladder=["microbatch/2"], device="T4", changes=[known]
+    )  # fmt: skip
+    told = []
+    ladder = Ladder(launch, torch.device("cpu"), told.append)
+    ladder.begin(0, 16)
+    ladder.down(30, "memory ran out", tells=False, must=True)
+    for step in range(changes.KEPT + 5):
+        ladder.changes.add(Remedied("1.1", "skip", "nan", {"step": step, "skip": True}), tells=False)
+    rung, *remedies = ladder.changes.listed()
+    assert (rung.step, rung.rung, rung.device, rung.world, rung.settings["settings"]["microbatch"]) == (
+        30,
+        "microbatch/2",
+        "T4",
+        2,
+        8,
+    )
+    assert [item.step for item in remedies] == list(range(5, changes.KEPT + 5)), (
+        "a scaler's thousands do not grow a manifest"
+    )
+    assert not told
