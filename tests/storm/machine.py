@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import mmap
 import os
@@ -94,8 +95,14 @@ class Disk:
         with open(self.place / ".filler", "wb") as file:
             room = os.statvfs(self.place)
             size = room.f_bavail * room.f_frsize - leaving
-            if size > 0:
-                os.posix_fallocate(file.fileno(), 0, size)
+            while size > 0:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, size)
+                    break
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size -= 4096  # the run has written meanwhile
 
     def free_again(self) -> None:
         (self.place / ".filler").unlink(missing_ok=True)

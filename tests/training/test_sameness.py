@@ -43,10 +43,9 @@ def uninterrupted(tmp_path_factory):
     return of
 
 
+@pytest.mark.soak  # test_workloads.py and the storm hold the same after stops, kills and walls
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("ranks", "workers", "bare"), [(2, 2, False), pytest.param(4, 0, True, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize(("ranks", "workers", "bare"), [(2, 2, False), (4, 0, True)])
 def test_a_run_cut_by_walls_has_the_bits_of_an_uninterrupted_one(kgorch, uninterrupted, ranks, workers, bare):
     """Walls of three times what this machine needs for all steps without a sleep; its sleeps need three walls at least."""
     wall_s = min(max(20, round(3 * uninterrupted(ranks).took_s)), 90)

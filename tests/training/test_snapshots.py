@@ -32,7 +32,7 @@ from orchestrator.worker import state, stored
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP
 from orchestrator.worker.save import Saver
 
-ROUNDS = int(os.environ.get("KGORCH_SOAK", "50"))
+ROUNDS = int(os.environ.get("KGORCH_SOAK", "25"))
 
 
 @pytest.fixture
