@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.runtime.listener import LOOK_S, Listener
 from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]
@@ -26,10 +27,9 @@ class Channel:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[socket.socket, wire.Lines] = {}
         self._guard = threading.Lock()
-        self._server = wire.listen(path)  # a dead supervisor's may lie there; the run's lock is ours
+        self._server = Listener(path, self._selector)  # a dead supervisor's may lie there; the run's lock is ours
         self._waker, self._wakes = socket.socketpair()
-        for listened in (self._server, self._wakes):
-            self._selector.register(listened, selectors.EVENT_READ)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
         self._thread.start()
 
@@ -48,19 +48,20 @@ class Channel:
 
     def _run(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            self._server.look()
+            for key, _ in self._selector.select(LOOK_S):
                 if key.fileobj is self._wakes:
-                    for open_socket in (*self._peers, self._server):
+                    for open_socket in (*self._peers, self._server.socket):
                         open_socket.close()
                     return
-                if key.fileobj is self._server:
+                if key.fileobj is self._server.socket:
                     self._accept()
                 else:
                     assert isinstance(key.fileobj, socket.socket)
                     self._read(key.fileobj)
 
     def _accept(self) -> None:
-        if peer := wire.accept(self._server):
+        if peer := self._server.accept():
             with self._guard:
                 self._peers[peer] = wire.Lines()
             self._selector.register(peer, selectors.EVENT_READ)

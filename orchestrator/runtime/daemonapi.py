@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import wire
+from orchestrator.runtime.listener import LOOK_S, Listener
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10
@@ -36,10 +37,9 @@ class Api:
         self._path, self._post = home / SOCKET, post
         self._selector = selectors.DefaultSelector()
         self._peers: dict[socket.socket, tuple[float, bytes]] = {}  # when it was heard last, its unfinished line
-        self._server = wire.listen(self._path)
+        self._server = Listener(self._path, self._selector)
         self._waker, self._wakes = socket.socketpair()
-        for listened in (self._server, self._wakes):
-            self._selector.register(listened, selectors.EVENT_READ)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
         self._thread.start()
 
@@ -51,18 +51,19 @@ class Api:
 
     def _run(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            self._server.look()
+            for key, _ in self._selector.select(LOOK_S):
                 if key.fileobj is self._wakes:
-                    for open_socket in (*self._peers, self._server):
+                    for open_socket in (*self._peers, self._server.socket):
                         open_socket.close()
                     return
-                if key.fileobj is self._server:
+                if key.fileobj is self._server.socket:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
                     self._read(key.fileobj)
 
     def _accept(self) -> None:
-        peer = wire.accept(self._server)
+        peer = self._server.accept()
         if peer is None:
             return
         if len(self._peers) >= CLIENTS:

@@ -34,6 +34,7 @@ from pathlib import Path
 from orchestrator import wire
 from orchestrator.core.snapshots import images
 from orchestrator.runtime import persisting
+from orchestrator.runtime.listener import Listener
 from orchestrator.runtime.memory import free_bytes
 from orchestrator.runtime.persisting import Share
 from orchestrator.wire import (
@@ -256,14 +257,13 @@ class Server:
         self._later: list[Callable[[], None]] = []
         self._alone_since_s, self._tries, self._is_over = boottime_s(), 0, False
         self._selector = selectors.DefaultSelector()
-        self._listener = wire.listen(folder / wire.KEEPER_SOCKET)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listener = Listener(folder / wire.KEEPER_SOCKET, self._selector)
         self._selector.register(self._wakes, selectors.EVENT_READ)
 
     def run(self) -> None:
         while not self._is_over:
             for key, _ in self._selector.select(timeout=1.0):
-                if key.fileobj is self._listener:
+                if key.fileobj is self._listener.socket:
                     self._accept()
                 elif key.fileobj is self._wakes:
                     self._wakes.recv(4096)
@@ -276,6 +276,7 @@ class Server:
                 for job in waiting:
                     job()
             self._look_whether_alone()
+            self._listener.look()
 
     def _look_whether_alone(self) -> None:
         if self._lines:
@@ -295,7 +296,7 @@ class Server:
         self._waker.send(b"!")
 
     def _accept(self) -> None:
-        if peer := wire.accept(self._listener):
+        if peer := self._listener.accept():
             self._lines[peer] = wire.Lines()
             self._selector.register(peer, selectors.EVENT_READ)
 

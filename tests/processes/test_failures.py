@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from harness import processes_of, wait_until
 
+from orchestrator import wire
 from orchestrator.runtime import daemonapi, launcher
-from orchestrator.runtime.channel import Channel
+from orchestrator.runtime.channel import Channel, ask
 from orchestrator.runtime.home import Lock
 from orchestrator.runtime.processes import started_ticks
 
@@ -195,6 +196,21 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
     wait_until(lambda: len(kgorch.events("CheckpointVerified")) > count + 1, within_s=60)
     assert supervisor.poll() is None
     kgorch("stop")
+
+
+@pytest.mark.parametrize("what", ["taken away", "another's"])
+def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
+    channel = Channel(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
+    api = daemonapi.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
+    for name in ("control.sock", daemonapi.SOCKET):
+        (tmp_path / name).unlink()
+        if what == "another's":
+            wire.listen(tmp_path / name).close()
+    assert wait_until(lambda: ask(tmp_path / "control.sock", "status"), within_s=20) == wire.Answer(True, "status")
+    assert wait_until(lambda: daemonapi.ask(tmp_path, "ping"), within_s=20) == {"ok": "ping"}
+    channel.close()
+    api.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp_path):

@@ -204,10 +204,10 @@ def test_a_rank_that_missed_the_keeper_once_counts_as_the_others_do(place):
     for rank, saver in enumerate(savers):
         save(saver, {"model": net}, 1, persist=False, rank=rank, ranks=2)
     savers[1]._lose_keeper()
-    (place.folder / "keeper.sock").rename(place.folder / "aside")
+    launch, savers[1]._launch = savers[1]._launch, replace(savers[1]._launch, keeper=str(place.folder / "nowhere"))
     for rank, saver in enumerate(savers):
         assert save(saver, {"model": net}, 2, persist=False, rank=rank, ranks=2) == (rank == 0)
-    (place.folder / "aside").rename(place.folder / "keeper.sock")
+    savers[1]._launch = launch
     for rank, saver in enumerate(savers):
         assert save(saver, {"model": net}, 3, rank=rank, ranks=2)
     assert all(saver.wait() for saver in savers)
@@ -220,6 +220,16 @@ def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
     place.kill_keeper()
     place.start_keeper()
     assert save(saver, net, 2) and saver.wait()
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2, 1]
+
+
+def test_a_keeper_whose_socket_was_taken_away_is_found_by_the_ranks_of_the_next_attempt(place):
+    """It lives and holds its lock, so no other can come up beside it."""
+    saver, net = place.saver(), {"model": nn.Linear(4, 4)}
+    assert save(saver, net, 1) and saver.wait()
+    (place.folder / "keeper.sock").unlink()
+    later = place.saver(attempt="1.2")
+    assert save(later, net, 2) and later.wait()
     assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2, 1]
 
 
