@@ -7,6 +7,7 @@ recover from. Raises Refused where this machine does not allow it, or the world 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import resource
@@ -435,6 +436,16 @@ def database_log_deleted(world: World, chance: random.Random) -> Trace:
 @deed
 def database_deleted(world: World, chance: random.Random) -> Trace:
     return _database_lost(world, "database_deleted", ["kgorch.db", "kgorch.db-wal", "kgorch.db-shm"])
+
+
+@deed
+def database_damaged(world: World, chance: random.Random) -> Trace:
+    """Its head is no database's any more; with a log beside it or without."""
+    logs = chance.choice([[], ["kgorch.db-wal", "kgorch.db-shm"]])
+    trace = _database_lost(world, "database_damaged", logs)
+    with open(world.kgorch.home / "kgorch.db", "r+b") as file:
+        file.write(chance.randbytes(4096))
+    return dataclasses.replace(trace, what="kgorch.db is overwritten with nonsense")
 
 
 def _database_lost(world: World, name: str, files: list[str]) -> Trace:

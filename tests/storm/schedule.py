@@ -74,6 +74,7 @@ KINDS: dict[str, Kind] = {
     "database_locked": Kind(2),
     "database_log_deleted": Kind(1),
     "database_deleted": Kind(0.7),
+    "database_damaged": Kind(0.5),
     # the rest of the machine
     "clock_forward": Kind(1),
     "clock_back": Kind(1),

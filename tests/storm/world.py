@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,9 @@ PYTHONS_OWN = "pymp-"
 """Folders of multiprocessing's sockets, which a rank with loading processes that is killed leaves behind; no file of kgorch's."""
 
 
+MOVE_ASIDE = re.compile(r"next: .*\bmv (\S+/kgorch\.db) (\S+):")
+
+
 @dataclass
 class Command:
     """A command of kgorch that runs, or has run."""
@@ -43,6 +47,7 @@ class Command:
     process: subprocess.Popen[bytes]
     log: Path
     killed: bool = False
+    heeded: bool = False
 
     def said(self) -> Said:
         text = self.log.read_text(errors="replace")
@@ -125,6 +130,8 @@ class World:
     def look_after(self) -> None:
         """What a person does who looks: start again what does not run. With a daemon nothing that it does by itself."""
         idle = self.supervisor is None or self.supervisor.process.poll() is not None
+        if idle:
+            self._heed(self.supervisor, self.daemon)
         if not self.episode.daemon:
             if idle:
                 self.supervisor = self.run("start", "plan.toml")
@@ -132,6 +139,16 @@ class World:
         self.keep_daemon()
         if idle and (self.wants_start or looking.waits_for_a_person(self.kgorch.home)):
             self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
+
+    def _heed(self, *commands: Command | None) -> None:
+        """A database whose log was deleted while it was being written back is malformed: moved aside, as the error says."""
+        for command in (item for item in commands if item and not item.heeded):
+            said = command.said()
+            command.heeded = said.code is not None
+            if said.code == 2 and (told := MOVE_ASIDE.search(said.text)) and Path(told[1]).exists():
+                Path(told[1]).rename(told[2])
+                self.forget_paths()
+                self.wants_start = True
 
     def keep_daemon(self) -> None:
         """As systemd does."""
