@@ -71,10 +71,17 @@ def check(settings: Any) -> None:
 
 
 def changes(engine: Engine, run: RunInfo, stage: str) -> list[dict[str, Any]]:
-    """`changes` of a launch: the stage's rows, as its checkpoints will tell them to whoever has no database."""
-    names = [column.name for column in fields(Change)]
-    told = [row for row in rows.of_run(engine, run.id) if row.stage == stage]
-    return [{name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in told]
+    """`changes` of a launch: the stage's rows, as its checkpoints will tell them to whoever has no database.
+
+    One that no manifest could hold (of another's database) is left out, so that it costs no save.
+    """
+    found, names = [], [column.name for column in fields(Change)]
+    for row in rows.of_run(engine, run.id):
+        if row.stage == stage:
+            with contextlib.suppress(ValueError):
+                document = {name: getattr(row, name) for name in names} | {"at": row.at.isoformat()}
+                found.append(asdict(Change.of(document)))
+    return found
 
 
 def told_by(described: manifest.Manifest) -> tuple[list[dict[str, Any]], list[str]]:

@@ -602,7 +602,7 @@ class Session:
             versions=group.versions(__version__, self.device)
             | {"deterministic": self._determinism.level}
             | (plain_of(self._ladder.settings) if self._ladder else {}),
-            changes=self._ladder.changes.listed() if self._ladder else (),
+            changes=tuple(self._ladder.changes.taken) if self._ladder else (),
         )
         docs = self._rank_documents(seen.captured, seen.mine)
         return self._saver.save(

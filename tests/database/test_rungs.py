@@ -18,6 +18,7 @@ from db.records import RungInfo
 from orchestrator import plan as plans
 from orchestrator import wire
 from orchestrator.core.memory import DEVICE, HOST, Facts, Settings, next_rung
+from orchestrator.manifest import MAX_TEXT, Change
 from orchestrator.report import doctor
 from orchestrator.runtime import remedies, rungs
 from orchestrator.runtime.attempts import Running
@@ -161,6 +162,20 @@ def test_a_rung_that_begins_anew_forgets_the_steps_before_and_sets_the_checkpoin
 def test_without_a_word_of_the_ranks_the_device_alone_is_known(engine, run, plan, session):
     assert take(engine, run, plan, session, where="device") == "set crop=96"
     assert rows.of_run(engine, run.id)[-1].changes_result
+
+
+def test_a_launch_tells_the_ranks_the_stages_rows_that_a_manifest_can_hold(engine, run, plan, session):
+    rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    where = {"plan_hash": "h", "device": "", "world": 2, "why": "nan " * 1000, "settings": {"skip": True}}
+    rows.add(engine, run.id, session, **where, stage="train", step=12, rung="skip")
+    rows.add(engine, run.id, session, **where, stage="train", step=-1, rung="another's")
+    rows.add(engine, run.id, session, **where, stage="predict", step=3, rung="skip")
+    changes = [Change.of(document) for document in rungs.changes(engine, run, "train")]
+    assert [(item.step, item.rung, item.device) for item in changes] == [
+        (10, "microbatch/2", "Tesla T4"),
+        (12, "skip", ""),
+    ]
+    assert len(changes[1].why) == MAX_TEXT
 
 
 def test_rungs_travel_with_their_run(engine, run, plan, session, tmp_path):
