@@ -14,14 +14,17 @@ from db.tables import EventRow, RungRow
 
 def add(engine: Engine, run_id: str, session_id: int, **columns: Any) -> None:
     """The rung, and its event in the journal."""
-    told = ("stage", "step", "rung", "why", "up", "changes_result")
     with Orm(engine) as orm, orm.begin():
         row = RungRow(
             **{"run_id": run_id, "session_id": session_id, "at": now(), "up": False, "changes_result": False, **columns}
         )
-        orm.add(row)
-        facts = {name: getattr(row, name) for name in told}
-        orm.add(EventRow(run_id=run_id, session_id=session_id, at=row.at, kind="rung_taken", facts=facts))
+        orm.add_all([row, told(row)])
+
+
+def told(row: RungRow) -> EventRow:
+    """What the journal says of it."""
+    facts = {name: getattr(row, name) for name in ("stage", "step", "rung", "why", "up", "changes_result")}
+    return EventRow(run_id=row.run_id, session_id=row.session_id, at=row.at, kind="rung_taken", facts=facts)
 
 
 def of_run(engine: Engine, run_id: str) -> list[RungInfo]:

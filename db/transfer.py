@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import JSON, Engine, Select, select
 from sqlalchemy.orm import Session as Orm
 
+from db import rungs
 from db.engine import open_url
 from db.records import RunInfo
 from db.runs import now, plain
@@ -99,7 +100,7 @@ def take_in(
     copied: Mapping[str, Columns],
     path_of: Callable[[Columns], str | None],
     events: Sequence[tuple[str, Columns]],
-    rungs: Sequence[Columns] = (),
+    told_rungs: Sequence[Columns] = (),
 ) -> RunInfo:
     """Write down a run whose checkpoints were `copied` here, in one transaction; one that is known already learns the rest.
 
@@ -108,7 +109,7 @@ def take_in(
         copied: the columns of each checkpoint that was copied, by its path here.
         path_of: where a checkpoint of these columns lies or would lie here; None for one that has no place here.
         events: kind and facts, for the journal.
-        rungs: rows that the checkpoints tell of, oldest first.
+        told_rungs: rows that the checkpoints tell of, oldest first.
     """
     with Orm(engine) as orm, orm.begin():
         here = orm.get(Run, run["id"])
@@ -124,7 +125,7 @@ def take_in(
             stage.finished_at, stage.note = finished.get(stage.name, (None, stage.note))
         ids = _take_sessions(orm, here, rows) if rows else {}
         _take_checkpoints(orm, here.id, rows.checkpoints if rows else [], copied, path_of, ids, finished)
-        _take_rungs(orm, here.id, rungs)
+        _take_rungs(orm, here.id, told_rungs)
         orm.add_all(EventRow(run_id=here.id, at=now(), kind=kind, facts=facts) for kind, facts in events)
         orm.flush()
         return plain(RunInfo, here)
@@ -170,9 +171,8 @@ def _take_rungs(orm: Orm, run_id: str, told: Sequence[Columns]) -> None:
     known = {what(row) for row in _all(orm, select(RungRow).where(RungRow.run_id == run_id))}
     for row in told:
         if what(row) not in known:
-            orm.add(RungRow(**row | {"run_id": run_id, "session_id": None}))
-            facts = {name: row[name] for name in ("stage", "step", "rung", "why", "up", "changes_result")}
-            orm.add(EventRow(run_id=run_id, at=row["at"], kind="rung_taken", facts=facts))
+            taken = RungRow(**row | {"run_id": run_id, "session_id": None})
+            orm.add_all([taken, rungs.told(taken)])
 
 
 def _take_charges(orm: Orm, theirs: Sequence[Columns], ids: Mapping[int, int]) -> None:
