@@ -44,12 +44,14 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="short blocks, few of them: about a minute")
-    parser.add_argument("--rounds", type=int, default=10, help="of all features at all lengths  [10: nine minutes]")
-    parser.add_argument("--block", type=float, default=1.0, help="seconds of a block  [1]")
+    parser.add_argument("--rounds", type=int, default=25, help="of all features at all lengths  [25: ten minutes]")
+    parser.add_argument(
+        "--block", type=float, default=0.25, help="seconds of a block: shorter than this machine's own moods  [0.25]"
+    )
     page.add_options(parser)
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.block = 2, 0.3
+        options.rounds, options.block = 3, 0.2
     page.run(options, lambda: measured(options.rounds, options.block, quick=options.quick))
 
 

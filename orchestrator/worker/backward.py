@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -128,11 +130,13 @@ class Backward:
         """One rank's batch in microbatches; DDP reduces the gradients after the last one of the `last` rank played here."""
         samples = batches.length(batch)
         parts = batches.split(batch, self.microbatch or samples)
-        total = torch.zeros((), device=self._device)
+        losses = []
         for number, part in enumerate(parts):
             fraction = batches.length(part) / samples
-            with drain.unreduced(self.ddps if not last or number < len(parts) - 1 else ()):
-                total += work(batches.moved(part, self._device), fraction * weight) * fraction
+            reduces = last and number == len(parts) - 1
+            with contextlib.nullcontext() if reduces else drain.unreduced(self.ddps):
+                losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
+        total = functools.reduce(operator.add, losses)
         if self._guard:
             self._guard.health.hear(total)
         return total

@@ -641,7 +641,7 @@ class Session:
         def work(part: Any, weight: float) -> torch.Tensor:
             with self._probe.forward() if self._probe else contextlib.nullcontext():
                 loss = loss_of(part)
-            weighted = loss * weight
+            weighted = loss if weight == 1 else loss * weight
             (scaler.scale(weighted) if scaler else weighted).backward()
             return loss.detach()
 

@@ -8,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from storm import schedule
+from storm import programs, schedule
 from storm.invariants import INVARIANTS, Charged, Checkpoint, Facts, Process, Said, Trace, broken
-from storm.looking import FURTHER
 from storm.shrink import smallest
+
+from orchestrator.worker.entry import check_arguments, function_of
 
 
 def test_the_same_seed_gives_the_same_storm_and_another_one_another():
@@ -31,7 +32,18 @@ def test_every_kind_of_fault_comes():
 def test_runs_of_one_stage_and_of_two_come_and_as_many_ranks_as_are_promised():
     drawn = list(islice(schedule.episodes(1), 150))
     assert {episode.stages for episode in drawn} == {1, 2} and {episode.ranks for episode in drawn} == {1, 2, 3, 4}
-    assert all(len(episode.epochs) == episode.stages and set(episode.epochs) <= set(FURTHER) for episode in drawn)
+    assert {episode.program for episode in drawn} == schedule.PROGRAMS.keys()
+
+
+def test_each_stage_of_an_episode_has_a_name_and_arguments_that_its_training_takes():
+    for episode in islice(schedule.episodes(1), 150):
+        told = programs.stages(episode, Path("data"))
+        assert list(told) == list(programs.STAGES[: episode.stages])
+        for entry, args in told.values():
+            assert ("inner" in args) == (episode.program != "weathers") == (entry == "weathered:main")
+            if "inner" in args:
+                args = dict(args)
+                check_arguments(function_of(args.pop("inner")), args, "")
 
 
 def test_a_fault_comes_only_where_it_means_something_and_once_where_once_is_enough():

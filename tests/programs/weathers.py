@@ -1,13 +1,10 @@
 """A training that a storm comes over (tests/storm): it remembers which samples its kept steps saw, and does not run twice.
 
-Its folder tells it how fast to go (`pace`: seconds a step; without it as fast as it can). A rank holds a lock in that folder while
-it trains; one that finds it held writes so into `doubles.txt`. `seen.counts` is tracked, so what was rolled back does not count.
+Its steps are as weathered.py's. `seen.counts` is tracked, so what was rolled back does not count.
 """
 
 import argparse
-import fcntl
 import random
-import time
 from pathlib import Path
 
 import no_compiler  # noqa: F401
@@ -16,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+from weathered import hold, wait_as_told
 
 from orchestrator.worker import attach
 
@@ -50,24 +48,6 @@ class Seen:
 
     def load_state_dict(self, loaded):
         self.counts.copy_(loaded["counts"])
-
-
-def hold(rank: int):
-    """A lock that the kernel lets go of when this process dies, however it dies."""
-    lock = open(f"rank{rank}.lock", "a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with open("doubles.txt", "a") as told:
-            told.write(f"rank {rank} trains twice\n")
-    return lock
-
-
-def wait_as_told() -> None:
-    try:
-        time.sleep(float(Path("pace").read_text() or 0))
-    except OSError:
-        pass
 
 
 def loader_of(session, kind: str, folder: str, workers: int):

@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import islice
 from multiprocessing import get_context
@@ -77,8 +78,8 @@ def main(
         until_s = began_s + 60 * minutes if not replay else None
         found = list(_run(iter(wanted), cache, out, jobs, until_s, faults))
         broke = [outcome for outcome in found if outcome.broken]
-        if broke and shrink and not replay:
-            _shrink(min(broke, key=lambda outcome: len(outcome.hits)), cache, out)
+        if shrink and not replay and (mendable := [item for item in broke if item.kept]):
+            _shrink(min(mendable, key=lambda outcome: len(outcome.hits)), cache, out)
     took_s = time.monotonic() - began_s
     if as_json:
         click.echo(json.dumps({"seed": seed, "took_s": took_s, "episodes": [asdict(item) for item in found]}))
@@ -99,16 +100,13 @@ def _run(
     """So many at once, each in a process of its own, as long as there is time and faults are wanted."""
     running: set[Future[Outcome]] = set()
     injected = 0
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(
-        jobs, mp_context=spawn, max_tasks_per_child=1, initializer=episodes.end_with_the_storm
-    ) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         while True:
             is_over = until_s is not None and time.monotonic() > until_s
             enough = most is not None and injected + len(running) * schedule.FAULTS_AN_EPISODE / 2 >= most
             if not is_over and not enough:
                 for episode in islice(wanted, jobs - len(running)):
-                    running.add(pool.submit(episodes.run, episode, cache, out, until_s))
+                    running.add(pool.submit(_in_a_process, episode, cache, out, until_s))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -116,6 +114,15 @@ def _run(
                 injected += _injected(outcome)
                 _tell_one(outcome, injected)
                 yield outcome
+
+
+def _in_a_process(episode: Episode, cache: Path, out: Path, until_s: float | None) -> Outcome:
+    """One that dies is told as broken, and ends no storm."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=episodes.end_with_the_storm) as alone:
+            return alone.submit(episodes.run, episode, cache, out, until_s).result()
+    except BrokenProcessPool:
+        return Outcome(episode, broken=("harness: the episode's own process died",))
 
 
 def _injected(outcome: Outcome) -> int:
@@ -155,7 +162,7 @@ def _tell_one(outcome: Outcome, injected: int) -> None:
     kinds = " ".join(f"({hit.kind})" if hit.passed_over else hit.kind for hit in outcome.hits)
     how = "BROKEN" if outcome.broken else "held"
     err.print(
-        f"{outcome.episode.name} {how} in {outcome.took_s:.0f} s, {outcome.episode.ranks} ranks,"
+        f"{outcome.episode.name} {how} in {outcome.took_s:.0f} s, {outcome.episode.program}, {outcome.episode.ranks} ranks,"
         f" {outcome.sessions} sessions, {outcome.not_reached} not reached, {injected} faults so far: {kinds}",
         markup=False,
     )
@@ -182,7 +189,7 @@ def _tell(found: list[Outcome], seed: int, took_s: float) -> None:
         f"seed {seed}: {injected} faults in {len(found)} episodes and {sessions} sessions, {took_s / 60:.1f} min,"
         f" {injected / took_s * 60:.1f} faults a minute; {len(broke)} episodes broke an invariant"
     )
-    for outcome in broke:
+    for outcome in (item for item in broke if item.kept):
         err.print(f"next: {_again(Path(outcome.kept) / 'episode.json')}", soft_wrap=True)
 
 

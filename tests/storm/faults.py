@@ -440,21 +440,27 @@ def database_deleted(world: World, chance: random.Random) -> Trace:
 
 @deed
 def database_damaged(world: World, chance: random.Random) -> Trace:
-    """Its head is no database's any more; with a log beside it or without."""
-    logs = chance.choice([[], ["kgorch.db-wal", "kgorch.db-shm"]])
-    trace = _database_lost(world, "database_damaged", logs)
-    with open(world.kgorch.home / "kgorch.db", "r+b") as file:
-        file.write(chance.randbytes(4096))
+    """Its head is no database's any more; with a log beside it, which may hold the head and save it all, or without."""
+    logs, nonsense = chance.choice([[], ["kgorch.db-wal", "kgorch.db-shm"]]), chance.randbytes(4096)
+
+    def damage() -> None:
+        with open(world.kgorch.home / "kgorch.db", "r+b") as file:
+            file.write(nonsense)
+
+    trace = _database_lost(world, "database_damaged", logs, damage)
     return dataclasses.replace(trace, what="kgorch.db is overwritten with nonsense")
 
 
-def _database_lost(world: World, name: str, files: list[str]) -> Trace:
+def _database_lost(world: World, name: str, files: list[str], damage: Callable[[], None] = lambda: None) -> Trace:
     """The run must go on from its checkpoints, under whatever paths: only how far they reach is promised."""
     _see_that_there_are(world, 1)
     before = world.trace(name, f"{' '.join(files)} deleted")
     world.kill_everything()
     for file in files:
         (world.kgorch.home / file).unlink(missing_ok=True)
+    damage()
+    if len(world.events()) >= before.events:
+        return before  # it is all there
     world.forget_paths()
     return Trace(name, before.what, promised=before.promised)
 

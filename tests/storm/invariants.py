@@ -46,7 +46,7 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """As its row and its folder tell. `why`: it is not whole. Of its own account of samples: what its position says, what was
-    counted in it, the most that one sample was seen in an epoch."""
+    counted in it (None: its program does not count), the most that one sample was seen in an epoch."""
 
     path: str
     step: int
@@ -55,7 +55,7 @@ class Checkpoint:
     final: bool = False
     why: str = ""
     samples: int = 0
-    counted: int = 0
+    counted: int | None = 0
     most: int = 0
 
 
@@ -122,7 +122,7 @@ def samples_once(facts: Facts) -> list[str]:
     """Of what kept steps saw: no sample twice in an epoch, none left out."""
     broken = []
     for item in facts.checkpoints:
-        if item.whole and item.state == "verified" and item.counted != item.samples:
+        if item.whole and item.state == "verified" and item.counted not in (None, item.samples):
             broken.append(f"step {item.step} stands at {item.samples} samples and has seen {item.counted}")
         if item.whole and item.state == "verified" and item.most > 1:
             broken.append(f"step {item.step} has seen a sample {item.most} times in an epoch")

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 
 import psutil
 from harness import processes_of
-from safetensors.numpy import load_file
+from safetensors import safe_open
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import processes as identities
 from storm.invariants import Charged, Checkpoint, Process
+from storm.programs import STAGES
 
-FURTHER = {"train": 0, "tune": 1_000_000}
+FURTHER = {name: 1_000_000 * before for before, name in enumerate(STAGES)}
 """What is added to a step of a stage, so that one of a later stage is a later one."""
 
 ROLES = {
@@ -165,15 +166,15 @@ def checkpoints(home: Path) -> Iterator[Checkpoint]:
             yield Checkpoint(row.path, row.step, row.state, False, row.final, f"{type(error).__name__}: {error}"[:300])
 
 
-def _read_back(folder: Path) -> tuple[int, int, int]:
+def _read_back(folder: Path) -> tuple[int, int | None, int]:
     """Of its samples: where it stands, how many it has seen, the most that one was. Raises: KgorchError, OSError."""
-    described, counts = manifest.verify(folder), None
+    described, counts = manifest.verify(folder), []
     for name in manifest.shards(described):
-        mine = load_file(folder / name)["seen.counts"]
-        counts = mine if counts is None else counts + mine
-    if counts is None:
-        return described.position.samples, 0, 0
-    return described.position.samples, int(counts.sum()), int(counts.max())
+        with safe_open(folder / name, "numpy") as shard:
+            names = shard.keys()
+            counts += [shard.get_tensor(name) for name in names if name == "seen.counts"]
+    seen = sum(counts) if counts else None
+    return described.position.samples, None if seen is None else int(seen.sum()), 0 if seen is None else int(seen.max())
 
 
 def charges(home: Path) -> Iterator[Charged]:

@@ -15,9 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storm.programs import WORKLOADS
+
 FAULTS_AN_EPISODE = 9
-EPOCHS = {1: {"train": 60}, 2: {"train": 25, "tune": 35}}
-"""By the number of stages, of each. Of eight steps: more than the faults of an episode and the recoveries between them take."""
+OF_WEATHERS = ("source", "hungry")
+"""What only the small training can do."""
+
+PROGRAMS = {"weathers": 6.0, **dict.fromkeys(WORKLOADS, 0.6)}
+"""What is trained (programs.py), and how often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class Episode:
         hungry: its steps ask for memory. quota: its hours are counted. apart: its checkpoints lie outside of the state folder.
         wall: of each session, in what a whole uninterrupted run takes on this machine; None for none.
         every_ms: the most between two saves.
-        stages: one after another.
+        stages: one after another. program: what is trained.
     """
 
     seed: int
@@ -122,25 +127,11 @@ class Episode:
     every_ms: int
     faults: tuple[Fault, ...]
     stages: int = 1
+    program: str = "weathers"
 
     @property
     def name(self) -> str:
         return f"{self.seed}.{self.number}"
-
-    @property
-    def epochs(self) -> dict[str, int]:
-        """Of each stage."""
-        return EPOCHS[self.stages]
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """Of tests/programs/weathers.py; what the bits hang on, with epochs and ranks."""
-        return {
-            "loader": self.loader,
-            "workers": self.workers,
-            "folder": "source" if self.source else "",
-            "hungry": self.hungry,
-        }
 
     def with_faults(self, faults: Sequence[Fault]) -> Episode:
         return dataclasses.replace(self, faults=tuple(faults))
@@ -176,8 +167,14 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
         faults=(),
         stages=chance.choice([1, 1, 2]),
     )
+    [program] = chance.choices(list(PROGRAMS), list(PROGRAMS.values()))
+    needed: dict[str, Any] = {need: True for kind in only for need in KINDS[kind].needs}
+    if program in WORKLOADS and needed.keys().isdisjoint(OF_WEATHERS):
+        stages, without = len(WORKLOADS[program].stages), dict.fromkeys(OF_WEATHERS, False)
+        drawn = dataclasses.replace(
+            drawn, program=program, stages=stages, loader="ours", ranks=min(drawn.ranks, 2), **without
+        )
     if only:
-        needed: dict[str, Any] = {need: True for kind in only for need in KINDS[kind].needs}
         needed |= {"workers": 2} if "workers" in needed else {}
         drawn = dataclasses.replace(drawn, ranks=min(drawn.ranks, 2), **needed)
     return drawn.with_faults(list(_faults(drawn, chance, only or list(KINDS), faults)))

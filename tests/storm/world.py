@@ -20,7 +20,7 @@ from harness import Kgorch, processes_of, weekly_reset
 
 from orchestrator.runtime import channel
 from orchestrator.runtime import processes as identities
-from storm import looking
+from storm import looking, programs
 from storm.invariants import Facts, Said, Trace
 from storm.machine import Disk, Weather
 from storm.reference import Reference, write_plan, write_source
@@ -29,7 +29,17 @@ from storm.schedule import Episode
 CALM_S, SLOW_S = 0.03, 0.25
 """Seconds a step: while a fault is waited for, and while one is on, so that the run is not over before its faults are."""
 
-EXCUSED = {"weathers.py", "no_compiler.py", "plan.toml", "source", "kept", "pace", "doubles.txt", "__pycache__"}
+EXCUSED = {
+    "weathers.py",
+    "weathered.py",
+    "no_compiler.py",
+    "plan.toml",
+    "source",
+    "kept",
+    "pace",
+    "doubles.txt",
+    "__pycache__",
+}
 """What may lie in a plan's folder: its own files, and what its program writes there."""
 
 PYTHONS_OWN = "pymp-"
@@ -101,7 +111,8 @@ class World:
             extra += ["[notify]", "urls = []"]
         wall = f"{max(20, round(episode.wall * self.reference.took_s))}s" if episode.wall else None
         every, more = f"{episode.every_ms}ms", "\n".join(extra)
-        plan = write_plan(self.kgorch, episode, episode.args, every=every, wall=wall, extra=more)
+        told = programs.stages(episode, Path(self.reference.data))
+        plan = write_plan(self.kgorch, episode.ranks, told, every=every, wall=wall, extra=more)
         if episode.apart:
             plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "kept"'))
         for path in self.kgorch.folder.glob("*.py"):
