@@ -98,12 +98,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="12 sessions of 20 s: about a minute")
     parser.add_argument("--sessions", type=int, default=200, help="[200]")
     parser.add_argument("--wall", type=float, default=30.0, help="seconds of a session  [30]")
-    parser.add_argument("--at-once", type=int, default=6, help="[6]")
+    parser.add_argument(
+        "--at-once", type=int, default=3, help="more than the cores bear, and sessions come to no step  [3]"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of disks  [1]")
     page.add_options(parser)
     options = parser.parse_args()
     if options.quick:
-        options.sessions, options.wall, options.at_once = 12, 20.0, 4
+        options.sessions, options.wall, options.at_once = 9, 20.0, 3
     if not shutil.which("cc"):
         sys.exit("error: a slow disk needs a C compiler, cc\nnext: apt-get install gcc")
     page.run(options, lambda: measured(options.sessions, options.wall, options.at_once, options.seed))

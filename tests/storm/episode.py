@@ -79,7 +79,7 @@ def _weather(world: World, course: _Course, until_s: float | None) -> None:
     for fault in world.episode.faults:
         if until_s is not None and time.monotonic() > until_s:
             break
-        if not world.train_on(fault.after_steps):
+        if not world.train_on(fault.after_steps, beyond=world.furthest):  # three attempts in vain are a run's end
             break
         course.broken += _meets(world, fault, course)
         if course.broken:
@@ -95,6 +95,7 @@ def _meets(world: World, fault: Fault, course: _Course) -> list[str]:
     """One fault and the recovery from it; what is broken then."""
     began_s = time.monotonic()
     world.pace(SLOW_S)
+    world.note_step()
     try:
         trace = faults.DEEDS[fault.kind](world, random.Random(fault.chance))
     except Refused as why:

@@ -452,17 +452,18 @@ def database_damaged(world: World, chance: random.Random) -> Trace:
 
 
 def _database_lost(world: World, name: str, files: list[str], damage: Callable[[], None] = lambda: None) -> Trace:
-    """The run must go on from its checkpoints, under whatever paths: only how far they reach is promised."""
+    """The run must go on from its checkpoints, under whatever paths where it is another database: only how far they reach is
+    promised. What is left of the log is looked at afterwards: it may be all, or what lay in the file before its log."""
     _see_that_there_are(world, 1)
     before = world.trace(name, f"{' '.join(files)} deleted")
     world.kill_everything()
     for file in files:
         (world.kgorch.home / file).unlink(missing_ok=True)
     damage()
-    if len(world.events()) >= before.events:
-        return before  # it is all there
-    world.forget_paths()
-    return Trace(name, before.what, promised=before.promised)
+    left = world.trace(name, before.what)
+    if left.events < before.events:
+        world.forget_paths()
+    return dataclasses.replace(left, promised=before.promised)
 
 
 # The rest of the machine

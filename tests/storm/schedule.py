@@ -21,7 +21,7 @@ FAULTS_AN_EPISODE = 9
 OF_WEATHERS = ("source", "hungry")
 """What only the small training can do."""
 
-PROGRAMS = {"weathers": 6.0, **dict.fromkeys(WORKLOADS, 0.6)}
+PROGRAMS = {"weathers": 6.0, **dict.fromkeys(WORKLOADS, 0.4)}
 """What is trained (programs.py), and how often."""
 
 

@@ -71,6 +71,7 @@ class World:
         promised: path → step of each checkpoint that was seen verified. damaged: of them, what a fault has broken.
         patience_s: how long this machine may take to train again. soon_s: then, until what is late is in order: after a full disk
             a log is written late, and processes take their time to end.
+        furthest: the step at which a fault met it.
     """
 
     def __init__(self, folder: Path, episode: Episode, reference: Reference) -> None:
@@ -81,7 +82,7 @@ class World:
         self.commands: list[Command] = []
         self.supervisor: Command | None = None
         self.daemon: Command | None = None
-        self.clock_moved, self.wants_start, self.stuck = False, True, ""
+        self.clock_moved, self.wants_start, self.stuck, self.furthest = False, True, "", -1
         for name in ("tmp", "person", "work"):
             (folder / name).mkdir(parents=True)
         self.disk = Disk(folder / "home")
@@ -185,15 +186,16 @@ class World:
                 return str(self.kgorch.attempt()), found.step
         return None
 
-    def train_on(self, steps: int) -> bool:
-        """Until one attempt has trained so many steps; what has ended is started again. False: finished, or `stuck`."""
+    def train_on(self, steps: int, beyond: int = -1) -> bool:
+        """Until one attempt has trained so many steps, and `beyond` that one; what has ended is started again. False: finished,
+        or `stuck`."""
         until, since = time.monotonic() + self.patience_s, None
         while time.monotonic() < until:
             self.keep_daemon()
             now = self.trains()
             if now and (since is None or now[0] != since[0] or now[1] < since[1]):
                 since = now
-            if now and since and now[1] >= since[1] + steps:
+            if now and since and now[1] >= since[1] + steps and now[1] > beyond:
                 return True
             if now is None:
                 if self.is_finished():
@@ -202,6 +204,11 @@ class World:
             time.sleep(0.15)
         self.stuck = f"it does not train within {self.patience_s:.0f} s: {self._in_short()}"
         return False
+
+    def note_step(self) -> None:
+        """A fault comes now."""
+        now = self.trains()
+        self.furthest = max(self.furthest, now[1] if now else -1)
 
     def _in_short(self) -> str:
         last = self.commands[-1].said() if self.commands else None
@@ -315,7 +322,10 @@ class World:
 
     def _at_the_end(self) -> dict[str, Any]:
         bits = {}
+        damaged = {Path(path).parent.name for path in self.damaged if path.endswith("-final")}
         for stage, expected in self.reference.digests.items():
+            if stage in damaged:
+                continue  # it was over, and nobody has trained it again
             out = self.folder / "weather" / f"{stage}.safetensors"
             if not out.exists():
                 self.run("checkpoints", "export", "test", str(out), "--all", "--stage", stage).process.wait(120)
