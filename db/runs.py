@@ -119,6 +119,11 @@ def finish_stage(engine: Engine, run_id: str, name: str, note: str = "") -> None
         )
 
 
+def reopen_stage(engine: Engine, run_id: str, name: str, note: str) -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Stage).where(Stage.run_id == run_id, Stage.name == name).values(finished_at=None, note=note))
+
+
 def supersede(engine: Engine, run_id: str, why: str) -> None:
     """A run that another has taken the place of: it is not gone on with by itself any more."""
     with Orm(engine) as orm, orm.begin():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
 from orchestrator.core.outcome import Ended, exhausted, failed_in, first_cause, memory_that_ran_out, verdict
-from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
+from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, RetriesExhausted, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
@@ -56,6 +56,11 @@ class Running:
         records = launcher.records(self.folder, self.row.ranks)
         return any(record.outcome == "failed" and not record.is_collateral for record in records)
 
+    def missed_a_checkpoint(self) -> bool:
+        """Some rank could not read one; of an earlier stage, for its own was read back before the launch."""
+        records = launcher.records(self.folder, self.row.ranks)
+        return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in records)
+
     @property
     def place(self) -> Place:
         return Place(self.row.stage, self.device, self.row.ranks)
@@ -91,7 +96,16 @@ def ended(engine: Engine, run: RunInfo, plan: Plan, session_id: int, attempt: Ru
         except SQLAlchemyError as error:
             return AttemptCrashed(f"{cause}; the next rung could not be written down: {error}")
         told = replace(told, rung=rung)
-    return verdict(told)
+    event = verdict(told)
+    if isinstance(event, RetriesExhausted) and _follows_an_open_stage(engine, run, plan, attempt.row.stage):
+        cause = first_cause(told)
+        return exhausted(cause, told.gained, told.without_progress) or AttemptCrashed(cause)
+    return event
+
+
+def _follows_an_open_stage(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> bool:
+    names = [item.name for item in plan.stage]
+    return any(names.index(item.name) < names.index(stage) for item in open_stages(engine, run, plan))
 
 
 def checkpoint_root(run: RunInfo, stage: str) -> Path:
@@ -106,6 +120,18 @@ def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
             runs.finish_stage(engine, run.id, stage.name, note=f"its final checkpoint lies in {folder}")
             finished.add(stage.name)
     return [stage for stage in plan.stage if stage.name not in finished]
+
+
+def open_again(engine: Engine, run: RunInfo, skipped: Skipped) -> Iterator[str]:
+    """Stages whose final checkpoint cannot be used any more: they are trained to their end again, from the one before. Slow."""
+    left = {row.stage for row in rows.of_run(engine, run.id) if row.final}
+    for stage in runs.stages(engine, run.id):
+        if not stage.finished_at or stage.name not in left:
+            continue
+        newest = checkpoints.newest_verified(checkpoint_root(run, stage.name), run.id, skipped)
+        if not newest or not newest[1].final:
+            runs.reopen_stage(engine, run.id, stage.name, note="its final checkpoint cannot be used any more")
+            yield stage.name
 
 
 def more_after(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> bool:

@@ -517,6 +517,9 @@ class Supervisor:
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
             self._reader.read_untold(self._root(attempt))
+            if attempt.missed_a_checkpoint():
+                for stage in attempts.open_again(self._engine, self._run, self._reader.skipped):
+                    self._post(lambda name=stage: self._journal.note("stage_opened_again", {"stage": name}))  # type: ignore[misc]
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import processes_of, wait_until
+from harness import Kgorch, processes_of, wait_until
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, launcher
@@ -40,6 +40,54 @@ def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
     assert [attempt["outcome"] for attempt in session["attempts"]] == ["crashed"] * 3 + ["finished"]
     assert "rank 1 was killed" in session["attempts"][0]["cause"]
     assert kgorch.status()["step"] == 60 * 6
+
+
+TWO_STAGES = """
+name = "test"
+[[stage]]
+name = "train"
+entry = "goes_on_with.py"
+args = { epochs = 8, sleep = %s }
+[[stage]]
+name = "tune"
+entry = "goes_on_with.py"
+args = { epochs = 8, sleep = %s, of = "train" }
+[checkpoint]
+every = "700ms"
+"""
+
+
+def in_two_stages(kgorch: Kgorch, train_s: float = 0.0, tune_s: float = 0.0) -> Path:
+    plan = kgorch.plan("goes_on_with.py")
+    plan.write_text(TWO_STAGES % (train_s, tune_s))
+    return plan
+
+
+@pytest.mark.parametrize("damage", ["a byte", pytest.param("all of it", marks=pytest.mark.soak)])
+def test_an_earlier_stage_whose_last_checkpoint_broke_is_trained_to_its_end_again_when_it_is_read(
+    damage, kgorch, tmp_path
+):
+    (tmp_path / "alone").mkdir()
+    alone = Kgorch(tmp_path / "alone", tmp_path / "alone" / "home")
+    alone("start", str(in_two_stages(alone)))
+
+    kgorch.background("start", str(in_two_stages(kgorch, 0.08, 0.15)))
+    wait_until(lambda: (now := kgorch.try_status()) and now["stage"] == "tune" and now["step"] > 8, within_s=90)
+    kgorch("stop")
+    stopped_at = kgorch.status()["step"]
+    [final] = kgorch.home.glob("runs/*/*/checkpoints/train/*-final")
+    if damage == "a byte":
+        [shard] = final.glob("*.safetensors")
+        shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    else:
+        shutil.rmtree(final)
+    kgorch("start", str(in_two_stages(kgorch)), "--accept-changes")
+
+    assert [event["facts"]["stage"] for event in kgorch.events("stage_opened_again")] == ["train"]
+    launched = [(event["facts"]["stage"], event["facts"]["step"]) for event in kgorch.events("launched")][2:]
+    assert [stage for stage, _ in launched] == ["tune", "train", "tune"]
+    assert 0 < launched[1][1] < 48 and launched[2][1] == stopped_at
+    assert all(kgorch.export(stage=stage) == alone.export(stage=stage) for stage in ("train", "tune"))
 
 
 @pytest.mark.soak  # the storm does it at any moment

@@ -166,6 +166,14 @@ def checkpoints(home: Path) -> Iterator[Checkpoint]:
             yield Checkpoint(row.path, row.step, row.state, False, row.final, f"{type(error).__name__}: {error}"[:300])
 
 
+def is_whole(folder: Path) -> bool:
+    try:
+        manifest.verify(folder)
+    except (KgorchError, OSError):
+        return False
+    return True
+
+
 def _read_back(folder: Path) -> tuple[int, int | None, int]:
     """Of its samples: where it stands, how many it has seen, the most that one was. Raises: KgorchError, OSError."""
     described, counts = manifest.verify(folder), []
