@@ -6,6 +6,7 @@ seconds: they go on through suspend, no change of the wall clock moves them, and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -298,6 +299,19 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A file of an attempt's folder that its disk did not take: how a rank, or torchrun, has ended."""
+
+    attempt: str
+    name: str
+    content: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"rank\d{1,6}\.status\.json|exit\.json", self.name):
+            raise ValueError(f"no file that is told: {self.name!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """The newest whole snapshot in the keeper's memory. `shares`: a rank's files each, as in Filled; asked with `fetch`, the
     images' descriptors come with this line."""
@@ -314,7 +328,7 @@ class Held:
 
 Message: TypeAlias = (
     Hello | Beat | Vitals | Place | Saved | SaveFailed | Order | Deadline | Ask | Answer | Note | RungTaken | Remedied
-    | Room | Images | Filled | Kept | Held
+    | Room | Images | Filled | Kept | Held | Unwritten
 )  # fmt: skip
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _FITS: dict[str, tuple[type, ...]] = {
@@ -415,6 +429,18 @@ def connect(path: str | Path, *, timeout_s: float = 2.0) -> socket.socket:
     finally:
         os.close(folder)
     return connection
+
+
+def write_down(launch: Launch, name: str, content: dict[str, Any]) -> None:
+    """Into the attempt's folder, whole or not at all; told to the supervisor where its disk is full or read-only."""
+    place = Path(launch.folder) / name
+    aside = place.with_suffix(".part")
+    try:
+        aside.write_text(json.dumps(content))
+        aside.rename(place)
+    except OSError:
+        with contextlib.suppress(OSError), connect(launch.socket) as supervisor:
+            send(supervisor, Unwritten(launch.attempt, name, content))
 
 
 def listen(path: Path) -> socket.socket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
-from orchestrator.core.outcome import Ended, exhausted, failed_in, first_cause, memory_that_ran_out, verdict
+from orchestrator.core.outcome import Ended, RankRecord, exhausted, failed_in, first_cause, memory_that_ran_out, verdict
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, RetriesExhausted, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
@@ -37,6 +37,7 @@ class Running:
         without_progress: attempts in a row before it that came no step further.
         device: as it was launched on (devices.name).
         from_snapshot: the number of the snapshot that it went on from.
+        unwritten: as launcher.Unwritten.
     """
 
     row: AttemptInfo
@@ -46,6 +47,7 @@ class Running:
     more_stages: bool
     device: str = ""
     from_snapshot: int | None = None
+    unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -53,13 +55,11 @@ class Running:
 
     def failed_by_itself(self) -> bool:
         """Some rank has raised, not only been killed or lost its peers."""
-        records = launcher.records(self.folder, self.row.ranks)
-        return any(record.outcome == "failed" and not record.is_collateral for record in records)
+        return any(record.outcome == "failed" and not record.is_collateral for record in self._records())
 
     def missed_a_checkpoint(self) -> bool:
         """Some rank could not read one; of an earlier stage, for its own was read back before the launch."""
-        records = launcher.records(self.folder, self.row.ranks)
-        return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in records)
+        return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in self._records())
 
     @property
     def place(self) -> Place:
@@ -69,14 +69,17 @@ class Running:
         """What its processes have left, now that they are gone, having come to `step`."""
         return Ended(
             ranks=self.row.ranks,
-            records=launcher.records(self.folder, self.row.ranks),
-            launcher=launcher.ending(self.folder),
+            records=self._records(),
+            launcher=launcher.ending(self.folder, self.unwritten),
             gained=step > self.furthest,
             without_progress=self.without_progress,
             more_stages=self.more_stages,
-            kernel_kills=launcher.kernel_kills(self.folder),
-            sigkilled=launcher.was_sigkilled(self.folder),
+            kernel_kills=launcher.kernel_kills(self.folder, self.unwritten),
+            sigkilled=launcher.was_sigkilled(self.folder, self.unwritten),
         )
+
+    def _records(self) -> list[RankRecord]:
+        return launcher.records(self.folder, self.row.ranks, self.unwritten)
 
     def hung(self, diagnosed: Diagnosed, step: int) -> Event:
         """The end of a hang as one event; it counts as a crash does."""

@@ -47,7 +47,7 @@ class Journal:
         while self._waiting:
             try:
                 self._waiting[0]()
-            except OperationalError as error:
+            except (OperationalError, OSError) as error:  # of a full disk, both
                 cause = getattr(error, "orig", error)
                 say(f"kgorch: the database cannot be written, {len(self._waiting)} entries wait: {cause}")
                 return

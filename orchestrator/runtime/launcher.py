@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.core.health import Trouble
@@ -25,6 +26,11 @@ from orchestrator.core.outcome import RankRecord
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.processes import started_ticks
 from orchestrator.wire import Launch, plain_text
+
+Unwritten = Mapping[str, dict[str, Any]]
+"""What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""
+
+NOTHING: Unwritten = MappingProxyType({})
 
 
 def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -100,31 +106,36 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
     return True
 
 
-def records(folder: Path, ranks: int) -> list[RankRecord]:
+def records(folder: Path, ranks: int, unwritten: Unwritten = NOTHING) -> list[RankRecord]:
     """What the ranks wrote down of their ends; a rank that was killed has written nothing."""
-    found = []
-    for rank in range(ranks):
-        if content := _read(folder / f"rank{rank}.status.json"):
-            error = content.get("error", {})
-            found.append(
-                RankRecord(
-                    rank,
-                    content["outcome"],
-                    content["at_s"],
-                    content["began"],
-                    plain_text(error.get("type", "")),
-                    plain_text(error.get("message", "")),
-                    plain_text(error.get("memory", "")),
-                    Trouble.of(trouble) if (trouble := error.get("trouble")) else None,
-                    step if isinstance(step := error.get("step"), int) else None,
-                )
-            )
-    return found
+    told = ((rank, _read(folder / f"rank{rank}.status.json", unwritten)) for rank in range(ranks))
+    found = (_record(rank, content) for rank, content in told if content)
+    return [record for record in found if record]
 
 
-def ending(folder: Path) -> str:
+def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
+    """None for what no rank of ours has written."""
+    error = content.get("error", {})
+    try:
+        step = error.get("step")
+        return RankRecord(
+            rank,
+            content["outcome"],
+            float(content["at_s"]),
+            content["began"],
+            plain_text(error.get("type", "")),
+            plain_text(error.get("message", "")),
+            plain_text(error.get("memory", "")),
+            Trouble.of(trouble) if (trouble := error.get("trouble")) else None,
+            step if isinstance(step, int) else None,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def ending(folder: Path, unwritten: Unwritten = NOTHING) -> str:
     """How torchrun ended, in words."""
-    status = (_read(folder / "exit.json") or {}).get("status")
+    status = _exit(folder, unwritten).get("status")
     if status is None:
         return "the shim was killed"
     if status < 0:
@@ -132,14 +143,14 @@ def ending(folder: Path) -> str:
     return f"torchrun ended with {status}"
 
 
-def kernel_kills(folder: Path) -> int:
+def kernel_kills(folder: Path, unwritten: Unwritten = NOTHING) -> int:
     """Processes of the attempt's control group that the kernel has killed meanwhile, for want of memory."""
-    return int((_read(folder / "exit.json") or {}).get("kernel_kills", 0))
+    return _exit(folder, unwritten).get("kernel_kills", 0)
 
 
-def was_sigkilled(folder: Path) -> bool:
+def was_sigkilled(folder: Path, unwritten: Unwritten = NOTHING) -> bool:
     """Whether torchrun, or a rank by its word, was ended by SIGKILL."""
-    if (_read(folder / "exit.json") or {}).get("status") == -signal.SIGKILL:
+    if _exit(folder, unwritten).get("status") == -signal.SIGKILL:
         return True
     try:
         return bool(re.search(r"exitcode\s*: -9\b|Signal 9 ", (folder / "torchrun.log").read_text(errors="replace")))
@@ -147,9 +158,23 @@ def was_sigkilled(folder: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _exit(folder: Path, unwritten: Unwritten) -> dict[str, int]:
+    """What the shim left of torchrun's end: `status`, `kernel_kills`."""
+    content = _read(folder / "exit.json", unwritten) or {}
+    return {name: value for name, value in content.items() if isinstance(value, int)}
+
+
+def write_late(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """What could not be written, once the disk takes it. Raises: OSError while it does not."""
+    aside = folder / f"{name}.part"
+    if folder.is_dir():
+        aside.write_text(json.dumps(content))
+        aside.rename(folder / name)
+
+
+def _read(path: Path, unwritten: Unwritten = NOTHING) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
-        return None
+        return unwritten.get(path.name)
     return content if isinstance(content, dict) else None

@@ -71,7 +71,8 @@ def main(folder: Path) -> int:
     status = _wait_for(torchrun.pid)
     end_everything_below(keeper.spare)
     killed = kernel_kills() - killed_before
-    _write(folder / "exit.json", {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed})
+    ended = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
+    wire.write_down(launch, "exit.json", ended)
     return 0
 
 

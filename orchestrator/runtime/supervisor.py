@@ -459,6 +459,8 @@ class Supervisor:
                 self._reader.submit(lambda: self._reader.read_back(message))
             case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
                 self._journal.note(kind, dict(facts))
+            case wire.Unwritten(attempt=attempt) if self._attempt and self._is_current(attempt):
+                self._write_late(self._attempt, message)
             case wire.RungTaken(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._rung_taken(self._attempt, message)
             case wire.Remedied(attempt=attempt) if self._attempt and self._is_current(attempt):
@@ -522,6 +524,10 @@ class Supervisor:
                     self._post(lambda name=stage: self._journal.note("stage_opened_again", {"stage": name}))  # type: ignore[misc]
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
+
+    def _write_late(self, attempt: Running, told: wire.Unwritten) -> None:
+        attempt.unwritten[told.name] = told.content
+        self._journal.write(lambda: launcher.write_late(attempt.folder, told.name, told.content))
 
     def _root(self, attempt: Running) -> Path:
         return attempts.checkpoint_root(self._run, attempt.row.stage)

@@ -14,7 +14,6 @@ import gc
 import importlib
 import inspect
 import io
-import json
 import os
 import runpy
 import signal
@@ -26,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator import worker
+from orchestrator import wire, worker
 from orchestrator.core.health import Trouble
 from orchestrator.errors import KgorchError, nearest
 from orchestrator.wire import Launch, boottime_s
@@ -121,8 +120,7 @@ class Record:
     """
 
     def __init__(self, launch: Launch, rank: int) -> None:
-        self._path = Path(launch.folder) / f"rank{rank}.status.json"
-        self._rank, self.began = rank, False
+        self._launch, self._rank, self.began = launch, rank, False
 
     def write(self, outcome: str, error: BaseException | None = None) -> None:
         content: dict[str, Any] = {
@@ -142,9 +140,7 @@ class Record:
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):
                 content["error"]["trouble"] = trouble.as_dict()
-        aside = self._path.with_suffix(".part")
-        aside.write_text(json.dumps(content))
-        aside.rename(self._path)
+        wire.write_down(self._launch, f"rank{self._rank}.status.json", content)
 
 
 def memory_that_ran_out(error: BaseException) -> str:

@@ -246,6 +246,7 @@ MESSAGES = [
     wire.Filled("1.1", 1, 7, 0, 42, {"rank1.json": [0, 9]}, False, True, 5.0, 0.1),
     wire.Kept(7, "disk"),
     wire.Held("1.1", "id", "train", 42, 7, False, 5.0, [{"rank0.json": [0, 9]}]),
+    wire.Unwritten("1.1", "rank0.status.json", {"outcome": "failed", "error": {"type": "OSError"}}),
 ]
 
 

@@ -8,6 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,16 +198,25 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):
     assert newest.name in event["facts"]["checkpoint"] and "xxh3" in event["facts"]["why"]
 
 
+@contextmanager
+def mounted(kgorch: Kgorch, place: Path, size: str) -> Iterator[Path]:
+    """A small file system of its own."""
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True
+    ).returncode:
+        pytest.skip("no right to mount a small file system")
+    try:
+        yield place
+    finally:
+        kgorch.kill_everything()
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
 @pytest.fixture
 def small_disk(kgorch):
-    """A file system of 4 MB under the plan's folder."""
-    place = kgorch.folder / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True).returncode:
-        pytest.skip("no right to mount a small file system")
-    yield place
-    kgorch.kill_everything()
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(kgorch, kgorch.folder / "small", "4m") as place:
+        yield place
 
 
 def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_before(kgorch, small_disk):
@@ -279,6 +290,22 @@ def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp
         launcher.wait(seen)
     finally:
         subprocess.run(["umount", "-l", seen], check=True)
+
+
+def test_a_training_that_fills_the_disk_is_said_to_have_done_so_though_nothing_can_be_written(kgorch):
+    with mounted(kgorch, kgorch.home, "6m"):
+        plan = kgorch.plan("fills_the_disk.py", args={"once": str(kgorch.folder / "happened")})
+        supervisor = kgorch.background("start", str(plan))
+        wait_until((kgorch.folder / "happened").exists, within_s=90)
+        wait_until(lambda: not launcher.is_running(kgorch.attempt()), within_s=60)
+        time.sleep(2)  # the supervisor has judged it, with the disk still full
+        [table] = kgorch.home.glob("runs/*/*/outputs/table.csv")
+        table.unlink()
+        assert supervisor.wait(timeout=120) == 0, supervisor.communicate()[0]
+        first = kgorch.history()[0]["attempts"][0]
+        assert (first["outcome"], first["cause"]) == ("crashed", "rank 0: OSError: [Errno 28] No space left on device")
+        [record] = kgorch.home.glob("runs/*/*/attempts/1.1/rank0.status.json")
+        assert "table.write" in record.read_text()
 
 
 def test_a_log_on_a_full_disk_ends_no_supervisor(kgorch):

@@ -261,8 +261,10 @@ def _wait(process: subprocess.Popen[bytes], for_s: float) -> None:
 
 @deed
 def disk_full(world: World, chance: random.Random) -> Trace:
+    """A training that writes a table of its own may end of it, too."""
     said = r"No space left|no room|full"
-    trace = world.trace("disk_full", "the disk is full", ("event SaveFailed", said), ("event launch_failed", said))
+    places = ("event SaveFailed", said), ("event launch_failed", said), ("attempt", said)
+    trace = world.trace("disk_full", "the disk is full", *places)
     disk = world.kept or world.disk
     disk.fill(leaving=chance.choice([0, 4096, 40_000]))
     _save_in_vain(world, chance)
@@ -271,10 +273,12 @@ def disk_full(world: World, chance: random.Random) -> Trace:
 
 
 def _save_in_vain(world: World, chance: random.Random) -> None:
-    """Asked for twice, as one may be under way just now."""
+    """Asked for twice, as one may be under way just now; an evaluation may come before it."""
     for _ in range(2):
         world.ask("save")
-        time.sleep(1 + 1.5 * chance.random())
+        time.sleep(0.5)
+        world.until(lambda: "saving" not in world.ask("ping"), within_s=20)
+        time.sleep(1.5 * chance.random())
 
 
 @deed
@@ -290,7 +294,8 @@ def disk_full_at_start(world: World, chance: random.Random) -> Trace:
 
 @deed
 def disk_goes_read_only(world: World, chance: random.Random) -> Trace:
-    trace = world.trace("disk_goes_read_only", "the disk goes read-only", ("event SaveFailed", "Read-only|EROFS"))
+    said = "Read-only|EROFS"
+    trace = world.trace("disk_goes_read_only", "the disk goes read-only", ("event SaveFailed", said), ("attempt", said))
     world.weather.set(read_only=1)
     _save_in_vain(world, chance)
     world.weather.calm()

@@ -167,10 +167,10 @@ class World:
         if self.episode.daemon and (self.daemon is None or self.daemon.process.poll() is not None):
             self.daemon = self.run("daemon")
 
-    def ask(self, what: str) -> None:
-        """Over the socket, as `kgorch save` and `kgorch stop` do; also where the database cannot be used."""
-        for path in self.kgorch.home.glob("runs/*/*/control.sock"):
-            channel.ask(path, what, timeout_s=2.0)
+    def ask(self, what: str) -> list[str]:
+        """Over the socket, as `kgorch save` and `kgorch stop` do; also where the database cannot be used. The phases answered."""
+        sockets = self.kgorch.home.glob("runs/*/*/control.sock")
+        return [answer.text for path in sockets if (answer := channel.ask(path, what, timeout_s=2.0))]
 
     # How the run stands
 
