@@ -543,8 +543,10 @@ def _actions(before: Session, after: Session, event: Event) -> tuple[Action, ...
         return (CollectStacks(),)
     if isinstance(event, Diagnosed):
         return (KillAttempt(), Launch())
-    if after.phase is P.SAVING and before.phase is P.TRAINING:
-        return (AskToSave(),)
+    if after.phase is P.SAVING and (before.phase is P.TRAINING or isinstance(event, Attached)):
+        return (
+            AskToSave(),
+        )  # on a line that was made anew once more: the word before may have been lost with the old one
     if isinstance(event, LastSaveLate):
         return (RescueSnapshot(),)
     if after.phase is P.STOPPING and (before.phase is not P.STOPPING or isinstance(event, Adopted | Attached)):

@@ -237,6 +237,13 @@ def test_a_failed_save_leaves_the_training_and_the_next_try_waits_an_interval(tr
     assert trains.next_save_s == pytest.approx(31.0)
 
 
+def test_a_line_that_is_made_anew_while_a_save_is_awaited_asks_for_it_again(training):
+    saving, asked = advance(training, CheckpointDue(), 20.0)
+    again, asked_again = advance(saving, Attached(1000), 21.0)
+    assert asked == asked_again == (AskToSave(),)
+    assert again.phase is Phase.SAVING and again.overdue_s == saving.overdue_s
+
+
 def test_a_save_that_never_comes_is_given_up(training):
     saving, _ = advance(replace(training, wall_s=None), CheckpointDue(), 20.0)
     [event] = due(saving, saving.overdue_s)
