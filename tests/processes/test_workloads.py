@@ -54,6 +54,8 @@ DEMOS = {
         0.5, 0.55,
     ),
 }  # fmt: skip
+LONGEST = ("vqa", "cloud_removal")
+"""In CI the storm cuts their training, and their parts have tests of their own."""
 
 
 def begun(root: Path, key: str, made: Path | None = None) -> tuple[Kgorch, Path]:
@@ -101,7 +103,7 @@ def outputs(kgorch: Kgorch) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("key", DEMOS)
+@pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.soak] * (key in LONGEST)) for key in DEMOS])
 def test_a_demo_cut_into_three_sessions_and_short_of_memory_ends_with_the_bits_of_one_that_was_neither(key, tmp_path):
     demo = DEMOS[key]
     alone, folder = begun(tmp_path / "alone", key)
