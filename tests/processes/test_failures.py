@@ -294,7 +294,7 @@ def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp
 
 def test_a_training_that_fills_the_disk_is_said_to_have_done_so_though_nothing_can_be_written(kgorch):
     with mounted(kgorch, kgorch.home, "6m"):
-        plan = kgorch.plan("fills_the_disk.py", args={"once": str(kgorch.folder / "happened")})
+        plan = kgorch.plan("crashes.py", args={"fills": True, "once": str(kgorch.folder / "happened")})
         supervisor = kgorch.background("start", str(plan))
         wait_until((kgorch.folder / "happened").exists, within_s=90)
         wait_until(lambda: not launcher.is_running(kgorch.attempt()), within_s=60)

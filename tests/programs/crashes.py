@@ -1,4 +1,7 @@
-"""Trains, and fails at a step: always (`--at 5`), or the first time that it comes there (`--once FILE`)."""
+"""Trains, and fails at a step: always (`--at 5`), or the first time that it comes there (`--once FILE`).
+
+With `--fills` it fails of a disk that it has filled with a table, which leaves no room for a word of it.
+"""
 
 import argparse
 import pathlib
@@ -12,6 +15,7 @@ from orchestrator.worker import attach
 parser = argparse.ArgumentParser()
 parser.add_argument("--at", type=int, default=5)
 parser.add_argument("--once", type=str, default="")
+parser.add_argument("--fills", action="store_true")
 options = parser.parse_args()
 with attach(seed=0) as session:
     model = torch.nn.Linear(2, 1)
@@ -26,4 +30,8 @@ with attach(seed=0) as session:
         if step == options.at and not (options.once and pathlib.Path(options.once).exists()):
             if options.once:
                 pathlib.Path(options.once).touch()
+            if options.fills:
+                with open(session.output / "table.csv", "wb", buffering=0) as table:
+                    while table.write(b"0" * 512):
+                        pass
             raise ValueError(f"the loss went wrong at step {step}")
