@@ -166,13 +166,18 @@ class Ledger:
     def resume_at(self, lead_s: float, *, on_quota: bool = False) -> datetime | None:
         """When the next session may begin; None when no hours will come back. `on_quota`: the last one ended for want of them,
         so that some useful time must be there besides what a save takes.
+
+        What may begin at once is due by the clock of the day, too: whoever waits for it reads that one, and ours goes on as it
+        was when that is put back.
         """
         now_s, quota = self._now_s(), self.terms.quota
         needed_s = lead_s * self.terms.factor
         now, found = self._utc(now_s), self._uses(now_s)
-        if not on_quota and core.left_s(quota, found, now) >= needed_s:
-            return now
-        return core.available_at(quota, found, now, needed_s=needed_s + quota.useful_s)
+        if on_quota or core.left_s(quota, found, now) < needed_s:
+            at = core.available_at(quota, found, now, needed_s=needed_s + quota.useful_s)
+            if at is None or at > now:
+                return at
+        return min(now, datetime.now(UTC))
 
     def stop(self) -> None:
         """The last of it; what the database does not take now is lost, two seconds at most."""

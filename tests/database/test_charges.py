@@ -122,6 +122,14 @@ def test_two_sessions_of_a_pool_see_each_other_come_and_go(engine, run):
     assert held.wall(clock.now_s).at_s == pytest.approx(clock.now_s + 36000, abs=10), "the dead spend nothing"
 
 
+@pytest.mark.parametrize("on_quota", [False, True])
+def test_a_resume_whose_hours_are_there_is_due_at_once_though_the_clock_was_put_back_meanwhile(on_quota, engine, run):
+    session, clock, real = opened(engine, run), Clock(), datetime.now(UTC)
+    held = Ledger(engine, terms(10, "never"), real + timedelta(hours=1), clock.now_s, now_s=clock)
+    held.begin(run.id, session.id)
+    assert real <= held.resume_at(10.0, on_quota=on_quota) <= datetime.now(UTC)
+
+
 def test_a_ledger_that_cannot_be_read_leaves_the_wall_where_it_was_and_catches_up(engine, run):
     session, clock = opened(engine, run), Clock()
     held = Ledger(engine, terms(1), SATURDAY, clock.now_s, now_s=clock)
