@@ -42,8 +42,9 @@ EXCUSED = {
 }
 """What may lie in a plan's folder: its own files, and what its program writes there."""
 
-PYTHONS_OWN = "pymp-"
-"""Folders of multiprocessing's sockets, which a rank with loading processes that is killed leaves behind; no file of kgorch's."""
+NOT_OURS = re.compile(r"pymp-[^/]+/.*|tmp[a-z0-9_]{8}")
+"""What a rank with loading processes that is killed leaves behind: folders of multiprocessing's sockets, and the files by which
+PyTorch's DataLoader finds out, when a process of it has died, whether too many are open."""
 
 
 MOVE_ASIDE = re.compile(r"next: .*\bmv (\S+/kgorch\.db) (\S+):")
@@ -334,10 +335,8 @@ class World:
         return {"bits": bits, "inexact": tuple(looking.rungs(self.kgorch.home)), "strays": tuple(self._strays())}
 
     def _strays(self) -> Iterator[str]:
-        for place in ("tmp", "person"):
-            yield from (
-                str(path) for path in _files(self.folder / place) if not path.parent.name.startswith(PYTHONS_OWN)
-            )
+        for place in (self.folder / "tmp", self.folder / "person"):
+            yield from (str(path) for path in _files(place) if not NOT_OURS.fullmatch(str(path.relative_to(place))))
         for path in self.kgorch.folder.iterdir():
             if path.name not in EXCUSED and not path.name.endswith(".lock"):
                 yield str(path)
