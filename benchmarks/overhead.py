@@ -132,7 +132,7 @@ def of_steps(blocks: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         name = "kgorch" if way == ALONE else way
         group = f"steps of {size:g} ms: with it / without it"
         told = {"name": name, "group": group, "unit": "×", "better": "lower", "value": wall, "spread": spread}
-        yield told | {"figures": figures | ({"target ≤": 1.005} if way == ALONE else {})}
+        yield told | {"figures": figures | ({"target ≤": "1.005"} if way == ALONE else {})}
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float] | None:

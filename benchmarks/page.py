@@ -85,7 +85,7 @@ def table(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines.append(
         f"{about['cores']} cores, Python {about['python']}, PyTorch {about['torch']}; load average at the end"
-        f" {about['load']:.1f}; commit {found['commit']}. {versions}."
+        f" {about['load']:.1f}; commit {found['commit']}.{f' {versions}.' if versions else ''}"
     )
     for group, rows in groups(found["rows"]).items():
         columns = list(dict.fromkeys(key for row in rows for key in row.get("figures", {})))
