@@ -13,10 +13,10 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
@@ -330,6 +330,7 @@ Message: TypeAlias = (
     Hello | Beat | Vitals | Place | Saved | SaveFailed | Order | Deadline | Ask | Answer | Note | RungTaken | Remedied
     | Room | Images | Filled | Kept | Held | Unwritten
 )  # fmt: skip
+Told = TypeVar("Told")
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _FITS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -342,6 +343,7 @@ _FITS: dict[str, tuple[type, ...]] = {
     "dict[str, list[int]]": (dict,),
     "list[dict[str, list[int]]]": (list,),
     "float | None": (int, float, type(None)),
+    "int | None": (int, type(None)),
 }
 
 
@@ -367,20 +369,29 @@ def decode(line: bytes) -> Message:
         kind = _KINDS[document["message"]]
         if document["v"] != VERSION:
             raise WireError(f"version {document['v']!r:.80}, expected {VERSION}")
-        values = {item.name: document[item.name] for item in fields(kind) if item.name in document}
-        values = {name: _plain(value) for name, value in values.items()}
-        for item in fields(kind):
-            fits = _FITS[str(item.type)]
-            if item.name in values and (
-                not isinstance(values[item.name], fits) or (isinstance(values[item.name], bool) and bool not in fits)
-            ):
-                raise WireError(f"{kind.__name__}.{item.name}: expected {item.type}, found {values[item.name]!r:.80}")
-            if isinstance(number := values.get(item.name), int | float) and not -LARGEST < number < LARGEST:
-                raise WireError(f"{kind.__name__}.{item.name}: expected a number, found {number!r:.80}")
-        message: Message = kind(**values)
+        message: Message = taken(kind, document)
         return message
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def taken(kind: type[Told], document: Mapping[str, Any]) -> Told:
+    """A `kind`, a dataclass, out of what anybody may have written; fields that it does not have are passed over.
+
+    Raises: WireError.
+    """
+    given = [item for item in fields(cast("Any", kind)) if item.name in document]
+    values = {item.name: _plain(document[item.name]) for item in given}
+    for item in given:
+        value, fits = values[item.name], _FITS[str(item.type)]
+        if not isinstance(value, fits) or (isinstance(value, bool) and bool not in fits):
+            raise WireError(f"{kind.__name__}.{item.name}: expected {item.type}, found {value!r:.80}")
+        if isinstance(value, int | float) and not -LARGEST < value < LARGEST:
+            raise WireError(f"{kind.__name__}.{item.name}: expected a number, found {value!r:.80}")
+    try:
+        return kind(**values)
+    except (ValueError, TypeError) as error:
+        raise WireError(f"{kind.__name__}: {error}"[:200]) from None
 
 
 def _plain(value: Any) -> Any:
@@ -431,13 +442,17 @@ def connect(path: str | Path, *, timeout_s: float = 2.0) -> socket.socket:
     return connection
 
 
+def write_whole(place: Path, content: Mapping[str, Any]) -> None:
+    """As JSON, whole or not at all. Raises: OSError."""
+    aside = place.with_suffix(".part")
+    aside.write_text(json.dumps(content))
+    aside.rename(place)
+
+
 def write_down(launch: Launch, name: str, content: dict[str, Any]) -> None:
     """Into the attempt's folder, whole or not at all; told to the supervisor where its disk is full or read-only."""
-    place = Path(launch.folder) / name
-    aside = place.with_suffix(".part")
     try:
-        aside.write_text(json.dumps(content))
-        aside.rename(place)
+        write_whole(Path(launch.folder) / name, content)
     except OSError:
         with contextlib.suppress(OSError), connect(launch.socket) as supervisor:
             send(supervisor, Unwritten(launch.attempt, name, content))

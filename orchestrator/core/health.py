@@ -76,10 +76,6 @@ class Trouble:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @staticmethod
-    def of(document: Mapping[str, Any]) -> Trouble:
-        return Trouble(**{name: document[name] for name in Trouble.__slots__ if name in document})
-
     @property
     def begins(self) -> int:
         """The first step that may be to blame."""

@@ -26,6 +26,7 @@ from orchestrator.core.session import (
 )
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
+OUTCOMES = ("finished", "suspended", "unsaved", "failed")
 
 _COLLATERAL = (
     "connection closed by peer",
@@ -51,10 +52,12 @@ class RankRecord:
     """What one rank wrote down last.
 
     Attributes:
-        outcome: finished, suspended, unsaved or failed. began: the person's code was reached.
+        outcome: one of OUTCOMES. began: the person's code was reached.
         trouble: with the loss or the weights, for which it ended.
         memory: that ran out, as core/memory.py names it; empty when none did.
-        step: in which it failed; None where that is not known.
+        step: in which it failed; None where that is not known. at: the clock's time, ISO 8601.
+
+    Raises: ValueError for another outcome.
     """
 
     rank: int
@@ -64,8 +67,14 @@ class RankRecord:
     error_type: str = ""
     message: str = ""
     memory: str = ""
-    trouble: Trouble | None = None
     step: int | None = None
+    at: str = ""
+    traceback: str = ""
+    trouble: Trouble | None = None
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"outcome: expected one of {', '.join(OUTCOMES)}, found {self.outcome!r:.80}")
 
     @property
     def is_collateral(self) -> bool:
@@ -89,6 +98,7 @@ class Ended:
         kernel_kills: processes of its control group that the kernel has killed meanwhile, for want of memory.
         sigkilled: torchrun, or a rank of it, was ended by SIGKILL.
         rung: that is taken when memory ran out; empty when none is left.
+        opened_again: an earlier stage, whose last checkpoint no rank could read, is trained to its end again first.
         remedies: the plan's, for a loss or weights gone bad. past: those taken, oldest first.
     """
 
@@ -101,6 +111,7 @@ class Ended:
     kernel_kills: int = 0
     sigkilled: bool = False
     rung: str = ""
+    opened_again: bool = False
     remedies: Sequence[Remedy] = ()
     past: Sequence[Taken] = ()
 
@@ -136,7 +147,7 @@ def verdict(ended: Ended) -> Event:
             return OutOfMemory(cause, ended.rung)
         if not ended.gained:
             return RetriesExhausted(f"{cause} (the ladder is exhausted: no rung of it is left)")
-    if any(_is_hopeless(record) for record in ended.records):
+    if any(_is_hopeless(record) for record in ended.records) and not ended.opened_again:
         return RetriesExhausted(cause)
     return exhausted(cause, ended.gained, ended.without_progress) or AttemptCrashed(cause)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,8 @@ def _first(engine: Engine, run: RunInfo, attempt: AttemptInfo) -> tuple[int | No
     """The rank that failed first, when, and the end of its traceback; of a hang, where the ranks stood."""
     failed = outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
     if failed:
-        record = json.loads(Path(attempt.folder, f"rank{failed[0].rank}.status.json").read_text())
-        lines = [line for line in record["error"]["traceback"].splitlines() if line.strip(" ^~")]
-        return failed[0].rank, record["at"], lines[-LINES:]
+        lines = [line for line in failed[0].traceback.splitlines() if line.strip(" ^~")]
+        return failed[0].rank, failed[0].at or None, lines[-LINES:]
     ended_at = attempt.ended_at.isoformat() if attempt.ended_at else None
     stacks = sessions.newest_event(engine, run.id, ("stacks",), session_id=attempt.session_id)
     if stacks is None or stacks.facts.get("attempt") != Path(attempt.folder).name:

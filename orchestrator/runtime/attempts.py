@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
 from orchestrator.core.outcome import Ended, RankRecord, exhausted, failed_in, first_cause, memory_that_ran_out, verdict
-from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, RetriesExhausted, Session
+from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
@@ -37,7 +38,7 @@ class Running:
         without_progress: attempts in a row before it that came no step further.
         device: as it was launched on (devices.name).
         from_snapshot: the number of the snapshot that it went on from.
-        unwritten: as launcher.Unwritten.
+        unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
     """
 
     row: AttemptInfo
@@ -48,6 +49,7 @@ class Running:
     device: str = ""
     from_snapshot: int | None = None
     unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
+    opened_again: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -76,6 +78,7 @@ class Running:
             more_stages=self.more_stages,
             kernel_kills=launcher.kernel_kills(self.folder, self.unwritten),
             sigkilled=launcher.was_sigkilled(self.folder, self.unwritten),
+            opened_again=bool(self.opened_again),
         )
 
     def _records(self) -> list[RankRecord]:
@@ -99,16 +102,7 @@ def ended(engine: Engine, run: RunInfo, plan: Plan, session_id: int, attempt: Ru
         except SQLAlchemyError as error:
             return AttemptCrashed(f"{cause}; the next rung could not be written down: {error}")
         told = replace(told, rung=rung)
-    event = verdict(told)
-    if isinstance(event, RetriesExhausted) and _follows_an_open_stage(engine, run, plan, attempt.row.stage):
-        cause = first_cause(told)
-        return exhausted(cause, told.gained, told.without_progress) or AttemptCrashed(cause)
-    return event
-
-
-def _follows_an_open_stage(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> bool:
-    names = [item.name for item in plan.stage]
-    return any(names.index(item.name) < names.index(stage) for item in open_stages(engine, run, plan))
+    return verdict(told)
 
 
 def checkpoint_root(run: RunInfo, stage: str) -> Path:
@@ -125,12 +119,11 @@ def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
     return [stage for stage in plan.stage if stage.name not in finished]
 
 
-def open_again(engine: Engine, run: RunInfo, skipped: Skipped) -> Iterator[str]:
-    """Stages whose final checkpoint cannot be used any more: they are trained to their end again, from the one before. Slow."""
+def open_again(engine: Engine, run: RunInfo, before: str, skipped: Skipped) -> Iterator[str]:
+    """Stages before that one whose final checkpoint cannot be used any more: they are trained to their end again. Slow."""
     left = {row.stage for row in rows.of_run(engine, run.id) if row.final}
-    for stage in runs.stages(engine, run.id):
-        if not stage.finished_at or stage.name not in left:
-            continue
+    earlier = itertools.takewhile(lambda item: item.name != before, runs.stages(engine, run.id))
+    for stage in (item for item in earlier if item.name in left):
         newest = checkpoints.newest_verified(checkpoint_root(run, stage.name), run.id, skipped)
         if not newest or not newest[1].final:
             runs.reopen_stage(engine, run.id, stage.name, note="its final checkpoint cannot be used any more")

@@ -23,6 +23,10 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+class NoRoom(Exception):
+    """An entry that is a file, on a disk that takes nothing now."""
+
+
 class Journal:
     """Of one session. Not for several threads: the loop alone writes."""
 
@@ -47,7 +51,7 @@ class Journal:
         while self._waiting:
             try:
                 self._waiting[0]()
-            except (OperationalError, OSError) as error:  # of a full disk, both
+            except (OperationalError, NoRoom) as error:
                 cause = getattr(error, "orig", error)
                 say(f"kgorch: the database cannot be written, {len(self._waiting)} entries wait: {cause}")
                 return

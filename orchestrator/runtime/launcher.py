@@ -8,6 +8,7 @@ writing down who it is.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,13 +26,15 @@ from typing import Any
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
 from orchestrator.runtime.home import is_held
+from orchestrator.runtime.journal import NoRoom
 from orchestrator.runtime.processes import started_ticks
-from orchestrator.wire import Launch, plain_text
+from orchestrator.wire import Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
 """What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""
 
 NOTHING: Unwritten = MappingProxyType({})
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -57,15 +61,22 @@ def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         os.close(lock)
 
 
+def _shim_of(folder: Path) -> int:
+    """The pid of the shim while it lives; 0 before it has written that down."""
+    told = _numbers(folder / "shim.json")
+    pid = told.get("pid", 0)
+    return pid if pid > 1 and started_ticks(pid) == told.get("started_ticks", 0) else 0
+
+
 def torchrun_of(folder: Path) -> int:
     """Its pid, as the shim wrote it down; 0 before it has."""
-    return int((_read(folder / "shim.json") or {}).get("torchrun", 0))
+    return _numbers(folder / "shim.json").get("torchrun", 0)
 
 
 def environment(folder: Path) -> dict[str, str]:
     """That its shim was started with; {} where it cannot be read."""
     try:
-        told = Path(f"/proc/{int((_read(folder / 'shim.json') or {}).get('pid', 0))}/environ").read_bytes()
+        told = Path(f"/proc/{_shim_of(folder)}/environ").read_bytes()
     except OSError:
         return {}
     items = (item.partition("=") for item in told.decode(errors="surrogateescape").split("\0") if item)
@@ -93,13 +104,11 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
     until = time.monotonic() + patience_s
     sent: set[int] = set()
     while is_running(folder):
-        shim = _read(folder / "shim.json")
-        if shim and started_ticks(shim["pid"]) == shim["started_ticks"]:
-            wanted = signal.SIGUSR1 if time.monotonic() < until - patience_s / 2 else signal.SIGKILL
-            if wanted not in sent:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(shim["pid"], wanted)
-                sent.add(wanted)
+        wanted = signal.SIGUSR1 if time.monotonic() < until - patience_s / 2 else signal.SIGKILL
+        if wanted not in sent and (shim := _shim_of(folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(shim, wanted)
+            sent.add(wanted)
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
@@ -117,40 +126,32 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     """None for what no rank of ours has written."""
     error = content.get("error", {})
     try:
-        step = error.get("step")
-        return RankRecord(
-            rank,
-            content["outcome"],
-            float(content["at_s"]),
-            content["began"],
-            plain_text(error.get("type", "")),
-            plain_text(error.get("message", "")),
-            plain_text(error.get("memory", "")),
-            Trouble.of(trouble) if (trouble := error.get("trouble")) else None,
-            step if isinstance(step, int) else None,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
+        told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
+        trouble = told.pop("trouble", None)
+        return replace(taken(RankRecord, told), trouble=trouble and taken(Trouble, trouble))
+    except (WireError, TypeError, AttributeError):
         return None
 
 
 def ending(folder: Path, unwritten: Unwritten = NOTHING) -> str:
     """How torchrun ended, in words."""
-    status = _exit(folder, unwritten).get("status")
+    status = _numbers(folder / "exit.json", unwritten).get("status")
     if status is None:
         return "the shim was killed"
     if status < 0:
-        return f"torchrun was ended by {signal.Signals(-status).name}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"torchrun was ended by {known.get(-status, f'signal {-status}')}"
     return f"torchrun ended with {status}"
 
 
 def kernel_kills(folder: Path, unwritten: Unwritten = NOTHING) -> int:
     """Processes of the attempt's control group that the kernel has killed meanwhile, for want of memory."""
-    return _exit(folder, unwritten).get("kernel_kills", 0)
+    return _numbers(folder / "exit.json", unwritten).get("kernel_kills", 0)
 
 
 def was_sigkilled(folder: Path, unwritten: Unwritten = NOTHING) -> bool:
     """Whether torchrun, or a rank by its word, was ended by SIGKILL."""
-    if _exit(folder, unwritten).get("status") == -signal.SIGKILL:
+    if _numbers(folder / "exit.json", unwritten).get("status") == -signal.SIGKILL:
         return True
     try:
         return bool(re.search(r"exitcode\s*: -9\b|Signal 9 ", (folder / "torchrun.log").read_text(errors="replace")))
@@ -158,18 +159,19 @@ def was_sigkilled(folder: Path, unwritten: Unwritten = NOTHING) -> bool:
         return False
 
 
-def _exit(folder: Path, unwritten: Unwritten) -> dict[str, int]:
-    """What the shim left of torchrun's end: `status`, `kernel_kills`."""
-    content = _read(folder / "exit.json", unwritten) or {}
+def _numbers(path: Path, unwritten: Unwritten = NOTHING) -> dict[str, int]:
+    """What the shim left: of itself, or of torchrun's end (`status`, `kernel_kills`)."""
+    content = _read(path, unwritten) or {}
     return {name: value for name, value in content.items() if isinstance(value, int)}
 
 
 def write_late(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """What could not be written, once the disk takes it. Raises: OSError while it does not."""
-    aside = folder / f"{name}.part"
-    if folder.is_dir():
-        aside.write_text(json.dumps(content))
-        aside.rename(folder / name)
+    """What could not be written, once the disk takes it; let go where it never will. Raises: NoRoom while it does not."""
+    try:
+        write_whole(folder / name, content)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise NoRoom(str(error)) from None
 
 
 def _read(path: Path, unwritten: Unwritten = NOTHING) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import os
 import signal
 import socket
@@ -64,15 +63,15 @@ def main(folder: Path) -> int:
     keeper = KeeperKept(
         Path(launch.keeper).parent
     )  # its thread comes after the fork: what runs in the child takes no locks
-    _write(
+    wire.write_whole(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
     status = _wait_for(torchrun.pid)
     end_everything_below(keeper.spare)
     killed = kernel_kills() - killed_before
-    ended = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
-    wire.write_down(launch, "exit.json", ended)
+    told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
+    wire.write_down(launch, "exit.json", told)
     return 0
 
 
@@ -237,12 +236,6 @@ def _in_child(shim: int) -> None:
         os._exit(1)  # it died before the call
     for given in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(given, signal.SIG_DFL)
-
-
-def _write(path: Path, content: dict[str, object]) -> None:
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(content))
-    aside.rename(path)
 
 
 if __name__ == "__main__":

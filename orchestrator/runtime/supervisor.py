@@ -520,8 +520,8 @@ class Supervisor:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
             self._reader.read_untold(self._root(attempt))
             if attempt.missed_a_checkpoint():
-                for stage in attempts.open_again(self._engine, self._run, self._reader.skipped):
-                    self._post(lambda name=stage: self._journal.note("stage_opened_again", {"stage": name}))  # type: ignore[misc]
+                again = attempts.open_again(self._engine, self._run, attempt.row.stage, self._reader.skipped)
+                attempt.opened_again.extend(again)
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
 
@@ -583,6 +583,8 @@ class Supervisor:
     def _ended(self, attempt: Running) -> None:
         if self._attempt is not attempt:
             return  # we ended it ourselves and have written that down
+        for stage in attempt.opened_again:
+            self._journal.note("stage_opened_again", {"stage": stage})
         event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step)
         if attempt.failed_by_itself() and not isinstance(event, core.OutOfMemory | core.Unwell):
             self._forget_snapshot_of(attempt)

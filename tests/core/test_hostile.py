@@ -4,11 +4,13 @@ their sizes allow, never a path outside the folder. Some 90,000 cases; tests/tra
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 from io import FileIO
 from pathlib import Path
 
@@ -19,8 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import foreign, manifest, shard
+from orchestrator.core.health import Trouble
+from orchestrator.core.outcome import Ended, failed_in, first_cause, verdict
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.runtime import launcher
 from orchestrator.runtime.export import export
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
@@ -122,6 +127,69 @@ def test_any_value_in_any_place_of_a_manifest_is_taken_or_refused(value):
 @given(_edits)
 def test_a_manifest_with_changed_bytes_is_taken_or_refused(edits):
     _is_manifest_or_refused(_spliced(json.dumps(MANIFEST).encode(), edits))
+
+
+# Records of how a rank and torchrun ended
+
+RECORD = {
+    "rank": 1, "outcome": "failed", "at": "2026-11-20T10:00:00+00:00", "at_s": 12.5, "began": True,
+    "error": {
+        "type": "builtins.RuntimeError", "message": "out of memory", "memory": "host", "step": 3, "traceback": "…",
+        "trouble": {"kind": "loss", "rank": 1, "step": 3, "what": "loss is nan", "call": 0, "since": 2},
+    },
+}  # fmt: skip
+LEFT = {"pid": 1, "started_ticks": 5, "torchrun": 7, "status": -9, "kernel_kills": 1, "at": ""}
+
+
+def _ends_in_an_event(folder: Path, records: int, told: dict[str, dict] = launcher.NOTHING) -> None:
+    found = launcher.records(folder, 2, told)
+    kills, killed = launcher.kernel_kills(folder, told), launcher.was_sigkilled(folder, told)
+    ended = Ended(2, found, launcher.ending(folder, told), False, 0, False, kernel_kills=kills, sigkilled=killed)
+    assert len(found) <= records and verdict(ended)
+    json.dumps(first_cause(ended), ensure_ascii=False).encode()
+    assert failed_in(ended, 5) < 2**63
+
+
+def test_the_record_that_the_cases_begin_with_is_one(tmp_path):
+    [found] = launcher.records(tmp_path, 2, {"rank1.status.json": RECORD})
+    assert (found.rank, found.error_type, found.step, found.at_s) == (1, "builtins.RuntimeError", 3, 12.5)
+    assert found.trouble == Trouble("loss", 1, 3, "loss is nan", since=2)
+
+
+def test_a_signal_that_has_no_name_is_told_by_its_number(tmp_path):
+    assert launcher.ending(tmp_path, {"exit.json": {"status": -9}}) == "torchrun was ended by SIGKILL"
+    assert launcher.ending(tmp_path, {"exit.json": {"status": -40}}) == "torchrun was ended by signal 40"
+
+
+@settings(MANY, max_examples=400)
+@given(hostile)
+def test_any_value_in_any_place_of_a_record_is_taken_or_passed_over(value):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for at in _places(RECORD):
+            record = _with(RECORD, at, value)
+            (folder / "rank1.status.json").write_text(json.dumps(record))
+            _ends_in_an_event(folder, 1)
+            if isinstance(record, dict):
+                _ends_in_an_event(Path("/nowhere"), 1, {"rank0.status.json": record})
+        for at in _places(LEFT):
+            left = json.dumps(_with(LEFT, at, value))
+            (folder / "exit.json").write_text(left)
+            (folder / "shim.json").write_text(left)
+            _ends_in_an_event(folder, 1)
+            launcher.torchrun_of(folder)
+            launcher.environment(folder)
+            assert launcher.kill(folder), "nothing runs, and nobody is sent a signal"
+
+
+@pytest.mark.parametrize(
+    "told", [{}, {"pid": 0}, {"pid": -1, "started_ticks": 0}, {"pid": 2**70}, {"pid": os.getpid()}]
+)
+def test_an_attempt_that_runs_and_whose_file_lies_is_not_ended_by_ending_another(tmp_path, told):
+    (tmp_path / "shim.json").write_text(json.dumps(told))
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not launcher.kill(tmp_path, patience_s=0.1), "we live, and it is said that it does"
 
 
 @pytest.mark.parametrize(
