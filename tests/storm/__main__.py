@@ -37,6 +37,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 @click.option("--minutes", type=float, default=10.0, help="No new fault comes after that.")
 @click.option("--faults", type=int, help="No new episode is begun after so many faults.")
 @click.option("--episode", "number", type=int, help="One episode of the seed alone.")
+@click.option("--from", "first", type=int, default=0, help="The seed's first episode: where a storm was ended before.")
 @click.option("--only", multiple=True, type=click.Choice(sorted(schedule.KINDS)), help="No other faults than these.")
 @click.option("--replay", type=click.Path(path_type=Path, exists=True), help="One episode from a file.")
 @click.option("--jobs", type=int, default=2, envvar="JOBS", help="Episodes beside one another.")
@@ -54,6 +55,7 @@ def main(
     minutes: float,
     faults: int | None,
     number: int | None,
+    first: int,
     only: tuple[str, ...],
     replay: Path | None,
     jobs: int,
@@ -72,7 +74,7 @@ def main(
     elif number is not None:
         wanted = [schedule.episode(seed, number, only)]
     else:
-        wanted = _wanted(seed, only, past=past and not only)
+        wanted = _wanted(seed, first, only, past=past and not (only or first))
     with tempfile.TemporaryDirectory(prefix="storm-references-") as temporary:
         cache = (references or Path(temporary)).absolute()
         until_s = began_s + 60 * minutes if not replay else None
@@ -87,11 +89,11 @@ def main(
     sys.exit(1 if broke else 0)
 
 
-def _wanted(seed: int, only: tuple[str, ...], *, past: bool) -> Iterator[Episode]:
+def _wanted(seed: int, first: int, only: tuple[str, ...], *, past: bool) -> Iterator[Episode]:
     if past:
         for path in sorted(PAST.glob("*.json")):
             yield schedule.from_json(path.read_text())
-    yield from schedule.episodes(seed, only)
+    yield from schedule.episodes(seed, only, first)
 
 
 def _run(

@@ -141,9 +141,9 @@ class Episode:
         return all(getattr(self, need) for need in KINDS[kind].needs)
 
 
-def episodes(seed: int, only: Sequence[str] = ()) -> Iterator[Episode]:
+def episodes(seed: int, only: Sequence[str] = (), first: int = 0) -> Iterator[Episode]:
     """Without end. Each is drawn from the seed and its number alone, and from what it is restricted to."""
-    return (episode(seed, number, only) for number in itertools.count())
+    return (episode(seed, number, only) for number in itertools.count(first))
 
 
 def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAULTS_AN_EPISODE) -> Episode:
