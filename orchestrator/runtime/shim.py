@@ -60,9 +60,7 @@ def main(folder: Path) -> int:
             preexec_fn=functools.partial(_in_child, os.getpid()),
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
-    keeper = KeeperKept(
-        Path(launch.keeper).parent
-    )  # its thread comes after the fork: what runs in the child takes no locks
+    keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
     wire.write_whole(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
@@ -118,8 +116,8 @@ def _expandable(environ: Mapping[str, str]) -> dict[str, str]:
 class KeeperKept:
     """Starts a keeper where none lives, and again when it has gone, for as long as this process lives."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._is_over = folder, threading.Event()
+    def __init__(self, launch: Launch) -> None:
+        self._launch, self._folder, self._is_over = launch, Path(launch.keeper).parent, threading.Event()
         self._mine: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
         threading.Thread(target=self._keep, name="keeper", daemon=True).start()
@@ -140,17 +138,20 @@ class KeeperKept:
             return self._mine.pid if self._mine else None
 
     def _keep(self) -> None:
-        pause_s = 0.05
+        pause_s, told = 0.05, ""
         while True:
             try:
                 with wire.connect(self._folder / wire.KEEPER_SOCKET) as connection:
-                    pause_s = 0.05
+                    pause_s, told = 0.05, ""
                     self._watch(connection)
             except OSError:
                 with self._guard:
                     if self._is_over.is_set():
                         return
-                    self._start()
+                    why = self._start()
+                if why and why != told:
+                    told = why
+                    self._tell(why)
                 self._is_over.wait(pause_s)
                 pause_s = min(2 * pause_s, 5.0)  # one that cannot come up is not started without end
 
@@ -169,19 +170,27 @@ class KeeperKept:
                 return
             self._is_over.wait(PING_S)
 
-    def _start(self) -> None:
-        """One that comes up beside it ends at once: the lock is taken."""
+    def _start(self) -> str:
+        """One that comes up beside it ends at once: the lock is taken. Returns: why there can be none, on a read-only disk, say."""
         if self._mine and self._mine.poll() is None:
-            return  # it is coming up
-        with open(self._folder / "keeper.log", "ab") as log:
-            self._mine = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.runtime.keeper", str(self._folder)],
-                start_new_session=True,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            return ""  # it is coming up
+        try:
+            with open(self._folder / "keeper.log", "ab") as log:
+                self._mine = subprocess.Popen(
+                    [sys.executable, "-m", "orchestrator.runtime.keeper", str(self._folder)],
+                    start_new_session=True,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def _tell(self, why: str) -> None:
+        with contextlib.suppress(OSError), wire.connect(self._launch.socket) as supervisor:
+            wire.send(supervisor, wire.Note(self._launch.attempt, "keeper_not_started", {"why": why}))
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:

@@ -173,7 +173,7 @@ class Session:
                 self._place.enter("end")
                 self._link.close()
             if not saved:
-                raise SaveLost("the stage is done, but its last save failed (kgorch history --events tells why)")
+                raise SaveLost(f"the stage is done, but its last save failed: {self._saver.error}")
         if isinstance(error, Exception):
             error.at_step = self._step  # type: ignore[attr-defined]  # for the record of how this rank ended
         if self._made_group and (finished or over):

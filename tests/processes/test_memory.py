@@ -105,6 +105,24 @@ def test_a_keeper_that_is_killed_comes_again_and_training_does_not_notice(kgorch
     assert len(kgorch.events("launched")) == 1 and kgorch.status()["phase"] == "suspended"
 
 
+def test_a_keeper_that_cannot_be_started_just_now_comes_up_later(kgorch):
+    """Found by the storm: on a disk that was read-only for a moment none was tried again, and every later save was in vain."""
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.04}, every="600s")
+    kgorch.background("start", str(plan))
+    kgorch.wait_for_step(1)
+    before, log = _snapshot_beyond(kgorch, 1), _folder(kgorch) / "keeper.log"
+    log.unlink()
+    log.mkdir()  # opened by nobody, root or not
+    _keeper(kgorch).kill()
+    [told] = wait_until(lambda: kgorch.events("keeper_not_started"), what="a word of it")
+    assert "Is a directory" in told["facts"]["why"]
+    log.rmdir()
+    _snapshot_beyond(kgorch, before)
+    kgorch("stop")
+    assert kgorch.status()["checkpoint"]["step"] == kgorch.status()["step"]
+    assert len(kgorch.events("keeper_not_started")) == 1
+
+
 @pytest.mark.soak
 def test_a_keeper_that_hangs_is_replaced_and_the_stop_saves(kgorch):
     plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.04}, every="600s")

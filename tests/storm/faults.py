@@ -295,7 +295,8 @@ def disk_full_at_start(world: World, chance: random.Random) -> Trace:
 @deed
 def disk_goes_read_only(world: World, chance: random.Random) -> Trace:
     said = "Read-only|EROFS"
-    trace = world.trace("disk_goes_read_only", "the disk goes read-only", ("event SaveFailed", said), ("attempt", said))
+    places = ("event SaveFailed", "attempt", "event keeper_not_started")  # the last: where the keeper has just gone
+    trace = world.trace("disk_goes_read_only", "the disk goes read-only", *((place, said) for place in places))
     world.weather.set(read_only=1)
     _save_in_vain(world, chance)
     world.weather.calm()

@@ -17,7 +17,7 @@ from pathlib import Path
 SWITCHES = ("slow_ms", "read_only", "source_fails", "clock_s")
 """As weather.c has them, 64 bits each."""
 
-DISK_BYTES = 48 << 20
+DISK_BYTES = 128 << 20
 
 
 class Refused(Exception):
