@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -142,7 +142,7 @@ class Loader:
             self.seen.append(began_s - before_s)
 
     def _all(self) -> Iterator[Any]:
-        return iter(self._inner) if len(self._order) else iter(())
+        return begun(self._inner) if len(self._order) else iter(())
 
     def parts(self) -> Iterator[list[Any]]:
         """All of them, those of one step together."""
@@ -197,6 +197,17 @@ class WorkerStart:
         threading.Thread(target=_end_when_the_rank_says, daemon=True).start()
         if self._then:
             self._then(worker)
+
+
+def begun(loader: Iterable[Any]) -> Iterator[Any]:
+    """Its iterator. Loading processes have SIGTERM blocked from their first moment: before WorkerStart it would end them."""
+    if not isinstance(getattr(loader, "worker_init_fn", None), WorkerStart):
+        return iter(loader)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_when_the_rank_says() -> None:

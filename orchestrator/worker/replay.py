@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.worker import batches, state
-from orchestrator.worker.loader import WorkerStart
+from orchestrator.worker.loader import WorkerStart, begun
 
 PROGRESS_S = 10.0
 Began = Mapping[str, Any]
@@ -81,7 +81,7 @@ class Replay:
             self._set(self._began)
         else:
             self._began = now
-        iterator = iter(self._loader)
+        iterator = begun(self._loader)
         if self.batch:
             iterator = self._without_used(iterator)
             state.set_rng_state(now["rng"], self._device)

@@ -6,7 +6,9 @@ import gc
 import itertools
 import json
 import multiprocessing
+import os
 import random
+import signal
 import weakref
 
 import numpy as np
@@ -259,3 +261,19 @@ def test_a_stopped_run_with_a_loader_of_torchs_own_ends_with_the_bits_of_an_unin
     assert f"has used {at.batch} batches, which are read again" in (kgorch.attempt() / "rank0.log").read_text()
     assert kgorch.status()["exactness"]["data"] == "replayed"
     assert kgorch.export() == alone.export()
+
+
+@pytest.mark.parametrize("whose", ["ours", "torch"])
+def test_a_loading_process_outlives_a_sigterm_that_comes_before_it_is_ready(session, monkeypatch, whose):
+    """Found by the storm: torchrun's SIGTERM, which is for the rank's whole group, crashed an attempt as an epoch began."""
+    seed = random.seed
+
+    def terminated(value):  # PyTorch seeds a loading process before worker_init_fn is called
+        if multiprocessing.parent_process():
+            os.kill(os.getpid(), signal.SIGTERM)
+        seed(value)
+
+    given = session.loader(Noisy(), 4, num_workers=2) if whose == "ours" else DataLoader(Noisy(), 4, num_workers=2)
+    monkeypatch.setattr(random, "seed", terminated)
+    assert len(list(session.steps(given, 1))) == 10
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
