@@ -40,6 +40,10 @@ GROWS = 1.05
 """A state that has outgrown its image may go on growing."""
 
 
+class KeeperWrites(Exception):
+    """A snapshot has grown while a save is on its way to disk: only then does the keeper give more room."""
+
+
 class Writing(NamedTuple):
     """A snapshot on its way to disk. `taken`: the same for all ranks, whichever keeper counts."""
 
@@ -128,6 +132,8 @@ class Saver:
             try:
                 self._fill(mine, files, shard, described, slot, persist, began_s, patience_s)
                 return True
+            except KeeperWrites:
+                return False
             except OSError as error:
                 self._lose_keeper()
                 if not (again and persist):
@@ -177,6 +183,8 @@ class Saver:
         try:
             spans = self._image(slot).fill(mine, files, self._number)
         except TooSmall as error:
+            if not persist and self._is_writing():  # its answer would come behind the save, and be waited for in vain
+                raise KeeperWrites from None
             self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
         named = {name or shard: list(span) for name, span in spans.items()}

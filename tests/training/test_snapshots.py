@@ -152,6 +152,20 @@ def test_a_keeper_killed_while_it_writes_holds_up_no_later_save(place):
     assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2]
 
 
+def test_a_snapshot_that_has_grown_while_a_save_is_written_is_passed_over_and_the_save_is_heard_of(place):
+    """Found by the benchmark of walls: the save was told as failed, "the keeper is gone", and a second later as verified."""
+    saver, small, grown = place.saver(), {"model": nn.Linear(4, 4)}, {"model": nn.Linear(1000, 1000)}
+    saver.prepare(1 << 16, torch.device("cpu"))
+    os.kill(place.keeper.pid, signal.SIGSTOP)  # a disk that takes its time
+    assert save(saver, small, 1)
+    assert not save(saver, grown, 2, persist=False)
+    assert saver.admit(SAVE) == 0, "it is still waited for"
+    os.kill(place.keeper.pid, signal.SIGCONT)
+    assert saver.wait() and place.told == []
+    assert save(saver, grown, 3) and saver.wait()
+    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3, 1]
+
+
 def test_a_keeper_that_comes_up_with_less_memory_takes_the_save_all_the_same(place):
     saver, net = place.saver(memory_bytes=20 << 20), {"model": nn.Linear(1000, 1000)}
     saver.prepare(4_100_000, torch.device("cpu"))
