@@ -18,6 +18,10 @@ STEPS_TO_AGREE = 2
 MOMENT_S = 0.25
 """For a rank that comes to the boundary a little late: who is later has the newest snapshot written in its stead."""
 
+TRAINS = 0.25
+"""Of what is left as training begins, so much is trained, however long a save may take: a lead that leaves nothing to save guards
+nothing, and the next session would do no better."""
+
 RECENT_SAVES = 19
 """The slowest of so many is their 95% quantile."""
 
@@ -53,6 +57,11 @@ def save_s(saves: Sequence[Save], state_bytes: int, *, guess_s: float) -> float:
     return slowest * (1 + 1 / math.sqrt(len(recent)))
 
 
+def least_s(saves: Sequence[Save], *, guess_s: float) -> float:
+    """Seconds below which no save has been: with less left, a session need not begin to train."""
+    return min((save.took_s for save in saves[-RECENT_SAVES:]), default=guess_s)
+
+
 def lead_s(*, save_s: float, gap_s: float, step_s: float, margin_s: float) -> float:
     """Seconds before the wall at which the last save is asked for.
 
@@ -60,7 +69,12 @@ def lead_s(*, save_s: float, gap_s: float, step_s: float, margin_s: float) -> fl
         gap_s: the longest time between two step boundaries lately; an evaluation between epochs counts.
         step_s: an ordinary step.
     """
-    return save_s + max(gap_s, step_s) + STEPS_TO_AGREE * step_s + MOMENT_S + margin_s
+    return save_s + max(gap_s - step_s, 0.0) + agreed_s(step_s) + margin_s
+
+
+def agreed_s(step_s: float) -> float:
+    """Seconds from asking until all ranks save, where nothing but steps lies between."""
+    return (1 + STEPS_TO_AGREE) * step_s + MOMENT_S
 
 
 def default_margin_s(wall_s: float | None) -> float:

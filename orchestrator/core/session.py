@@ -22,6 +22,7 @@ Instants are seconds of CLOCK_BOOTTIME.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -279,6 +280,7 @@ class Session:
         saves: of this run, oldest first. guess_s: what to count on before the first one.
         state_bytes: what a save holds. write_bytes_per_s: of this session's disk, as measured at its beginning.
         gap_s, step_s: the longest time between two steps lately; an ordinary step.
+        began_s: when training began, with all before it on disk; -inf when it is not known.
         saved_s: end of the last save, or the beginning of training.
         trained_s, failures: of the run before this session; blocking_s: of the last save.
         is_measured: a save of this very session has told how long it takes.
@@ -297,6 +299,7 @@ class Session:
     guess_s: float = 2.0
     gap_s: float = 0.0
     step_s: float = 0.0
+    began_s: Instant = -math.inf
     saved_s: Instant = 0.0
     blocking_s: float = 0.0
     trained_s: float = 0.0
@@ -319,13 +322,29 @@ class Session:
         return deadline.lead_s(save_s=self.save_s, gap_s=self.gap_s, step_s=self.step_s, margin_s=self.margin_s)
 
     @property
+    def least_lead_s(self) -> float:
+        """A shorter one than that would be in vain."""
+        least_s = min(deadline.least_s(self.saves, guess_s=self.guess_s), self.save_s)
+        return self.lead_s - self.save_s + least_s
+
+    @property
     def deadline_s(self) -> Instant | None:
-        return None if self.wall_s is None else self.wall_s - self.lead_s
+        """When the last save is asked for. While a session comes up nothing is unsaved, and it may go on as long as any save
+        may still come in time; a part of what it has left then is trained in any case."""
+        if self.wall_s is None:
+            return None
+        if self.phase is Phase.STARTING:
+            return self.wall_s - self.least_lead_s
+        return self.wall_s - min(self.lead_s, max(0.0, (1 - deadline.TRAINS) * (self.wall_s - self.began_s)))
 
     @property
     def rescue_s(self) -> Instant | None:
-        """When a last save that has not come would come too late."""
-        return None if self.wall_s is None else self.wall_s - self.save_s - self.margin_s
+        """When a last save that has not come would come too late. Ranks that answer have begun it by then: a snapshot written first
+        would hold it up."""
+        if self.wall_s is None:
+            return None
+        answer_s = min(deadline.agreed_s(self.step_s), deadline.TRAINS * max(0.0, self.wall_s - self.entered_s))
+        return max(self.wall_s - self.save_s - self.margin_s, self.entered_s + answer_s)
 
     @property
     def next_save_s(self) -> Instant:
@@ -484,7 +503,13 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
         case Attached(state_bytes):
             guess_s = deadline.first_guess_s(state_bytes, session.write_bytes_per_s)
             fresh = session.phase in (P.STARTING, P.RECOVERING)
-            return replace(session, guess_s=guess_s, state_bytes=state_bytes, saved_s=now if fresh else session.saved_s)
+            return replace(
+                session,
+                guess_s=guess_s,
+                state_bytes=state_bytes,
+                began_s=now if session.phase is P.STARTING else session.began_s,
+                saved_s=now if fresh else session.saved_s,
+            )
         case CheckpointVerified(rescued=True):
             return session
         case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size):

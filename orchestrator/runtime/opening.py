@@ -233,16 +233,16 @@ def _open_on(
     walls = Walls(beginning.fixed_wall(plan, profile, now_s, until), beginning.moving_walls(engine, run, plan, profile))
     session = _session_of(engine, run, plan, walls.nearest(now_s))
     length_s = plan.session.wall or profile.wall_s
-    if length_s is not None and length_s <= session.lead_s:
+    if length_s is not None and length_s <= session.least_lead_s:
         raise PlanError(
             f"session.wall = {length_s:g} s is over before a save would be",
-            f"a save of this run with its margin takes about {session.lead_s:.1f} s",
+            f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
             next_step="give the session a longer wall, or session.margin a smaller value",
         )
-    if session.wall_why == UNTIL and session.wall_s is not None and session.wall_s - now_s <= session.lead_s:
+    if session.wall_why == UNTIL and session.wall_s is not None and session.wall_s - now_s <= session.least_lead_s:
         raise KgorchError(
             f"--until leaves {session.wall_s - now_s:.0f} s, which is over before a save would be",
-            f"a save of this run with its margin takes about {session.lead_s:.1f} s",
+            f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
             next_step="give the session more time",
         )
     ledger = walls.ledger

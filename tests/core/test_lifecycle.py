@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,30 @@ def test_the_deadline_leaves_room_for_the_save_the_steps_and_the_margin(training
     slow = training.observing(gap_s=3.0, step_s=0.5)
     # twice the 4 s of the one save seen, 3 s of the longest step, 2 × 0.5 s to agree and a moment, 2 s of margin
     assert slow.lead_s == pytest.approx(8.0 + 3.0 + 1.0 + 0.25 + 2.0)
+
+
+def test_a_lead_that_leaves_nothing_to_train_guards_nothing_and_is_cut():
+    """Found by the benchmark of walls: a state that grew made a small one's slow save into a lead longer than every session."""
+    slow = Session(
+        wall_s=30.0, margin_s=0.5, saves=(Save(2_000_000, 1.5), Save(2_000_000, 1.0)), state_bytes=32_000_000
+    )
+    starting, _ = advance(slow, SessionOpened(), 0.0)
+    assert starting.lead_s > 30.0 and starting.deadline_s == pytest.approx(30.0 - 1.0 - 0.25 - 0.5), (
+        "while any save may come"
+    )
+    assert not list(due(starting, 20.0)) and list(due(starting, 28.25)) == [DeadlineReached()]
+    trains, _ = advance(starting, Attached(32_000_000), 14.0)
+    assert trains.deadline_s == pytest.approx(14.0 + 16.0 / 4), "a quarter of what is left"
+    again, _ = advance(advance(trains, AttemptCrashed("boom"), 15.0)[0], Attached(32_000_000), 17.0)
+    assert again.deadline_s == trains.deadline_s, "there is something to lose by now"
+    adopted = replace(trains, began_s=-math.inf)
+    assert adopted.deadline_s == 30.0 - trains.lead_s, "nobody knows how much"
+    stopping, _ = advance(trains.observing(gap_s=0.5, step_s=0.5), DeadlineReached(), 18.0)
+    assert not list(due(stopping, 19.7)) and list(due(stopping, 19.75)) == [LastSaveLate()], (
+        "its own save is begun first"
+    )
+    late, _ = advance(starting, Attached(32_000_000), 31.0)
+    assert list(due(late, 31.0)) == [DeadlineReached()]
 
 
 def test_memory_that_ran_out_leads_to_another_attempt_and_while_stopping_to_another_session(training):
