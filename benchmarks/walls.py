@@ -246,7 +246,7 @@ def figures(ends: Sequence[End], wall_s: float, at_once: int) -> dict[str, Any]:
     return page.results(
         "walls", rows, title=f"The last save before a wall after {wall_s:g} s, {len(ends)} sessions on slow disks",
         wall_s=wall_s, at_once=at_once, without_a_step=len(ends) - len(trained), misses=misses,
-        sessions=[asdict(end) for end in ends],
+        sessions=[asdict(end) | {"journal": None} for end in ends],
     )  # fmt: skip
 
 
