@@ -324,8 +324,7 @@ class Session:
     @property
     def least_lead_s(self) -> float:
         """A shorter one than that would be in vain."""
-        least_s = min(deadline.least_s(self.saves, guess_s=self.guess_s), self.save_s)
-        return self.lead_s - self.save_s + least_s
+        return self.lead_s - self.save_s + deadline.least_s(self.saves, guess_s=self.guess_s)
 
     @property
     def deadline_s(self) -> Instant | None:

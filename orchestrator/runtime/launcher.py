@@ -128,7 +128,7 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     try:
         told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
         trouble = told.pop("trouble", None)
-        return replace(taken(RankRecord, told), trouble=trouble and taken(Trouble, trouble))
+        return replace(taken(RankRecord, told), trouble=taken(Trouble, trouble) if trouble else None)
     except (WireError, TypeError, AttributeError):
         return None
 
