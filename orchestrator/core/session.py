@@ -319,22 +319,24 @@ class Session:
 
     @property
     def lead_s(self) -> float:
-        return deadline.lead_s(save_s=self.save_s, gap_s=self.gap_s, step_s=self.step_s, margin_s=self.margin_s)
+        """So long before the wall the last save is asked for. While a session comes up nothing is unsaved, and it may go on as
+        long as any save may still come in time; a part of what it has left then is trained in any case."""
+        if self.phase is Phase.STARTING:
+            return self.least_lead_s
+        left_s = math.inf if self.wall_s is None else max(0.0, self.wall_s - self.began_s)
+        return min(self._lead_s(self.save_s), (1 - deadline.TRAINS) * left_s)
 
     @property
     def least_lead_s(self) -> float:
         """A shorter one than that would be in vain."""
-        return self.lead_s - self.save_s + deadline.least_s(self.saves, guess_s=self.guess_s)
+        return self._lead_s(deadline.least_s(self.saves, guess_s=self.guess_s))
+
+    def _lead_s(self, save_s: float) -> float:
+        return deadline.lead_s(save_s=save_s, gap_s=self.gap_s, step_s=self.step_s, margin_s=self.margin_s)
 
     @property
     def deadline_s(self) -> Instant | None:
-        """When the last save is asked for. While a session comes up nothing is unsaved, and it may go on as long as any save
-        may still come in time; a part of what it has left then is trained in any case."""
-        if self.wall_s is None:
-            return None
-        if self.phase is Phase.STARTING:
-            return self.wall_s - self.least_lead_s
-        return self.wall_s - min(self.lead_s, max(0.0, (1 - deadline.TRAINS) * (self.wall_s - self.began_s)))
+        return None if self.wall_s is None else self.wall_s - self.lead_s
 
     @property
     def rescue_s(self) -> Instant | None:

@@ -126,7 +126,7 @@ def test_a_lead_that_leaves_nothing_to_train_guards_nothing_and_is_cut():
         wall_s=30.0, margin_s=0.5, saves=(Save(2_000_000, 1.5), Save(2_000_000, 1.0)), state_bytes=32_000_000
     )
     starting, _ = advance(slow, SessionOpened(), 0.0)
-    assert starting.lead_s > 30.0 and starting.deadline_s == pytest.approx(30.0 - 1.0 - 0.25 - 0.5), (
+    assert slow.lead_s > 30.0 and starting.deadline_s == pytest.approx(30.0 - 1.0 - 0.25 - 0.5), (
         "while any save may come"
     )
     assert not list(due(starting, 20.0)) and list(due(starting, 28.25)) == [DeadlineReached()]
@@ -135,7 +135,7 @@ def test_a_lead_that_leaves_nothing_to_train_guards_nothing_and_is_cut():
     again, _ = advance(advance(trains, AttemptCrashed("boom"), 15.0)[0], Attached(32_000_000), 17.0)
     assert again.deadline_s == trains.deadline_s, "there is something to lose by now"
     adopted = replace(trains, began_s=-math.inf)
-    assert adopted.deadline_s == 30.0 - trains.lead_s, "nobody knows how much"
+    assert adopted.deadline_s == 30.0 - slow.lead_s, "nobody knows how much"
     stopping, _ = advance(trains.observing(gap_s=0.5, step_s=0.5), DeadlineReached(), 18.0)
     assert not list(due(stopping, 19.7)) and list(due(stopping, 19.75)) == [LastSaveLate()], (
         "its own save is begun first"
