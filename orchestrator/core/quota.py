@@ -124,7 +124,7 @@ def _course(
             changes += [(leaves_s, -pace, 0.0), (leaves_s + use.span_s, pace, 0.0)]
     at_s = 0.0
     for change_s, pace, jump in [*sorted(changes), (length_s, 0.0, 0.0)]:
-        if change_s > 0:
+        if change_s >= 0:
             reaches = used + slope * (change_s - at_s)
             if slope > 0 and reaches > quota.usable_s:
                 over_s = at_s + max(0.0, quota.usable_s - used) / slope

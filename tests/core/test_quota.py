@@ -295,6 +295,12 @@ def test_who_ends_at_the_wall_has_at_no_instant_used_more_than_was_allowed(histo
         assert used_s(held, [*uses, *cut], then) <= held.usable_s + 1.0
 
 
+def test_a_use_that_leaves_a_rolling_window_at_this_very_instant_is_not_counted_to_its_end():
+    now = datetime(2026, 10, 25, 12, tzinfo=UTC)
+    held, use = quota(1.0, "rolling 1d"), Use(now - timedelta(days=1), 0.0, 2.0)
+    assert lasts_s(held, [use], now, rate=0.5) == 7200.0
+
+
 @given(histories(), RESETS, st.floats(0.1, 30), st.sampled_from((0.5, 1.0, 3.0)))
 def test_no_hours_are_left_when_the_wall_comes(history, resets, hours, rate):
     now, uses = history
