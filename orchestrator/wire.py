@@ -408,13 +408,13 @@ def plain_text(text: str) -> str:
 class Lines:
     """Cuts a byte stream into lines; a line without an end is refused before it fills the memory."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
+        self._rest, self._limit = b"", limit
 
     def feed(self, data: bytes) -> list[bytes]:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:
-            raise WireError(f"a line longer than {MAX_LINE_BYTES} bytes")
+        if max(map(len, (*lines, self._rest))) > self._limit:
+            raise WireError(f"a line longer than {self._limit} bytes")
         return lines
 
 
