@@ -36,6 +36,7 @@ import scale_ranks  # noqa: E402
 from db import queue, runs, samples, sessions  # noqa: E402
 from db.engine import open_database  # noqa: E402
 from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from orchestrator.errors import ExitCode  # noqa: E402
 from orchestrator.report import view  # noqa: E402
 from orchestrator.runtime.daemon import Daemon  # noqa: E402
 
@@ -56,7 +57,7 @@ A_SESSION = 1000
 FIGURES = {
     f"{part}.{name}": 123456.789
     for part in ("gpu0", "gpu1", "rank0", "rank1", "host")
-    for name in ("util", "mem_used", "temp_c", "power_w", "cpu", "rss")
+    for name in ("util", "mem_used", "temp_c", "power_w", "cpu", "rss_peak")
 }
 """About as many as two GPUs, two ranks and the host give."""
 
@@ -70,7 +71,8 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1, due_in: ti
             for at in range(0, len(rows), 5000):
                 connection.execute(insert(table), rows[at : at + 5000])
 
-        add(Run, [_run(run_id, number) for number, run_id in enumerate(ids)])
+        home = Path(engine.url.database or "").parent
+        add(Run, [_run(run_id, number, home) for number, run_id in enumerate(ids)])
         add(Stage, [{"run_id": run_id, "position": 0, "name": "train"} for run_id in ids])
         spans = [(run_id, past if run_id == "mine" else per_run) for run_id in ids]
         rows = [_session(run_id, number) for run_id, count in spans for number in range(1, count + 1)]
@@ -91,14 +93,15 @@ def _resume(run_id: str, due_in: timedelta) -> dict[str, Any]:
     return {"run_id": run_id, "state": "due", "due_at": NOW + due_in, "created_at": NOW, "ranks": 1}
 
 
-def _run(run_id: str, number: int) -> dict[str, Any]:
+def _run(run_id: str, number: int, home: Path) -> dict[str, Any]:
     began = NOW - timedelta(days=30, seconds=number)
-    texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan_hash"), "x")
+    texts = dict.fromkeys(("workdir", "checkpoints", "plan_hash"), "x")
     plan = '[forecast]\ntarget = "dice >= 0.9"'
     return {
         "id": run_id,
         "name": run_id,
         "number": 1,
+        "folder": str(home / "runs" / run_id / "1"),
         **texts,
         "plan": plan,
         "overrides": [],
@@ -151,6 +154,9 @@ def fill_samples(engine: Engine, count: int) -> None:
     """By SQLite itself, so many a second: minutes of the past sessions, at the end an hour of seconds of the last one."""
     seconds = min(count // 2, 3600)
     last = count // A_SESSION + 1
+    checked = Path(engine.url.database or "").parent / "checks" / "x.json"  # history holds a check against them
+    checked.parent.mkdir(exist_ok=True)
+    checked.write_text(json.dumps({"stages": [{"name": "train", "time": None, "memory": {"process": 10**9}}]}))
     statement = text(
         "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count) "
         'INSERT INTO samples (session_id, at, span_s, "values") SELECT min(:first + i / :each, :last), '
@@ -167,6 +173,9 @@ def fill_samples(engine: Engine, count: int) -> None:
             "began": began - 86400 * 9999,
         }
         connection.execute(statement, shared | minutes)
+        peaks = json.dumps(FIGURES | {f"{key}.max": value for key, value in FIGURES.items()})
+        hours = {"count": count // 60, "each": A_SESSION // 60, "span": samples.HOUR, "step": 0, "began": began - 86400}
+        connection.execute(statement, shared | {"first": 1, "figures": peaks} | hours)
         newest = {"count": seconds, "first": last, "span": samples.SECOND, "step": 1, "began": began - seconds}
         connection.execute(statement, shared | newest)
 
@@ -211,7 +220,15 @@ def timed(call: Callable[[], object]) -> float:
 
 def typed(home: Path, words: Sequence[str]) -> Callable[[], object]:
     env = {**os.environ, "KGORCH_HOME": str(home)}
-    return lambda: subprocess.run([sys.executable, "-m", "orchestrator.cli", *words], env=env, capture_output=True)
+
+    def run() -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator.cli", *words], env=env, capture_output=True, text=True
+        )
+        if done.returncode != (ExitCode.MISTAKE if "no-such-run" in words else 0):
+            sys.exit(f"kgorch {' '.join(words)} ended with {done.returncode}: {done.stderr}")
+
+    return run
 
 
 def daemon_start(home: Path) -> Callable[[], object]:

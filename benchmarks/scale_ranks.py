@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from orchestrator import manifest, wire  # noqa: E402
+from orchestrator.runtime.channel import ask  # noqa: E402
 from orchestrator.wire import Ask, Beat, Hello, Launch, Note, Order, Place, Saved, Vitals, boottime_s  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
@@ -254,9 +255,7 @@ def spoken(process: Any, launch: Launch, count: int, seconds: float, *, beat_s: 
         messages = sum(mine.recv() for mine, _ in pipes)
         for rank in ranks:
             rank.join()
-        with wire.connect(launch.socket, timeout_s=60) as connection:
-            wire.send(connection, Ask("ping"))
-            connection.recv(65536)
+        ask(Path(launch.socket), "ping", timeout_s=600)  # answered once all before it was taken
         took_s = time.monotonic() - began_s
         return messages / took_s, 100 * (sum(process.cpu_times()[:2]) - used_s) / took_s
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,6 +274,10 @@ def _kept(home: Path, plan_hash: str) -> Path:
     return home / "checks" / f"{plan_hash}.json"
 
 
+SESSIONS_SEEN = 50
+"""The newest of a run: what it takes changes with its plan, and a run may have thousands."""
+
+
 class Held(NamedTuple):
     """A figure that a check foretold, and what came. Seconds, or bytes."""
 
@@ -304,15 +308,14 @@ def _epochs_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterat
 
 
 def _memory_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
-    """Of the run's largest stage: samples do not say of which one they are."""
+    """Of the run's largest stage, in its newest sessions: samples do not say of which stage they are."""
     foretold = max((stage["memory"]["process"] for stage in stages if stage["memory"]), default=0)
     came = [
         value
-        for row in sessions.of_run(engine, run.id)
-        for span_s in (samples.SECOND, samples.MINUTE)
-        for sample in samples.series(engine, row.id, row.started_at, span_s)
+        for row in sessions.of_run(engine, run.id, limit=SESSIONS_SEEN)
+        for sample in samples.series(engine, row.id, row.started_at - timedelta(hours=1), samples.HOUR)
         for key, value in sample.values.items()
-        if re.fullmatch(r"rank\d+\.rss_peak(\.max)?", key)
+        if re.fullmatch(r"rank\d+\.rss_peak\.max", key)
     ]
     if foretold and came:
         yield Held("", "a rank's process", foretold, max(came))

@@ -48,7 +48,15 @@ def run_folder(home: Path, name: str, number: int) -> Path:
 
 def home_of_run(run: RunInfo) -> Path:
     """The state folder that its own folder lies in."""
-    return Path(run.folder).parents[2]
+    return home_of_folder(run.folder)
+
+
+def home_of_folder(folder: str) -> Path:
+    """Raises: ValueError for what is no run's folder."""
+    path = Path(folder)
+    if not path.is_absolute() or path.parts[-3:-2] != ("runs",):
+        raise ValueError("expected a run's folder, as /…/runs/NAME/NUMBER")
+    return path.parents[2]
 
 
 def newest_left(home: Path, name: str) -> int:

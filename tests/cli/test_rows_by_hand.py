@@ -19,8 +19,9 @@ from db.tables import Base
 from orchestrator.core import windows
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
+from orchestrator.runtime.home import home_of_folder
 
-READERS = {"pools.resets": windows.parse}
+READERS = {"pools.resets": windows.parse, "runs.folder": home_of_folder}
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
 VERBS = [
@@ -126,6 +127,12 @@ def test_the_phases_are_those_of_the_lifecycle():
         (("checkpoints", "bytes"), 9e999, "expected a number"),
         (("checkpoints", "final"), 7, "expected 0 or 1"),
         (("events", "facts"), "[]", "expected an object of JSON"),
+        (
+            ("runs", "folder"),
+            "x",
+            "runs.folder of row ink: expected a run's folder, as /…/runs/NAME/NUMBER, found 'x'",
+        ),
+        (("runs", "folder"), "/etc", "expected a run's folder"),
         (("pools", "resets"), "never ever", 'expected "Sat 00:00 UTC", '),
     ],
 )
@@ -149,6 +156,13 @@ def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(
         monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours))
         with pytest.raises(type(ours)):
             code_of(["status", "digits"])
+
+
+@pytest.mark.parametrize("folder", ["x", "/etc"])
+def test_a_runs_folder_by_hand_is_named_by_whatever_trips_over_it(at_home, capfd, folder):
+    change(at_home, [(("runs", "folder"), folder)])
+    assert code_of(["history", "ink"]) == ExitCode.MISTAKE
+    assert "holds what kgorch has not written: runs.folder of row" in capfd.readouterr().err
 
 
 def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capfd):
