@@ -96,7 +96,7 @@ def _resume(run_id: str, due_in: timedelta) -> dict[str, Any]:
 def _run(run_id: str, number: int, home: Path) -> dict[str, Any]:
     began = NOW - timedelta(days=30, seconds=number)
     texts = dict.fromkeys(("workdir", "checkpoints", "plan_hash"), "x")
-    plan = '[forecast]\ntarget = "dice >= 0.9"'
+    plan = f'name = "{run_id}"\n[[stage]]\nname = "train"\nentry = "x.py"\n[forecast]\ntarget = "dice >= 0.9"'
     return {
         "id": run_id,
         "name": run_id,
