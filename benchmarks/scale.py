@@ -329,16 +329,20 @@ def rows(found: Mapping[str, Sequence[float]], counts: Sequence[int], group: str
 
 def of_ranks(counts: Sequence[int], seconds: float, votes: int) -> list[dict[str, Any]]:
     heard, agreed = scale_ranks.channel(counts, seconds), scale_ranks.agreement(counts, votes)
-    told = (
-        ("messages heard, all speaking at once", "/s", "higher", heard, "a_second"),
-        ("supervisor, each telling once a second", "% of a core", "lower", heard, "core_percent"),
-        ("agreement: a look at the board (tick)", "µs", "lower", agreed, "tick_us"),
-        ("agreement: a vote of all", "µs", "lower", agreed, "vote_us"),
-    )
+    taken = {
+        "a message heard, all speaking at once, µs": {count: 1e6 / heard[count]["a_second"] for count in counts},
+        "supervisor, each telling once a second, % of a core": {
+            count: heard[count]["core_percent"] for count in counts
+        },
+        "agreement: a look at the board (tick), µs": {count: agreed[count]["tick_us"] for count in counts},
+        "agreement: a vote of all, µs": {count: agreed[count]["vote_us"] for count in counts},
+    }
+    told = {"group": f"{counts[0]} → {counts[-1]} ranks: most / fewest", "unit": "×", "better": "lower"}
     return [
-        {"group": group, "unit": unit, "better": better, "name": f"kgorch, ranks: {count}", "value": found[count][what]}
-        for group, unit, better, found, what in told
-        for count in counts
+        told
+        | {"name": f"kgorch: {what}", "value": by_count[counts[-1]] / by_count[counts[0]]}
+        | {"figures": {str(count): figure for count, figure in by_count.items()}}
+        for what, by_count in taken.items()
     ]
 
 
