@@ -208,7 +208,7 @@ def calls_of_samples(engine: Engine) -> dict[str, Callable[[], object]]:
         "an hour of seconds": lambda: samples.series(engine, last.id, NOW - timedelta(hours=1), samples.SECOND),
         "five samples written": lambda: samples.write(engine, last.id, batch),
         "a minute rolled up": lambda: samples.roll_up(engine, last.id),
-        "what is too much, looked for": lambda: samples._beyond(engine, 1 << 60),
+        "what is too much, looked for": lambda: samples._beyond(engine, samples.MINUTES_BYTES),
     }
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from sqlalchemy import Engine, Select, delete, func, insert, select
+from sqlalchemy import Engine, Select, delete, exists, func, insert, select
 
 from db.records import SampleInfo
 from db.sessions import OVER
@@ -147,21 +147,17 @@ def _delete(engine: Engine, session_id: int, span_s: int) -> None:
 
 
 def _beyond(engine: Engine, bound_bytes: int) -> list[int]:
-    """Sessions whose minutes go beyond the bound, counted from the newest; their bytes are reckoned from one row each."""
+    """Sessions whose minutes go beyond the bound, counted from the newest up to it; their bytes are reckoned from one row each."""
+    is_minute, total = Sample.span_s == MINUTE, 0
+    each = select(Sample.session_id, func.count()).where(is_minute).group_by(Sample.session_id)
     with engine.connect() as connection:
-        counted = connection.execute(
-            select(Sample.session_id, func.count())
-            .where(Sample.span_s == MINUTE)
-            .group_by(Sample.session_id)
-            .order_by(Sample.session_id.desc())
-        ).all()
-        doomed, total = [], 0
-        for session_id, count in counted:
+        for session_id, count in connection.execute(each.order_by(Sample.session_id.desc())):
             figures = newest_row(session_id, MINUTE).with_only_columns(func.length(Sample.values))
             total += count * (ROW_BYTES + (connection.scalar(figures) or 0))
             if total > bound_bytes:
-                doomed.append(session_id)
-        return doomed
+                has_minutes = exists().where(Sample.session_id == Session.id, is_minute)
+                return list(connection.scalars(select(Session.id).where(Session.id <= session_id, has_minutes)))
+    return []
 
 
 def _union(values: Iterable[float]) -> int:
