@@ -54,8 +54,8 @@ DEMOS = {
         0.5, 0.55,
     ),
 }  # fmt: skip
-LONGEST = ("vqa", "cloud_removal")
-"""In CI the storm cuts their training, and their parts have tests of their own."""
+LONGEST = ("vqa", "cloud_removal", "timeseries", "ink_detection")
+"""In CI the storm cuts their training, their parts have tests of their own, and `make demo` runs ink_detection."""
 
 
 def begun(root: Path, key: str, made: Path | None = None) -> tuple[Kgorch, Path]:
