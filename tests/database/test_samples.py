@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import statistics
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from db import runs, samples, sessions
 from db.engine import open_database
 from db.samples import HOUR, MINUTE, SECOND
 from db.tables import Sample
+from orchestrator.report import check
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 T4S, RANKS = 2, 2
@@ -141,6 +144,47 @@ def test_the_oldest_minutes_go_first_and_hours_stay(engine, open_session):
     samples.tidy(engine, minutes_bytes=int(2 * 2 * 1.1 * (length + samples.ROW_BYTES)))
     assert [MINUTE in spans(engine, session) for session in ids] == [False, False, True, True]
     assert all(spans(engine, session)[HOUR] == 1 for session in ids)
+
+
+@contextlib.contextmanager
+def asked(engine):
+    """The statements that are asked of the database meanwhile."""
+    found: list[str] = []
+
+    def note(connection, cursor, statement, *_):
+        found.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield found
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def test_what_is_too_much_is_looked_for_up_to_the_bound(engine, open_session):
+    ids = [open_session(over=True) for _ in range(30)]
+    for session in ids:
+        samples.write(engine, session, seconds(BEGIN, 60, random.Random(session)))
+    samples.tidy(engine)
+    with asked(engine) as statements:
+        samples.tidy(engine, minutes_bytes=1)
+    of_a_session = [statement for statement in statements if "length" in statement]
+    assert len(of_a_session) == 1, "the newest is beyond it already; the others are not weighed"
+    assert not any(MINUTE in spans(engine, session) for session in ids)
+
+
+def test_a_check_is_held_against_the_hours_of_the_newest_sessions(engine, open_session, tmp_path):
+    for number in range(check.SESSIONS_SEEN + 20):
+        session = open_session(over=True)
+        row = sessions.of_run(engine, "r", limit=1)[0]
+        peak = 9e9 if number < 20 else 2e9
+        samples.write(engine, session, [(row.started_at + timedelta(seconds=1), {"rank0.rss_peak": peak})])
+        samples.roll_up(engine, session)
+    (tmp_path / "checks").mkdir()
+    stages = [{"name": "train", "time": None, "memory": {"process": 1e9}}]
+    (tmp_path / "checks" / "h.json").write_text(json.dumps({"stages": stages}))
+    with asked(engine) as statements:
+        [held] = check.held(engine, runs.by_id(engine, "r"), tmp_path)
+    assert (held.what, held.foretold, held.came) == ("a rank's process", 1e9, 2e9)
+    assert len(statements) <= check.SESSIONS_SEEN + 5
 
 
 def test_a_hundred_sessions_of_nine_hours_stay_below_200_mb_and_status_is_as_quick_as_at_first(engine, open_session):
