@@ -61,7 +61,7 @@ class Cut:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few peers, one size, two sessions of 25 s: two minutes")
+    parser.add_argument("--quick", action="store_true", help="one peer, one size, one session of 20 s: a minute")
     parser.add_argument("--wall", type=float, default=60.0, help="seconds of a session  [60]")
     parser.add_argument("--sessions", type=int, default=3, help="of each peer and size  [3]")
     parser.add_argument("--size", choices=EVERY, action="append", help="this size of the state alone")
@@ -72,7 +72,7 @@ def main() -> None:
     def measure() -> dict[str, Any]:
         names = [name for name in PEERS if not options.only or any(word in name for word in options.only)]
         if options.quick:
-            return measured(names if options.only else QUICK, options.size or ["1MB"], 2, min(options.wall, 25.0))
+            return measured(names if options.only else QUICK, options.size or ["1MB"], 1, min(options.wall, 20.0))
         return measured(names, options.size or list(EVERY), options.sessions, options.wall)
 
     found = page.run(options, measure)

@@ -43,7 +43,7 @@ def main() -> None:
         sampled(Path(sys.argv[2]), float(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short blocks, few of them: about a minute")
+    parser.add_argument("--quick", action="store_true", help="short blocks, each once: some 40 s")
     parser.add_argument(
         "--rounds", type=int, default=25, help="of all features at all lengths  [25: a quarter of an hour]"
     )
@@ -53,7 +53,7 @@ def main() -> None:
     page.add_options(parser)
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.block = 3, 0.2
+        options.rounds, options.block = 1, 0.15
     page.run(options, lambda: measured(options.rounds, options.block, quick=options.quick))
 
 
@@ -67,8 +67,8 @@ def measured(rounds: int, block_s: float, *, quick: bool) -> dict[str, Any]:
             against("session.steps, a step", statistics.median(told["bookkeeping_us"]), 5.0, "µs"),
             against("supervisor's memory", told["rss_mb"], 80.0, "MB"),
             against("supervisor", told["core_percent"], 1.0, "% of a core"),
-            against("of it telemetry, two GPUs", telemetry(folder / "telemetry", 12 if quick else 75), 1.0, "% of a core"),
-            against("status / imports", status(folder / "home", 4 if quick else 15), 1.3, ""),
+            against("of it telemetry, two GPUs", telemetry(folder / "telemetry", 6 if quick else 75), 1.0, "% of a core"),
+            against("status / imports", status(folder / "home", 3 if quick else 15), 1.3, ""),
             told_alone("session.loader − DataLoader, a sample", reading_us, "µs"),
         ]  # fmt: skip
     return page.results(

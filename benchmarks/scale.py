@@ -359,7 +359,7 @@ def of_hours(count: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small amounts, one hour: a minute and a half")
+    parser.add_argument("--quick", action="store_true", help="small amounts, one hour: a minute")
     parser.add_argument("--count", type=int, default=10_000, help="runs and sessions at most  [10,000]")
     parser.add_argument("--samples", type=int, default=10_000_000, help="at most  [10,000,000]")
     parser.add_argument("--ranks", type=int, default=16, help="at most  [16]")
@@ -369,7 +369,7 @@ def main() -> None:
     page.add_options(parser)
     options = parser.parse_args()
     if options.quick:
-        options.count, options.samples, options.ranks, options.hours, options.rounds = 1000, 100_000, 4, 1, 2
+        options.count, options.samples, options.ranks, options.hours, options.rounds = 1000, 100_000, 2, 1, 1
     page.run(options, lambda: all_of(options))
 
 
@@ -381,7 +381,7 @@ def all_of(options: argparse.Namespace) -> dict[str, Any]:
         "sizes": lambda place: sizes(place, up_to(10, options.count), options.rounds),
         "samples": lambda place: amounts(place, up_to(10_000, options.samples), options.rounds),
         "ranks": lambda place: of_ranks(
-            [2**power for power in range(options.ranks.bit_length())], 3 if options.quick else 10, 90 if options.quick else 900
+            [2**power for power in range(options.ranks.bit_length())], 1 if options.quick else 10, 90 if options.quick else 900
         ),
         "hours": lambda place: of_hours(options.hours),
     }  # fmt: skip
