@@ -3,12 +3,12 @@
 kgorch and its peers (benchmarks/bounded/) train the same network in sessions at whose wall everything is killed by SIGKILL, in
 turns within one run. A step survives when the next session goes on behind it. Two shares are told:
 
-- of the steps that were possible: (wall − the peer's own start-up until its first step) × its own speed. What is missing is what
+- of the steps that were possible: (wall − the session's own start-up until its first step) × its own speed. What is missing is what
   saving, losing and stopping early cost. Target: kgorch ≥ 97% at 60 s, and first.
 - of the wall's seconds: surviving steps × time of a step. That counts start-up, too.
 
-Speed is a median of this run: of the means of ten steps in a row, so that what a machine does besides counts as part of
-a step, and a save, which few of these see, does not.
+Speed is a median within the session: of the means of ten steps in a row, so that what a machine does besides counts as part of
+a step, and a save, which few of these see, does not. From one session to the next a shared machine's speed changes by a fifth.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def _step_s(at: Sequence[float]) -> float:
 def row(name: str, size: str, cuts: Sequence[Cut], wall_s: float) -> dict[str, Any]:
     """Of all sessions together; the last of `cuts` only tells where it would go on. `spread`: the worst and best session.
 
-    Where a session made no step, its start-up and speed count as in the peer's others, and it goes on where the next does.
+    Where a session made no step, its start-up and speed count as in the middle of the peer's others, and it goes on where the next
+    does.
     """
     went_on: list[int] = []
     for cut in reversed(cuts):
@@ -176,11 +177,13 @@ def row(name: str, size: str, cuts: Sequence[Cut], wall_s: float) -> dict[str, A
     step_s = statistics.median(cut.step_s for cut in whole if cut.step_s)
     startup_s = statistics.median(cut.startup_s for cut in whole if cut.startup_s is not None)
     survived = [after - before for before, after in itertools.pairwise(went_on)]
-    possible = [(wall_s - (cut.startup_s if cut.startup_s is not None else startup_s)) / step_s for cut in cuts[:-1]]
+    steps_s = [cut.step_s or step_s for cut in cuts[:-1]]
+    rooms_s = [wall_s - (startup_s if cut.startup_s is None else cut.startup_s) for cut in cuts[:-1]]
+    possible = [room_s / each_s for room_s, each_s in zip(rooms_s, steps_s, strict=True)]
     shares = [100 * kept / could for kept, could in zip(survived, possible, strict=True)]
     lost = [max(0, cut.done - after) for cut, after in zip(cuts[:-1], went_on[1:], strict=True)]
     figures = {
-        "of the wall, %": 100 * sum(survived) * step_s / (wall_s * len(survived)),
+        "of the wall, %": 100 * sum(survived) / sum(wall_s / each_s for each_s in steps_s),
         "steps survived": sum(survived),
         "steps possible": round(sum(possible)),
         "steps lost a session": statistics.median(lost),

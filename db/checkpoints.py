@@ -45,10 +45,25 @@ def supersede(engine: Engine, run_id: str, stage: str, *, before: datetime, why:
         orm.execute(update(Checkpoint).where(*mine, Checkpoint.created_at < before).values(state="superseded", why=why))
 
 
-def of_run(engine: Engine, run_id: str) -> list[CheckpointInfo]:
-    """By the run's own order (stage, step), not by a clock; those that were dropped or found broken among them."""
+def of_run(engine: Engine, run_id: str, *states: str) -> list[CheckpointInfo]:
+    """By the run's own order (stage, step), not by a clock; in these states alone, or in any: most of a long run's were dropped."""
+    chosen = _in_order(run_id)
     with Orm(engine) as orm:
-        return [plain(CheckpointInfo, row) for row in orm.scalars(_in_order(run_id))]
+        rows = orm.scalars(chosen.where(Checkpoint.state.in_(states)) if states else chosen)
+        return [plain(CheckpointInfo, row) for row in rows]
+
+
+def standing(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
+    """The verified ones in the run's own order, each with how many of its stage come before it, dropped ones too:
+    there are thousands of those in a long run, and after each save this is asked."""
+    order = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
+    before = func.row_number().over(partition_by=Checkpoint.stage, order_by=order) - 1
+    numbers = select(Checkpoint.id, before.label("number")).where(Checkpoint.run_id == run_id).subquery()
+    chosen = _in_order(run_id).join(numbers, numbers.c.id == Checkpoint.id).where(Checkpoint.state == "verified")
+    with Orm(engine) as orm:
+        return [
+            (number, plain(CheckpointInfo, row)) for row, number in orm.execute(chosen.add_columns(numbers.c.number))
+        ]
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:

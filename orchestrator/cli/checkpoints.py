@@ -34,18 +34,18 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     """The checkpoints of RUN, oldest first."""
     from orchestrator.report.view import plain, stamp
 
-    found = [row for row in _rows(run)[1] if dropped or (row.state == "verified" and Path(row.path).is_dir())]
+    rows = _rows(run)[1] if dropped else _standing(run)[1]
     if as_json:
         fields = ("stage", "step", "final", "state", "bytes", "took_s", "blocking_s", "path")
         render.as_json(
             [
                 {name: getattr(row, name) for name in fields}
                 | {"at": stamp(row.created_at), "metrics": plain(row.metrics), "source": row.source or None}
-                for row in found
+                for row in rows
             ]
         )
         return 0
-    rows = [
+    shown = [
         [
             row.stage,
             str(row.step),
@@ -56,9 +56,9 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
             render.clock(stamp(row.created_at)),
             render.metrics(plain(row.metrics)),
         ]
-        for row in found
+        for row in rows
     ]
-    render.table(["stage", "step", "", "state", "size", "save took", "at", "metrics"], rows)
+    render.table(["stage", "step", "", "state", "size", "save took", "at", "metrics"], shown)
     return 0
 
 
@@ -115,7 +115,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from orchestrator.runtime.choosing import plan_of
     from orchestrator.runtime.home import Lock
 
-    run, rows = _rows(name)
+    run, rows = _standing(name)
     _, home, engine = state()
     lock = Lock(home / "runs" / run.name / "lock")
     last = sessions.last(engine, run.id)
@@ -123,7 +123,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     if not lock.take() or (attempt and launcher.is_running(Path(attempt.folder))):
         raise KgorchError(f"{run.name} is training", next_step=f"kgorch stop {run.name}, then replay")
     try:
-        usable = [row for row in rows if row.state == "verified" and not row.final and Path(row.path).is_dir()]
+        usable = [row for row in rows if not row.final]
         chosen = next((row for row in reversed(usable) if step in (None, row.step)), None)
         if chosen is None:
             raise NotFound(
@@ -209,11 +209,11 @@ def export(run: str, out: Path, stage: str | None, step: int | None, only: str |
     from orchestrator import manifest
     from orchestrator.runtime import export as exporting
 
-    found, rows = _rows(run)
+    found, rows = _standing(run)
     write = exporting.writer_of(out)
     for row in reversed(rows):
         folder = Path(row.path)
-        if row.state == "verified" and folder.is_dir() and stage in (None, row.stage) and step in (None, row.step):
+        if stage in (None, row.stage) and step in (None, row.step):
             manifest.verify(folder)
             count = write(folder, out, None if everything else (only or "model"))
             click.echo(
@@ -223,12 +223,18 @@ def export(run: str, out: Path, stage: str | None, step: int | None, only: str |
     raise NotFound(f"{found.name} has no such checkpoint", next_step=f"kgorch checkpoints list {found.name}")
 
 
-def _rows(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
+def _rows(run: str | None, *states: str) -> tuple[Any, list[CheckpointInfo]]:
     from db import checkpoints
 
     _, _, engine = state()
     found = find_run(engine, run)
-    return found, checkpoints.of_run(engine, found.id)
+    return found, checkpoints.of_run(engine, found.id, *states)
+
+
+def _standing(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
+    """Verified, and there."""
+    found, rows = _rows(run, "verified")
+    return found, [row for row in rows if Path(row.path).is_dir()]
 
 
 def _folders(run_folder: str, rows: list[CheckpointInfo]) -> list[Path]:

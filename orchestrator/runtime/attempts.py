@@ -195,7 +195,7 @@ def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped
     root = checkpoint_root(run, stage)
     root.mkdir(parents=True, exist_ok=True)
     found = checkpoints.newest_verified(root, run.id, skipped)
-    known = [row for row in rows.of_run(engine, run.id) if row.stage == stage and row.state in ("verified", "broken")]
+    known = [row for row in rows.of_run(engine, run.id, "verified", "broken") if row.stage == stage]
     if found is None and known:
         raise KgorchError(
             f"no checkpoint of stage {stage!r} can be used, and the run had come to step {known[-1].step}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -59,12 +58,11 @@ def rule_of(plan: Plan) -> retention.Rule:
 
 def doomed(engine: Engine, run_id: str, plan: Plan) -> list[Path]:
     """Folders of the checkpoints that may go now, oldest first: by the plan's rule, and so that the next one finds room."""
-    numbers: Counter[str] = Counter()
-    present = []
-    for order, row in enumerate(rows.of_run(engine, run_id)):
-        if row.state == "verified" and Path(row.path).is_dir():
-            present.append(_kept(order, numbers[row.stage], row))
-        numbers[row.stage] += 1
+    present = [
+        _kept(order, number, row)
+        for order, (number, row) in enumerate(rows.standing(engine, run_id))
+        if Path(row.path).is_dir()
+    ]
     rule = rule_of(plan)
     if present:
         used = sum(item.bytes for item in present)

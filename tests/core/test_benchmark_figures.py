@@ -52,6 +52,15 @@ def test_a_session_that_makes_no_step_could_have_made_as_many_as_the_others():
     assert found["value"] == pytest.approx(50.0) and found["spread"] == pytest.approx((0.0, 100.0))
 
 
+def test_a_session_is_held_against_its_own_speed_whatever_the_machine_did_in_the_others():
+    import goodput
+
+    slower = cut(5500, 8250, step_s=0.02)
+    found = goodput.row("a", "1MB", [cut(0, 5500), slower, cut(8250, 8250, step_s=None)], wall_s=60.0)
+    assert found["value"] == pytest.approx(100.0) and found["spread"] == pytest.approx((100.0, 100.0))
+    assert found["figures"]["of the wall, %"] == pytest.approx(100 * 55 / 60)
+
+
 def test_a_peer_that_never_trains_has_nothing_and_breaks_nothing():
     import goodput
 

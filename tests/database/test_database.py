@@ -187,6 +187,19 @@ def test_the_newest_verified_checkpoint_is_the_furthest_whatever_the_clock_said_
     assert checkpoints.newest_verified(engine, run.id).step == 10
 
 
+def test_a_checkpoint_keeps_its_number_in_its_stage_whatever_was_dropped_before_it(engine, run):
+    states = {"train": ["dropped", "verified", "broken", "verified"], "tune": ["superseded", "verified"]}
+    for stage, of_stage in states.items():
+        for step, state in enumerate(of_stage):
+            checkpoints.record(
+                engine, run.id, f"/cp/{stage}/{step}", state=state, stage=stage, step=step, final=False, bytes=1
+            )
+    stand = {(row.stage, row.step): number for number, row in checkpoints.standing(engine, run.id)}
+    assert stand == {("train", 1): 1, ("train", 3): 3, ("tune", 1): 1}
+    found = checkpoints.of_run(engine, run.id, "dropped", "broken")
+    assert [(row.step, row.state) for row in found] == [(0, "dropped"), (2, "broken")]
+
+
 def test_a_changed_plan_brings_new_stages_in_and_keeps_those_that_are_done(engine, run):
     runs.finish_stage(engine, run.id, "train")
     runs.set_plan(engine, run.id, plan="", overrides=[], plan_hash="x", stages=["package"])
