@@ -116,7 +116,8 @@ def main() -> None:
         faults = [name for name in FAULTS if not options.fault or any(word in name for word in options.fault)]
         ways = [name for name in WAYS if not options.only or any(word in name for word in options.only)]
         if options.quick:
-            faults, ways = [name for name in faults if name in QUICK], ["kgorch"]
+            faults = faults if options.fault else QUICK
+            ways = ways if options.only else ["kgorch"]
         return measured(faults, ways, 1 if options.quick else options.rounds)
 
     page.run(options, measure)

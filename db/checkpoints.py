@@ -14,6 +14,9 @@ from db.runs import now, plain
 from db.tables import Checkpoint, Stage
 
 
+_IN_STAGE = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
+
+
 def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any) -> None:
     """What is known now of the checkpoint at `path`; a second record of it takes the place of the first."""
     with Orm(engine) as orm, orm.begin():
@@ -56,8 +59,7 @@ def of_run(engine: Engine, run_id: str, *states: str) -> list[CheckpointInfo]:
 def standing(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
     """The verified ones in the run's own order, each with how many of its stage come before it, dropped ones too:
     there are thousands of those in a long run, and after each save this is asked."""
-    order = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
-    before = func.row_number().over(partition_by=Checkpoint.stage, order_by=order) - 1
+    before = func.row_number().over(partition_by=Checkpoint.stage, order_by=_IN_STAGE) - 1
     numbers = select(Checkpoint.id, before.label("number")).where(Checkpoint.run_id == run_id).subquery()
     chosen = _in_order(run_id).join(numbers, numbers.c.id == Checkpoint.id).where(Checkpoint.state == "verified")
     with Orm(engine) as orm:
@@ -87,7 +89,7 @@ def verified_paths(engine: Engine, run_id: str) -> set[str]:
 def _in_order(run_id: str) -> Select[Any]:
     stage = (Stage.run_id == Checkpoint.run_id) & (Stage.name == Checkpoint.stage)
     chosen = select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
-    return chosen.order_by(func.coalesce(Stage.position, -1), Checkpoint.step, Checkpoint.final, Checkpoint.id)
+    return chosen.order_by(func.coalesce(Stage.position, -1), *_IN_STAGE)
 
 
 def saves(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float], ...]:
