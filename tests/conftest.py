@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
+if os.environ.get("KGORCH_TEST_GPU") != "1" and Path("/dev/nvidiactl").exists():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # most tests want two ranks on the CPU; `make gpu` has those for a GPU
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that spin for each other on cores that others use took minutes
 
 

@@ -53,8 +53,8 @@ RULES: Mapping[str, Rule] = {
     # a script may prepare its data before it attaches.
     "start": Rule(3600.0, 600.0, 3.0),
     "first_step": Rule(1800.0, 600.0, 3.0),
-    # Ten times, for steps have a long tail (a cold disk, a loader's refill). Five minutes: less than the ten after which NCCL's
-    # own watchdog ends the ranks and takes their stacks along.
+    # Ten times, for steps have a long tail (a cold disk, a loader's refill). Collectives have no time-out of their own under kgorch
+    # (worker/group.py), so nothing ends the ranks and takes their stacks along before this does.
     "step": Rule(1800.0, 300.0, 10.0),
     "evaluation": Rule(3600.0, 900.0, 3.0),
     # A rank gives a last save up by itself after 600 s (worker/save.py).

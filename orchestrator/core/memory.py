@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-DEVICE, HOST, OPTIMIZER = "device", "host", "optimizer"
-"""Which memory ran out; the optimizer's is the device's, but no smaller batch helps it. Of a training on the CPU they are
-all the same, and every rung helps."""
+DEVICE, HOST, OPTIMIZER, EVALUATION = "device", "host", "optimizer", "evaluation"
+"""Which memory ran out. The optimizer's and an evaluation's are the device's, but a smaller batch of the training helps neither. Of
+a training on the CPU they are all the same but the evaluation's, and every rung helps."""
 
 DEFAULT = (
     "microbatch/2",
@@ -76,6 +76,8 @@ class Rung:
         return self.kind in _IN_PROCESS
 
     def helps(self, where: str, *, device: str) -> bool:
+        if where == EVALUATION and self.kind in ("microbatch", "activation_checkpointing"):
+            return False  # of a training step
         if device == "cpu":
             return self.kind not in ("allocator", "empty_cache", "pin_memory")
         if where == HOST:

@@ -55,7 +55,7 @@ class RankRecord:
         outcome: one of OUTCOMES. began: the person's code was reached.
         trouble: with the loss or the weights, for which it ended.
         memory: that ran out, as core/memory.py names it; empty when none did.
-        step: in which it failed; None where that is not known. at: the clock's time, ISO 8601.
+        step: in which it failed; None where that is not known. place: of core/hang.py, in which it failed; empty likewise. at: the clock's time, ISO 8601.
 
     Raises: ValueError for another outcome.
     """
@@ -68,6 +68,7 @@ class RankRecord:
     message: str = ""
     memory: str = ""
     step: int | None = None
+    place: str = ""
     at: str = ""
     traceback: str = ""
     trouble: Trouble | None = None
@@ -80,6 +81,11 @@ class RankRecord:
     def is_collateral(self) -> bool:
         text = f"{self.error_type} {self.message}".lower()
         return any(sign in text for sign in _COLLATERAL)
+
+    @property
+    def was_evaluating(self) -> bool:
+        """It failed in an evaluation; what ends the ladder does so in a step, whatever mode its modules are in."""
+        return self.place == "evaluation" and not self.error_type.endswith(".LadderEnds")
 
     @property
     def lost_a_worker(self) -> bool:
@@ -126,7 +132,7 @@ def memory_that_ran_out(ended: Ended) -> str:
     """Which memory ended the attempt, as core/memory.py names it; empty when none did."""
     first = _first_failure(ended)
     if first and not first.lost_a_worker:
-        return first.memory
+        return memory.EVALUATION if first.memory == memory.DEVICE and first.was_evaluating else first.memory
     was_killed = first is not None or (len(ended.records) < ended.ranks and ended.sigkilled)
     return memory.HOST if was_killed and ended.kernel_kills else ""
 
@@ -142,11 +148,12 @@ def verdict(ended: Ended) -> Event:
     if troubles:
         return _remedied(min(troubles, key=lambda item: item[0])[1], ended)
     cause = first_cause(ended)
-    if memory_that_ran_out(ended):
+    if where := memory_that_ran_out(ended):
         if ended.rung:
             return OutOfMemory(cause, ended.rung)
         if not ended.gained:
-            return RetriesExhausted(f"{cause} (the ladder is exhausted: no rung of it is left)")
+            advice = "; give the evaluation smaller batches" if where == memory.EVALUATION else ""
+            return RetriesExhausted(f"{cause} (the ladder is exhausted: no rung of it is left{advice})")
     if any(_is_hopeless(record) for record in ended.records) and not ended.opened_again:
         return RetriesExhausted(cause)
     return exhausted(cause, ended.gained, ended.without_progress) or AttemptCrashed(cause)
@@ -179,7 +186,8 @@ def first_cause(ended: Ended) -> str:
         said = _in_a_line(first.message)
         if first.error_type.endswith(".LadderEnds"):
             return said  # it names the rank and the error itself
-        return f"rank {first.rank}: {first.error_type}: {said}{kernel if first.lost_a_worker else ''}"
+        place = " in an evaluation" if first.was_evaluating else ""
+        return f"rank {first.rank}{place}: {first.error_type}: {said}{kernel if first.lost_a_worker else ''}"
     killed = sorted(set(range(ended.ranks)) - {record.rank for record in ended.records})
     if len(killed) == ended.ranks:
         return f"no rank left a word ({ended.launcher}{kernel})"

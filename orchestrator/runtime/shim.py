@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
 from orchestrator.runtime.processes import started_ticks
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
@@ -60,6 +61,7 @@ def main(folder: Path) -> int:
             preexec_fn=functools.partial(_in_child, os.getpid()),
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
+    FailureWatch(folder, torchrun.pid, launch.ranks)
     keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
     wire.write_whole(
         folder / "shim.json",
@@ -94,7 +96,12 @@ def command(launch: Launch) -> list[str]:
 
 
 def environment(launch: Launch, folder: Path, board: int) -> dict[str, str]:
-    told = {LAUNCH_VARIABLE: str(folder / "launch.json"), BOARD_VARIABLE: f"/proc/{os.getpid()}/fd/{board}"}
+    told = {
+        LAUNCH_VARIABLE: str(folder / "launch.json"),
+        BOARD_VARIABLE: f"/proc/{os.getpid()}/fd/{board}",
+        # As NVML counts, and so telemetry, the memory watch and the locks of GPUs. CUDA by itself puts the fastest first.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
     usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if launch.deterministic != "off":
         usual["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts

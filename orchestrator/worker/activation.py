@@ -106,7 +106,7 @@ def _can_be_computed_again(module: nn.Module) -> bool:
     return not any(
         isinstance(part, DistributedDataParallel | torch.jit.ScriptModule)
         or not _may(part)
-        or (isinstance(part, nn.RNNBase) and part.dropout and part.num_layers > 1 and next(part.parameters()).is_cuda)
+        or (has_dropout_state([part]) and next(part.parameters()).is_cuda)
         for part in module.modules()
     )
 
@@ -127,6 +127,15 @@ def has_batchnorm(modules: Iterable[nn.Module]) -> bool:
     """Whether a microbatch would be normalised otherwise than its batch: a BatchNorm that is frozen does not count."""
     return any(
         isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
+        for module in modules
+        for part in module.modules()
+    )
+
+
+def has_dropout_state(modules: Iterable[nn.Module]) -> bool:
+    """Whether cuDNN would keep a random state of its own for them: RNNs with dropout between their layers."""
+    return any(
+        isinstance(part, nn.RNNBase) and part.dropout > 0 and part.num_layers > 1
         for module in modules
         for part in module.modules()
     )

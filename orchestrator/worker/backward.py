@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import activation, batches, drain, virtual
+from orchestrator.worker import activation, batches, drain, state, virtual
 from orchestrator.worker.board import Board
 from orchestrator.worker.health import Health
 from orchestrator.worker.ladder import Ladder
@@ -41,6 +41,7 @@ class Backward:
     parts: this step's batch of each rank played here, and its weight.
     came: the batch has come here as it was given.
     rehearses: the step is to no effect.
+    has_dropout_state: cuDNN keeps one for the tracked modules, which has to be renewed before each step.
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class Backward:
         self._device, self._ranks_now, self._tell, self._guard = device, ranks, tell, guard
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float]] = []
-        self.came = self.rehearses = False
+        self.came = self.rehearses = self.has_dropout_state = False
         self._chance = 0
 
     def learn(self, modules: Iterable[nn.Module]) -> None:
         """The tracked modules."""
         self._modules = list(modules)
+        self.has_dropout_state = self._device.type == "cuda" and activation.has_dropout_state(self._modules)
 
     def give(self, parts: Iterable[Any], weights: Iterable[float]) -> None:
         """The next step's batches."""
@@ -74,6 +76,8 @@ class Backward:
         """The mean loss over this rank's batch, detached; NaN where all ranks dropped it. Raises: as Retry.run."""
         is_own = bool(self.parts) and batch is self.parts[0][0]
         self.came = self.came or is_own
+        if self.has_dropout_state:
+            state.renew_dropout_state(self._device)
 
         def forward_backward() -> torch.Tensor:
             if is_own and self._ranks_now().are_split:
@@ -90,6 +94,11 @@ class Backward:
             return forward_backward()
         loss = self.retry.run(step, forward_backward, health=health, scaled=scaled)
         return self._dropped() if loss is None else loss
+
+    @property
+    def communicates(self) -> bool:
+        """The script's forward or backward runs collectives of its own, as far as that is known."""
+        return "retry" in vars(self) and self.retry.communicates
 
     @functools.cached_property
     def retry(self) -> Retry:
@@ -113,15 +122,13 @@ class Backward:
         ranks = self._ranks_now()
         if self._chance and self._chance != virtual.fingerprint(self._device):
             self._tell(ranks=f"{ranks.said()}, but chance was drawn outside of session.backward")
-        before = virtual.copied_buffers(self._modules)
+        before, summing = virtual.copied_buffers(self._modules), virtual.Summing(self._modules, ranks)
         last = ranks.end - 1
         batch, weight = self.parts[0]
-        loss = self._of_one(batch, work, weight, last=ranks.first == last)
+        with summing.rank():
+            loss = self._of_one(batch, work, weight, last=ranks.first == last)
         for rank, (batch, weight) in zip(ranks.mine[1:], self.parts[1:], strict=True):
-            with (
-                virtual.playing(ranks, rank, self._device, self._modules, before),
-                virtual.summing(self._modules, ranks),
-            ):
+            with virtual.playing(ranks, rank, self._device, self._modules, before), summing.rank():
                 self._of_one(batch, work, weight, last=rank == last)
         self._chance = virtual.fingerprint(self._device)
         return loss

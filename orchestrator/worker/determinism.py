@@ -28,15 +28,18 @@ _PROBE = "kgorch_probe"
 class Determinism:
     """Of this process, from here on; to be made before the model is.
 
+    Args:
+        on_cuda: the training computes on a GPU, where PyTorch promises the same bits only if it is asked for them.
     Raises: KgorchError when there is no such level.
     """
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, *, on_cuda: bool = False) -> None:
         if level not in LEVELS:
             raise KgorchError(
                 f"deterministic={level!r}: expected one of {', '.join(LEVELS)}{nearest(str(level), LEVELS)}"
             )
         self.level, self._ops, self._is_heard = level, set[str](), True
+        self._on_cuda, self._benchmark = on_cuda, False
         if level != "off":
             self._demand()
         if level == "warn":
@@ -46,13 +49,18 @@ class Determinism:
     def verdict(self) -> str:
         """What held until now, for `status`."""
         if self.level == "off":
-            return "not asked for"
+            if not self._on_cuda:
+                return "not asked for"
+            benchmark = ", and cudnn.benchmark chooses algorithms by their time" if self._benchmark else ""
+            return f"not asked for: on CUDA some operations give other bits each time{benchmark}"
         if self._ops:
             return f"did not hold: {', '.join(sorted(self._ops))}"
         return "held" if self._is_heard else "not known: the script keeps PyTorch's warnings from being shown"
 
     def probe(self) -> None:
-        """See whether warnings still come here: scripts like to switch them off, and silence would pass for success."""
+        """See whether warnings still come here (scripts like to switch them off; silence would pass for success), and whether the
+        script has cuDNN choose its algorithms by measuring, which comes out otherwise on a busy GPU."""
+        self._benchmark = torch.backends.cudnn.benchmark
         if self.level == "warn":
             self._is_heard = False
             said = f"{_PROBE} does not have a deterministic implementation"
@@ -64,6 +72,7 @@ class Determinism:
         fills: Any = torch.utils.deterministic
         fills.fill_uninitialized_memory = False  # helps to find reads of unset memory, at a fill each time
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        # The older names: the newer ones (`fp32_precision`, 2.9) make every later read of these raise, the script's own too.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def _listen(self) -> None:

@@ -1,10 +1,12 @@
 """What a rank owes its peers when its backward fails in the midst of DistributedDataParallel's reduction.
 
 The others wait in all-reduces that this rank would have joined. It joins those that are left with zeros, as DDP's own Join
-does, so nobody hangs; then all take a vote, and throw the worthless sums away (FACTS.md, "the drain protocol").
+does, so nobody hangs; then all take a vote, and throw the worthless sums away.
 
-How many are left is read from the process group's sequence number, so a step pays for no communication hook. For that, all
-other collectives of a forward (broadcasting buffers, ordering the buckets anew) are done before what may fail begins.
+How many are left is read from the sequence number of the group's backend, so a step pays for no communication hook. The
+group itself does not always answer: PyTorch before 2.7 gives a group of several backends ("cpu:gloo,cuda:nccl") no default one,
+and asks that. All other collectives of a forward (broadcasting buffers, rebuilding the buckets) are done before what may fail
+begins, so that only the reduction is left to count.
 
 Three ways, chosen by what DDP was built with:
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,13 +62,18 @@ class Reduction:
 
     Args:
         ddps: all of the training. hidden: something else that makes ranks wait for each other in a forward or backward.
+    Attributes:
+        communicates: the script runs collectives of its own in a step's forward or backward; known after some steps.
     """
 
     def __init__(self, ddps: list[DistributedDataParallel], *, hidden: bool = False) -> None:
         self._ddps, self._hidden = ddps, hidden
         self._plain = not hidden and (not ddps or (len(ddps) == 1 and _can_be_drained(ddps[0])))
-        self._begun = self._of_a_step = 0
+        self._backend = _backend(ddps[0]) if ddps and self._plain else None
+        self._begun: int | None = None  # the sequence number when this step's reduction began; None before it did
+        self._of_a_step = 0
         self._is_steady = self._syncs = False
+        self.communicates = False
 
     def way(self, *, microbatched: bool) -> str:
         if self._plain:
@@ -74,29 +82,38 @@ class Reduction:
 
     def begin(self) -> None:
         """Before what may fail: the collectives of a forward that are no part of the reduction."""
+        self._begun = None  # should memory run out in here, nobody can tell how far this rank came
         for ddp in self._ddps:
+            self._syncs = ddp.require_backward_grad_sync
             ddp.reducer._rebuild_buckets()
             if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 ddp._sync_buffers()  # type: ignore[no-untyped-call]
             ddp.require_forward_param_sync = False
-            self._begun, self._syncs = self._sequence(ddp), ddp.require_backward_grad_sync
+        self._begun = self._sequence()
 
     def done(self) -> None:
         """A step came through on all ranks: so many collectives are one."""
-        for ddp in self._ddps if self._syncs else ():
-            launched = self._sequence(ddp) - self._begun
-            self._is_steady, self._of_a_step = launched == self._of_a_step, launched
+        if not self._syncs or self._begun is None:
+            return
+        launched = self._sequence() - self._begun
+        was_steady = self._is_steady
+        self._is_steady, self._of_a_step = launched == self._of_a_step, launched
+        if self._is_steady and not was_steady:  # seldom: the answer takes as much memory as the gradients, for a moment
+            with contextlib.suppress(RuntimeError):
+                self.communicates = any(launched > len(_owed(ddp)) for ddp in self._ddps)
 
     def owe(self) -> None:
         """After a failure, with the failed step's tensors gone: join what the others wait for.
 
-        Raises: RuntimeError when more goes over the group in a step than DDP's reduction: how far it came cannot be told.
+        Takes as much memory as the gradients, which have just been given back.
+
+        Raises: RuntimeError when memory ran out before the reduction began, or when more goes over the group in a step than
+            DDP's reduction: how far it came cannot be told.
         """
         for ddp in self._ddps if self._syncs else ():  # in the script's own no_sync() nobody waits
-            launched = self._sequence(ddp) - self._begun
-            left = [bucket.buffer() for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
-            if ddp.find_unused_parameters:
-                left.append(ddp.reducer._get_local_used_map())
+            if self._begun is None:
+                raise RuntimeError("memory ran out while DDP prepared its buckets: the step cannot be tried again")
+            launched, left = self._sequence() - self._begun, _owed(ddp)
             if launched > len(left) or (self._is_steady and self._of_a_step != len(left)):
                 raise RuntimeError(f"other collectives than DDP's {len(left)} in a step: it cannot be tried again")
             for tensor in left[launched:]:
@@ -139,9 +156,20 @@ class Reduction:
                 for grad, reduced in zip(chunk, torch.split(flat, [grad.numel() for grad in chunk]), strict=True):
                     grad.copy_(reduced.view_as(grad))
 
-    @staticmethod
-    def _sequence(ddp: DistributedDataParallel) -> int:
-        return int(ddp.process_group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    def _sequence(self) -> int:
+        return int(self._backend._get_sequence_number_for_group()) if self._backend is not None else 0
+
+
+def _backend(ddp: DistributedDataParallel) -> Any:
+    """What carries this DDP's gradients: NCCL or gloo, whatever the group holds besides."""
+    device = next(weight.device for weight in ddp.module.parameters() if weight.requires_grad)
+    return ddp.process_group._get_backend(device)
+
+
+def _owed(ddp: DistributedDataParallel) -> list[torch.Tensor]:
+    """Zeros for each all-reduce of a step, in its order: the buckets, then which parameters were used."""
+    zeros = [bucket.buffer() for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
+    return [*zeros, ddp.reducer._get_local_used_map()] if ddp.find_unused_parameters else zeros
 
 
 def _can_be_drained(ddp: DistributedDataParallel) -> bool:
@@ -153,8 +181,17 @@ def _can_be_drained(ddp: DistributedDataParallel) -> bool:
         and all(hasattr(ddp.reducer, name) for name in _NAMES)
         and not hasattr(ddp, "buffer_hook")
         and hasattr(ddp, "will_sync_module_buffers")
-        and hasattr(ddp.process_group, "_get_sequence_number_for_group")
+        and _counts(ddp)
     )
+
+
+def _counts(ddp: DistributedDataParallel) -> bool:
+    """Whether its backend numbers its collectives; one from elsewhere may have the method and raise."""
+    try:
+        _backend(ddp)._get_sequence_number_for_group()
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def _in_chunks(grads: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

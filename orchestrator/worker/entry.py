@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator import wire, worker
 from orchestrator.core.health import Trouble
@@ -31,8 +31,12 @@ from orchestrator.errors import KgorchError, nearest
 from orchestrator.wire import Launch, boottime_s
 
 
+EXIT_S = 4.0
+"""Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""
+
+
 def die_with_parent() -> None:
-    """A torchrun that is killed must not leave ranks that hold the GPU (FACTS.md, "torchrun and processes")."""
+    """A torchrun that is killed must not leave ranks that hold the GPU: they are sessions of their own, and would go on."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent or parent == 1:
@@ -136,6 +140,7 @@ class Record:
                 "message": str(error)[:4000],
                 "memory": memory_that_ran_out(error),
                 "step": getattr(error, "at_step", None),
+                "place": getattr(error, "at_place", ""),
                 "traceback": "".join(traceback.format_exception(error))[-16000:],
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):
@@ -152,11 +157,12 @@ def memory_that_ran_out(error: BaseException) -> str:
     return oom.ran_out(error)
 
 
-def leave() -> None:
+def leave(status: int = 0) -> NoReturn:
     """End this process without unloading PyTorch, which takes 1.1 s of processor time: a wall is near.
 
     What Python's own end does for a script is done first: its threads, what it registered with atexit (loading processes,
-    loggers), and files that it left open. Destructors of what else still lives are not run.
+    loggers), and files that it left open. Destructors of what else still lives are not run: on CUDA they may wait for a device that
+    never comes to an end, as when a peer has gone that an all-reduce waits for.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -166,7 +172,13 @@ def leave() -> None:
                 with contextlib.suppress(ValueError, OSError):  # closed, or only read
                     found.flush()
     finally:
-        os._exit(0)
+        os._exit(status)
+
+
+def fail(status: int = 1) -> NoReturn:
+    """The same after a failure, within EXIT_S: the timer is a thread of C, which needs no Python to end the process."""
+    faulthandler.dump_traceback_later(EXIT_S, exit=True)
+    leave(status)
 
 
 def main() -> int:
@@ -190,11 +202,13 @@ def main() -> int:
             record.write("finished")
         else:
             record.write("failed", ending)
-            raise
+            if not isinstance(ending.code, int):
+                print(ending.code, file=sys.stderr)
+            fail(ending.code & 0xFF or 1 if isinstance(ending.code, int) else 1)
     except BaseException as error:
         record.write("failed", error)
         traceback.print_exc()
-        return 1
+        fail()
     else:
         record.write("finished")
     return 0

@@ -24,6 +24,7 @@ import torch
 from orchestrator.core import health
 from orchestrator.core.health import LOSS, WEIGHTS, Spike, Taken, Trouble
 from orchestrator.wire import Launch, Message, Note, Remedied
+from orchestrator.worker.host_copy import HostCopy
 from orchestrator.worker.ladder import Ladder
 
 SPIKE, NOT_FINITE, LATE = 1, 2, 3
@@ -247,32 +248,25 @@ class Arriving:
 
     def __init__(self, losses: torch.Tensor, step: int, call: int, *, scaled: bool) -> None:
         self.step, self.call, self.scaled = step, call, scaled
-        self.losses = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=losses.is_cuda)
-        self.losses.copy_(losses, non_blocking=True)
-        self._event: Any = torch.cuda.Event() if losses.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._event:
-            self._event.record()
-
-    def is_there(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def wait(self) -> None:
-        if self._event:
-            self._event.synchronize()
+        self._copy = HostCopy(losses)
+        self.losses, self.is_there, self.wait = self._copy.values, self._copy.is_complete, self._copy.wait
 
 
 def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Names of tensors that hold what is no number. A sum tells, in one pass and one wait for all, unless it overflows."""
-    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
-    if not floats:
-        return
+    """Names of tensors that hold what is no number. A sum tells, in one pass and one wait a device, unless it overflows.
+
+    Optimizers keep counters of steps on the CPU beside moments on the GPU: moving each of them there would be a wait each.
+    """
+    by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            by_device.setdefault(tensor.device, {})[name] = tensor
     with torch.no_grad():
-        sums = [_sum(tensor) for tensor in floats.values()]
-        place = sums[0].device
-        well = torch.isfinite(torch.stack([total.to(place) for total in sums])).tolist()
-        for (name, tensor), is_well in zip(floats.items(), well, strict=True):
-            if not is_well and not torch.isfinite(tensor.float()).all():
-                yield name
+        finite = [torch.isfinite(torch.stack([_sum(item) for item in group.values()])) for group in by_device.values()]
+        for group, well in zip(by_device.values(), finite, strict=True):  # waits begin when all devices are at work
+            for (name, tensor), is_well in zip(group.items(), well.tolist(), strict=True):
+                if not is_well and not torch.isfinite(tensor.float()).all():
+                    yield name
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:

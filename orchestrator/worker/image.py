@@ -9,6 +9,7 @@ The stamp is the number of the snapshot, 0 while it is being filled: an image th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -47,7 +48,8 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
 class Image:
     """Args:
     descriptor: a file of `capacity` bytes and a stamp. It is mapped, and touched, at once.
-    pinned: the device copies into it by itself; for a state that lies on a GPU.
+    pinned: the device copies into it by itself; for a state that lies on a GPU, and an image in memory: pages of a file on disk
+        cannot be pinned on new kernels, and could no longer be written out on old ones.
     """
 
     def __init__(self, descriptor: int, capacity: int, *, pinned: bool = False) -> None:
@@ -62,7 +64,12 @@ class Image:
         self._end = 0
         self._stream = _pin(self._content) if pinned else None
         if self._stream:
-            weakref.finalize(self, _unpin, self._content.data_ptr())
+            # Not at the end of the process, which may come while the device hangs: unregistering waits for it.
+            weakref.finalize(self, _unpin, self._content.data_ptr()).atexit = False
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._stream is not None
 
     def fill(self, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], number: int) -> dict[str, Span]:
         """Copy all in; when it returns, training may change the tensors.
@@ -106,10 +113,17 @@ class Image:
                     view.copy_(tensors[name])
                 return
             self._stream.wait_stream(torch.cuda.current_stream())
+            elsewhere: dict[torch.device, None] = {}
             with torch.cuda.stream(self._stream):
                 for name, view in self._views.items():
-                    view.copy_(tensors[name], non_blocking=True)
+                    tensor = tensors[name]
+                    # One that is not contiguous (channels_last) would be made so on the GPU, in memory that training then lacks.
+                    view.copy_(tensor if tensor.is_contiguous() else tensor.to("cpu"), non_blocking=True)
+                    if tensor.is_cuda and tensor.device != self._stream.device:
+                        elsewhere[tensor.device] = None
             self._stream.synchronize()
+            for device in elsewhere:  # copied on that device's own stream
+                torch.cuda.synchronize(device)
 
     def _stamp(self, number: int) -> None:
         struct.pack_into("<q", self._map, self.capacity, number)
@@ -130,8 +144,16 @@ def header_of(layout: Layout) -> tuple[bytes, int]:
 def _pin(content: torch.Tensor) -> torch.cuda.Stream | None:
     """Have the device copy into memory that is mapped already; without that a copy goes through the driver's own buffers."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    result = runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0)
-    return torch.cuda.Stream() if int(result) == 0 else None  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0)) == 0:
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    _forget_error()
+    return None
+
+
+def _forget_error() -> None:
+    """Take back the error that CUDA keeps of a failed call: PyTorch would raise it at the next kernel, whatever that computes."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)  # PyTorch's own check after a kernel takes the error and clears it
 
 
 def _unpin(address: int) -> None:

@@ -1,7 +1,8 @@
 """Whether an exception says that memory ran out, and which memory.
 
-By type along its MRO, then by text, case folded (FACTS.md, "Out-of-memory under DDP"). A dead CUDA context says
-"out of memory", too, but nothing can be tried again in it.
+By type along its MRO, then by text, case folded. Some libraries say something else when an allocation of theirs was refused
+(cuDNN: "unable to find an engine"): such an error counts when CUDA's allocator has refused something since the last look, or the
+device is full. A dead CUDA context may say "out of memory", too, but nothing can be tried again in it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ _TEXTS = (
     "hip out of memory",
     "xpu out of memory",
     "mps backend out of memory",
+    "cuda driver error: out of memory",  # expandable segments: the context lives
+    "triton error [cuda]: out of memory",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
+    "device_allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "cufft_alloc_failed",
+    "cusolver_status_alloc_failed",
+    "cusparse_status_alloc_failed",
     "defaultcpuallocator: can't allocate memory",
     "defaultcpuallocator: not enough memory",
     "std::bad_alloc",
@@ -27,9 +34,43 @@ _TEXTS = (
     "cuda failure 2 'out of memory'",
 )
 _DEAD = ("cuda error: out of memory", "acceleratorerror", "cuda failure")
-_AMBIGUOUS = ("cudnn_status_not_supported", "unable to find an engine", "cublas_status_not_initialized")
+_AMBIGUOUS = (
+    "cudnn_status_not_supported",
+    "cudnn_status_internal_error",
+    "cudnn_status_not_initialized",
+    "unable to find an engine",
+    "cublas_status_not_initialized",
+)
 FULL = 0.9
-"""Ambiguous errors count where so much of the device is taken."""
+"""Ambiguous errors count where so much of the device is taken: cuBLAS asks the driver, not PyTorch's allocator."""
+
+
+class Refusals:
+    """Allocations that PyTorch's CUDA allocator has refused in this process (`num_ooms`), and how many of them are known.
+
+    A refusal that nobody saw was swallowed: cuDNN tries its plans in order and takes the next one that fits, without a word. And
+    by the time an error is raised the allocator has given its cache back, so how full the device is then tells little.
+    """
+
+    def __init__(self) -> None:
+        self._known = 0
+
+    def count(self) -> int:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return 0
+        return int(torch.cuda.memory_stats_as_nested_dict().get("num_ooms", 0))
+
+    def unknown(self) -> int:
+        return self.count() - self._known
+
+    def look(self) -> int:
+        """How many there have been since the last look."""
+        unknown = self.unknown()
+        self._known += unknown
+        return unknown
+
+
+refusals = Refusals()
 
 OPTIMIZER = re.compile(r"[/\\]optim(izers?)?[/\\]\w+\.py$")
 
@@ -40,7 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if any(sign in text for sign in (*_TEXTS, *_DEAD[:1])):
         return True
-    return any(sign in text for sign in _AMBIGUOUS) and _is_full()
+    return any(sign in text for sign in _AMBIGUOUS) and (refusals.unknown() > 0 or _is_full())
 
 
 class LadderEnds(RuntimeError):
@@ -99,5 +140,10 @@ def _came_from_a_step(trace: TracebackType | None) -> bool:
 def _is_full() -> bool:
     if not torch.cuda.is_available():
         return False
-    free, total = torch.cuda.mem_get_info()
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except (
+        RuntimeError
+    ):  # the context is dead, of whatever this error says: the record of it must be written all the same
+        return False
     return bool(free < (1 - FULL) * total)

@@ -88,6 +88,10 @@ class Retry:
             why = f"rank {self._rank}: {said}" if said else "another rank ran out of memory"
             self._ladder.down(step, why, tells=self._board.worst_rank == self._rank, must=True)
 
+    @property
+    def communicates(self) -> bool:
+        return self._reduction.communicates
+
     def drop(self, *, scaled: bool) -> None:
         """Leave nothing that an optimizer would take; a GradScaler wants gradients, and to see why it skips them."""
         for weight in self._weights:
@@ -110,6 +114,7 @@ class Retry:
             if not oom.can_retry(error):
                 raise oom.LadderEnds(oom.said(error)) from None
             said = oom.said(error)
+        oom.refusals.look()  # this one is dealt with
         self._failures = self._failures + 1 if self._failed_at == step else 1
         self._failed_at = step
         self._make_room()
@@ -138,7 +143,7 @@ class Beginning:
     def __init__(self, weights: list[nn.Parameter], buffers: Buffers, chance: Chance, ranks: virtual.Ranks) -> None:
         self._weights, self._buffers, self._chance, self._ranks = weights, buffers, chance, ranks
         self._random, self._played = chance.now(), dict(ranks.random_states)
-        self._grads = [(weight, weight.grad, weight.grad.clone()) for weight in weights if weight.grad is not None]
+        self._grads = [(weight, weight.grad, _copy_of(weight.grad)) for weight in weights if weight.grad is not None]
         buffers.keep()
 
     def restore(self) -> None:
@@ -151,6 +156,17 @@ class Beginning:
         self._chance.back_to(self._random)
         self._ranks.random_states.clear()
         self._ranks.random_states.update(self._played)
+
+
+def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
+    """On its device; on the host where there is no room: memory that runs out here would end the attempt for a mere precaution."""
+    try:
+        return gradient.clone()
+    except RuntimeError as error:
+        if not gradient.is_cuda or not oom.is_out_of_memory(error) or not oom.can_retry(error):
+            raise
+    oom.refusals.look()
+    return gradient.to("cpu")
 
 
 SMALL = 1 << 16
@@ -173,21 +189,32 @@ class Buffers:
         self._versions: list[int] = []
         self._often: list[int] = []  # numbers of those that are copied at every step
         self._steps = 0
+        self._numbers: list[int] = []  # of those that were copied last
+        self._kinds: list[list[int]] = []  # the same, by device and type
 
     def keep(self) -> None:
         held: list[Any] = [buffers[name] for buffers, name in self._slots]
         if len(held) != len(self._held) or any(map(operator.is_not, held, self._held)):
-            self._held, self._values = held, [buffer.clone() for buffer in held]
+            self._held, self._values, self._numbers, self._kinds = held, [buffer.clone() for buffer in held], [], []
             self._often = [number for number, buffer in enumerate(held) if buffer.numel() <= SMALL]
         else:
             changed = [number for number, buffer in enumerate(held) if buffer._version != self._versions[number]]
             if self._steps < LEARNED:
                 self._often += [number for number in self._unseen(held) if number not in changed]
                 self._steps += 1
-            numbers = changed if len(changed) == len(held) else list({*changed, *self._often})
-            if numbers:
-                torch._foreach_copy_([self._values[number] for number in numbers], [held[number] for number in numbers])
+            numbers = changed if len(changed) == len(held) else sorted({*changed, *self._often})
+            for alike in self._by_kind(numbers):
+                torch._foreach_copy_([self._values[number] for number in alike], [held[number] for number in alike])
         self._versions = [buffer._version for buffer in held]
+
+    def _by_kind(self, numbers: list[int]) -> list[list[int]]:
+        """Of one device and type each: a mixed list (BatchNorm counts its batches in int64) is copied by a kernel a tensor."""
+        if numbers != self._numbers:
+            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+            for number in numbers:
+                kinds.setdefault((self._held[number].device, self._held[number].dtype), []).append(number)
+            self._numbers, self._kinds = numbers, list(kinds.values())
+        return self._kinds
 
     def _unseen(self, held: list[Any]) -> list[int]:
         """Large ones that were written to without a new version, as through `data`."""

@@ -20,7 +20,7 @@ import torch
 
 from orchestrator import manifest, wire
 from orchestrator.manifest import Manifest
-from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Room, SaveFailed, boottime_s
+from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Note, Room, SaveFailed, boottime_s
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.image import Image, TooSmall
 from orchestrator.worker.state import Captured
@@ -57,7 +57,7 @@ class Saver:
     """Attributes: blocking_s: what the last snapshot held the training up; error: why the last save failed, else ""."""
 
     def __init__(
-        self, launch: Launch, rank: int, world_size: int, board: Board, tell: Callable[[SaveFailed], None]
+        self, launch: Launch, rank: int, world_size: int, board: Board, tell: Callable[[SaveFailed | Note], None]
     ) -> None:
         self._launch, self._rank, self._world, self._board, self._tell = launch, rank, world_size, board, tell
         self._keeper: socket.socket | None = None
@@ -245,7 +245,15 @@ class Saver:
         )
         answer, descriptors = self._answer(Images, patience_s)
         assert isinstance(answer, Images)
-        self._images = [Image(descriptor, answer.bytes, pinned=self._pinned) for descriptor in descriptors]
+        pinned = self._pinned and answer.count > 0  # with no room in memory the images are files
+        self._images = [Image(descriptor, answer.bytes, pinned=pinned) for descriptor in descriptors]
+        if self._pinned and not all(image.is_pinned for image in self._images):
+            why = (
+                "CUDA cannot register this memory"
+                if pinned
+                else "there is no room for them in memory, so they are files"
+            )
+            self._tell(Note(told.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count

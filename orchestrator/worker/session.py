@@ -28,10 +28,12 @@ from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
 from orchestrator.worker import (
+    activation,
     batches,
     collector,
     group,
     image,
+    oom,
     output_folder,
     starting,
     state,
@@ -46,6 +48,7 @@ from orchestrator.worker.health import Health
 from orchestrator.worker.ladder import Ladder, plain_of
 from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
+from orchestrator.worker.metrics import Metrics
 from orchestrator.worker.probe import Probe
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
@@ -61,6 +64,12 @@ DOCUMENT_BYTES = 1 << 18
 
 QUICK_BATCHES = 2
 """Of a loader that is not trained on, in a quick test: the first one of a kind takes longer."""
+
+NO_GPU = ("", "cpu", "unknown")
+"""What a launch calls its device where the driver shows no GPU, or does not answer."""
+
+COMPARED = {"device": "the device", "torch": "PyTorch", "cuda": "CUDA", "cudnn": "cuDNN"}
+"""Versions of a manifest that the bits of floating point hang on."""
 
 WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 
@@ -96,13 +105,16 @@ class Session:
     def __init__(self, launch: Launch | None, seed: int | None, deterministic: str | None = None) -> None:
         self.supervised = launch is not None
         self.quick = launch is not None and (launch.quick or launch.probe is not None)
-        self._determinism = Determinism(deterministic or (launch.deterministic if launch else "off"))
         self._exactness: dict[str, str] = {}
-        self.rank, self.world_size, self.device, self._made_group = group.join()
+        gpus = launch.device if launch and launch.device not in NO_GPU else ""
+        level = deterministic or (launch.deterministic if launch else "off")
+        self._determinism = Determinism(level, on_cuda=torch.cuda.is_available())  # before CUDA starts
+        self._member = group.join(supervised=self.supervised, gpus=gpus)
+        self.rank, self.world_size, self.device = self._member.rank, self._member.world_size, self._member.device
         self.output = output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
         group.seed_all(self._seed + self.rank)
-        self._launch, self._tracked, self._metrics = launch, dict[str, Any](), dict[str, Any]()
+        self._launch, self._tracked, self._metrics = launch, dict[str, Any](), Metrics()
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
         self._steps_total = self._epochs_total = self._epochs_wanted = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
@@ -111,7 +123,7 @@ class Session:
         self._ranks_before = self.world_size
         self._rehearse = self._epoch_is_open = False
         self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
-        self._divisible = True
+        self._divisible, self._refused = True, 0
         self._next_snapshot_s = math.inf
         self._saved_at: int | None = None
         self._stop_at = launch.stop_at if launch else None
@@ -132,6 +144,9 @@ class Session:
         self._link = Link(launch, self._board, self._hello, self._told)
         self._saver = Saver(launch, self.rank, self.world_size, self._board, self._link.send)
         self._board.admit = self._saver.admit
+        if self._member.shares_gpu and self.rank == 0:
+            why = f"{self.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
+            self._link.send(Note(launch.attempt, "gloo_instead_of_nccl", {"why": why}))
         self._ladder = Ladder(launch, self.device, self._link.send)
         self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         if launch.probe is not None:
@@ -157,11 +172,13 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = isinstance(error, SessionOver)
+        over, place = isinstance(error, SessionOver), self._place.at_failure(self._modules())
         finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
         if self._board:
             saved = True
             try:
+                if finished or over:  # the device answers: figures of the last step may be waited for
+                    self._metrics.collect(wait=True)
                 if finished:
                     if self._probe:
                         self._probe.script_over()
@@ -174,9 +191,10 @@ class Session:
                 self._link.close()
             if not saved:
                 raise SaveLost(f"the stage is done, but its last save failed: {self._saver.error}")
-        if isinstance(error, Exception):
-            error.at_step = self._step  # type: ignore[attr-defined]  # for the record of how this rank ended
-        if self._made_group and (finished or over):
+        if isinstance(error, Exception):  # for the record of how this rank ended
+            error.at_step = self._step  # type: ignore[attr-defined]
+            error.at_place = place  # type: ignore[attr-defined]
+        if self._member.owns_group and (finished or over):
             dist.destroy_process_group()
 
     # What is to be remembered
@@ -198,7 +216,11 @@ class Session:
                     next_step="wrap it in a class that has one",
                 )
         self._tracked = things
-        self._backward.learn(thing for thing in things.values() if isinstance(thing, nn.Module))
+        self._backward.learn(self._modules())
+        if activation.has_sync_batchnorm(
+            self._modules()
+        ):  # before a restore: one process takes the whole batch, which is right
+            self._refuse_to_divide("SyncBatchNorm normalises over all ranks of a step")
         sizes, own_bytes = self._measure()
         if self._probe:
             self._probe.know(things, self._state_bytes, self._backward)
@@ -249,7 +271,8 @@ class Session:
 
     def _restore(self, found: stored.Stored, where: str) -> None:
         described = found.described
-        count = described.world_size if described.divisible else self.world_size
+        divisible = described.divisible and self._divisible
+        count = described.world_size if divisible else self.world_size
         if count >= self.world_size:
             self._ranks = virtual.ranks_of(count, self.rank, self.world_size)
         first = self._ranks.first
@@ -264,7 +287,8 @@ class Session:
         self._began = own["rng"].pop("loader", None)
         self._ranks_before = described.world_size
         self._ranks.random_states = {rank: found.own(rank)["rng"] for rank in self._ranks.mine[1:]}
-        self._divisible = described.divisible
+        self._divisible = divisible
+        self._tell_other_versions(described.versions)
         if self._ranks.count != described.world_size:
             self._tell_other_ranks(described.world_size)
         elif self._ranks.are_split:
@@ -278,7 +302,7 @@ class Session:
             at.step,
             at.samples,
         )
-        self._metrics = dict(described.metrics)
+        self._metrics.restore(dict(described.metrics))
 
     def _keep_alike(self, found: stored.Stored) -> bool:
         """Whether the ranks played here keep the same for themselves: schedulers do, generators of their own do not."""
@@ -299,6 +323,17 @@ class Session:
             ranks=f"{self.world_size} instead of {before}{why}: the same order of samples and global batch;"
             " dropout and BatchNorm statistics differ"
         )
+
+    def _tell_other_versions(self, before: Mapping[str, str]) -> None:
+        """What the checkpoint was written with, where this is another device or library: floating point differs."""
+        now = group.versions(__version__, self.device)
+        changed = [
+            f"{name} was {before[key]} and is {now.get(key, 'none')}"
+            for key, name in COMPARED.items()
+            if key in before and before[key] != now.get(key)
+        ]
+        if changed:
+            self._tell_exactness(versions=f"{'; '.join(changed)}: other bits from here on")
 
     def _begin_with(self, launch: Launch, *, file: str, **how: Any) -> None:
         """The plan's starting weights, on every rank the same."""
@@ -432,10 +467,13 @@ class Session:
                 self._batch = 0  # it has gone back to the first ones perhaps
             self._samples_now = source.samples_in(self._batch)
             shares = [source.share_of_rank(self._batch, rank) for rank in self._ranks.mine]
-            weights = [share * self.world_size / self._samples_now for share in shares]
+            divided_by = self._ranks.count if self.world_size == 1 else self.world_size  # after the backward
+            weights = [share * divided_by / self._samples_now for share in shares]
             if self._rehearse:
                 yield from self._rehearsal(parts, weights)
             self._backward.give(parts, weights)
+            if self._backward.has_dropout_state:
+                state.renew_dropout_state(self.device)
             yield parts[0]
             self._check_way_back()
             self._step += 1
@@ -459,6 +497,8 @@ class Session:
         """A script whose every batch goes through `backward` as it came can be played by fewer processes."""
         if not self._backward.came:
             self._refuse_to_divide("each batch must go to session.backward() as session.steps() gave it")
+        elif self._backward.communicates:
+            self._refuse_to_divide("the ranks communicate in the forward or backward of a step")
 
     def _refuse_to_divide(self, why: str) -> None:
         """Fewer processes cannot play this run's ranks from here on; they must not be doing so."""
@@ -488,10 +528,9 @@ class Session:
         yield self._backward.parts[0][0]
         self._backward.rehearses = False
         self._ranks.random_states = played
-        for thing in self._tracked.values():
-            if isinstance(thing, nn.Module):
-                thing.zero_grad(set_to_none=True)
-        state.restore(self._tracked, kept.tree | kept.own_tree, copies.__getitem__)
+        for module in self._modules():
+            module.zero_grad(set_to_none=True)
+        state.put_back(self._tracked, kept, copies)
         state.set_rng_state(rng, self.device)
 
     def _tick(self, place: str = "step") -> float:
@@ -506,6 +545,10 @@ class Session:
 
     def _boundary(self) -> None:
         self._step_s = self._tick()
+        if self._gauges.sample(self._ticked_s):
+            self._look_at_refusals()
+        if self._metrics.pending:
+            self._metrics.collect()
         self._tell_exactness(deterministic=self._determinism.verdict)
         act = 0
         if self._board:
@@ -523,6 +566,15 @@ class Session:
                 self._ladder.change(self._step)
         if self._health:
             self._health.boundary(self._step)
+
+    def _look_at_refusals(self) -> None:
+        """Allocations that were refused in steps that came through: cuDNN then takes an algorithm that needs less."""
+        if refused := oom.refusals.look():
+            self._refused += refused
+            self._tell_exactness(
+                memory=f"{self._refused} allocations were refused in steps that came through: near the memory limit another"
+                " algorithm may have been used, whose bits differ"
+            )
 
     def _act(self, act: int) -> None:
         slot = 1 if act & SLOT else 0
@@ -565,6 +617,10 @@ class Session:
         """The state as it is now, once all ranks have seen that it is numbers. Raises: Unwell."""
         if not self._tracked:
             return None
+        if (
+            self.device.type == "cuda"
+        ):  # what is queued has to be computed in any case: waiting for it is no part of a save
+            torch.cuda.current_stream().synchronize()
         began_s, looked_s = boottime_s(), 0.0
         with collector.paused():  # its turn may come in the midst of all these small things, and cost more than they
             captured = state.capture(self._tracked)
@@ -588,6 +644,7 @@ class Session:
 
     def _save_now(self, slot: int, seen: Seen, *, persist: bool, final: bool) -> bool:
         assert self._launch
+        self._metrics.collect(wait=True)
         described = Manifest(
             run=self._launch.run,
             run_id=self._launch.run_id,
@@ -598,7 +655,7 @@ class Session:
             divisible=self._divisible,
             created_at=datetime.now(UTC).isoformat(),
             plan_hash=self._launch.plan_hash,
-            metrics=self._plain_metrics(),
+            metrics=self._metrics.values,
             versions=group.versions(__version__, self.device)
             | {"deterministic": self._determinism.level}
             | (plain_of(self._ladder.settings) if self._ladder else {}),
@@ -669,13 +726,15 @@ class Session:
         return batches.moved(batch, self.device)
 
     def report(self, **metrics: Any) -> None:
-        """Figures for `status`, the checkpoint and `keep.best`: numbers, or scalar tensors, which are not waited for."""
+        """Figures for `status`, the checkpoint and `keep.best`: numbers, or tensors of one element.
+
+        A tensor on a GPU is copied as it is now, and not waited for. Raises: KgorchError for anything else.
+        """
         if not self._backward.rehearses:
             for name, value in metrics.items():
-                if isinstance(value, torch.Tensor) and value.numel() == 1:
-                    self._metrics[name] = value.detach()
-                else:
-                    self._metrics[name] = _number(name, value)
+                self._metrics.report(name, value)
+            if self._place.where == "evaluation":  # between two epochs: no step waits, and the next look may be far
+                self._metrics.collect(wait=True)
 
     # What is told
 
@@ -684,8 +743,8 @@ class Session:
         """What holds of the promise of the same bits, in words: of `data` (the loader), of `deterministic`."""
         return dict(self._exactness)
 
-    def _plain_metrics(self) -> dict[str, float]:
-        return {name: float(value) for name, value in list(self._metrics.items())}
+    def _modules(self) -> Iterator[nn.Module]:
+        return (thing for thing in self._tracked.values() if isinstance(thing, nn.Module))
 
     def _tell_exactness(self, **facts: str) -> None:
         """What holds of the same bits, to the supervisor when it has changed."""
@@ -700,8 +759,7 @@ class Session:
 
     def _told(self) -> Iterator[Message]:
         assert self._launch
-        modules = (thing for thing in self._tracked.values() if isinstance(thing, nn.Module))
-        yield self._place.told(self._launch.attempt, self.rank, modules)
+        yield self._place.told(self._launch.attempt, self.rank, self._modules())
         if self._probe is None:  # which reads the same marks of the most that was taken, and puts them back
             yield Vitals(self._launch.attempt, self.rank, self._gauges.read(self._step_s))
         if self.rank == 0:
@@ -720,24 +778,10 @@ class Session:
             step_s=self._step_s,
             steps_total=self._steps_total,
             epochs_total=self._epochs_total,
-            metrics=self._plain_metrics(),
+            metrics=self._metrics.values,
         )
 
 
 def _alike(tracked: Mapping[str, Any], mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of a rank's share the modules' and optimizers' tensors: other things may well hold what is no number."""
     return {name: tensor for name, tensor in mine.items() if state.is_replicated(tracked[name.partition(".")[0]])}
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise KgorchError(
-            f"session.report({name}=…): expected a number or a tensor of one element, found {_described(value)}",
-            next_step=f"report {name} as one figure, its mean perhaps",
-        ) from None
-
-
-def _described(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -145,6 +145,40 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Callable
             ) from error
 
 
+def put_back(tracked: Mapping[str, Any], before: Captured, copies: Mapping[str, torch.Tensor]) -> None:
+    """Undo what was done to the tracked objects since `before` was captured.
+
+    Into the tensors that are there, where nothing else has changed: an optimizer that loads a state has it twice on its device
+    for a moment.
+
+    Args:
+        copies: of the tensors at that time, by path.
+    """
+    now = capture(tracked)
+    same_tensors = now.tensors.keys() == before.tensors.keys() and all(
+        now.tensors[name].shape == tensor.shape for name, tensor in copies.items()
+    )
+    trees, now_trees = before.tree | before.own_tree, now.tree | now.own_tree
+    reload = {name for name in tracked if not same_tensors or trees[name] != now_trees[name]}
+    only_groups = {
+        name
+        for name in reload
+        if same_tensors
+        and isinstance(tracked[name], torch.optim.Optimizer)
+        and trees[name]["state"] == now_trees[name]["state"]
+    }
+    with torch.no_grad():
+        for name, tensor in copies.items():
+            if name.partition(".")[0] not in reload - only_groups:
+                now.tensors[name].copy_(tensor)
+    for name in only_groups:  # a schedule has changed the rate
+        groups = _join(trees[name]["param_groups"], now.tensors.__getitem__, name)
+        for group, values in zip(tracked[name].param_groups, groups, strict=True):
+            group.update({key: value for key, value in values.items() if key != "params"})
+    for name in reload - only_groups:
+        restore({name: tracked[name]}, {name: trees[name]}, copies.__getitem__)
+
+
 def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
     """Into the module's own state_dict, which keeps the version metadata that load_state_dict reads."""
     own = module.state_dict()
@@ -349,6 +383,15 @@ def set_rng_state(tree: Any, device: torch.device) -> None:
         raise CannotRestore(
             "the checkpoint's random states cannot be set", f"{type(error).__name__}: {error}"[:300]
         ) from None
+
+
+def renew_dropout_state(device: torch.device) -> None:
+    """Make the dropout state that cuDNN keeps for RNNs a function of the CUDA generator again, before a step.
+
+    cuDNN draws that state from the generator once a process and goes on from it by itself, so a resumed process would draw other
+    masks, and one number more. Setting the generator's state, even to what it is, has the next forward draw it anew.
+    """
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device)
 
 
 def _as_tensor(state: Any) -> torch.Tensor:

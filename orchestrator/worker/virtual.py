@@ -2,9 +2,10 @@
 
 A *virtual rank* has its own slice of each global batch and its own random states; so what a rank would have computed is
 computed, whoever does it. BatchNorm's running statistics are rank 0's, as DistributedDataParallel broadcasts them at each
-step's first forward. Gradients are summed in the order of ranks: with two virtual ranks on one process the bits are those
-of two processes (a sum of two terms does not hang on their order, a factor of 1/2 rounds nothing); with more they differ
-in the order of summation alone. Measured: FACTS.md, "Exact resume".
+step's first forward. Gradients are summed in the order of ranks, and each rank's is divided by the number of ranks after its
+backward, as DistributedDataParallel does: with two virtual ranks on one process the bits are those of two processes (a sum of two
+terms does not hang on their order), under fp16 autocast too; with more they differ in the order of summation alone. Dividing the
+loss instead would do for fp32 and bf16. In fp16 half of a small gradient is another number, and a large one overflows later.
 """
 
 from __future__ import annotations
@@ -70,22 +71,50 @@ def playing(
         set_buffers(modules, after)
 
 
-@contextmanager
-def summing(modules: Iterable[nn.Module], ranks: Ranks) -> Iterator[None]:
-    """On a single process, keep what is summed of the ranks before apart while this one sums its microbatches.
+class Summing:
+    """The gradients of the ranks that a single process plays, each divided by their number and added in the order of ranks.
 
-    On several the gradients must lie together when DDP reduces them; there the bits are not promised.
+    What stands in the gradients at a step's beginning (a script that accumulates over several backwards) is each rank's own, as on
+    several processes. Several processes that play more ranks than they are leave this to their DistributedDataParallel, which
+    reduces in the last backward: there the bits are not promised, and the losses are weighted instead.
     """
-    if ranks.world_size > 1:
+
+    def __init__(self, modules: Iterable[nn.Module], ranks: Ranks) -> None:
+        self._share = 1 / ranks.count if ranks.world_size == 1 else None
+        parameters = (weight for module in modules for weight in module.parameters() if weight.requires_grad)
+        self._weights = list({id(weight): weight for weight in parameters}.values())  # each once
+        before = [None if weight.grad is None else weight.grad.clone() for weight in self._weights]
+        self._before = before if self._share and any(item is not None for item in before) else None
+        self._sums: list[torch.Tensor | None] | None = None
+
+    @contextmanager
+    def rank(self) -> Iterator[None]:
+        """Around the forward and backward of one rank."""
+        if self._share is None:
+            yield
+            return
+        if self._sums is not None:
+            for number, weight in enumerate(self._weights):
+                grad = self._before[number] if self._before else None
+                weight.grad = None if grad is None else grad.clone()
         yield
-        return
-    weights = {id(weight): weight for module in modules for weight in module.parameters()}.values()  # each once
-    kept = [(weight, weight.grad) for weight in weights if weight.grad is not None]
-    for weight, _ in kept:
-        weight.grad = None
-    yield
-    for weight, before in kept:
-        weight.grad = before if weight.grad is None else before.add_(weight.grad)
+        mine = [weight.grad for weight in self._weights]
+        with torch.no_grad():
+            if shares := [grad for grad in mine if grad is not None]:
+                torch._foreach_mul_(shares, self._share)
+            if self._sums is not None:
+                mine = [_sum(before, grad) for before, grad in zip(self._sums, mine, strict=True)]
+        self._sums = mine
+        for weight, grad in zip(self._weights, mine, strict=True):
+            weight.grad = grad
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if other is None:
+        return one
+    return (
+        other.clone() if one is None else one.add_(other)
+    )  # `other` may lie in one of DDP's buckets, which is used again
 
 
 def copied_buffers(modules: Iterable[nn.Module]) -> list[torch.Tensor]:

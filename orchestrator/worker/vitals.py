@@ -1,6 +1,8 @@
 """What a rank can tell of itself: PyTorch's allocator, its memory and CPU, and how long it waits for data.
 
-Read about once a second on the thread of its line to the supervisor. What cannot be measured is absent, never 0.
+Read about once a second on the thread of its line to the supervisor; the allocator by the thread that trains, between two steps.
+The allocator holds its lock while it waits for the device: another thread that asks it then waits, too, with Python's own lock
+taken, for as long as the device hangs. What cannot be measured is absent, never 0.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from typing import TypeVar
 import torch
 
 Item = TypeVar("Item")
+SAMPLE_S = 1.0
+"""Between two looks at the allocator."""
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -25,6 +30,17 @@ class Gauges:
         self._fetches = False
         self._read_s, self._waited_before_s = time.monotonic(), 0.0
         self._cpu_s, self._loaders_s = time.process_time(), dict[str, float]()
+        self._allocator: dict[str, float] = {}
+        self._next_sample_s = 0.0
+
+    def sample(self, now_s: float) -> bool:
+        """Look at the allocator, if it is time. On the thread that trains. True when it was."""
+        if now_s < self._next_sample_s:
+            return False
+        self._next_sample_s = now_s + SAMPLE_S
+        with contextlib.suppress(RuntimeError, KeyError):  # a dead context
+            self._allocator = _allocator(self._device)
+        return True
 
     def fetched(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The same batches; the time until each comes is counted."""
@@ -57,9 +73,7 @@ class Gauges:
             used_s = sum(spent_s - before[pid] for pid, spent_s in self._loaders_s.items() if pid in before)
             if self._loaders_s:
                 found["loaders"] = 100 * used_s / passed_s
-        with contextlib.suppress(RuntimeError, KeyError):  # a dead context
-            found |= _allocator(self._device)
-        return found
+        return found | self._allocator
 
     def _data_wait(self, now_s: float, passed_s: float) -> float:
         since_s = self._since_s

@@ -43,6 +43,11 @@ class Whereabouts:
         still_s = now_s - self._still_since_s
         return Place(attempt, rank, self.where, now_s - self._since_s, still_s, dict(self.longest))
 
+    def at_failure(self, modules: Iterable[nn.Module]) -> str:
+        """The place in which an exception was raised."""
+        self._see_evaluation(modules)
+        return self.where
+
     def _see_evaluation(self, modules: Iterable[nn.Module]) -> None:
         """A validation in the midst of a step: a module that learned is in eval()."""
         training = {module for module in modules if module.training}

@@ -188,6 +188,21 @@ def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say
     )
 
 
+def test_memory_that_runs_out_in_an_evaluation_is_no_matter_of_the_training_batch():
+    error = {"error_type": "torch.OutOfMemoryError", "message": "CUDA out of memory", "memory": "device", "step": 40}
+    out = RankRecord(0, "failed", 1.0, place="evaluation", **error)
+    assert memory_that_ran_out(_ended(out, ranks=1)) == "evaluation"
+    assert verdict(_ended(out, ranks=1, rung="expandable_segments")) == OutOfMemory(
+        "rank 0 in an evaluation: torch.OutOfMemoryError: CUDA out of memory", "expandable_segments"
+    )
+    failed = verdict(_ended(out, ranks=1, gained=False))
+    assert isinstance(failed, RetriesExhausted) and "give the evaluation smaller batches" in failed.cause
+    in_a_step = RankRecord(0, "failed", 1.0, place="step", **error)
+    assert memory_that_ran_out(_ended(in_a_step, ranks=1)) == "device"
+    frozen = error | {"error_type": "orchestrator.worker.oom.LadderEnds"}  # a model that trains in eval()
+    assert memory_that_ran_out(_ended(RankRecord(0, "failed", 1.0, place="evaluation", **frozen), ranks=1)) == "device"
+
+
 def test_ranks_that_find_no_rung_together_name_the_one_that_ran_out():
     ladder = {"error_type": "orchestrator.worker.oom.LadderEnds", "memory": "device"}
     peer = _record(0, "failed", 1.0, message="another rank ran out of memory", **ladder)

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.memory import DEFAULT, HOST, OPTIMIZER, Facts, Settings, in_order, levels, next_rung, parse_rung
+from orchestrator.core.memory import (
+    DEFAULT,
+    EVALUATION,
+    HOST,
+    OPTIMIZER,
+    Facts,
+    Settings,
+    in_order,
+    levels,
+    next_rung,
+    parse_rung,
+)
 from orchestrator.errors import PlanError
 from orchestrator.plan import parse
 
@@ -48,6 +59,10 @@ def test_what_helps_the_host_is_not_tried_for_the_device_nor_the_other_way_round
     assert set(_names(DEFAULT, where=HOST)) == {"num_workers/2", "pin_memory=false"}
     assert not {"num_workers/2", "pin_memory=false"} & set(_names(DEFAULT))
     assert _names(["microbatch/2", CROP], where=OPTIMIZER) == ["set crop=96"]
+    assert _names(["microbatch/2", "activation_checkpointing", "expandable_segments", CROP], where=EVALUATION) == [
+        "expandable_segments",
+        "set crop=96",
+    ]
 
 
 def test_on_the_cpu_both_memories_are_one():

@@ -79,6 +79,9 @@ class Points(torch.utils.data.Dataset):
 
 def main(o: argparse.Namespace) -> None:
     with attach(seed=3) as session:
+        if o.undefined:  # as PyTorch 2.4 to 2.6 leave a group that is made as "cpu:gloo,cuda:nccl"
+            group = torch.distributed.distributed_c10d._get_default_group()
+            group._set_default_backend(torch.distributed.ProcessGroup.BackendType.UNDEFINED)
         torch.manual_seed(7)
         net = Net(o.width, o.norm, o.unused, o.depth)
         torch.manual_seed(50 + session.rank)
@@ -118,6 +121,10 @@ def main(o: argparse.Namespace) -> None:
                 print(f"step {step} microbatch {session.microbatch} loss {loss.item():.17g}")
                 step += 1
                 time.sleep(o.pause)
+            if o.evaluates and session.rank == 0:
+                model.eval()
+                with torch.no_grad():
+                    torch.empty(IMPOSSIBLE)
 
 
 def allocator(path):
@@ -147,7 +154,7 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--copies", type=int, default=1)
-    for flag in ("unused", "view", "static", "scaler", "zeros", "kept", "talks", "unsynced"):
+    for flag in ("unused", "view", "static", "scaler", "zeros", "kept", "talks", "unsynced", "undefined", "evaluates"):
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()
     if options.allocator:

@@ -10,7 +10,9 @@ import sys
 import pytest
 import ranks
 
+from orchestrator import manifest
 from orchestrator.core.memory import Settings
+from orchestrator.worker import drain
 from orchestrator.worker.board import Board, PeersLost, size
 
 LADDER = ["microbatch/2", "activation_checkpointing"]
@@ -28,6 +30,7 @@ CASES = [
     pytest.param(2, {"where": "backward", "at": 3, "zeros": True}, marks=pytest.mark.soak),
     (2, {"where": "backward", "at": 3, "unused": True}),
     (2, {"where": "forward", "at": 0, "unused": True}),
+    (2, {"where": "backward", "at": 3, "undefined": True}),
     pytest.param(2, {"where": "backward", "at": 3, "view": True}, marks=pytest.mark.soak),
     pytest.param(2, {"where": "forward", "at": 3, "view": True, "zeros": True}, marks=pytest.mark.soak),
     (2, {"where": "backward", "at": 3, "rank": -1, "fits": 4}),
@@ -128,6 +131,31 @@ def test_a_loss_that_communicates_is_no_step_to_try_again_and_the_cause_is_the_m
     error = json.loads((ended.folder / "rank1.status.json").read_text())["error"]
     assert error["memory"] == "device" and "can't allocate memory" in error["message"]
     assert "other collectives" in error["message"]
+
+
+def test_a_loss_that_communicates_cannot_be_played_by_fewer_processes(tmp_path):
+    """Each of the ranks that one process plays would gather from itself alone."""
+    talks = ranks.run(tmp_path / "talks", "hungry.py", 2, {"talks": True, "epochs": 1}, ladder=LADDER)
+    plain = ranks.run(tmp_path / "plain", "hungry.py", 2, {"epochs": 1}, ladder=LADDER)
+    assert [_divisible(attempt) for attempt in (talks, plain)] == [False, True]
+
+
+def _divisible(attempt):
+    assert attempt.codes == [0, 0], attempt.said()
+    return next(manifest.newest_readable(attempt.folder / "checkpoints" / "train"))[1].divisible
+
+
+def test_an_evaluation_that_runs_out_of_memory_is_told_as_one(tmp_path):
+    ended = ranks.run(tmp_path / "ended", "hungry.py", 2, {"evaluates": True}, ladder=LADDER)
+    error = json.loads((ended.folder / "rank0.status.json").read_text())["error"]
+    assert (error["memory"], error["place"]) == ("device", "evaluation")
+
+
+def test_memory_that_runs_out_before_the_reduction_began_is_no_step_to_try_again():
+    reduction = drain.Reduction([])
+    reduction._ddps, reduction._syncs = [object()], True  # begin() has raised half-way
+    with pytest.raises(RuntimeError, match="prepared its buckets"):
+        reduction.owe()
 
 
 def test_the_ladders_end_is_told_as_what_ran_out(tmp_path):

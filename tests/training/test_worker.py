@@ -27,7 +27,7 @@ from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
 from orchestrator.worker.image import Image, TooSmall, header_of, layout_of, share
 from orchestrator.worker.loader import Loader
-from orchestrator.worker.virtual import ranks_of, summing
+from orchestrator.worker.virtual import Summing, ranks_of
 
 
 @pytest.fixture
@@ -361,9 +361,12 @@ def test_the_same_script_runs_alone_and_under_plain_torchrun(tmp_path):
         assert "trained to the end" in done.stdout
 
 
-def test_a_weight_that_two_tracked_modules_share_is_summed_once():
+@pytest.mark.parametrize(("before", "after"), [(None, 1.0), (4.0, 5.0)])
+def test_played_ranks_each_begin_from_what_was_there_and_a_shared_weight_is_summed_once(before, after):
     net = nn.Linear(2, 1, bias=False)
-    net.weight.grad = torch.ones(1, 2)
-    with summing([net, nn.Sequential(net)], ranks_of(2, 0, 1)):
-        net(torch.ones(1, 2)).sum().backward()
-    assert torch.equal(net.weight.grad, torch.full((1, 2), 2.0))
+    net.weight.grad = None if before is None else torch.full((1, 2), before)
+    summing = Summing([net, nn.Sequential(net)], ranks_of(2, 0, 1))
+    for _ in range(2):
+        with summing.rank():
+            net(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(net.weight.grad, torch.full((1, 2), after))  # (4 + 1) / 2 twice, as DDP has it
