@@ -55,7 +55,9 @@ class RankRecord:
         outcome: one of OUTCOMES. began: the person's code was reached.
         trouble: with the loss or the weights, for which it ended.
         memory: that ran out, as core/memory.py names it; empty when none did.
-        step: in which it failed; None where that is not known. place: of core/hang.py, in which it failed; empty likewise. at: the clock's time, ISO 8601.
+        step: in which it failed; None where that is not known.
+        place: of core/hang.py, in which it failed; empty where that is not known.
+        at: the clock's time, ISO 8601.
 
     Raises: ValueError for another outcome.
     """

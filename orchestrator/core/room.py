@@ -86,17 +86,24 @@ def taken(values: Mapping[str, float], *, device: str, gpus: Sequence[int | None
     """From a sample of telemetry: of each rank's GPU its own greatest need lately and what others hold there; of a training on the
     CPU what its ranks hold of the host's memory.
 
+    A GPU's whole memory is NVML's figure where that is known: what others hold there contains what the driver reserves for itself
+    (some 265 of a T4's 15360 MiB), and PyTorch's total is without that. Held against PyTorch's total a training that fits would
+    seem to fill the memory.
+
     Args:
-        gpus: the driver's number of each rank's; None where it is not known.
+        gpus: NVML's index of each rank's; None where it is not known. Ranks of the same GPU share it.
     """
-    ranks, shares = range(len(gpus)), []
+    ranks_of: dict[int, list[int]] = {}
     for rank, gpu in enumerate(gpus):
-        total, peak = values.get(f"rank{rank}.total"), values.get(f"rank{rank}.peak")
-        if not total or peak is None:
-            continue
-        used, reserved = values.get(f"gpu{gpu}.mem_used", 0.0), values.get(f"rank{rank}.reserved", 0.0)
-        shares.append((peak + max(0.0, used - reserved)) / total)
-    host = values.get("host.mem_total")
+        if values.get(f"rank{rank}.total") and f"rank{rank}.peak" in values:
+            ranks_of.setdefault(-1 - rank if gpu is None else gpu, []).append(rank)  # no GPU of NVML's is negative
+    shares = []
+    for index, members in ranks_of.items():
+        total = values.get(f"gpu{index}.mem_total") or values[f"rank{members[0]}.total"]
+        peak = sum(values[f"rank{rank}.peak"] for rank in members)
+        reserved = sum(values.get(f"rank{rank}.reserved", 0.0) for rank in members)
+        shares.append((peak + max(0.0, values.get(f"gpu{index}.mem_used", 0.0) - reserved)) / total)
+    ranks, host = range(len(gpus)), values.get("host.mem_total")
     if device == "cpu" and host and not shares:
         shares = [sum(values.get(f"rank{rank}.rss", 0.0) for rank in ranks) / host]
     told = [int(retries) for rank in ranks if (retries := values.get(f"rank{rank}.alloc_retries")) is not None]

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from orchestrator.core import cuda_visible
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import gpus
 
-VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+VISIBLE, ORDER = cuda_visible.VARIABLE, "CUDA_DEVICE_ORDER"
 
 
 class DevicesHeld(KgorchError):
@@ -85,20 +86,13 @@ def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
 
 def _seen(environ: Mapping[str, str]) -> list[Device]:
     """Raises: DriverSilent."""
-    told = environ.get(VISIBLE)
-    items = [item.strip() for item in (told or "").split(",")]
-    items = [item for item in items if item and not item.startswith("-")]
-    if told is not None and not items:
+    text = environ.get(VISIBLE)
+    if cuda_visible.parse(text, None).is_hidden:
         return []
 
     def ask() -> list[Device]:
         with gpus.opened() as nvml:
-            names = {}
-            for index in range(nvml.nvmlDeviceGetCount()):
-                names[str(index)] = _uuid(nvml, index)
-            if told is None:
-                return [Device(name, index) for index, name in names.items()]
-            return [Device(_name(item, names), item) for item in items]
+            return [_device(gpu) for gpu in cuda_visible.parse(text, gpus.uuids_of(nvml)).gpus]
 
     return gpus.asked(ask) or []
 
@@ -155,12 +149,15 @@ def states(home: Path, universe: Iterable[Device]) -> tuple[int, int]:
 
 
 def show_only(devices: Sequence[Device], universe: Sequence[Device]) -> None:
-    """Have CUDA, and all that asks the driver, see these alone: in this process and what it starts."""
-    if len(devices) == len(universe):
-        return
-    if all(device.visible.isdigit() for device in devices):
-        os.environ.setdefault(ORDER, "PCI_BUS_ID")  # as the driver counts; CUDA by itself puts the fastest first
-    os.environ[VISIBLE] = ",".join(device.visible for device in devices)
+    """Have CUDA, and all that asks the driver, see these alone: in this process and what it starts.
+
+    CUDA_DEVICE_ORDER becomes PCI_BUS_ID, also where a person has set FASTEST_FIRST and where no GPU is left out: the locks here,
+    the memory watch and telemetry count as NVML does, by the PCI bus, and GPU 0 must be the same one to all of them. A person's
+    own CUDA_VISIBLE_DEVICES is written anew, without blanks: not every reader of it takes them before a UUID.
+    """
+    os.environ[ORDER] = "PCI_BUS_ID"
+    if len(devices) < len(universe) or VISIBLE in os.environ:
+        os.environ[VISIBLE] = ",".join(device.visible for device in devices)
 
 
 def _locked(home: Path, universe: Sequence[Device], count: int, *, share: bool) -> tuple[list[Device], list[int]]:
@@ -250,17 +247,6 @@ def _whose(path: Path) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _uuid(nvml: Any, index: int) -> str:
-    try:
-        told = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
-    except nvml.NVMLError:
-        return str(index)
-    return told.decode(errors="replace") if isinstance(told, bytes) else str(told)
-
-
-def _name(item: str, names: Mapping[str, str]) -> str:
-    """Of the lock of what CUDA_VISIBLE_DEVICES calls `item`: a number, a UUID or the beginning of one, a MIG instance."""
-    if item in names:
-        return names[item]
-    whole = next((name for name in names.values() if item.startswith("GPU-") and name.startswith(item)), item)
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in whole)
+def _device(gpu: cuda_visible.VisibleGpu) -> Device:
+    name = gpu.entry if gpu.is_mig else gpu.uuid or str(gpu.index)
+    return Device("".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name), gpu.entry)

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 EXIT_S = 5.0
-"""Seconds that ranks have to end by themselves after the first failure: a rank sees that a peer is gone within 0.2 s (worker/board.py),
-and ends hard, without unloading PyTorch."""
+"""Seconds that ranks have to end by themselves after the first failure: a rank sees that a peer is gone within 0.2 s
+(worker/board.py), and ends hard, without unloading PyTorch."""
 
 LOOK_S = 0.5
 
@@ -69,9 +69,9 @@ def _children_of(pid: int) -> set[int]:
     """Those that have not been reaped; empty where the kernel does not list them."""
     children: set[int] = set()
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                children |= {int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()}
+                children |= {int(child) for child in (thread / "children").read_text().split()}
     return children
 
 

@@ -11,8 +11,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
+
+from orchestrator.core import cuda_visible
 
 HANG_S = 5.0
 """A call of the driver that takes longer is not waited for any more."""
@@ -176,7 +178,10 @@ class _Asker(threading.Thread):
         for index, handle in handles.items():
             with contextlib.suppress(self._nvml.NVMLError):
                 names[index] = self._call("nvmlDeviceGetUUID", handle)
-        return {index: handles[index] for index in chosen(handles, names, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+        return {
+            index: handles[index]
+            for index in cuda_visible.indices(handles, names, os.environ.get(cuda_visible.VARIABLE))
+        }
 
     def _figures(self) -> Iterator[tuple[str, float]]:
         for index, handle in self._handles.items():
@@ -220,17 +225,19 @@ class _Asker(threading.Thread):
                 )
 
 
-def chosen(indices: Iterable[int], names: Mapping[int, str], visible: str | None) -> list[int]:
-    """NVML's numbers of the devices that CUDA_VISIBLE_DEVICES names, by number or UUID; all where it names none that is known."""
-    wanted = None if visible is None else [item.strip() for item in visible.split(",")]
-    if wanted is None or any(item.startswith("MIG") for item in wanted):
-        return list(indices)
-    uuids = [item for item in wanted if item.startswith("GPU-")]
-    return [
-        index
-        for index in indices
-        if str(index) in wanted or any(names.get(index, "").startswith(item) for item in uuids)
-    ]
+def uuids_of(nvml: Any) -> dict[int, str]:
+    """Of all GPUs, by NVML's index; empty where the driver does not tell it. Within `asked`."""
+    uuids = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        uuids[index] = ""
+        with contextlib.suppress(nvml.NVMLError):
+            uuids[index] = as_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+    return uuids
+
+
+def as_text(value: str | bytes) -> str:
+    """What NVML says as text; bytes in older bindings."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def binding() -> Any:

@@ -29,10 +29,10 @@ from orchestrator.runtime import (
     checkpoints,
     choosing,
     claims,
-    devices,
     launcher,
     mirror,
     notices,
+    preflight,
     processes,
     taking,
 )
@@ -153,7 +153,14 @@ def resume(
     try:
         plan = choosing.plan_of(run)
         return _go_on(
-            engine, run, plan, config.platform(plan.platform, profile), lock, until=until, by_person=by_person
+            engine,
+            run,
+            plan,
+            config.platform(plan.platform, profile),
+            lock,
+            watcher=watcher,
+            until=until,
+            by_person=by_person,
         )
     except BaseException:
         lock.release()
@@ -205,13 +212,13 @@ def _go_on(
     if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
         runs.set_state(engine, run.id, "active")
     notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
+    preflight.check_gpus(plan, watcher.note)
     return _open_session(engine, run, plan, profile, lock, until)
 
 
 def _open_session(
     engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock, until: datetime | None
 ) -> Opened | Nothing:
-    devices.see_that_there_are(plan.session.gpus)
     claim = claims.take(home_of_run(run), run, claims.wants(plan))
     try:
         return _open_on(claim, engine, run, plan, profile, lock, until)

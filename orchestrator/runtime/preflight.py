@@ -1,16 +1,18 @@
 """What can be seen of a machine before a plan is started on it, and what to do about it. Nothing is started, PyTorch is looked
 at, never loaded; only an empty file is written and taken away again.
+
+`examine` alone decides about the GPUs: `kgorch check` shows its results, and a start is refused by those that fail.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,13 +25,17 @@ from sqlalchemy import Engine
 from db import runs
 from orchestrator import manifest
 from orchestrator.core import quota as core
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, PlanError
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import claims, devices, gpus, machine, pools
 from orchestrator.runtime.ledger import Terms, terms_of
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
+
+SHM = Path("/dev/shm")
+SHM_OF_LOADERS, SHM_OF_A_RANK = 64 << 20, 32 << 20
+"""Bytes. NCCL's segments are 6 to 10 MB each, as its error messages say, several a rank where GPUs do not reach each other."""
 
 
 class Line(NamedTuple):
@@ -48,8 +54,9 @@ def lines(
     found = machine.described(home)
     looks: list[tuple[str, Callable[[], Iterator[Line]]]] = [
         ("software", lambda: _software(found)),
-        ("gpus", lambda: _gpus(home, found, plan, elsewhere=elsewhere)),
+        ("gpus", lambda: _gpus(home, plan, elsewhere=elsewhere)),
         ("memory", lambda: _memory(found)),
+        ("shared memory", lambda: _shared_memory(found["shm_free"], plan)),
         ("paths", lambda: _paths(home, plan, workdir)),
         ("checkpoint", lambda: _checkpoint(engine, plan)),
         ("ports", _ports),
@@ -74,66 +81,164 @@ def _software(found: dict[str, Any]) -> Iterator[Line]:
     if found["torch"] is None:
         yield Line("torch", FAIL, "not installed", "pip install torch")
         return
-    cuda = cuda_of_torch()
-    yield Line("torch", PASS, f"{found['torch']}, {f'built for CUDA {cuda}' if cuda else 'built without CUDA'}")
-    if not found["gpus"]:
-        return
-    if cuda is None:
-        yield Line("cuda", WARN, "there are GPUs that this torch cannot use", "install a torch built for CUDA")
-    elif (driver := driver_cuda()) is None:
-        yield Line(
-            "cuda", WARN, f"the driver {found['driver']} does not say which CUDA it takes", "see what nvidia-smi says"
-        )
-    else:
-        fits = driver[0] >= int(cuda.split(".")[0])  # minor versions are compatible within a major one
-        said = f"the driver {found['driver']} takes CUDA up to {driver[0]}.{driver[1]}"
-        yield Line("cuda", PASS if fits else FAIL, said, "" if fits else "update the driver, or install an older torch")
+    cuda = devices.torch_cuda()
+    build = "" if cuda is None else f", built for CUDA {cuda}" if cuda else ", built without CUDA"
+    yield Line("torch", PASS, f"{found['torch']}{build}")
 
 
-def cuda_of_torch() -> str | None:
-    """As torch's version.py has it; None for a build without CUDA, or where nobody can say."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        return None
-    with contextlib.suppress(OSError):
-        match = re.search(r"^cuda[^=\n]*= *'([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.M)
-        return match[1] if match else None
-    return None
+class GpuCheck(NamedTuple):
+    """The result of a look at the GPUs. `what`: what is the matter, and where; `facts`: what was expected and what is; `do`: as in
+    Line.
+    """
+
+    name: str
+    verdict: str
+    what: str
+    facts: tuple[str, ...] = ()
+    do: str = ""
+
+    def line(self) -> Line:
+        return Line(self.name, self.verdict, "; ".join((self.what, *self.facts)), self.do)
 
 
-def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver takes: major, minor."""
+def check_gpus(plan: Plan, note: Callable[[str], None]) -> None:
+    """Before a session is opened. Warnings go to `note`, a line each. While the driver is silent nothing is said: the claim of
+    the GPUs refuses the session then (runtime/claims.py).
 
-    def ask() -> int:
-        with gpus.opened() as nvml:
-            return int(nvml.nvmlSystemGetCudaDriverVersion_v2())
-
-    with contextlib.suppress(gpus.DriverSilent):
-        told = gpus.asked(ask)
-        return None if told is None else (told // 1000, told % 1000 // 10)
-    return None
-
-
-def _gpus(home: Path, found: dict[str, Any], plan: Plan, *, elsewhere: bool) -> Iterator[Line]:
-    names = ", ".join(gpu["name"] for gpu in found["gpus"]) or "none"
+    Raises: KgorchError where the plan cannot train as it says.
+    """
     try:
-        count = devices.visible_gpus()
+        checks = list(examine(devices.accelerators(), plan))
+    except gpus.DriverSilent:
+        return
+    for check in checks:
+        if check.verdict == FAIL:
+            raise KgorchError(check.what, *check.facts, next_step=check.do)
+    for check in checks:
+        if check.verdict == WARN:
+            note("; ".join((check.what, *check.facts, check.do)))
+
+
+def examine(accelerators: devices.Accelerators, plan: Plan, *, elsewhere: bool = False) -> Iterator[GpuCheck]:
+    """Whether the plan's ranks find the GPUs that they need, and can use them; the first result is named "gpus".
+
+    Args:
+        elsewhere: it is another machine's GPUs that are meant: fewer here are no failure.
+    """
+    visible, minimum = accelerators.visible, plan.session.gpus or 0
+    count = len(visible.gpus)
+    ranks = max(stage.ranks if isinstance(stage.ranks, int) else max(1, count) for stage in plan.stage)
+    models = ", ".join(gpu.name for gpu in _visible_gpus(accelerators)) or "none"
+    if visible.problem and accelerators.gpus:
+        yield _invalid(accelerators)
+    elif count < minimum and elsewhere:
+        what = f"the plan needs {minimum}; visible: {count} ({models}): its ranks are probed here all the same"
+        yield GpuCheck("gpus", WARN, what, do="kgorch check there, before a start")
+    elif count < minimum:
+        yield _missing(accelerators, minimum)
+    elif visible.is_hidden:
+        what = f"none is visible: {_hides(accelerators)}; training would run on the CPU"
+        yield GpuCheck("gpus", PASS, what, do="unset CUDA_VISIBLE_DEVICES to use them" if accelerators.gpus else "")
+    elif count and ranks > count and accelerators.torch_cuda != "":
+        what = f"{ranks} ranks share {_gpus_in_words(count)} ({models})"
+        why = "NCCL refuses two ranks on one GPU, so they communicate over gloo, through host memory, which is slower"
+        yield GpuCheck("gpus", WARN, what, (why,), 'ranks = "auto" starts one rank a GPU')
+    else:
+        yield GpuCheck("gpus", PASS, f"{count} visible ({models}); {ranks} ranks at most")
+    if count:
+        yield from _cuda(accelerators)
+        yield from _mig(accelerators)
+
+
+def _invalid(accelerators: devices.Accelerators) -> GpuCheck:
+    visible, indices = accelerators.visible, ",".join(str(index) for index in accelerators.gpus)
+    rest = ", of which CUDA would use only what comes before that entry" if visible.gpus else ""
+    return GpuCheck(
+        "gpus",
+        FAIL,
+        f"CUDA_VISIBLE_DEVICES is not valid: {visible.problem}",
+        (f"found CUDA_VISIBLE_DEVICES={accelerators.text!r}{rest}",),
+        f"unset CUDA_VISIBLE_DEVICES; or name GPUs that there are: export CUDA_VISIBLE_DEVICES={indices}",
+    )
+
+
+def _missing(accelerators: devices.Accelerators, minimum: int) -> GpuCheck:
+    count, total = len(accelerators.visible.gpus), len(accelerators.gpus)
+    if accelerators.visible.is_hidden:
+        why, do = _hides(accelerators), "unset CUDA_VISIBLE_DEVICES"
+    elif count < total:
+        why, do = f"CUDA_VISIBLE_DEVICES={accelerators.text!r} leaves {count} of {total}", "unset CUDA_VISIBLE_DEVICES"
+    elif count:
+        why, do = f"the driver shows {_gpus_in_words(count)}", f"choose a machine with {minimum}"
+    else:
+        why = "the driver shows no GPU" if accelerators.inventory else "no NVIDIA driver answers"
+        do = "switch the accelerator on, see what nvidia-smi says"
+    what = f"the plan needs {_gpus_in_words(minimum)} (session.gpus = {minimum}), and CUDA sees {count or 'none'}"
+    return GpuCheck("gpus", FAIL, what, (why,), f"{do}; or take session.gpus out of the plan")
+
+
+def _cuda(accelerators: devices.Accelerators) -> Iterator[GpuCheck]:
+    """Whether the driver takes the CUDA that PyTorch is built for. Minor versions are compatible within a major one."""
+    inventory, cuda = accelerators.inventory, accelerators.torch_cuda
+    if inventory is None or cuda is None:
+        return
+    on_cpu = "export CUDA_VISIBLE_DEVICES= to train on the CPU"
+    if not cuda:
+        what = "this PyTorch is built without CUDA and cannot use the GPUs: training would run on the CPU"
+        yield GpuCheck("cuda", WARN, what, do=f"install a PyTorch built for CUDA; or {on_cpu} without this line")
+        return
+    if inventory.cuda is None:
+        what = f"the driver {inventory.driver} does not say which CUDA it takes"
+        yield GpuCheck("cuda", WARN, what, do="see what nvidia-smi says")
+        return
+    major, minor = inventory.cuda
+    takes = f"the driver {inventory.driver} takes CUDA up to {major}.{minor}"
+    if major >= int(cuda.split(".")[0]):
+        yield GpuCheck("cuda", PASS, takes)
+    else:
+        what = f"the driver is too old for this PyTorch: {takes}, and PyTorch is built for CUDA {cuda}"
+        do = f"update the driver; or install a PyTorch built for CUDA {major}; or {on_cpu}"
+        yield GpuCheck("cuda", FAIL, what, do=do)
+
+
+def _mig(accelerators: devices.Accelerators) -> Iterator[GpuCheck]:
+    visible = accelerators.visible.gpus
+    whole = "the memory and utilization that kgorch status shows are the whole GPU's"
+    if any(gpu.is_mig for gpu in visible):
+        what = "CUDA_VISIBLE_DEVICES names a MIG instance: a process can use one alone, so one rank trains on it"
+        yield GpuCheck("mig", WARN, what, (whole,), 'ranks = 1, or "auto"')
+    elif indices := [
+        str(gpu.index) for gpu in visible if gpu.index is not None and accelerators.gpus[gpu.index].has_mig
+    ]:
+        what = f"GPU {', '.join(indices)}: MIG mode is on, and CUDA_VISIBLE_DEVICES names no instance"
+        why = "CUDA takes the first instance that it finds, and no GPU at all where there is none"
+        yield GpuCheck(
+            "mig", WARN, what, (why, whole), "nvidia-smi -L lists them; export CUDA_VISIBLE_DEVICES=MIG-<UUID>"
+        )
+
+
+def _hides(accelerators: devices.Accelerators) -> str:
+    value, count = repr(accelerators.text) if accelerators.text else "empty", len(accelerators.gpus)
+    return f"CUDA_VISIBLE_DEVICES is {value} and hides {_gpus_in_words(count) if count else 'all GPUs'}"
+
+
+def _gpus_in_words(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
+
+
+def _visible_gpus(accelerators: devices.Accelerators) -> Iterator[devices.Gpu]:
+    for gpu in accelerators.visible.gpus:
+        yield accelerators.gpus[gpu.index] if gpu.index is not None else devices.Gpu(gpu.uuid, gpu.entry, has_mig=True)
+
+
+def _gpus(home: Path, plan: Plan, *, elsewhere: bool) -> Iterator[Line]:
+    try:
+        accelerators = devices.accelerators()
     except gpus.DriverSilent as error:
         yield Line("gpus", FAIL, str(error), "see what nvidia-smi says")
         return
-    ranks = max(devices.ranks_for(stage.ranks) for stage in plan.stage)
-    if count < (plan.session.gpus or 0):
-        wanted = f"the plan needs {plan.session.gpus}; visible: {count} ({names})"
-        if elsewhere:
-            yield Line(
-                "gpus", WARN, f"{wanted}: its ranks are probed here all the same", "kgorch check there, before a start"
-            )
-        else:
-            yield Line("gpus", FAIL, wanted, "switch the accelerator on, or take session.gpus out of the plan")
-    elif count and ranks > count:
-        yield Line("gpus", WARN, f"{ranks} ranks share {count} ({names})", 'ranks = "auto" starts one a GPU')
-    else:
-        yield Line("gpus", PASS, f"{count} visible ({names}); {ranks} ranks at most")
+    for check in examine(accelerators, plan, elsewhere=elsewhere):
+        yield check.line()
     universe = claims.visible()
     free, shared = claims.states(home, universe)
     if universe and free < len(universe):
@@ -145,9 +250,41 @@ def _gpus(home: Path, found: dict[str, Any], plan: Plan, *, elsewhere: bool) -> 
 def _memory(found: dict[str, Any]) -> Iterator[Line]:
     bounded = ", bounded by a control group" if found["cgroup_bounds"] else ""
     yield Line("memory", PASS, f"{_gib(found['memory_free'])} of {_gib(found['memory_total'])} free{bounded}")
-    if found["shm_free"] is not None and found["shm_free"] < 64 << 20:
-        said = f"/dev/shm has {_gib(found['shm_free'])} free: loading workers hand batches over there"
-        yield Line("shared memory", WARN, said, "give the container more (--shm-size), or num_workers = 0")
+
+
+def _shared_memory(free: int | None, plan: Plan) -> Iterator[Line]:
+    """`free`: bytes of /dev/shm; None where there is none to look at."""
+    ranks = _ranks_on_gpus(plan)
+    minimum, uses = SHM_OF_LOADERS, "loading workers hand batches over there"
+    do = "give the container more (docker run --shm-size=1g); or num_workers = 0"
+    if ranks > 1:
+        minimum, uses = minimum + ranks * SHM_OF_A_RANK, f"{uses}, and {ranks} ranks exchange gradients (NCCL)"
+        do += " and export NCCL_SHM_DISABLE=1, which is slower"
+    if free is not None and free < minimum:
+        what = f"{SHM} has {_mib(free)} free, and should have {_mib(minimum)}: {uses}"
+        yield Line("shared memory", WARN, what, do)
+    if size := nccl_bytes(SHM):
+        what = f"{_mib(size)} of {SHM} are NCCL's files of your user: of a training, or left by ranks that were killed"
+        do = f"when none of your trainings runs: find {SHM} -name 'nccl-*' -user $(id -u) -delete"
+        yield Line("shared memory", WARN, what, do)
+
+
+def _ranks_on_gpus(plan: Plan) -> int:
+    """The most of a stage; 0 where they train on the CPU, or nobody can say."""
+    with contextlib.suppress(gpus.DriverSilent):
+        if devices.visible_gpus() and devices.torch_cuda() != "":
+            return max(devices.ranks_for(stage.ranks) for stage in plan.stage)
+    return 0
+
+
+def nccl_bytes(folder: Path) -> int:
+    """What the shared memory files of NCCL take that belong to this user. NCCL removes them itself, unless it is killed."""
+    total = 0
+    for path in folder.glob("nccl-*"):
+        with contextlib.suppress(OSError):  # its owner has just removed it
+            status = path.lstat()
+            total += status.st_blocks * 512 if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 def _paths(home: Path, plan: Plan, workdir: Path) -> Iterator[Line]:
@@ -247,3 +384,7 @@ def quota_left_s(engine: Engine, terms: Terms) -> float:
 
 def _gib(count: int | None) -> str:
     return "?" if count is None else f"{count / (1 << 30):.1f} GiB"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB"

@@ -28,8 +28,22 @@ DUMP_S, SPY_S, ALL_S = 3.0, 5.0, 12.0
 _FAULTHANDLER = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.M)
 _PY_SPY = re.compile(r"^    (\S+) \((.+):(\d+)\)$", re.M)
 _OURS_OR_LIBRARIES = ("/site-packages/", "/orchestrator/", "<frozen", f"{Path(os.__file__).parent}/")
-_WAITS = ("/torch/distributed/", "/torch/autograd/", "/worker/board.py")
-"""A rank that stands in one of these waits for another one."""
+_WAITS = (
+    "/torch/distributed/",
+    "/torch/autograd/",
+    "/torch/cuda/streams.py",
+    "/torch/cuda/__init__.py:synchronize",
+    "/torch/amp/grad_scaler.py",
+    "/worker/board.py",
+    "/worker/health.py",
+    "/worker/host_copy.py",
+    "/worker/image.py",
+    "/worker/metrics.py",
+)
+"""Where a rank waits for another one, as path:function. On CUDA it does so in whatever waits for the device, whose stream stands
+in a collective: an event or a stream, the GradScaler's look at its gradients, the copy of a loss, a figure or a snapshot. A bare
+`.item()` or `.cpu()` in a person's code waits in the same way, and its stack is that of work: the rank that is named may be a
+victim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,7 @@ class Stack:
 
     @property
     def waits_for_others(self) -> bool:
-        return any(part in frame.path for frame in self.frames for part in _WAITS)
+        return any(part in f"{frame.path}:{frame.function}" for frame in self.frames for part in _WAITS)
 
     def __str__(self) -> str:
         """The innermost frame of the person's own code, and what it calls."""

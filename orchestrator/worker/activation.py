@@ -31,11 +31,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from orchestrator.errors import KgorchError
 from orchestrator.worker.state import unwrapped
+
+COMPILES_BATCHNORM = "2.13"
+"""PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; between was not tried."""
 
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WITHOUT_IT = "take activation_checkpointing out of the plan's memory ladder, or set supports_gradient_checkpointing = False on it"
@@ -58,7 +62,8 @@ def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
     much as the forward did; so a model that is one LSTM, or one flat Sequential, has none.
 
     `supports_gradient_checkpointing = False`, as transformers has it, keeps a module and what is in it out. So are left:
-    multi-layer RNNs with dropout on CUDA, for cuDNN keeps a random state of its own.
+    multi-layer RNNs with dropout on CUDA, for cuDNN keeps a random state of its own; and what holds a BatchNorm in a
+    compiled model, where PyTorch is older than COMPILES_BATCHNORM.
     """
     found: dict[str, nn.Module] = {}
     for name, thing in tracked.items():
@@ -67,7 +72,19 @@ def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
     found = {name: block for block, name in reversed({block: name for name, block in found.items()}.items())}
     inside = {part for block in found.values() for part in block.modules() if part is not block}
     found = {name: block for name, block in reversed(found.items()) if block not in inside}
+    if TorchVersion(torch.__version__) < COMPILES_BATCHNORM:
+        modules = (thing for thing in tracked.values() if isinstance(thing, nn.Module))
+        compiled = {inner for module in modules for part in module.modules() for inner in _compiled_parts(part)}
+        found = {name: block for name, block in found.items() if block not in compiled or not has_batchnorm([block])}
     return found if len(found) > 1 else {}
+
+
+def _compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """What the compiler sees of a module that is compiled: torch.compile wraps it, module.compile() does not."""
+    if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        yield from inner.modules()
+    elif module._compiled_call_impl:
+        yield from module.modules()
 
 
 def _within(module: nn.Module, name: str) -> dict[str, nn.Module]:
@@ -209,7 +226,7 @@ class Activations:
         self.is_on = on
         for config in self._caching:
             config.use_cache = not on
-        if any(hasattr(part, "_orig_mod") or part._compiled_call_impl for part in self._parts()):
+        if any(any(_compiled_parts(part)) for part in self._parts()):
             torch.compiler.reset()  # what was compiled has the other forward in it
 
 

@@ -30,7 +30,6 @@ from orchestrator.core.health import Trouble
 from orchestrator.errors import KgorchError, nearest
 from orchestrator.wire import Launch, boottime_s
 
-
 EXIT_S = 4.0
 """Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""
 

@@ -76,3 +76,32 @@ def test_a_ranks_share_counts_its_own_need_and_what_others_hold_of_its_gpu():
     )  # what others and the page cache hold is no need of ours
     assert taken({}, device="cpu", gpus=[None]) == taken({}, device="cuda", gpus=[0]) == Look(None)
     assert LOW < HIGH
+
+
+T4_BYTES, T4_FOR_PYTORCH = 15360 << 20, 15095 << 20
+"""What NVML says a T4 has, and PyTorch: the driver reserves the difference, and NVML counts it as used."""
+
+
+def test_a_training_that_fits_a_t4_is_not_ordered_down():
+    peak = 0.931 * T4_FOR_PYTORCH
+    values = {
+        "gpu0.mem_total": float(T4_BYTES),
+        "gpu0.mem_used": peak + (450 << 20),  # with 450 MiB of the driver, CUDA's context and NCCL
+        "rank0.total": float(T4_FOR_PYTORCH),
+        "rank0.peak": peak,
+        "rank0.reserved": peak,
+    }
+    share = taken(values, device="cuda", gpus=[0])
+    assert share.taken < 0.945
+    assert _told([share] * 60) == []
+    assert taken(values, device="cuda", gpus=[None]).taken < 0.945, (
+        "a GPU that NVML does not tell of has its peak alone"
+    )
+
+
+def test_ranks_that_share_a_gpu_fill_it_together():
+    values = {"gpu0.mem_total": 100.0, "gpu0.mem_used": 90.0}
+    for rank in (0, 1):
+        values |= {f"rank{rank}.total": 98.0, f"rank{rank}.peak": 30.0, f"rank{rank}.reserved": 40.0}
+    assert taken(values, device="cuda", gpus=[0, 0]) == Look(0.7), "both peaks, and 10 that are neither's"
+    assert taken(values, device="cuda", gpus=[None, None]) == Look(30 / 98)

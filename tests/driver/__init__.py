@@ -1,10 +1,12 @@
-"""A driver with two Tesla T4 that the real pynvml loads (nvml.c); its figures and faults change while it is in use.
+"""A driver with two Tesla T4, or any other number of them, that the real pynvml loads (nvml.c); its figures and faults change
+while it is in use.
 
 driver = build(tmp_path)
 kgorch.extra_env |= driver.env
 driver.set(0, mem_used=12 << 30, util=87)
 driver.fail("nvmlDeviceGetMemoryInfo", "hang")
 driver.heal()
+driver.be(gpus=1, cuda="12.4", uuids=["GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"])
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -34,6 +36,7 @@ FIGURES = {
     "processes": 0,
     "xid": 0,  # the newest XID error
     "lost": 0,  # 1: GPU is lost
+    "mig": 0,  # 1: MIG mode is on
 }
 Fault = Literal["not_supported", "function_not_found", "gpu_is_lost", "not_loaded", "hang", "unknown"]
 
@@ -46,6 +49,27 @@ class Driver:
     env: dict[str, str]
     figures: list[dict[str, int]] = field(default_factory=lambda: [dict(FIGURES), dict(FIGURES)])
     faults: dict[str, Fault] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def be(
+        self, *, gpus: int | None = None, cuda: str = "", uuids: Sequence[str] = (), migs: Sequence[str] = ()
+    ) -> None:
+        """What else it tells.
+
+        Args:
+            gpus: how many there are, at most 8.
+            cuda: the newest CUDA that it takes, as "12.4"; a driver that is not asked to be so does not say.
+            uuids: of the GPUs, GPU 0 first; where none is given they are GPU-00000000-0000-…, GPU-00000001-0000-…
+            migs: the UUID of the one MIG instance of each GPU; its figures are the whole GPU's.
+        """
+        if gpus is not None:
+            self.figures = [*self.figures, *(dict(FIGURES) for _ in range(gpus))][:gpus]
+        if cuda:
+            major, minor = cuda.split(".")
+            self.names["cuda"] = str(1000 * int(major) + 10 * int(minor))
+        for key, values in (("uuid", uuids), ("mig_uuid", migs)):
+            self.names |= {f"gpu{gpu}.{key}": value for gpu, value in enumerate(values)}
+        self._write()
 
     def set(self, gpu: int, **figures: int) -> None:
         """Names as in FIGURES; bytes, percent, milliwatts."""
@@ -66,7 +90,8 @@ class Driver:
         self._write()
 
     def _write(self) -> None:
-        lines = [f"gpu{gpu}.{name} {value}" for gpu, named in enumerate(self.figures) for name, value in named.items()]
+        lines = [f"gpus {len(self.figures)}", *(f"{name} {value}" for name, value in self.names.items())]
+        lines += [f"gpu{gpu}.{name} {value}" for gpu, named in enumerate(self.figures) for name, value in named.items()]
         lines += [f"fail {function} {how}" for function, how in self.faults.items()]
         aside = self.script.with_suffix(".new")
         aside.write_text("\n".join(lines) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from driver import build
 from harness import processes_of, wait_until
 
+from orchestrator.errors import KgorchError
 from orchestrator.plan import parse
-from orchestrator.runtime import launcher, probing
+from orchestrator.runtime import devices, launcher, preflight, probing
+from orchestrator.runtime.devices import Accelerators, Gpu, Inventory
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
@@ -205,6 +208,203 @@ def test_a_driver_that_does_not_say_which_cuda_it_takes_is_no_mistake(kgorch, tm
     found = checked(kgorch, str(kgorch.plan(ranks=1, extra="gpus = 1")), "--no-probe")
     assert line(found, "gpus")["verdict"] == "pass"
     assert line(found, "cuda")["verdict"] == "warn"
+
+
+T4S = {index: Gpu(f"GPU-{index}{index}{index}", "Tesla T4", has_mig=False) for index in range(2)}
+A100 = {0: Gpu("GPU-aaa", "NVIDIA A100-SXM4-40GB", has_mig=True)}
+CUDA_12 = Inventory(T4S, "550.54", (12, 4))
+
+
+def a_plan(ranks: object = '"auto"', gpus: int = 0):
+    session = f"[session]\ngpus = {gpus}\n" if gpus else ""
+    return parse(f'name = "a"\n{session}[[stage]]\nname = "s"\nentry = "a.py"\nranks = {ranks}', "plan.toml")
+
+
+def checks(accelerators, plan=None, **kwargs):
+    return {check.name: check for check in preflight.examine(accelerators, plan or a_plan(), **kwargs)}
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "verdicts"),
+    [
+        (Accelerators(CUDA_12, None, "12.6"), {"gpus": "pass", "cuda": "pass"}),
+        (Accelerators(CUDA_12, "GPU-1", "12.6"), {"gpus": "pass", "cuda": "pass"}),
+        (Accelerators(CUDA_12, None, "11.8"), {"gpus": "pass", "cuda": "pass"}),
+        (Accelerators(CUDA_12, None, "13.0"), {"gpus": "pass", "cuda": "fail"}),
+        (Accelerators(CUDA_12, "", "13.0"), {"gpus": "pass"}),
+        (Accelerators(CUDA_12, None, ""), {"gpus": "pass", "cuda": "warn"}),
+        (Accelerators(CUDA_12, None, None), {"gpus": "pass"}),
+        (Accelerators(CUDA_12._replace(cuda=None), None, "12.6"), {"gpus": "pass", "cuda": "warn"}),
+        (Accelerators(CUDA_12, "GPU-9", "12.6"), {"gpus": "fail"}),
+        (Accelerators(CUDA_12._replace(gpus=A100), None, "12.6"), {"gpus": "pass", "cuda": "pass", "mig": "warn"}),
+        (Accelerators(CUDA_12._replace(gpus=A100), "MIG-1", "12.6"), {"gpus": "pass", "cuda": "pass", "mig": "warn"}),
+        (Accelerators(None, None, "12.6"), {"gpus": "pass"}),
+        (Accelerators(None, "nonsense", "12.6"), {"gpus": "pass"}),
+    ],
+)
+def test_what_the_machine_offers_decides_whether_the_gpus_can_be_used(accelerators, verdicts):
+    assert {name: check.verdict for name, check in checks(accelerators).items()} == verdicts
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "why", "do"),
+    [
+        (Accelerators(None), "no NVIDIA driver answers", "switch the accelerator on"),
+        (Accelerators(None, "0,1"), "no NVIDIA driver answers", "switch the accelerator on"),
+        (Accelerators(CUDA_12._replace(gpus={})), "the driver shows no GPU", "switch the accelerator on"),
+        (Accelerators(CUDA_12._replace(gpus=A100)), "the driver shows 1 GPU", "choose a machine with 2"),
+        (Accelerators(CUDA_12, "1"), "CUDA_VISIBLE_DEVICES='1' leaves 1 of 2", "unset CUDA_VISIBLE_DEVICES"),
+        (Accelerators(CUDA_12, ""), "CUDA_VISIBLE_DEVICES is empty and hides 2 GPUs", "unset CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_gpus_that_are_missing_are_told_with_the_reason(accelerators, why, do):
+    check = checks(accelerators, a_plan(gpus=2))["gpus"]
+    assert check.verdict == "fail" and check.facts == (why,)
+    assert check.do == f"{check.do.partition(';')[0]}; or take session.gpus out of the plan" and do in check.do
+    assert "the plan needs 2 GPUs (session.gpus = 2), and CUDA sees" in check.what
+    elsewhere = checks(accelerators, a_plan(gpus=2), elsewhere=True)["gpus"]
+    assert elsewhere.verdict == "warn"
+
+
+def test_ranks_that_share_a_gpu_are_told_that_gloo_is_slower_and_what_starts_one_each():
+    one = Accelerators(CUDA_12, "0", "12.6")
+    check = checks(one, a_plan(ranks=2))["gpus"]
+    assert (check.verdict, check.what) == ("warn", "2 ranks share 1 GPU (Tesla T4)")
+    assert "NCCL refuses two ranks on one GPU" in check.facts[0] and "gloo" in check.facts[0]
+    assert checks(Accelerators(CUDA_12, None, "12.6"), a_plan(ranks=2))["gpus"].verdict == "pass"
+    assert checks(one._replace(torch_cuda=""), a_plan(ranks=2))["gpus"].verdict == "pass", (
+        "on the CPU nobody shares one"
+    )
+
+
+def test_a_start_refuses_the_first_failure_and_says_each_warning_in_a_line(monkeypatch):
+    notes = []
+    monkeypatch.setattr(devices, "accelerators", lambda: Accelerators(CUDA_12, "0", "12.6"))
+    preflight.check_gpus(a_plan(ranks=2), notes.append)
+    [note] = notes
+    assert note.startswith("2 ranks share 1 GPU (Tesla T4); NCCL") and note.endswith("starts one rank a GPU")
+    monkeypatch.setattr(devices, "accelerators", lambda: Accelerators(CUDA_12, None, "13.0"))
+    with pytest.raises(KgorchError) as error:
+        preflight.check_gpus(a_plan(), notes.append)
+    assert "the driver 550.54 takes CUDA up to 12.4, and PyTorch is built for CUDA 13.0" in error.value.what
+    assert "install a PyTorch built for CUDA 12" in error.value.next_step
+
+
+def torch_for(cuda: str, folder: Path) -> dict[str, str]:
+    """The environment of a machine whose PyTorch says that it is built for that CUDA. It trains on the CPU all the same."""
+    package = folder / "built" / "torch"
+    package.mkdir(parents=True)
+    (package / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = '{cuda}'\n")
+    (package / "__init__.py").write_text(
+        f"import sys\nsys.path.remove({str(package.parent)!r})\ndel sys.modules['torch']\nimport torch\n"
+    )
+    return {"PYTHONPATH": str(package.parent)}
+
+
+def test_a_variable_that_names_no_gpu_is_refused_in_the_same_words_by_check_start_and_resume(kgorch, tmp_path):
+    kgorch.extra_env |= build(tmp_path).env | {"CUDA_VISIBLE_DEVICES": "0,7"}
+    path = kgorch.plan(ranks=1, args={"epochs": 2})
+    row = line(checked(kgorch, str(path), "--no-probe", code=20), "gpus")
+    assert row["verdict"] == "fail"
+    for verb in ("start", str(path)), ("resume",):
+        stderr = kgorch(*verb, code=2).stderr
+        what, fact, do = stderr.splitlines()
+        assert what.startswith(
+            "error: CUDA_VISIBLE_DEVICES is not valid: there is no GPU 7; the GPUs of this machine: 0 (GPU-0"
+        )
+        assert fact == "  found CUDA_VISIBLE_DEVICES='0,7', of which CUDA would use only what comes before that entry"
+        assert do == "next: unset CUDA_VISIBLE_DEVICES; or name GPUs that there are: export CUDA_VISIBLE_DEVICES=0,1"
+        assert row["said"] in f"{what}; {fact.strip()}" and row["do"] in do
+    assert kgorch.history() == [], "no session was opened"
+    kgorch.extra_env["CUDA_VISIBLE_DEVICES"] = "GPU-00000001"
+    kgorch("resume")
+    assert kgorch.status()["state"] == "finished"
+
+
+def test_gpus_that_are_hidden_on_purpose_are_missed_only_by_a_plan_that_needs_some(kgorch, tmp_path):
+    kgorch.extra_env |= build(tmp_path).env | {"CUDA_VISIBLE_DEVICES": ""}
+    path = kgorch.plan(ranks=1, args={"epochs": 1})
+    row = line(checked(kgorch, str(path), "--no-probe"), "gpus")
+    assert row["verdict"] == "pass" and row["do"] == "unset CUDA_VISIBLE_DEVICES to use them"
+    assert "CUDA_VISIBLE_DEVICES is empty and hides 2 GPUs; training would run on the CPU" in row["said"]
+    stderr = kgorch("start", str(path), "--set", "session.gpus=1", code=2).stderr
+    assert "the plan needs 1 GPU (session.gpus = 1), and CUDA sees none\n" in stderr
+    assert "\n  CUDA_VISIBLE_DEVICES is empty and hides 2 GPUs\nnext: unset CUDA_VISIBLE_DEVICES; or" in stderr
+
+
+def test_a_driver_too_old_for_pytorch_is_found_before_an_hour_is_spent(kgorch, tmp_path):
+    driver = build(tmp_path)
+    driver.be(cuda="12.4")
+    kgorch.extra_env |= driver.env | torch_for("13.0", tmp_path)
+    path = kgorch.plan(ranks=1, args={"epochs": 1})
+    row = line(checked(kgorch, str(path), "--no-probe", code=20), "cuda")
+    stderr = kgorch("start", str(path), code=2).stderr
+    assert row["verdict"] == "fail" and row["said"] in stderr and row["do"] in stderr
+    assert "takes CUDA up to 12.4, and PyTorch is built for CUDA 13.0" in stderr
+    assert kgorch.history() == [], "no session was opened"
+
+
+def test_two_ranks_on_one_gpu_start_with_a_note(kgorch, tmp_path):
+    driver = build(tmp_path)
+    driver.be(gpus=1, cuda="12.4")
+    kgorch.extra_env |= driver.env | torch_for("12.6", tmp_path)
+    path = kgorch.plan(ranks=2, args={"epochs": 1})
+    assert line(checked(kgorch, str(path), "--no-probe"), "gpus")["verdict"] == "warn"
+    stderr = kgorch("start", str(path)).stderr
+    assert "note: 2 ranks share 1 GPU (Tesla T4); NCCL refuses two ranks on one GPU" in stderr
+    assert 'ranks = "auto" starts one rank a GPU' in stderr
+    assert kgorch.status()["state"] == "finished"
+
+
+def test_a_gpu_in_mig_mode_is_told_with_what_chooses_an_instance(kgorch, tmp_path):
+    driver = build(tmp_path)
+    driver.be(gpus=1, cuda="12.4", migs=["MIG-c6d4f1ef"])
+    driver.set(0, mig=1)
+    kgorch.extra_env |= driver.env
+    path = kgorch.plan(ranks=1)
+    row = line(checked(kgorch, str(path), "--no-probe"), "mig")
+    assert "GPU 0: MIG mode is on" in row["said"] and "nvidia-smi -L" in row["do"]
+    kgorch.extra_env["CUDA_VISIBLE_DEVICES"] = "MIG-c6d4f1ef"
+    row = line(checked(kgorch, str(path), "--no-probe"), "mig")
+    assert "the whole GPU's" in row["said"] and "one alone" in row["said"]
+
+
+def test_a_start_while_the_driver_fails_says_what_to_do(kgorch, tmp_path):
+    driver = build(tmp_path)
+    driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    kgorch.extra_env |= driver.env
+    stderr = kgorch("start", str(kgorch.plan(ranks=1, extra="gpus = 1")), code=2).stderr
+    assert "which GPUs there are cannot be told just now" in stderr and "next: see what nvidia-smi says" in stderr
+
+
+def shared_memory(free: int, monkeypatch, folder: Path, *, gpus: int, ranks: int):
+    monkeypatch.setattr(preflight, "SHM", folder)
+    monkeypatch.setattr(devices, "visible_gpus", lambda environ=None: gpus)
+    monkeypatch.setattr(devices, "torch_cuda", lambda: "12.6")
+    return list(preflight._shared_memory(free, a_plan(ranks=ranks)))
+
+
+def test_nccl_needs_shared_memory_too(monkeypatch, tmp_path):
+    """64 MiB is what Docker gives."""
+    assert shared_memory(64 << 20, monkeypatch, tmp_path, gpus=0, ranks=2) == []
+    assert shared_memory(64 << 20, monkeypatch, tmp_path, gpus=1, ranks=1) == []
+    [row] = shared_memory(64 << 20, monkeypatch, tmp_path, gpus=2, ranks=2)
+    assert row.verdict == "warn" and "2 ranks exchange gradients (NCCL)" in row.said and "--shm-size" in row.do
+    [row] = shared_memory(63 << 20, monkeypatch, tmp_path, gpus=0, ranks=2)
+    assert "NCCL" not in row.said
+    assert shared_memory(1 << 30, monkeypatch, tmp_path, gpus=8, ranks=8) == []
+
+
+def test_what_killed_ranks_left_of_nccl_is_told_in_bytes(monkeypatch, tmp_path):
+    with open(tmp_path / "nccl-aB3dEf", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 3 << 20)  # as NCCL does
+    (tmp_path / "nccl-linked").symlink_to("/dev/zero")
+    (tmp_path / "torch_1_2").write_bytes(bytes(1 << 20))
+    [row] = shared_memory(1 << 30, monkeypatch, tmp_path, gpus=0, ranks=1)
+    assert row.verdict == "warn" and row.said.startswith(f"3.0 MiB of {tmp_path} are NCCL's files")
+    assert row.do.endswith(f"find {tmp_path} -name 'nccl-*' -user $(id -u) -delete")
+    monkeypatch.setattr(preflight.os, "getuid", lambda: 12345)
+    assert shared_memory(1 << 30, monkeypatch, tmp_path, gpus=0, ranks=1) == [], "another user's are not ours to remove"
 
 
 def test_the_machine_alone_is_looked_at_in_a_moment_and_what_is_wrong_is_named(kgorch):

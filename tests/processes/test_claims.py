@@ -11,6 +11,8 @@ import pytest
 from driver import build
 from harness import wait_until
 
+from orchestrator.runtime import claims
+
 HOLD = """
 import json, os, sys
 from pathlib import Path
@@ -117,3 +119,29 @@ def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
         holders.env.pop(variable)
     assert holders.hold("a", 2)[1][0] == holders.hold("b", 2)[1][0] == "has"
     assert not (holders.home / "devices").exists()
+
+
+T4S = [claims.Device(f"GPU-{index}", str(index)) for index in range(2)]
+
+
+@pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
+@pytest.mark.parametrize(("devices", "visible"), [(T4S, None), (T4S[1:], "1")])
+def test_cuda_counts_as_nvml_does_whatever_a_person_has_set(monkeypatch, order, devices, visible):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order or "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if order is None:
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    claims.show_only(devices, T4S)
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert os.environ.pop("CUDA_VISIBLE_DEVICES", None) == visible
+
+
+def test_entries_are_handed_on_as_they_were_read(holders):
+    assert (
+        holders.hold("a", 2, CUDA_VISIBLE_DEVICES=" GPU-00000001 , GPU-00000000,")[1][1] == "GPU-00000001,GPU-00000000"
+    )
+
+
+def test_a_gpu_that_cuda_would_not_see_is_not_claimed(holders):
+    assert holders.hold("a", None, CUDA_VISIBLE_DEVICES="1,7,0")[1] == ["has", "1", [1, 0]]
+    assert holders.hold("b", 1, CUDA_VISIBLE_DEVICES="0")[1][0] == "has"

@@ -16,7 +16,7 @@ from harness import wait_until
 from db import runs, samples, sessions
 from db.engine import open_database
 from db.samples import MINUTE, SECOND
-from orchestrator.runtime.gpus import chosen
+from orchestrator.core import cuda_visible
 
 HOUR = timedelta(hours=1)
 ASK = """
@@ -165,7 +165,7 @@ def test_a_driver_that_fails_otherwise_is_told_once_and_tried_again(tmp_path, as
     [(None, [0, 1]), ("", []), ("-1", []), ("1", [1]), ("1, 0", [0, 1]), ("GPU-b", [1]), ("MIG-x", [0, 1]), ("7", [])],
 )
 def test_the_gpus_that_cuda_would_see(visible, expected):
-    assert chosen([0, 1], {0: "GPU-a1", 1: "GPU-b2"}, visible) == expected
+    assert cuda_visible.indices([0, 1], {0: "GPU-a1", 1: "GPU-b2"}, visible) == expected
 
 
 def test_memory_asked_for_just_now_waits_for_no_driver_that_hangs(tmp_path):
