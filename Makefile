@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak storm check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs clean
+.PHONY: setup demo test test-fast soak storm gpu torch check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +39,22 @@ MINUTES ?= 10
 STORM_JOBS ?= 2
 storm: setup
 	PYTHONPATH=tests JOBS=$(STORM_JOBS) $(BIN)/python -m storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# what only a GPU can show (tests/gpu), 40 minutes at most, without internet: make gpu STEPS="basics memory", STEPS=--list, STEPS=--cpu
+STEPS ?=
+gpu:
+	PYTHONPATH=tests $(if $(wildcard $(VENV)/.ready),$(BIN)/python,$(PYTHON)) -m gpu $(STEPS)
+
+# the training tests with another PyTorch, in an environment of its own (its wheel and CUDA's are some 5 GB): make torch TORCH=2.8.0
+TORCH ?= 2.6.0
+OTHER := .venv-torch-$(TORCH)
+WORKLOAD_TESTS := camouflage cloud_removal common ink_data ink_model ink_package prices vqa
+torch:
+	$(PYTHON) -m venv $(OTHER)
+	grep -v -E '^(torch|sympy)==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(TORCH)
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[diagnose]' pytest pytest-timeout pytest-xdist pytest-rerunfailures hypothesis
+	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist worksteal tests/training -m "not slow and not soak" $(WORKLOAD_TESTS:%=--ignore tests/training/test_%.py)
 
 check: setup
 	$(BIN)/ruff format .

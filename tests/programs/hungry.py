@@ -81,7 +81,8 @@ def main(o: argparse.Namespace) -> None:
     with attach(seed=3) as session:
         if o.undefined:  # as PyTorch 2.4 to 2.6 leave a group that is made as "cpu:gloo,cuda:nccl"
             group = torch.distributed.distributed_c10d._get_default_group()
-            group._set_default_backend(torch.distributed.ProcessGroup.BackendType.UNDEFINED)
+            if hasattr(group, "_set_default_backend"):  # 2.4 has one from the first, and its group tells
+                group._set_default_backend(torch.distributed.ProcessGroup.BackendType.UNDEFINED)
         torch.manual_seed(7)
         net = Net(o.width, o.norm, o.unused, o.depth)
         torch.manual_seed(50 + session.rank)

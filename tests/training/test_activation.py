@@ -228,7 +228,10 @@ def test_under_ddp_the_bits_are_the_same(tmp_path):
     ]
     said, _ = (rank.communicate(timeout=120)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert [line.split()[0] for line in said.splitlines()] == ["True"] * 4, said
+    answers = [
+        line.split()[0] for line in said.splitlines() if not line.startswith("[Gloo]")
+    ]  # PyTorch 2.8 says it there
+    assert answers == ["True"] * 4, said
 
 
 def test_the_ink_unet_has_blocks_and_the_same_bits():

@@ -340,6 +340,7 @@ class Holder:
         return {"value": self.value}
 
 
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="PyTorch 2.4 loads no numpy values with weights_only")
 def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_without_running_code(place, tmp_path):
     net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     net["b"].weight = net["a"].weight
