@@ -185,7 +185,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
     for folder in keeping.doomed(engine, found.id, plan):
         click.echo(f"{'would drop' if dry_run else 'dropped'}\t{folder}")
         if not dry_run:
-            checkpoints.drop(folder)
+            checkpoints.drop(folder, Path(found.checkpoints))
             rows.set_state(engine, str(folder), "dropped")
     return 0
 

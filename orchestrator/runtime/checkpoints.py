@@ -29,7 +29,7 @@ def newest_verified(
         try:
             found = manifest.verify(folder)
         except CheckpointBroken as error:
-            skipped(set_aside(folder), error)
+            skipped(set_aside(folder, root.parent), error)
             continue
         if found.run_id == run_id:
             return folder, found
@@ -40,8 +40,29 @@ def newest_verified(
     return None
 
 
-def set_aside(folder: Path) -> Path:
-    """Out of the way under a name that nobody takes for a checkpoint; where that is not possible, it stays."""
+def check_place(folder: Path, root: Path) -> None:
+    """Before a checkpoint is read back, renamed or deleted: its path came over a socket or out of a database.
+
+    Args:
+        root: the run's checkpoints, a folder a stage.
+    Raises: KgorchError unless the folder is named like a checkpoint and lies in a stage's folder, and neither is a link.
+    """
+    stage = folder.parent
+    is_inside = stage.parent == root and stage.name not in ("", ".", "..")
+    if not is_inside or not manifest.FOLDER.fullmatch(folder.name) or folder.is_symlink() or stage.is_symlink():
+        raise KgorchError(
+            f"{folder} is no checkpoint of this run and is left alone",
+            f"expected a folder {root}/STAGE/step-…",
+            next_step="kgorch checkpoints list",
+        )
+
+
+def set_aside(folder: Path, root: Path) -> Path:
+    """Out of the way under a name that nobody takes for a checkpoint; where that is not possible, it stays.
+
+    Raises: as check_place.
+    """
+    check_place(folder, root)
     for number in range(1000):
         place = folder.with_name(f"{folder.name}.broken{number or ''}")
         if not place.exists():
@@ -53,15 +74,9 @@ def set_aside(folder: Path) -> Path:
     return folder
 
 
-def drop(folder: Path) -> None:
-    """Delete a checkpoint so that a kill half-way leaves no folder that looks like one.
-
-    Raises: KgorchError for what is none: the path comes from a database, into which others can write.
-    """
-    if not manifest.FOLDER.fullmatch(folder.name):
-        raise KgorchError(
-            f"{folder} is no checkpoint and is not deleted", next_step="kgorch checkpoints list --dropped"
-        )
+def drop(folder: Path, root: Path) -> None:
+    """Delete a checkpoint so that a kill half-way leaves no folder that looks like one. Raises: as check_place."""
+    check_place(folder, root)
     aside = folder.with_name(folder.name + ".dropping")
     try:
         folder.rename(aside)

@@ -41,6 +41,7 @@ class Reader:
 
     def __init__(self, run: RunInfo, listener: Listener, post: Callable[[Job], None]) -> None:
         self._run, self._listener, self._post = run, listener, post
+        self._root = Path(run.checkpoints)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
     def submit(self, job: Job) -> None:
@@ -58,15 +59,16 @@ class Reader:
         self._pool.shutdown(wait=True)
 
     def drop(self, folder: Path) -> None:
-        self.submit(lambda: checkpoints.drop(folder))
+        self.submit(lambda: checkpoints.drop(folder, self._root))
 
     def read_back(self, saved: Saved) -> None:
         """In the reader: see whether what was saved is what was to be saved."""
         began_s, folder = boottime_s(), Path(saved.path)
+        checkpoints.check_place(folder, self._root)
         try:
             found = manifest.verify(folder)
         except CheckpointBroken as error:
-            place = checkpoints.set_aside(folder)
+            place = checkpoints.set_aside(folder, self._root)
             self.skipped(place, error)
             self._failed(f"read back and found broken, now {place.name}")
         except CheckpointUnreadable as error:

@@ -140,7 +140,7 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
         except CheckpointBroken:
             if target == item.folder:
                 raise
-        checkpoints.set_aside(target)
+        checkpoints.set_aside(target, target.parent.parent)
     described = manifest.read(item.folder)
     aside = target.with_name(f"{target.name}.tmp-found")
     shutil.rmtree(aside, ignore_errors=True)  # of an earlier start

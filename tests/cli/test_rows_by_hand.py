@@ -165,9 +165,12 @@ def test_a_runs_folder_by_hand_is_named_by_whatever_trips_over_it(at_home, capfd
     assert "holds what kgorch has not written: runs.folder of row" in capfd.readouterr().err
 
 
-def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capfd):
+@pytest.mark.parametrize("name", ["", "step-00000001"])  # another training's, perhaps
+def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capfd, name):
     change(at_home, [])
     dear = at_home / "elsewhere"
+    if name:
+        dear = Path(shutil.copytree(dear, dear / name))
     rest = "final, bytes, state, why, source, took_s, blocking_s, metrics, created_at"
     connection = sqlite3.connect(at_home / "changed" / "kgorch.db")
     connection.execute(

@@ -22,6 +22,24 @@ from orchestrator.runtime.home import Lock
 from orchestrator.runtime.processes import started_ticks
 
 
+def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_path):
+    """One line had a supervisor of root rename a folder of the system."""
+    kgorch.background("start", str(kgorch.plan(ranks=1, args={"epochs": 500, "sleep": 0.05})))
+    kgorch.wait_for_step(2)
+    dear, inside = tmp_path / "dear", next(kgorch.home.glob("runs/*/*/checkpoints/train"))
+    dear.mkdir()
+    (inside / "step-00000009").symlink_to(dear)
+    paths = [dear, tmp_path / "step-00000001", inside / ".." / ".." / ".." / "dear", inside, inside / "step-00000009"]
+    paths[1].mkdir()
+    with wire.connect(next(kgorch.home.glob("runs/*/*/control.sock"))) as connection:
+        for path in paths:
+            wire.send(connection, wire.Saved("1.1", str(path), step=1, bytes=0, blocking_s=0.0, took_s=0.0))
+        wait_until(lambda: len(kgorch.events("reader_failed")) == len(paths))
+    assert [path.is_dir() for path in paths[:2]] == [True, True] and (inside / "step-00000009").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir() if "broken" in path.name) == []
+    assert "is no checkpoint of this run and is left alone" in kgorch.events("reader_failed")[0]["facts"]["why"]
+
+
 @pytest.mark.soak  # the storm does it at any moment
 def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
     plan = kgorch.plan(ranks=2, args={"epochs": 60, "sleep": 0.03}, every="1s")
