@@ -13,7 +13,6 @@ from db.records import CheckpointInfo
 from db.runs import now, plain
 from db.tables import Checkpoint, Stage
 
-
 _IN_STAGE = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
 
 
