@@ -78,6 +78,10 @@ class Points(torch.utils.data.Dataset):
 
 
 def main(o: argparse.Namespace) -> None:
+    if o.late:
+        import late_group  # noqa: F401
+
+        torch.distributed.init_process_group("late")
     with attach(seed=3) as session:
         if o.undefined:  # as PyTorch 2.4 to 2.6 leave a group that is made as "cpu:gloo,cuda:nccl"
             group = torch.distributed.distributed_c10d._get_default_group()
@@ -155,7 +159,19 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--copies", type=int, default=1)
-    for flag in ("unused", "view", "static", "scaler", "zeros", "kept", "talks", "unsynced", "undefined", "evaluates"):
+    for flag in (
+        "unused",
+        "view",
+        "static",
+        "scaler",
+        "zeros",
+        "kept",
+        "talks",
+        "unsynced",
+        "undefined",
+        "late",
+        "evaluates",
+    ):
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()
     if options.allocator:

@@ -31,6 +31,7 @@ CASES = [
     (2, {"where": "backward", "at": 3, "unused": True}),
     (2, {"where": "forward", "at": 0, "unused": True}),
     (2, {"where": "backward", "at": 3, "undefined": True}),
+    (2, {"where": "backward", "at": 3, "late": True}),
     pytest.param(2, {"where": "backward", "at": 3, "view": True}, marks=pytest.mark.soak),
     pytest.param(2, {"where": "forward", "at": 3, "view": True, "zeros": True}, marks=pytest.mark.soak),
     (2, {"where": "backward", "at": 3, "rank": -1, "fits": 4}),
