@@ -14,6 +14,7 @@ from orchestrator.cli.common import as_instant, find_run, json_option, run_argum
 
 if TYPE_CHECKING:
     from db.records import RunInfo
+    from orchestrator.runtime.bringing import Consent
     from orchestrator.runtime.choosing import Nothing
 
 
@@ -126,11 +127,12 @@ def add_plan(
     due_at: datetime | None = None,
     fresh: bool = False,
     run_id: str | None = None,
-    accept_changes: bool = False,
+    consent: Consent | None = None,
     as_json: bool = False,
 ) -> int:
     from orchestrator.cli.session import Copying
     from orchestrator.runtime import choosing, enqueuing
+    from orchestrator.runtime.bringing import NONE
 
     profile, home, engine = state()
     due_at = due_at or datetime.now(UTC)
@@ -145,7 +147,7 @@ def add_plan(
             due_at=due_at,
             fresh=fresh,
             run_id=run_id,
-            accept_changes=accept_changes,
+            consent=consent or NONE,
             watcher=watcher,
         )
     run, nothing = (found.run, found) if isinstance(found, choosing.Nothing) else (found, None)

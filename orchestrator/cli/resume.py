@@ -12,10 +12,13 @@ from orchestrator.cli.session import Copying, report_nothing, run_session
 
 @click.command("resume")
 @run_argument
+@click.option(
+    "--accept-plan", is_flag=True, help="Trust the plan of a run that is found in a source: it decides what runs."
+)
 @click.option("--claimed", hidden=True, help="The daemon's claim of the run's place in the queue.")
 @until_option
 @json_option
-def command(run: str | None, claimed: str | None, until: datetime | None, as_json: bool) -> int:
+def command(run: str | None, accept_plan: bool, claimed: str | None, until: datetime | None, as_json: bool) -> int:
     """Go on with RUN, or with the newest run that is not finished, by the plan that it keeps.
 
     A RUN that is not known here is looked for where the platform puts the state of earlier sessions.
@@ -26,6 +29,7 @@ def command(run: str | None, claimed: str | None, until: datetime | None, as_jso
       kgorch resume ink-demo
     """
     from orchestrator.runtime import choosing, opening
+    from orchestrator.runtime.bringing import Consent
 
     profile, home, engine = state()
     with Copying() as watcher:
@@ -34,7 +38,7 @@ def command(run: str | None, claimed: str | None, until: datetime | None, as_jso
 
             opened = resuming.resume(engine, home, profile, run, claimed, watcher)
         else:
-            opened = opening.resume(engine, home, profile, run, watcher, until)
+            opened = opening.resume(engine, home, profile, run, watcher, until, consent=Consent(plan=accept_plan))
     if opened is None:
         click.echo("null" if as_json else "there is no run to go on with")
         return 0

@@ -28,6 +28,11 @@ from orchestrator.errors import ExitCode, KgorchError, PlanError
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
 @click.option("--accept-changes", is_flag=True, help="Go on also by a plan whose changes would be refused.")
+@click.option(
+    "--accept-plan",
+    is_flag=True,
+    help="Trust the settings that a run keeps which is found in a source: they decide what runs.",
+)
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @click.option("--queue", "queued", is_flag=True, help="Begin no session: put the run into the daemon's queue.")
 @until_option
@@ -38,6 +43,7 @@ def command(
     fresh: bool,
     run_id: str | None,
     accept_changes: bool,
+    accept_plan: bool,
     detach: bool,
     queued: bool,
     until: datetime | None,
@@ -58,7 +64,9 @@ def command(
     """
     from orchestrator.plan import load
     from orchestrator.runtime import choosing, opening
+    from orchestrator.runtime.bringing import Consent
 
+    consent = Consent(changes=accept_changes, plan=accept_plan)
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
     if queued and (until or detach):
@@ -69,12 +77,11 @@ def command(
     if queued:
         from orchestrator.cli.queue import add_plan
 
-        return add_plan(
-            plan, text, overrides, fresh=fresh, run_id=run_id, accept_changes=accept_changes, as_json=as_json
-        )
+        return add_plan(plan, text, overrides, fresh=fresh, run_id=run_id, consent=consent, as_json=as_json)
     if detach:
         options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
         options += ["--accept-changes"] if accept_changes else []
+        options += ["--accept-plan"] if accept_plan else []
         options += ["--until", until.isoformat()] if until else []
         return _detach(plan, loaded.name, overrides, options, as_json=as_json)
     profile, home, engine = state()
@@ -88,7 +95,7 @@ def command(
             overrides,
             fresh=fresh,
             run_id=run_id,
-            accept_changes=accept_changes,
+            consent=consent,
             watcher=watcher,
             until=until,
         )

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 
@@ -18,6 +18,25 @@ from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import changes, finding, launcher, taking
 from orchestrator.runtime.finding import Found, Watcher
 from orchestrator.runtime.home import checkpoints_folder, make_run_folder, newest_left, run_folder
+
+SHOWN, SHOWN_LETTERS = 20, 200
+"""Of what a database from elsewhere would have decided: so much is shown."""
+
+
+class Consent(NamedTuple):
+    """What a person allows in advance.
+
+    Attributes:
+        changes: of a plan, that would be refused.
+        plan: settings and plans that a database from elsewhere keeps. They decide what runs, and whose they are nobody can tell:
+            on Kaggle every data set that is attached is a source.
+    """
+
+    changes: bool = False
+    plan: bool = False
+
+
+NONE = Consent()
 
 
 def look_around(
@@ -58,15 +77,23 @@ def bring(
     overrides: Sequence[str],
     found: Found,
     watcher: Watcher,
-    *,
-    accept_changes: bool = False,
+    consent: Consent = NONE,
 ) -> RunInfo:
-    """A run that a source holds becomes ours, by the plan given here and with the overrides that it keeps.
+    """A run that a source holds becomes ours, by the plan and the overrides given here; with those that it keeps, by consent.
 
-    Raises: as taking.bring; PlanError.
+    Raises: as taking.bring; PlanError; KgorchError where it keeps overrides that were neither given nor consented to.
     """
     theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": [], "number": 1}
-    merged = [*(item for item in theirs["overrides"] if item not in overrides), *overrides]
+    given = {_key(item) for item in overrides}
+    kept = [str(item) for item in theirs["overrides"] if _key(str(item)) not in given]
+    if kept and not consent.plan:
+        raise KgorchError(
+            f"the run {theirs.get('name', '')!r:.100} was found with settings from its command line, which decide what runs",
+            *_shown("--set ", kept),
+            "a database that was found is not trusted with that: whoever wrote it could run any program here",
+            next_step="give those that you want with --set, or take all of them with --accept-plan",
+        )
+    merged = [*kept, *overrides]
     plan = parse(text, str(where), merged)
     known = runs.newest(engine, plan.name)
     if known:
@@ -88,7 +115,7 @@ def bring(
     ended = theirs.get("state") in ("finished", "failed")
     columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else taking.GOES_ON
     if judged := changes.judge_found(found, plan):
-        changes.refuse(plan.name, judged, accept=accept_changes)
+        changes.refuse(plan.name, judged, accept=consent.changes)
     if theirs.get("plan_hash", plan.hash) != plan.hash:
         told = change(theirs["plan_hash"], plan, workdir) | (changes.facts(judged) if judged else {})
         found.events.append(("plan_changed", told))
@@ -98,10 +125,12 @@ def bring(
     return run
 
 
-def by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher) -> RunInfo:
+def by_name(
+    engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
+) -> RunInfo:
     """A run that only the platform's sources know, by the plan that the database there keeps; its code has to be here.
 
-    Raises: NotFound; as bring.
+    Raises: NotFound; KgorchError without consent to that plan; as bring.
     """
     held = finding.choose(finding.find(profile.sources, Path.cwd(), name, [home], watcher), None, (), None, ())
     if held is None:
@@ -115,8 +144,27 @@ def by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Wa
     if not workdir.is_dir():
         raise NotFound(f"the folder of its plan, {workdir}, is not on this machine", next_step="kgorch start PLAN")
     where = workdir / "plan.toml"
-    check_entries(parse(text, str(where), held.rows.run["overrides"]), workdir)
-    return bring(engine, home, text, where, workdir, [], held, watcher)
+    plan = parse(text, str(where), held.rows.run["overrides"])
+    if not consent.plan:
+        raise KgorchError(
+            f"the plan of {name!r} is known from a database that was found, and that is not trusted with what runs here",
+            *_shown("it would run ", [f"{stage.entry} {stage.args}" for stage in plan.stage]),
+            *_shown("in the folder ", [str(workdir)]),
+            next_step=f"kgorch start PLAN goes on with it by a plan of yours; or kgorch resume {name} --accept-plan",
+        )
+    check_entries(plan, workdir)
+    return bring(engine, home, text, where, workdir, [], held, watcher, consent)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _shown(what: str, items: Sequence[str]) -> list[str]:
+    """Facts for a person, of text that somebody else wrote: bounded, and without control characters."""
+    more = [f"… {len(items) - SHOWN} more"] if len(items) > SHOWN else []
+    plain = ("".join(letter if letter.isprintable() else "?" for letter in item) for item in items[:SHOWN])
+    return [what + (item if len(item) <= SHOWN_LETTERS else f"{item[:SHOWN_LETTERS]}…") for item in plain] + more
 
 
 def _left_without_database(home: Path, plan: Plan) -> list[str]:

@@ -24,6 +24,7 @@ from orchestrator.runtime import (
     mirror,
     notices,
 )
+from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.finding import Found, Watcher
 from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder, newest_left
 
@@ -69,7 +70,7 @@ def run_of(
     fresh: bool,
     run_id: str | None,
     watcher: Watcher,
-    accept_changes: bool = False,
+    consent: Consent = NONE,
 ) -> tuple[RunInfo, Plan, Found | None]:
     """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
     source has further of it."""
@@ -78,9 +79,7 @@ def run_of(
     if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
         found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
         if found and (known is None or known.id != found.run_id):
-            known = bringing.bring(
-                engine, home, plan_text, where, workdir, overrides, found, watcher, accept_changes=accept_changes
-            )
+            known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher, consent)
             found = None
     if known and not fresh:
         if known.state == "finished":
@@ -89,7 +88,7 @@ def run_of(
         plan = read(plan_text, str(where), merged)
         if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
             known = _take_changed_plan(
-                engine, known, plan, plan_text, merged, workdir, accept=accept_changes, watcher=watcher
+                engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher
             )
         return known, plan, found
     if known:
@@ -99,12 +98,14 @@ def run_of(
     return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
 
 
-def bring_by_name(engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher) -> RunInfo:
+def bring_by_name(
+    engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
+) -> RunInfo:
     lock = Lock(home / "runs" / name / "lock")
     if not lock.take():
         return run_elsewhere(engine, name)
     try:
-        return bringing.by_name(engine, home, profile, name, watcher)
+        return bringing.by_name(engine, home, profile, name, watcher, consent)
     finally:
         lock.release()
 

@@ -15,6 +15,7 @@ from orchestrator.errors import KgorchError
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import choosing, claims, taking
+from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Watcher
 from orchestrator.runtime.home import Lock, home_of_run, is_held
@@ -31,7 +32,7 @@ def enqueue(
     due_at: datetime,
     fresh: bool = False,
     run_id: str | None = None,
-    accept_changes: bool = False,
+    consent: Consent = NONE,
     watcher: Watcher = SILENT,
 ) -> RunInfo | Nothing:
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
@@ -42,7 +43,7 @@ def enqueue(
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
         run, plan, found = choosing.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, accept_changes
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent
         )
         if run.state == "finished":
             return Nothing(run, "finished")

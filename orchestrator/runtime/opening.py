@@ -37,6 +37,7 @@ from orchestrator.runtime import (
     taking,
 )
 from orchestrator.runtime.attempts import Running
+from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, home_of_run
@@ -90,7 +91,7 @@ def start(
     *,
     fresh: bool = False,
     run_id: str | None = None,
-    accept_changes: bool = False,
+    consent: Consent = NONE,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
 ) -> Opened | Nothing:
@@ -99,7 +100,7 @@ def start(
     Args:
         profile: of the platform that was detected; plan and configuration may name another.
         run_id: which run, where there are several of the name.
-        accept_changes: take what of a changed plan would be refused; a person knows better.
+        consent: to what would be refused otherwise; a person knows better.
         until: when this session, and no later one, shall be over.
     Raises: PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
@@ -110,7 +111,7 @@ def start(
     try:
         here = config.platform(plan.platform, profile)
         run, plan, found = choosing.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, accept_changes
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent
         )
         if run.state == "finished":
             lock.release()
@@ -131,6 +132,7 @@ def resume(
     until: datetime | None = None,
     *,
     by_person: bool = True,
+    consent: Consent = NONE,
 ) -> Opened | Nothing | None:
     """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
 
@@ -140,7 +142,7 @@ def resume(
     """
     run: RunInfo | None
     if name:
-        run = runs.newest(engine, name) or choosing.bring_by_name(engine, home, profile, name, watcher)
+        run = runs.newest(engine, name) or choosing.bring_by_name(engine, home, profile, name, watcher, consent)
     else:
         run = runs.newest_in(engine, ("active", "failed"))
         if run is None:

@@ -25,6 +25,9 @@ from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
 from orchestrator.runtime import choosing, finding, opening
+from orchestrator.runtime.bringing import Consent
+
+TRUSTED = Consent(plan=True)
 
 PLAN = """
 name = "ink"
@@ -64,12 +67,19 @@ class Place:
     work: Path
     home: Path
 
-    def start(self, text=PLAN, **options):
+    def start(self, text=PLAN, overrides=(), **options):
         """The run that would train now, and what the person was told."""
         told, engine = Told(), open_database(self.home)
         try:
             opened = opening.start(
-                engine, self.home, Profile("test"), text, self.work / "plan.toml", [], watcher=told, **options
+                engine,
+                self.home,
+                Profile("test"),
+                text,
+                self.work / "plan.toml",
+                list(overrides),
+                watcher=told,
+                **options,
             )
             if isinstance(opened, opening.Opened):
                 opened.lock.release()
@@ -408,9 +418,39 @@ def test_an_older_database_is_brought_up_to_date_as_a_copy(here, source):
         [(run_id, step)] = old.execute("SELECT run_id, step FROM sessions").fetchall()
     before = (source / "kgorch.db").read_bytes()
     checkpoint(source, step, run_id=run_id)
-    opened, told = here.start()
+    opened, told = here.start(consent=TRUSTED)  # it keeps overrides
     assert opened.run.id == run_id and opened.row.number == 2 and not told.notes
     assert (source / "kgorch.db").read_bytes() == before
+
+
+HOSTILE = 'stage=[{name="train",entry="subprocess:call",ranks=1,args={args="id > PWNED\\u001b",shell=true}}]'
+
+
+@pytest.mark.parametrize(
+    "override",
+    [HOSTILE, 'notify.command=["/bin/sh","-c","id"]', 'checkpoint.mirror="/tmp"', 'stage.train.entry="os:getpid"'],
+)
+def test_what_a_found_database_keeps_does_not_decide_what_runs(here, source, override):
+    """A data set that somebody attaches is a source, too: its overrides ran any command."""
+    state(source, overrides=["seed=5", override])
+    with pytest.raises(KgorchError, match="not trusted with that") as refused:
+        here.start()
+    shown = str(refused.value)
+    assert (
+        override.partition("=")[0] in shown
+        and "--accept-plan" in shown
+        and all(map(str.isprintable, shown.split("\n")))
+    )
+    assert not list(here.home.glob("runs/ink/*/plan.toml")), "nothing was begun"
+
+
+def test_overrides_of_a_found_run_hold_where_they_are_given_again_or_trusted(here, source):
+    state(source, overrides=["session.margin=5s", "session.wall=2h"])
+    opened, _ = here.start(overrides=["session.margin=6s", "session.wall=1h"])
+    assert opened.run.overrides == ["session.margin=6s", "session.wall=1h"]
+    shutil.rmtree(here.home)
+    opened, _ = here.start(overrides=["session.margin=6s"], consent=TRUSTED)
+    assert opened.run.overrides == ["session.wall=2h", "session.margin=6s"]
 
 
 def test_rows_that_lie_in_the_write_ahead_log_alone_are_read(here, source):
@@ -648,7 +688,9 @@ def test_resume_of_a_name_unknown_here_looks_in_the_platforms_sources(here, sour
     platform = Profile("test", sources=(str(tmp_path / "source"),))
     with pytest.raises(NotFound, match="there is no run named 'nothing'"):
         opening.resume(engine, here.home, platform, "nothing")
-    opened = opening.resume(engine, here.home, platform, "ink")
+    with pytest.raises(KgorchError, match=r"it would run t\.py(.|\n)*--accept-plan"):
+        opening.resume(engine, here.home, platform, "ink")
+    opened = opening.resume(engine, here.home, platform, "ink", consent=TRUSTED)
     opened.lock.release()
     engine.dispose()
     assert (opened.run.id, opened.row.first_step, opened.run.workdir) == ("r1", 20, str(here.work))
