@@ -21,6 +21,8 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
+MAX_RANKS, MAX_IMAGE_BYTES = 4096, 1 << 46  # of an attempt; of a rank's share of the state
+FILE_NAME = re.compile(r"[\w.-]{1,100}")  # of what an image holds
 STAMP_BYTES = 4096  # behind an image: the number of its snapshot, once that is whole
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
 KEEPER_SOCKET = "keeper.sock"  # in the run's folder
@@ -257,6 +259,10 @@ class Room:
     bytes: int
     bound: int = -1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks <= MAX_RANKS or not 0 <= self.bytes <= MAX_IMAGE_BYTES or self.bound < -1:
+            raise ValueError(f"no room that can be given: rank {self.rank} of {self.ranks}, {self.bytes} bytes")
+
 
 @dataclass(frozen=True, slots=True)
 class Images:
@@ -288,6 +294,13 @@ class Filled:
     persist: bool
     began_s: float
     blocking_s: float
+
+    def __post_init__(self) -> None:
+        if self.number < 1 or self.slot not in (0, 1):
+            raise ValueError(f"no snapshot {self.number} in slot {self.slot}")
+        for name, span in self.files.items():
+            if not FILE_NAME.fullmatch(name) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
+                raise ValueError(f"no file of an image: {name!r:.80} at {span!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)

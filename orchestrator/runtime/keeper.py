@@ -20,12 +20,14 @@ import collections
 import fcntl
 import os
 import queue
+import re
 import selectors
 import signal
 import socket
 import struct
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -159,9 +161,14 @@ class Holder:
         return Images(self._count, mine[0].capacity, self._first, slot), [item.descriptor for item in mine]
 
     def filled(self, filled: Filled) -> None:
+        """Raises: ValueError for what cannot be, with nothing changed."""
         room = self._rooms.get(filled.rank)
         if room is None or room.attempt != filled.attempt:
             return  # an attempt that is over
+        mine = self._memory.get(filled.rank, [])
+        end = max((start + size for start, size in filled.files.values()), default=0)
+        if filled.slot >= len(mine) or end > mine[filled.slot].capacity:
+            raise ValueError(f"rank {filled.rank} has no image that holds what it says of slot {filled.slot}")
         snapshot = self._slots.get(filled.slot)
         if snapshot is None or snapshot.number != filled.number:
             snapshot = Snapshot(
@@ -169,7 +176,7 @@ class Holder:
             )
             self._slots[filled.slot] = snapshot
         self._last = max(self._last, filled.number)
-        snapshot.memory[filled.rank] = self._memory[filled.rank][filled.slot]
+        snapshot.memory[filled.rank] = mine[filled.slot]
         snapshot.files[filled.rank] = {name: (start, size) for name, (start, size) in filled.files.items()}
         snapshot.began_s = min(snapshot.began_s, filled.began_s)
         snapshot.blocking_s = max(snapshot.blocking_s, filled.blocking_s)
@@ -309,6 +316,9 @@ class Server:
                 self._take(peer, wire.decode(line))
         except (OSError, wire.WireError):
             self._drop(peer)
+        except Exception:  # one message that nobody foresaw must not take all snapshots along
+            traceback.print_exc()
+            self._drop(peer)
 
     def _drop(self, peer: socket.socket) -> None:
         if self._lines.pop(peer, None):
@@ -330,7 +340,7 @@ class Server:
                     self._send(peer, self._untold.popleft())
             case Ask("newest" | "fetch" as what):
                 self._give_newest(peer, with_files=what == "fetch")
-            case Ask(what) if what.startswith("forget "):
+            case Ask(what) if re.fullmatch("forget [0-9]{1,18}", what):
                 self._holder.forget(int(what.removeprefix("forget ")))
                 self._send(peer, Answer(True, ""))
             case Ask("persist" | "end" as what):

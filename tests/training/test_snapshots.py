@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from saving import Place, described, save
 from torch import nn
 
-from orchestrator import manifest
+from orchestrator import manifest, wire
 from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import persisting, snapshots
@@ -41,6 +41,44 @@ def place(tmp_path):
     place.start_keeper()
     yield place
     place.kill_keeper()
+
+
+WORDS = [
+    b"forget abc", b"forget ", b"forget " + b"9" * 400, b"", b"newest\0",
+]  # fmt: skip
+
+
+def _strange_lines(room: dict, filled: dict) -> list[bytes]:
+    """Messages of a form that a keeper knows, with what no rank would say; and lines that are none."""
+    rooms = [{"rank": -1}, {"rank": 7}, {"ranks": 0}, {"ranks": 10**9}, {"bytes": -1}, {"bytes": 2**62}, {"bound": -9}]
+    fills = [{"slot": 7}, {"slot": -1}, {"number": -5}, {"number": 2**62}, {"rank": 9}, {"files": {"a": []}}]
+    fills += [
+        {"files": {"a": [0, 2**60]}},
+        {"files": {"../a": [0, 1]}},
+        {"files": {"a": ["x", 1]}},
+        {"files": {"a": 3}},
+    ]
+    documents = [room | odd for odd in rooms] + [filled | odd for odd in fills]
+    documents += [{"v": 1, "message": "Ask", "what": word.decode()} for word in WORDS]
+    return [json.dumps(document).encode() for document in documents] + [b"{", b"\xff" * 99, b"[" * 5000, b"null"]
+
+
+def test_no_line_ends_the_keeper_or_takes_the_snapshot_that_it_holds(place):
+    saver, net = place.saver(), nn.Linear(4, 4)
+    assert save(saver, {"model": net}, 3, persist=False)
+    wait_until(lambda: place.newest() and place.newest().step == 3)
+    number = place.newest().number
+    room = json.loads(wire.encode(wire.Room("1.1", "id", "train", str(place.root), 0, 1, 4096)))
+    filled = json.loads(wire.encode(wire.Filled("1.1", 0, number, 0, 3, {}, False, False, 0.0, 0.0)))
+    for line in _strange_lines(room, filled):
+        with wire.connect(place.folder / "keeper.sock") as peer:
+            peer.sendall(line + b"\n")
+            peer.settimeout(0.2)
+            with suppress(OSError):
+                peer.recv(4096)
+    assert place.keeper.poll() is None, "it has ended"
+    assert (place.newest().step, place.newest().number) == (3, number)
+    assert _restored(place, saver, {"model": nn.Linear(4, 4)}) == 3
 
 
 def _restored(place: Place, saver: Saver, tracked) -> int:
