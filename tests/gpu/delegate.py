@@ -40,7 +40,8 @@ def run_tests(
     if not report.is_on_gpu:
         _collect(report, command, paths)
         return
-    env = {**os.environ, VARIABLE: str(lines)}
+    # Not as a part of the pytest that this may run in, nor with its options.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {VARIABLE: str(lines)}
     env |= {"KGORCH_TEST_GPU": "1"} if sees_gpu else {"CUDA_VISIBLE_DEVICES": ""}
     timeout_s = report.left_s - 5.0
     process = subprocess.Popen([*command, *(_side_by_side() if side_by_side else [])], cwd=ROOT, env=env)
