@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a verb's exit status means; a promise (DESIGN.md, "Words on the command line")."""
+    """What a verb's exit status means; a promise (README.md)."""
 
     DONE = 0
     BUG = 1

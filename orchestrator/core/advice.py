@@ -1,7 +1,7 @@
 """Why a training is slower than its machine allows, and the one change to make: samples in, findings out.
 
 The band says whether there is anything to win: a GPU that is busy 80% of the time and more is well used, 60 to 80 is fair,
-less is bad (SEEDS.md). It does not say why. That is told apart by what only one cause shows: *waiting for data* by the time
+less is bad. It does not say why. That is told apart by what only one cause shows: *waiting for data* by the time
 that ranks spend in fetching a batch; *throttled* by the driver's bits and the clocks; *communication* by GPUs that are busy
 and cool (a collective spins and computes nothing), or by ranks that neither compute nor wait for data; *small batch* and
 *CPU bound* by a rank's process that keeps a core full while its GPU idles, apart by whether memory has room for a

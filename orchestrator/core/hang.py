@@ -16,7 +16,7 @@ Ranks wait for each other: while rank 0 validates alone, the others stand still 
 as hung while another starts, evaluates or saves and has not hung there itself, and its time begins anew when that one goes on.
 
 Considered: one time-out for all, as NCCL and Accelerate have it; it is too short for saves or too long for steps, and raised
-false alarms elsewhere (FACTS.md, "What peers do").
+false alarms elsewhere.
 """
 
 from __future__ import annotations

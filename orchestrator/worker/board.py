@@ -4,7 +4,7 @@ A page of shared memory: one word for the open request (written by rank 0 alone)
 new request writes its step, then the request's number, into its slot. Once every slot bears the number, all ranks
 compute the same target: the highest of the steps + HORIZON. A rank that has gone HORIZON steps since its own
 acknowledgement waits for the others, so nobody passes the target unaware. A step without a request costs one read.
-Measured: FACTS.md, "Agreement between ranks" (1–3 µs a step, no disagreement in 76 requests).
+Measured on two cores with steps of 9 ms: 1–3 µs a step, no disagreement in 76 requests.
 """
 
 from __future__ import annotations
