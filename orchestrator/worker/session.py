@@ -217,9 +217,8 @@ class Session:
                 )
         self._tracked = things
         self._backward.learn(self._modules())
-        if activation.has_sync_batchnorm(
-            self._modules()
-        ):  # before a restore: one process takes the whole batch, which is right
+        # Before a restore, so that one process takes the whole batch, which is right.
+        if activation.has_sync_batchnorm(self._modules()):
             self._refuse_to_divide("SyncBatchNorm normalises over all ranks of a step")
         sizes, own_bytes = self._measure()
         if self._probe:
@@ -617,9 +616,8 @@ class Session:
         """The state as it is now, once all ranks have seen that it is numbers. Raises: Unwell."""
         if not self._tracked:
             return None
-        if (
-            self.device.type == "cuda"
-        ):  # what is queued has to be computed in any case: waiting for it is no part of a save
+        # What is queued has to be computed in any case: waiting for it is no part of what a save costs.
+        if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         began_s, looked_s = boottime_s(), 0.0
         with collector.paused():  # its turn may come in the midst of all these small things, and cost more than they

@@ -83,8 +83,9 @@ class Summing:
         self._share = 1 / ranks.count if ranks.world_size == 1 else None
         parameters = (weight for module in modules for weight in module.parameters() if weight.requires_grad)
         self._weights = list({id(weight): weight for weight in parameters}.values())  # each once
-        before = [None if weight.grad is None else weight.grad.clone() for weight in self._weights]
-        self._before = before if self._share and any(item is not None for item in before) else None
+        self._before: list[torch.Tensor | None] = [None] * len(self._weights)
+        if self._share is not None:
+            self._before = [None if weight.grad is None else weight.grad.clone() for weight in self._weights]
         self._sums: list[torch.Tensor | None] | None = None
 
     @contextmanager
@@ -94,8 +95,7 @@ class Summing:
             yield
             return
         if self._sums is not None:
-            for number, weight in enumerate(self._weights):
-                grad = self._before[number] if self._before else None
+            for weight, grad in zip(self._weights, self._before, strict=True):
                 weight.grad = None if grad is None else grad.clone()
         yield
         mine = [weight.grad for weight in self._weights]
@@ -112,9 +112,8 @@ class Summing:
 def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
     if other is None:
         return one
-    return (
-        other.clone() if one is None else one.add_(other)
-    )  # `other` may lie in one of DDP's buckets, which is used again
+    # `other` may lie in one of DDP's buckets, which is used again.
+    return other.clone() if one is None else one.add_(other)
 
 
 def copied_buffers(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
