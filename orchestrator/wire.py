@@ -48,6 +48,7 @@ class Launch:
             What is not about memory: core/health.py.
         changes: the rows that this comes from, as they stand in every manifest (manifest.Change).
         health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
+        extends: the final checkpoint to go on from is trained further: the plan has more epochs now.
         quick: a quick test: one epoch of one batch, and of every other loader two. probe: the same, measured (worker/probe.py).
     """
 
@@ -82,6 +83,7 @@ class Launch:
     device: str = ""  # what the rungs that are remembered belong to, with the number of ranks
     health: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
+    extends: bool = False
     quick: bool = False
     probe: dict[str, Any] | None = None
     version: int = VERSION

@@ -71,7 +71,12 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
         click.echo(f"next: kgorch resume {nothing.run.name}")
     else:
         click.echo(f"{nothing.run.name} is finished; nothing was started")
-        click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
+        for difference in nothing.changed:
+            click.echo(render.printable(f"  the plan has changed since: {difference}"))
+        if nothing.changed:
+            click.echo("next: kgorch start PLAN --extend goes on from the final checkpoint, --fresh begins a new run")
+        else:
+            click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
     return int(ExitCode.QUOTA_SPENT if nothing.why == "quota" else ExitCode.DONE)
 
 

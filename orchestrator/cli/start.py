@@ -26,6 +26,9 @@ from orchestrator.errors import ExitCode, KgorchError, PlanError
     help="Override a value of the plan; kept with the run. Stages by name: stage.train.args.epochs=3.",
 )
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
+@click.option(
+    "--extend", is_flag=True, help="Train a finished run longer, by a plan with more to do, from its final checkpoint."
+)
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
 @click.option("--accept-changes", is_flag=True, help="Go on also by a plan whose changes would be refused.")
 @click.option(
@@ -41,6 +44,7 @@ def command(
     plan: Path,
     overrides: tuple[str, ...],
     fresh: bool,
+    extend: bool,
     run_id: str | None,
     accept_changes: bool,
     accept_plan: bool,
@@ -66,7 +70,9 @@ def command(
     from orchestrator.runtime import choosing, opening
     from orchestrator.runtime.bringing import Consent
 
-    consent = Consent(changes=accept_changes, plan=accept_plan)
+    consent = Consent(changes=accept_changes, plan=accept_plan, extend=extend)
+    if fresh and extend:
+        raise click.UsageError("--fresh begins a new run, --extend goes on with a finished one: give one of them")
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
     if queued and (until or detach):
@@ -82,6 +88,7 @@ def command(
         options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
         options += ["--accept-changes"] if accept_changes else []
         options += ["--accept-plan"] if accept_plan else []
+        options += ["--extend"] if extend else []
         options += ["--until", until.isoformat()] if until else []
         return _detach(plan, loaded.name, overrides, options, as_json=as_json)
     profile, home, engine = state()

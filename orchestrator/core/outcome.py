@@ -57,6 +57,7 @@ class RankRecord:
         memory: that ran out, as core/memory.py names it; empty when none did.
         step: in which it failed; None where that is not known.
         place: of core/hang.py, in which it failed; empty where that is not known.
+        final_step: of the stage's last save; None for a rank that tracked nothing, or did not come so far.
         at: the clock's time, ISO 8601.
 
     Raises: ValueError for another outcome.
@@ -71,6 +72,7 @@ class RankRecord:
     memory: str = ""
     step: int | None = None
     place: str = ""
+    final_step: int | None = None
     at: str = ""
     traceback: str = ""
     trouble: Trouble | None = None
@@ -106,6 +108,7 @@ class Ended:
         kernel_kills: processes of its control group that the kernel has killed meanwhile, for want of memory.
         sigkilled: torchrun, or a rank of it, was ended by SIGKILL.
         rung: that is taken when memory ran out; empty when none is left.
+        has_final: the final checkpoint that the ranks left is verified; True where they track nothing.
         opened_again: an earlier stage, whose last checkpoint no rank could read, is trained to its end again first.
         remedies: the plan's, for a loss or weights gone bad. past: those taken, oldest first.
     """
@@ -119,6 +122,7 @@ class Ended:
     kernel_kills: int = 0
     sigkilled: bool = False
     rung: str = ""
+    has_final: bool = True
     opened_again: bool = False
     remedies: Sequence[Remedy] = ()
     past: Sequence[Taken] = ()
@@ -144,7 +148,7 @@ def verdict(ended: Ended) -> Event:
     outcomes = {record.outcome for record in ended.records}
     if len(ended.records) == ended.ranks and "failed" not in outcomes:
         if outcomes == {"finished"}:
-            return StageFinished() if ended.more_stages else RunFinished()
+            return _done(ended)
         return AttemptUnsaved("the last save failed") if "unsaved" in outcomes else AttemptSuspended()
     troubles = [(record.at_s, record.trouble) for record in ended.records if record.trouble]
     if troubles:
@@ -159,6 +163,19 @@ def verdict(ended: Ended) -> Event:
     if any(_is_hopeless(record) for record in ended.records) and not ended.opened_again:
         return RetriesExhausted(cause)
     return exhausted(cause, ended.gained, ended.without_progress) or AttemptCrashed(cause)
+
+
+def _done(ended: Ended) -> Event:
+    """A stage is done when its script is, on all ranks, and what it made can be read: else its last steps are done again."""
+    if not ended.has_final:
+        cause = "the stage is done, but its final checkpoint is not: it could not be written, or was read back broken"
+        return exhausted(cause, ended.gained, ended.without_progress) or AttemptCrashed(cause)
+    return StageFinished() if ended.more_stages else RunFinished()
+
+
+def final_step(records: Sequence[RankRecord]) -> int | None:
+    """Of the stage's final checkpoint, by the word of its ranks; None where they track nothing."""
+    return max((record.final_step for record in records if record.final_step is not None), default=None)
 
 
 def exhausted(cause: str, gained: bool, without_progress: int) -> RetriesExhausted | None:

@@ -50,6 +50,9 @@ DIAGNOSIS_S = 30.0
 STOP_GRACE_S = 120.0
 """How long a stop without a wall may take at least before what runs is killed."""
 
+SCRIPT_GRACE_S = 30.0
+"""How long a script whose training is over and saved may go on after a stop: it runs again from there in the next session."""
+
 
 class Phase(StrEnum):
     QUEUED = "queued"
@@ -100,13 +103,15 @@ class SaveRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerified(Event):
-    """`took_s`: asked for to read back; `blocking_s`: of it, what held the training up; `rescued`: no rank asked for it."""
+    """`took_s`: asked for to read back; `blocking_s`: of it, what held the training up; `rescued`: no rank asked for it;
+    `final`: of a stage whose steps are all done: what its script still does changes no state."""
 
     step: int
     took_s: float
     blocking_s: float = 0.0
     bytes: int = 0
     rescued: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +290,7 @@ class Session:
         trained_s, failures: of the run before this session; blocking_s: of the last save.
         is_measured: a save of this very session has told how long it takes.
         is_in_order: a checkpoint was verified since the stop. is_rescued: the newest snapshot was asked for.
+        is_final: the stage's final checkpoint is verified, and its script still runs: there is nothing to save.
         why: what ends or has ended the session.
     """
 
@@ -309,6 +315,7 @@ class Session:
     is_measured: bool = False
     is_in_order: bool = False
     is_rescued: bool = False
+    is_final: bool = False
     why: str = ""
 
     @property
@@ -321,6 +328,8 @@ class Session:
     def lead_s(self) -> float:
         """So long before the wall the last save is asked for. While a session comes up nothing is unsaved, and it may go on as
         long as any save may still come in time; a part of what it has left then is trained in any case."""
+        if self.is_final:
+            return self.margin_s
         if self.phase is Phase.STARTING:
             return self.least_lead_s
         left_s = math.inf if self.wall_s is None else max(0.0, self.wall_s - self.began_s)
@@ -359,7 +368,8 @@ class Session:
     @property
     def kill_s(self) -> Instant:
         """When what has not ended after a stop is killed."""
-        graceful = self.entered_s + max(STOP_GRACE_S, 4 * self.lead_s)
+        patience_s = max(SCRIPT_GRACE_S, self.margin_s) if self.is_final else max(STOP_GRACE_S, 4 * self.lead_s)
+        graceful = self.entered_s + patience_s
         return graceful if self.wall_s is None else min(graceful, self.wall_s - LAST_WORDS_S)
 
     @property
@@ -463,7 +473,7 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
         and now >= deadline_s
     ):
         yield DeadlineReached()
-    elif session.phase is P.TRAINING and now >= session.next_save_s:
+    elif session.phase is P.TRAINING and now >= session.next_save_s and not session.is_final:
         if deadline_s is None or now + session.save_s <= deadline_s:  # else the last save would wait for this one
             yield CheckpointDue()
     elif session.phase is P.SAVING and now >= session.overdue_s:
@@ -471,7 +481,7 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
     elif session.phase is P.DIAGNOSING and now >= session.diagnosed_s:
         yield Diagnosed("the ranks hang, and their stacks could not be collected")
     elif session.phase is P.STOPPING and now >= session.kill_s:
-        yield ExitOverdue() if session.is_in_order else GraceExpired()
+        yield ExitOverdue() if session.is_in_order or session.is_final else GraceExpired()
     elif session.phase is P.STOPPING and _needs_rescue(session) and now >= (session.rescue_s or now):
         yield LastSaveLate()
 
@@ -491,11 +501,14 @@ def next_due_s(session: Session) -> Instant | None:
 
 def _leaves_time(session: Session) -> bool:
     """Whether the next periodic save is over before the last one is due."""
+    if session.is_final:
+        return False
     return session.deadline_s is None or session.next_save_s + session.save_s <= session.deadline_s
 
 
 def _needs_rescue(session: Session) -> bool:
-    return session.wall_s is not None and not session.is_in_order and not session.is_rescued
+    saved = session.is_in_order or session.is_rescued or session.is_final
+    return session.wall_s is not None and not saved
 
 
 def _noting(session: Session, event: Event, now: Instant) -> Session:
@@ -510,13 +523,15 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
                 state_bytes=state_bytes,
                 began_s=now if session.phase is P.STARTING else session.began_s,
                 saved_s=now if fresh else session.saved_s,
+                is_final=session.is_final and not fresh,
             )
-        case CheckpointVerified(rescued=True):
+        case CheckpointVerified(rescued=True, final=False):
             return session
-        case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size):
+        case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size, final=final):
             # one that was asked for before the stop is not the last one
             is_last = session.phase is P.STOPPING and (took_s <= 0 or now - took_s >= session.entered_s)
-            saved = replace(session, is_in_order=session.is_in_order or is_last, saved_s=now)
+            in_order = session.is_in_order or is_last
+            saved = replace(session, is_in_order=in_order, is_final=session.is_final or final, saved_s=now)
             if took_s <= 0:  # found on disk: nobody knows how long it took
                 return saved
             saves = (*session.saves, deadline.Save(size, took_s))[-deadline.RECENT_SAVES :]

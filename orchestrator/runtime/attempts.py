@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,22 @@ from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
-from orchestrator.core.outcome import Ended, RankRecord, exhausted, failed_in, first_cause, memory_that_ran_out, verdict
+from orchestrator.core.outcome import (
+    Ended,
+    RankRecord,
+    exhausted,
+    failed_in,
+    final_step,
+    first_cause,
+    memory_that_ran_out,
+    verdict,
+)
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.errors import KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, devices, launcher, remedies, rungs, snapshots
+from orchestrator.runtime import checkpoints, devices, extension, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
 from orchestrator.wire import KEEPER_SOCKET, Held, Launch, WireError
@@ -63,6 +72,12 @@ class Running:
         """Some rank could not read one; of an earlier stage, for its own was read back before the launch."""
         return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in self._records())
 
+    def final_checkpoint(self, run: RunInfo) -> Path | None:
+        """Where the final checkpoint lies that its ranks say they have left; None where they have left none."""
+        step = final_step(self._records())
+        root = checkpoint_root(run, self.row.stage)
+        return None if step is None else root / manifest.folder_name(step, final=True)
+
     @property
     def place(self) -> Place:
         return Place(self.row.stage, self.device, self.row.ranks)
@@ -89,10 +104,23 @@ class Running:
         return exhausted(diagnosed.cause, step > self.furthest, self.without_progress) or diagnosed
 
 
-def ended(engine: Engine, run: RunInfo, plan: Plan, session_id: int, attempt: Running, step: int) -> Event:
-    """How an attempt ended that had come to `step`. Where memory ended it the next rung is chosen, and written down."""
-    past = remedies.past(engine, run, attempt.row.stage)
-    told = replace(attempt.told(step), remedies=plan.health.remedies, past=past)
+def ended(
+    engine: Engine,
+    run: RunInfo,
+    plan: Plan,
+    session_id: int,
+    attempt: Running,
+    step: int,
+    verified: Container[str],
+) -> Event:
+    """How an attempt ended that had come to `step`. Where memory ended it the next rung is chosen, and written down.
+
+    Args:
+        verified: the paths of the run's verified checkpoints.
+    """
+    past, final = remedies.past(engine, run, attempt.row.stage), attempt.final_checkpoint(run)
+    has_final = final is None or str(final) in verified
+    told = replace(attempt.told(step), remedies=plan.health.remedies, past=past, has_final=has_final)
     if where := memory_that_ran_out(told):
         cause, at = first_cause(told), failed_in(told, step)
         try:
@@ -110,12 +138,9 @@ def checkpoint_root(run: RunInfo, stage: str) -> Path:
 
 
 def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
-    """Stages still to do, in the plan's order. One whose verified final checkpoint lies there is done, whoever did it."""
+    """Stages still to do, in the plan's order. A final checkpoint makes none done: what its script does after the training
+    may be left to do."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
-    for stage in plan.stage:
-        if stage.name not in finished and (folder := _final_checkpoint(run, stage.name)):
-            runs.finish_stage(engine, run.id, stage.name, note=f"its final checkpoint lies in {folder}")
-            finished.add(stage.name)
     return [stage for stage in plan.stage if stage.name not in finished]
 
 
@@ -135,17 +160,6 @@ def more_after(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> bool:
     return any(other.name != stage for other in open_stages(engine, run, plan))
 
 
-def _final_checkpoint(run: RunInfo, stage: str) -> Path | None:
-    newest = next(manifest.newest_readable(checkpoint_root(run, stage)), None)
-    if newest and newest[1].final and newest[1].run_id == run.id:
-        try:
-            manifest.verify(newest[0])
-            return newest[0]
-        except (CheckpointBroken, CheckpointUnreadable):
-            pass  # the launch of the stage deals with it
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a stage goes on from: a snapshot in the keeper's memory, else a checkpoint; with neither it begins."""
@@ -158,6 +172,13 @@ class Found:
         if self.snapshot:
             return self.snapshot.step
         return self.checkpoint[1].step if self.checkpoint else 0
+
+    @property
+    def final(self) -> bool:
+        """Of a stage whose training is over."""
+        if self.snapshot:
+            return self.snapshot.final
+        return self.checkpoint is not None and self.checkpoint[1].final
 
     def said(self) -> dict[str, Any]:
         """For the journal."""
@@ -264,6 +285,7 @@ def prepare(
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         quick=stage.quick_test_of is not None,
+        extends=found.final and extension.goes_on_from(engine, run, stage.name, found.step),
     )
     attempt = running(engine, run, session, row, more_stages=more_after(engine, run, plan, stage.name))
     return replace(attempt, from_snapshot=launch.snapshot, device=device), launch

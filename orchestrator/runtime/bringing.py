@@ -30,10 +30,12 @@ class Consent(NamedTuple):
         changes: of a plan, that would be refused.
         plan: settings and plans that a database from elsewhere keeps. They decide what runs, and whose they are nobody can tell:
             on Kaggle every data set that is attached is a source.
+        extend: of a run that is finished, that it is trained longer by a plan with more to do.
     """
 
     changes: bool = False
     plan: bool = False
+    extend: bool = False
 
 
 NONE = Consent()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,19 @@ from orchestrator.plan import Plan, parse
 from orchestrator.runtime.finding import Found
 
 
-def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan) -> Judgement:
-    """What differs between the run's plan and a new one, and what of it the run cannot go on with."""
+def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collection[str] = ()) -> Judgement:
+    """What differs between the run's plan and a new one, and what of it the run cannot go on with.
+
+    Args:
+        reopened: stages that are done and shall be trained longer.
+    """
     reached, root = sessions.reached(engine, run.id), Path(run.checkpoints)
     begun = {
         stage.name
         for stage in old.stage
         if reached.get(stage.name) or next(manifest.newest_readable(root / stage.name), None)
     }
-    done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
+    done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
     return plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
 
 

@@ -21,6 +21,7 @@ from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     bringing,
     changes,
+    extension,
     mirror,
     notices,
 )
@@ -35,11 +36,13 @@ class Nothing:
 
     `why`: "live", "finished", "quota", "stopped" (by a person, so no daemon goes on).
     `due_at`: when there are hours again; None when a person has to give some.
+    `changed`: what the plan asks of a finished run that it was not asked before.
     """
 
     run: RunInfo
     why: str
     due_at: datetime | None = None
+    changed: Sequence[str] = ()
 
 
 def checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
@@ -82,7 +85,7 @@ def run_of(
             known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher, consent)
             found = None
     if known and not fresh:
-        if known.state == "finished":
+        if known.state == "finished" and not consent.extend:
             return known, plan, None
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
         plan = read(plan_text, str(where), merged)
@@ -90,6 +93,8 @@ def run_of(
             known = _take_changed_plan(
                 engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher
             )
+        elif known.state == "finished":
+            extension.stages_to_do(known, plan, plan)  # refuses: nothing has changed
         return known, plan, found
     if known:
         bringing.refuse_while_training(engine, known)
@@ -144,7 +149,9 @@ def _take_changed_plan(
 
     Raises: PlanError that shows what differs.
     """
-    judged = changes.judge(engine, run, plan_of(run), plan)
+    old = plan_of(run)
+    longer = extension.stages_to_do(run, old, plan) if run.state == "finished" else []
+    judged = changes.judge(engine, run, old, plan, longer)
     changes.refuse(run.name, judged, accept=accept)
     for difference in judged.differences:
         watcher.note(f"the plan has changed: {difference}")
@@ -153,7 +160,13 @@ def _take_changed_plan(
     facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
     sessions.note(engine, run.id, "plan_changed", facts)
     (Path(run.folder) / "plan.toml").write_text(text)
-    return run._replace(**changed)
+    run = run._replace(**changed)
+    return extension.reopen(engine, run, longer) if longer else run
+
+
+def difference_of_finished(engine: Engine, run: RunInfo, plan: Plan) -> Sequence[str]:
+    """What a plan asks of a finished run that it has not done; nothing of it is carried out."""
+    return [str(item) for item in changes.judge(engine, run, plan_of(run), plan).differences]
 
 
 def run_elsewhere(engine: Engine, name: str) -> RunInfo:

@@ -194,9 +194,11 @@ class Holder:
         self.writing = snapshot
         self._writer.submit(self._write, snapshot)
 
-    def rescue(self) -> None:
-        """Write the newest, which no rank has asked to be written."""
+    def rescue(self, *, again: bool = False) -> None:
+        """Write the newest, which no rank has asked to be written; `again`: what was written of it was read back broken."""
         newest = self.newest()
+        if newest and again:
+            newest.on_disk = False
         if newest and not newest.on_disk and newest not in (self.writing, self._next):
             newest.rescued = not newest.persist
             self.write(newest)
@@ -343,8 +345,8 @@ class Server:
             case Ask(what) if re.fullmatch("forget [0-9]{1,18}", what):
                 self._holder.forget(int(what.removeprefix("forget ")))
                 self._send(peer, Answer(True, ""))
-            case Ask("persist" | "end" as what):
-                self._holder.rescue()
+            case Ask("persist" | "persist again" | "end" as what):
+                self._holder.rescue(again=what == "persist again")
                 self._later.append(lambda: self._settled(peer, end=what == "end"))
 
     def _give_room(self, peer: socket.socket, room: Room) -> None:

@@ -115,7 +115,7 @@ def start(
         )
         if run.state == "finished":
             lock.release()
-            return Nothing(run, "finished")
+            return Nothing(run, "finished", changed=choosing.difference_of_finished(engine, run, plan))
         here = config.platform(plan.platform, profile)
         return _go_on(engine, run, plan, here, lock, found, watcher, until=until)
     except BaseException:
@@ -207,7 +207,7 @@ def _go_on(
     if found:
         taking.catch_up(engine, run, plan, found, watcher)
         last = sessions.last(engine, run.id)
-    if last and last.phase == Phase.FINISHED.value:
+    if last and last.phase == Phase.FINISHED.value and not attempts.open_stages(engine, run, plan):
         conclude(engine, run, Phase.FINISHED, "")
         lock.release()
         return Nothing(run, "finished")

@@ -65,7 +65,8 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     """Write down how the attempt ended; what that is to a session that nobody supervised."""
     more = attempts.more_after(engine, run, plan, attempt.stage)
     running = attempts.running(engine, run, last, attempt, more_stages=more)
-    event, outcome = attempts.ended(engine, run, plan, last.id, running, step), "lost"
+    verified = checkpoint_rows.verified_paths(engine, run.id)
+    event, outcome = attempts.ended(engine, run, plan, last.id, running, step, verified), "lost"
     if isinstance(event, core.StageFinished | core.RunFinished):
         runs.finish_stage(engine, run.id, attempt.stage)
         outcome = "finished"

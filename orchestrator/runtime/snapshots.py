@@ -20,9 +20,9 @@ def newest(folder: Path, *, timeout_s: float = 5.0) -> Held | None:
     return answer if isinstance(answer, Held) else None
 
 
-def persist(folder: Path, *, timeout_s: float) -> None:
-    """Return once the newest snapshot is on disk, or `timeout_s` are over."""
-    _ask(folder, "persist", timeout_s)
+def persist(folder: Path, *, timeout_s: float, again: bool = False) -> None:
+    """Return once the newest snapshot is on disk, or `timeout_s` are over. `again`: also one that was written already."""
+    _ask(folder, "persist again" if again else "persist", timeout_s)
 
 
 def forget(folder: Path, number: int) -> None:

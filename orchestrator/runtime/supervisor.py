@@ -519,6 +519,10 @@ class Supervisor:
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
             self._reader.read_untold(self._root(attempt))
+            final = attempt.final_checkpoint(self._run)
+            if final and not final.exists():  # set aside, as broken: the keeper may still hold what it was to be
+                snapshots.persist(self.folder, timeout_s=self._left_s(), again=True)
+                self._reader.read_untold(self._root(attempt))
             if attempt.missed_a_checkpoint():
                 again = attempts.open_again(self._engine, self._run, attempt.row.stage, self._reader.skipped)
                 attempt.opened_again.extend(again)
@@ -544,8 +548,10 @@ class Supervisor:
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
         if self.is_known(str(folder)):  # told by the keeper, and found on disk besides
-            if self._session.phase is Phase.SAVING:
-                self._happened(core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes))
+            if self._session.phase is Phase.SAVING or (found.final and not self._session.phase.is_over):
+                self._happened(
+                    core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes, final=found.final)
+                )
             return
         self._known.add(str(folder))
         if found.stage == self._row.stage:
@@ -560,7 +566,9 @@ class Supervisor:
             )
         )
         if not self._session.phase.is_over:
-            self._happened(core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued))
+            self._happened(
+                core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, found.final)
+            )
         with contextlib.suppress(SQLAlchemyError):  # then the next one clears up
             for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
                 self._reader.drop(doomed)
@@ -585,7 +593,7 @@ class Supervisor:
             return  # we ended it ourselves and have written that down
         for stage in attempt.opened_again:
             self._journal.note("stage_opened_again", {"stage": stage})
-        event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step)
+        event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step, self._known)
         if attempt.failed_by_itself() and not isinstance(event, core.OutOfMemory | core.Unwell):
             self._forget_snapshot_of(attempt)
         if isinstance(event, core.StageFinished | core.RunFinished):

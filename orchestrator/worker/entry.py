@@ -132,6 +132,7 @@ class Record:
             "at": datetime.now(UTC).isoformat(),
             "at_s": boottime_s(),
             "began": self.began,
+            "final_step": getattr(sys.modules.get("orchestrator.worker.session"), "final_step", None),
         }
         if error is not None:
             content["error"] = {

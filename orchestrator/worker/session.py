@@ -74,6 +74,10 @@ COMPARED = {"device": "the device", "torch": "PyTorch", "cuda": "CUDA", "cudnn":
 WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 
 
+final_step: int | None = None
+"""Of the stage's last save, once it is on disk: for the record of how this process ended (entry.py)."""
+
+
 class SessionOver(SystemExit):
     """Ends the script at a step boundary. Exit status 0; let it pass. `saved`: whether its last save is in place."""
 
@@ -121,7 +125,7 @@ class Session:
         self._replay: Replay | None = None  # of the epoch that runs, when its loader is not ours
         self._began: Began | None = None  # where that epoch's loader began, when resumed
         self._ranks_before = self.world_size
-        self._rehearse = self._epoch_is_open = False
+        self._rehearse = self._epoch_is_open = self._is_trained = False
         self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
         self._divisible, self._refused = True, 0
         self._next_snapshot_s = math.inf
@@ -182,7 +186,7 @@ class Session:
                 if finished:
                     if self._probe:
                         self._probe.script_over()
-                    saved = self._save_and_wait(final=True)
+                    saved = self._save_final()
                     if self._probe:
                         self._probe.saved()
                     self._board.leave()
@@ -293,6 +297,7 @@ class Session:
         elif self._ranks.are_split:
             kept = "" if self._keep_alike(found) else ", but what each rank keeps for itself is the first one's now"
             self._tell_exactness(ranks=self._ranks.said() + kept)
+        self._is_trained = described.final and self._launch is not None and not self._launch.extends
         at = described.position
         self._loop, self._epoch, self._batch, self._step, self._samples = (
             at.loop,
@@ -405,9 +410,12 @@ class Session:
         return self._data.path(path)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs still to do of this loop; a second loop in the same script begins when the first one is over."""
+        """The epochs still to do of this loop; a second loop in the same script begins when the first one is over.
+
+        None in a stage that goes on from its final checkpoint: its training is over, what its script does besides is not.
+        """
         number, self._loops_seen = self._loops_seen, self._loops_seen + 1
-        if number < self._loop:
+        if number < self._loop or self._is_trained:
             return
         if number > self._loop:  # the script has left the loop before it early
             self._loop, self._epoch, self._batch = number, 0, 0
@@ -420,7 +428,7 @@ class Session:
                 self._probe.epoch_over()
             self._epoch, self._batch = self._epoch + 1, 0
             self._data.look()
-        self._loop, self._epoch, self._batch, self._epochs_done = self._loop + 1, 0, 0, count
+        self._batch, self._epochs_done = 0, count  # loop and epoch stay: a longer loop goes on from there (`--extend`)
 
     def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
         """Batches still to do, of this epoch or, given `epochs`, of them all; one is one optimizer step.
@@ -611,6 +619,13 @@ class Session:
                 return True
             self._saved_at = slot = None
         return False
+
+    def _save_final(self) -> bool:
+        global final_step
+        saved = self._save_and_wait(final=True)
+        if saved and self._tracked and self._probe is None:
+            final_step = self._step
+        return saved
 
     def _seen(self) -> Seen | None:
         """The state as it is now, once all ranks have seen that it is numbers. Raises: Unwell."""

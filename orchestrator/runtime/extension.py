@@ -1,0 +1,67 @@
+"""A finished run that is trained longer: `kgorch start PLAN --extend`, with a plan that has more to do.
+
+The first stage that the plan changes is opened again, and all stages after it, which were made from its result. A stage that
+is opened again goes on from its final checkpoint. The journal keeps the step of that checkpoint (`extended`), so that a session
+that ends before its first save, or a place that takes the run over, goes on there too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from db import runs, sessions
+from db.records import RunInfo
+from orchestrator import manifest
+from orchestrator.errors import PlanError
+from orchestrator.plan import Plan, Stage
+
+EVENT = "extended"
+RECENT = 1000
+"""Events of that kind that are looked through, the newest."""
+
+
+def stages_to_do(run: RunInfo, old: Plan, new: Plan) -> list[str]:
+    """The stages that a longer plan opens again or adds.
+
+    Raises: PlanError when there are none.
+    """
+    todo = [stage.name for stage in itertools.dropwhile(lambda stage: _is_known(stage, old), new.stage)]
+    if not todo:
+        raise PlanError(
+            f"there is nothing to extend: the stages of {run.name!r} are as they were when it finished",
+            next_step="give a stage more to do in the plan (its epochs, perhaps), or add a stage to it",
+        )
+    return todo
+
+
+def reopen(engine: Engine, run: RunInfo, todo: Sequence[str]) -> RunInfo:
+    """Make a finished run active again, with these stages to do."""
+    finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
+    for name in (name for name in todo if name in finished):
+        step = _final_step(run, name)
+        sessions.note(engine, run.id, EVENT, {"stage": name, "step": step})
+        runs.reopen_stage(engine, run.id, name, note=f"extended from step {step}")
+    runs.set_state(engine, run.id, "active")
+    return run._replace(state="active", why="", finished_at=None)
+
+
+def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
+    """Whether the stage's final checkpoint of that step is where an extension begins, and not where one has ended."""
+    events = sessions.of_kind(engine, run.id, EVENT, limit=RECENT)
+    steps = [event.facts.get("step") for event in events if event.facts.get("stage") == stage]
+    return bool(steps) and isinstance(steps[-1], int) and step <= steps[-1]
+
+
+def _is_known(stage: Stage, old: Plan) -> bool:
+    before = next((known for known in old.stage if known.name == stage.name), None)
+    return before is not None and before.model_dump() == stage.model_dump()
+
+
+def _final_step(run: RunInfo, stage: str) -> int:
+    """Of the stage's newest final checkpoint; 0 for a stage that tracks nothing, which is done anew."""
+    root = Path(run.checkpoints) / stage
+    return max((found.step for _, found in manifest.newest_readable(root) if found.final), default=0)
