@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -65,6 +65,13 @@ def standing(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
         return [
             (number, plain(CheckpointInfo, row)) for row, number in orm.execute(chosen.add_columns(numbers.c.number))
         ]
+
+
+def dropped(engine: Engine, run_id: str, steps: Collection[int]) -> list[CheckpointInfo]:
+    """Those of these steps that retention has let go."""
+    mine = Checkpoint.run_id == run_id, Checkpoint.state == "dropped", Checkpoint.step.in_(steps)
+    with Orm(engine) as orm:
+        return [plain(CheckpointInfo, row) for row in orm.scalars(select(Checkpoint).where(*mine))]
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:

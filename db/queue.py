@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 
 from db.records import ResumeInfo
 from db.runs import now, plain
-from db.tables import Resume, Run, Session
+from db.tables import Attempt, Resume, Run, Session
 
 WAITING = ("due", "claimed")
 RUNNING = ("queued", "starting", "training", "saving", "stopping", "recovering", "diagnosing")
@@ -84,7 +84,7 @@ def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, pl
     session = orm.scalars(
         select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
     ).first()
-    gained = session is None or session.step > session.first_step
+    gained = session is None or _came_further(orm, session)
     inherited: dict[str, Any] = {name: getattr(newest, name) for name in INHERITED} if newest else {}
     tries = newest.tries if newest and not gained else 0
     orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state.in_(WAITING)))
@@ -93,6 +93,13 @@ def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, pl
         setattr(row, name, value)
     row.turn_at = session.started_at if session else None
     orm.add(row)
+
+
+def _came_further(orm: Orm, session: Session) -> bool:
+    """Whether an attempt of the session finished a stage, or came to a step of its stage that none before it had come to: steps of
+    two stages are never compared."""
+    further = Attempt.gained.is_(True) | (Attempt.outcome == "finished")
+    return orm.scalar(select(Attempt.id).where(Attempt.session_id == session.id, further).limit(1)) is not None
 
 
 def put(

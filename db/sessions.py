@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, Select, func, select, update
+from sqlalchemy import Engine, Select, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from db.queue import queue_resume
@@ -51,10 +51,18 @@ def record(
     phase: str,
     facts: dict[str, Any],
     resume: Mapping[str, Any] | None = None,
+    closes: Mapping[str, Any] | None = None,
     **columns: Any,
 ) -> None:
-    """The session's new phase and figures, the event that led there, and the resume that it queues: all or nothing."""
+    """The session's new phase and figures, the event that led there, the attempt that ended with it, and the resume that it queues:
+    all or nothing.
+
+    Args:
+        closes: as close_attempt takes it.
+    """
     with Orm(engine) as orm, orm.begin():
+        if closes:
+            orm.execute(_closing(**closes))
         if phase in OVER:
             columns["ended_at"] = now()
         orm.execute(update(Session).where(Session.id == session_id).values(phase=phase, **columns))
@@ -141,11 +149,17 @@ def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: 
 
 def close_attempt(engine: Engine, attempt_id: int, *, outcome: str, cause: str, last_step: int, gained: bool) -> None:
     with Orm(engine) as orm, orm.begin():
-        orm.execute(
-            update(Attempt)
-            .where(Attempt.id == attempt_id)
-            .values(outcome=outcome, cause=cause, last_step=last_step, gained=gained, ended_at=now())
-        )
+        orm.execute(_closing(attempt_id, outcome=outcome, cause=cause, last_step=last_step, gained=gained))
+
+
+def _closing(attempt_id: int, **columns: Any) -> Update:
+    return update(Attempt).where(Attempt.id == attempt_id).values(ended_at=now(), **columns)
+
+
+def drop_open_attempts(engine: Engine, session_id: int) -> None:
+    """Those that were written down and could not be started: of a session in which nothing runs."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(delete(Attempt).where(Attempt.session_id == session_id, Attempt.ended_at.is_(None)))
 
 
 def last_attempt(engine: Engine, session_id: int) -> AttemptInfo | None:

@@ -44,5 +44,10 @@ def command(run: str | None, wait: bool) -> int:
                     f"the save failed: {event.facts.get('why')}", next_step="free some disk; training goes on"
                 )
         time.sleep(0.1)
+    if wait:
+        raise KgorchError(
+            f"no checkpoint of {found.name} was verified within {PATIENCE_S:.0f} s; the save goes on, if it can",
+            next_step=f"kgorch status {found.name}",
+        )
     click.echo(f"{found.name}: asked")
     return 0

@@ -28,20 +28,6 @@ from orchestrator.core.session import (
 ATTEMPTS_WITHOUT_PROGRESS = 3
 OUTCOMES = ("finished", "suspended", "unsaved", "failed")
 
-_COLLATERAL = (
-    "connection closed by peer",
-    "connection reset",
-    "socket closed",
-    "connection refused",
-    "broken pipe",
-    "remote process exiting",
-    "peerslost",
-    "another rank ran out of memory",
-    "ncclremoteerror",
-    "watchdog caught collective operation timeout",
-    "nccl communicator was aborted",
-    "timed out waiting",
-)
 _LOST_WORKER = ("dataloader worker", ("killed by signal: killed", "exited unexpectedly"))
 _CAUGHT_ELSEWHERE, _AN_ERROR = re.compile(r"Caught \w+ in "), re.compile(r"[A-Za-z_][\w.]*(: |$)")
 _HOPELESS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "orchestrator.errors.")
@@ -57,6 +43,7 @@ class RankRecord:
         memory: that ran out, as core/memory.py names it; empty when none did.
         step: in which it failed; None where that is not known.
         place: of core/hang.py, in which it failed; empty where that is not known.
+        is_collateral: it failed of what another rank's end did to it (worker/peers.py).
         final_step: of the stage's last save; None for a rank that tracked nothing, or did not come so far.
         at: the clock's time, ISO 8601.
 
@@ -72,6 +59,7 @@ class RankRecord:
     memory: str = ""
     step: int | None = None
     place: str = ""
+    is_collateral: bool = False
     final_step: int | None = None
     at: str = ""
     traceback: str = ""
@@ -80,11 +68,6 @@ class RankRecord:
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
             raise ValueError(f"outcome: expected one of {', '.join(OUTCOMES)}, found {self.outcome!r:.80}")
-
-    @property
-    def is_collateral(self) -> bool:
-        text = f"{self.error_type} {self.message}".lower()
-        return any(sign in text for sign in _COLLATERAL)
 
     @property
     def was_evaluating(self) -> bool:

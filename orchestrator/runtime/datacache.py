@@ -136,7 +136,9 @@ class DataCache:
         assert process.stdout
         for line in process.stdout:
             kind, facts = json.loads(line)
-            (self._whole.add if kind == "data_cached" else self._whole.discard)(facts["source"])
+            # a new set: the loop may be going through the old one
+            source = {facts["source"]}
+            self._whole = self._whole | source if kind == "data_cached" else self._whole - source
             self.notes.put((kind, facts))
 
 

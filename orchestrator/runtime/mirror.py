@@ -18,7 +18,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,8 +133,8 @@ class Mirror:
             return 0 if self._stopping.is_set() else self._asked
 
     def _make_alike(self, asked: int) -> None:
-        known = rows.of_run(self._engine, self._run.id)
-        kept = {_name(row): row for row in known if row.state == "verified" and Path(row.path).is_dir()}
+        verified = rows.of_run(self._engine, self._run.id, "verified")
+        kept = {_name(row): row for row in verified if Path(row.path).is_dir()}
         place = _Place(self._url, self._options, f"{self._run.name}-{self._run.id}", self._stopping)
         for number, (name, row) in enumerate(reversed(kept.items())):
             try:
@@ -144,9 +144,14 @@ class Mirror:
                     raise
                 continue  # dropped meanwhile
             if number == 0:
-                place.remove({_name(item) for item in known if item.state == "dropped"} - kept.keys())
+                place.remove(self._dropped(place.names({row.stage for row in verified}) - kept.keys()))
             if self._asked > asked:
                 return  # a newer one goes first
+
+    def _dropped(self, names: set[str]) -> set[str]:
+        """Which of these our own retention has let go: a long run has thousands of such rows, a mirror a few folders."""
+        steps = {int(found[1]) for name in names if (found := manifest.FOLDER.fullmatch(name.partition("/")[2]))}
+        return names & {_name(row) for row in rows.dropped(self._engine, self._run.id, steps)}
 
     def _send(self, place: _Place, name: str, row: CheckpointInfo, *, is_newest: bool) -> None:
         began_s, sent = time.monotonic(), place.take(Path(row.path), name)
@@ -210,11 +215,13 @@ class _Place:
         self._fs.rm_file(f"{there}/{UNDER_WAY}")
         return sent
 
-    def remove(self, names: set[str]) -> None:
-        for stage in {name.partition("/")[0] for name in names}:
-            for found in self._sizes(f"{self._root}/{stage}"):
-                if f"{stage}/{found}" in names:
-                    self._drop(f"{self._root}/{stage}/{found}")
+    def names(self, stages: Iterable[str]) -> set[str]:
+        """What lies there of these stages."""
+        return {f"{stage}/{found}" for stage in stages for found in self._sizes(f"{self._root}/{stage}")}
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._drop(f"{self._root}/{name}")
 
     def _drop(self, there: str) -> None:
         """The manifest first: cut here, what is left is no checkpoint."""

@@ -350,6 +350,9 @@ def _adopt(
     until: datetime | None,
 ) -> Opened:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
+    # First the session's own CUDA_VISIBLE_DEVICES: what it costs follows from the GPUs that can be seen.
+    told = launcher.environment(Path(attempt.folder)).get(claims.VISIBLE)
+    claim = claims.take_again(home_of_run(run), told, share=plan.session.share)
     was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
     fixed = nearest([was, beginning.given_wall(until, boottime_s())])
     walls = Walls(fixed, beginning.moving_walls(engine, run, plan, profile, last))
@@ -371,8 +374,6 @@ def _adopt(
     }
     sessions.update_session(engine, last.id, **columns)
     _leave_queue(engine, run, plan)
-    told = launcher.environment(Path(attempt.folder)).get(claims.VISIBLE)
-    claim = claims.take_again(home_of_run(run), told, share=plan.session.share)
     row = last._replace(**columns)
     adopted = attempts.running(engine, run, last, attempt, more_stages=more)
     return Opened(run, plan, row, session, adopted, lock, walls, claim)

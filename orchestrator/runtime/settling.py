@@ -74,9 +74,20 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
         outcome = "suspended"
     elif isinstance(event, core.OutOfMemory):
         outcome = "out of memory"
+    elif isinstance(event, core.Unwell | core.AttemptUnsaved):
+        outcome = "unwell" if isinstance(event, core.Unwell) else "unsaved"
+    elif (
+        running.failed_by_itself()
+    ):  # else its processes were killed with all others, which is no fault of the training
+        outcome = "crashed"
     cause = getattr(event, "cause", "")
     sessions.close_attempt(
-        engine, attempt.id, outcome=outcome, cause=cause, last_step=step, gained=step > running.furthest
+        engine,
+        attempt.id,
+        outcome=outcome,
+        cause=cause,
+        last_step=step,
+        gained=step > running.furthest or outcome == "unwell",
     )
     if isinstance(event, core.StageFinished):
         return core.AttemptSuspended()  # the next stage is for the next session

@@ -156,6 +156,7 @@ class Supervisor:
             with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
                 if adopted:
                     self._attempt = self._last = adopted
+                    self._saved_step = self._newest_saved(adopted.row.stage)
                     self._begun(adopted)
                     self._watch(adopted, None)
                 self._happened(core.Adopted() if adopted else core.SessionOpened())
@@ -311,16 +312,23 @@ class Supervisor:
         kind, phase = type(event).__name__, self._session.phase.value
         resume = next((self._queued(action) for action in actions if isinstance(action, core.QueueResume)), None)
         self._row = self._row._replace(phase=phase, **columns)
+        outcome = OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None)
+        if outcome and self._session.asked_by_person and outcome in ("suspended", "wall"):
+            outcome = "stopped"
+        closes = self._end_attempt(outcome, getattr(event, "cause", "")) if outcome else None
         self._journal.write(
             lambda: sessions.record(
-                self._engine, self._run.id, self._row.id, kind=kind, phase=phase, facts=facts, resume=resume, **columns
+                self._engine,
+                self._run.id,
+                self._row.id,
+                kind=kind,
+                phase=phase,
+                facts=facts,
+                resume=resume,
+                closes=closes,
+                **columns,
             )
         )
-        outcome = OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None)
-        if outcome:
-            if self._session.asked_by_person and outcome in ("suspended", "wall"):
-                outcome = "stopped"
-            self._close_attempt(outcome, getattr(event, "cause", ""))
 
     def _queued(self, action: core.QueueResume) -> dict[str, Any]:
         ledger, due_at = self._walls.ledger, self._clock.utc()
@@ -389,14 +397,17 @@ class Supervisor:
         try:
             self._claim.check()
             self._known = self._written_down()
-            self._attempt, launch = attempts.prepare(
+            attempt, launch = attempts.prepare(
                 self._engine, self._run, self._plan, self._row, self._session, stage, found, self._data
             )
             process = launcher.start(launch, self._claim.descriptors)
         except Exception as error:  # whatever it is: a session that waits for nothing would be worse
+            session_id = self._row.id
+            self._journal.write(lambda: sessions.drop_open_attempts(self._engine, session_id))
             self._launch_later(f"an attempt could not be started: {type(error).__name__}: {error}")
             return
-        self._watch(self._attempt, process)
+        self._attempt = attempt
+        self._watch(attempt, process)
         self._attached, self._launch_tries, self._last = False, 0, self._attempt
         self._begun(self._attempt)
         self._saved_step = found.checkpoint[1].step if found.checkpoint else 0
@@ -541,6 +552,11 @@ class Supervisor:
     def is_known(self, folder: str) -> bool:
         return folder in self._known
 
+    def _newest_saved(self, stage: str) -> int:
+        """The newest step of the stage that is on disk and verified; 0 for none."""
+        rows = checkpoint_rows.of_run(self._engine, self._run.id, "verified")
+        return max((row.step for row in rows if row.stage == stage), default=0)
+
     def _written_down(self) -> set[str]:
         return checkpoint_rows.verified_paths(self._engine, self._run.id)
 
@@ -616,22 +632,22 @@ class Supervisor:
         if attempt.from_snapshot is not None and self._row.step <= attempt.row.first_step:
             snapshots.forget(self.folder, attempt.from_snapshot)
 
-    def _close_attempt(self, outcome: str, cause: str) -> None:
+    def _end_attempt(self, outcome: str, cause: str) -> dict[str, Any] | None:
+        """The attempt is over; what to write down of it, None where there was none."""
         attempt, self._attempt = self._attempt, None
-        if attempt:
-            self._hangs.remember()
-            if not self._attached and outcome != "crashed":
-                what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
-                self._journal.note("never_attached", {"stage": attempt.row.stage, "what": what})
-            step, gained = (
-                self._row.step,
-                self._row.step > attempt.furthest or outcome == "unwell",
-            )  # the plan's remedies bound those
-            self._journal.write(
-                lambda: sessions.close_attempt(
-                    self._engine, attempt.row.id, outcome=outcome, cause=cause, last_step=step, gained=gained
-                )
-            )
+        if attempt is None:
+            return None
+        self._hangs.remember()
+        if not self._attached and outcome != "crashed":
+            what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
+            self._journal.note("never_attached", {"stage": attempt.row.stage, "what": what})
+        return {
+            "attempt_id": attempt.row.id,
+            "outcome": outcome,
+            "cause": cause,
+            "last_step": self._row.step,
+            "gained": self._row.step > attempt.furthest or outcome == "unwell",  # the plan's remedies bound those
+        }
 
     def _hear_threads(self) -> None:
         for thread in (self._mirror, self._notices, self._sampler, self._data, *self._walls.sources):

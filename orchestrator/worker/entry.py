@@ -141,6 +141,7 @@ class Record:
                 "memory": memory_that_ran_out(error),
                 "step": getattr(error, "at_step", None),
                 "place": getattr(error, "at_place", ""),
+                "is_collateral": is_collateral(error),
                 "traceback": "".join(traceback.format_exception(error))[-16000:],
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):
@@ -155,6 +156,15 @@ def memory_that_ran_out(error: BaseException) -> str:
     from orchestrator.worker import oom
 
     return oom.ran_out(error)
+
+
+def is_collateral(error: BaseException) -> bool:
+    """Whether another rank's end is the cause. PyTorch is not loaded for it: without it there are no peers to lose."""
+    if "torch.distributed" not in sys.modules:
+        return False
+    from orchestrator.worker import peers
+
+    return peers.is_collateral(error)
 
 
 def leave(status: int = 0) -> NoReturn:

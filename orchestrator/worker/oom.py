@@ -85,7 +85,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class LadderEnds(RuntimeError):
-    """Memory ran out, and no rung that can be taken in this process is left: the next one begins another attempt."""
+    """Memory ran out, and no rung that can be taken in this process is left: the next one begins another attempt.
+
+    Attributes:
+        is_collateral: it ran out on another rank.
+    """
+
+    is_collateral = False
 
 
 def ran_out(error: BaseException) -> str:

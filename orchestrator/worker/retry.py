@@ -86,7 +86,11 @@ class Retry:
             self._reduction.reset()
             begun.restore()
             why = f"rank {self._rank}: {said}" if said else "another rank ran out of memory"
-            self._ladder.down(step, why, tells=self._board.worst_rank == self._rank, must=True)
+            try:
+                self._ladder.down(step, why, tells=self._board.worst_rank == self._rank, must=True)
+            except oom.LadderEnds as error:
+                error.is_collateral = not said
+                raise
 
     @property
     def communicates(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from orchestrator.core import cadence, deadline, retention
 from orchestrator.core.deadline import Save
-from orchestrator.core.outcome import Ended, RankRecord, failed_in, first_cause, memory_that_ran_out, verdict
+from orchestrator.core.outcome import (
+    Ended,
+    RankRecord,
+    failed_in,
+    final_step,
+    first_cause,
+    memory_that_ran_out,
+    verdict,
+)
 from orchestrator.core.retention import Kept, Rule, to_drop
 from orchestrator.core.session import (
     AttemptCrashed,
@@ -143,6 +152,20 @@ def test_ranks_that_all_finish_end_the_stage_or_the_run():
     assert verdict(_ended(*done)) == RunFinished()
 
 
+def test_ranks_that_end_without_the_final_checkpoint_that_they_speak_of_have_not_finished():
+    done = [_record(0, "finished", final_step=8), _record(1, "finished", final_step=8)]
+    lost = replace(_ended(*done), has_final=False)
+    assert isinstance(verdict(lost), AttemptCrashed) and final_step(lost.records) == 8
+    again = verdict(replace(lost, gained=False, without_progress=2))
+    assert isinstance(again, RetriesExhausted) and "final checkpoint" in again.cause
+    assert verdict(replace(lost, has_final=True)) == RunFinished() and final_step([_record(0, "finished")]) is None
+
+
+def test_an_error_of_the_script_is_the_cause_though_it_reads_like_a_lost_peer():
+    own = _record(0, "failed", 1.0, error_type="ConnectionRefusedError", message="[Errno 111] Connection refused")
+    assert first_cause(_ended(own)) == "rank 0: ConnectionRefusedError: [Errno 111] Connection refused"
+
+
 def test_ranks_that_all_stop_at_a_boundary_are_suspended():
     assert verdict(_ended(_record(0, "suspended"), _record(1, "suspended"))) == AttemptSuspended()
 
@@ -156,7 +179,7 @@ def test_a_rung_begins_with_the_step_of_the_rank_that_is_furthest_behind():
 
 def test_the_earliest_failure_is_the_cause_and_broken_connections_are_collateral():
     peer = _record(
-        0, "failed", 1.0, error_type="RuntimeError", message="[gloo] Connection closed by peer [127.0.0.1]:1"
+        0, "failed", 1.0, error_type="RuntimeError", message="[gloo] Connection closed by peer", is_collateral=True
     )
     cause = _record(1, "failed", 1.1, error_type="ValueError", message="bad pixel\nmore")
     assert first_cause(_ended(peer, cause)) == "rank 1: ValueError: bad pixel"
@@ -178,7 +201,7 @@ OSError: [Errno 5] Input/output error: 'source/20.txt'
 
 
 def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say_is_collateral():
-    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
+    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer", is_collateral=True)
     out = _record(
         1, "failed", 1.1, error_type="torch.OutOfMemoryError", message="CUDA out of memory", memory="optimizer"
     )
@@ -205,7 +228,7 @@ def test_memory_that_runs_out_in_an_evaluation_is_no_matter_of_the_training_batc
 
 def test_ranks_that_find_no_rung_together_name_the_one_that_ran_out():
     ladder = {"error_type": "orchestrator.worker.oom.LadderEnds", "memory": "device"}
-    peer = _record(0, "failed", 1.0, message="another rank ran out of memory", **ladder)
+    peer = _record(0, "failed", 1.0, message="another rank ran out of memory", is_collateral=True, **ladder)
     out = _record(1, "failed", 1.1, message="rank 1: OutOfMemoryError: CUDA out of memory", **ladder)
     assert first_cause(_ended(peer, out)) == "rank 1: OutOfMemoryError: CUDA out of memory"
 
@@ -225,7 +248,7 @@ def test_an_exhausted_ladder_ends_the_run_unless_the_attempt_came_further_than_a
 
 @pytest.mark.parametrize("kills", [0, 2])
 def test_a_kill_is_the_hosts_memory_only_when_the_kernel_says_so(kills):
-    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
+    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer", is_collateral=True)
     worker = _record(
         1, "failed", 1.0, error_type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed. "
     )
@@ -238,7 +261,7 @@ def test_a_kill_is_the_hosts_memory_only_when_the_kernel_says_so(kills):
 
 
 def test_a_killed_rank_is_the_cause_when_its_peer_only_lost_the_connection():
-    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer")
+    peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer", is_collateral=True)
     assert first_cause(_ended(peer)) == "rank 1 was killed (torchrun ended with 1)"
 
 

@@ -110,6 +110,29 @@ def test_a_session_at_its_deadline_is_asked_to_stop_once(training):
     assert not list(due(stopping, training.deadline_s + 0.1))  # asked at the edge, not on every tick after it
 
 
+def test_once_the_final_checkpoint_is_verified_the_script_may_go_on_up_to_the_wall(training):
+    """What it does after its training can be done again: nothing is unsaved, so no lead for a save is kept."""
+    over, actions = advance(training, CheckpointVerified(50, 4.0, bytes=1000, final=True), 50.0)
+    assert over.phase is Phase.TRAINING and actions == () and not list(due(over, 97.9))
+    [event] = due(over, 98.0)
+    stopping, _ = advance(over, event, 98.0)
+    assert not list(due(stopping, 99.4)) and list(due(stopping, 99.5)) == [ExitOverdue()]
+    assert advance(stopping, ExitOverdue(), 99.5)[0].phase is Phase.SUSPENDED
+
+
+def test_a_stop_after_the_final_checkpoint_waits_half_a_minute_for_the_script(training):
+    over, _ = advance(replace(training, wall_s=None), CheckpointVerified(50, 4.0, bytes=1000, final=True), 50.0)
+    stopping, _ = advance(over, StopRequested("a person"), 60.0)
+    assert not list(due(stopping, 89.9)) and list(due(stopping, 90.0)) == [ExitOverdue()]
+
+
+def test_the_next_stage_saves_again(training):
+    over, _ = advance(training, CheckpointVerified(50, 4.0, bytes=1000, final=True), 50.0)
+    started, _ = advance(over, StageFinished(), 51.0)
+    trains, _ = advance(started, Attached(1000), 52.0)
+    assert not trains.is_final and CheckpointDue() in list(due(replace(trains, every_s=1.0), 60.0))
+
+
 def test_nothing_is_due_a_moment_before_the_deadline(training):
     assert DeadlineReached() not in due(training, training.deadline_s - 0.001)
 
