@@ -170,6 +170,15 @@ def last_attempt(engine: Engine, session_id: int) -> AttemptInfo | None:
         return plain(AttemptInfo, row) if row else None
 
 
+def attempt_before(engine: Engine, run_id: str, attempt_id: int) -> AttemptInfo | None:
+    """The run's attempt before that one."""
+    with Orm(engine) as orm:
+        chosen = select(Attempt).join(Session, Session.id == Attempt.session_id)
+        chosen = chosen.where(Session.run_id == run_id, Attempt.id < attempt_id).order_by(Attempt.id.desc()).limit(1)
+        row = orm.scalars(chosen).first()
+        return plain(AttemptInfo, row) if row else None
+
+
 def attempts(engine: Engine, run_id: str, *, newest: int | None = None) -> list[AttemptInfo]:
     """All attempts of a run, or of its newest sessions, oldest first."""
     with Orm(engine) as orm:

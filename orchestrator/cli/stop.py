@@ -31,7 +31,7 @@ def command(run: str | None, wait: bool) -> int:
 
     from db import sessions
     from orchestrator.report import view
-    from orchestrator.runtime import channel, launcher
+    from orchestrator.runtime import channel, endings, launcher
 
     _, _, engine = state()
     found = find_run(engine, run)
@@ -50,6 +50,9 @@ def command(run: str | None, wait: bool) -> int:
     if wait:
         while (last := sessions.last(engine, found.id)) and view.is_supervised(last):
             time.sleep(0.1)
+        if last and last.phase not in sessions.OVER and (ending := endings.read(Path(found.folder), last.number)):
+            click.echo(f"{found.name}: {ending['phase']}; the database could not be written, the next start does it")
+            return 0
         if last and last.phase not in sessions.OVER:
             raise KgorchError(
                 f"the supervisor of {found.name} has died meanwhile", next_step=f"kgorch status {found.name}"

@@ -17,6 +17,7 @@ KINDS = (
     "started",
     "resumed",
     "saved",
+    "save failed",
     "rung",
     "remedied",
     "hung",
@@ -27,7 +28,7 @@ KINDS = (
     "finished",
 )
 
-APART_S: Mapping[str, float] = {"saved": 60.0, "rung": 10.0, "remedied": 10.0, "hung": 10.0}
+APART_S: Mapping[str, float] = {"saved": 60.0, "save failed": 600.0, "rung": 10.0, "remedied": 10.0, "hung": 10.0}
 """Between two notices of a kind that may come in floods."""
 
 
@@ -42,6 +43,10 @@ class Notice:
 
 def _saved(event: core.CheckpointVerified, _: Session) -> Notice:
     return Notice(("saved",), f"step {event.step} is saved and verified", {"step": event.step})
+
+
+def _save_failed(event: core.SaveFailed, _: Session) -> Notice:
+    return Notice(("save failed",), f"a save failed, training goes on: {event.why}", {"why": event.why})
 
 
 def _rung(event: core.OutOfMemory, _: Session) -> Notice:
@@ -59,6 +64,7 @@ def _hung(event: core.Hung, _: Session) -> Notice:
 
 OF_EVENT: Mapping[type[Event], Callable[[Any, Session], Notice]] = {
     core.CheckpointVerified: _saved,
+    core.SaveFailed: _save_failed,
     core.OutOfMemory: _rung,
     core.Unwell: _remedied,
     core.Hung: _hung,

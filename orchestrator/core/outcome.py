@@ -26,6 +26,9 @@ from orchestrator.core.session import (
 )
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
+SAME_ERRORS = 2
+"""So many attempts that end of the same exception, at the same line and step, are enough to know that a third one would."""
+
 OUTCOMES = ("finished", "suspended", "unsaved", "failed")
 
 _LOST_WORKER = ("dataloader worker", ("killed by signal: killed", "exited unexpectedly"))
@@ -44,6 +47,7 @@ class RankRecord:
         step: in which it failed; None where that is not known.
         place: of core/hang.py, in which it failed; empty where that is not known.
         is_collateral: it failed of what another rank's end did to it (worker/peers.py).
+        line: of the person's code that raised, as `train.py:42`; empty where that is not known.
         final_step: of the stage's last save; None for a rank that tracked nothing, or did not come so far.
         at: the clock's time, ISO 8601.
 
@@ -60,6 +64,7 @@ class RankRecord:
     step: int | None = None
     place: str = ""
     is_collateral: bool = False
+    line: str = ""
     final_step: int | None = None
     at: str = ""
     traceback: str = ""
@@ -91,6 +96,7 @@ class Ended:
         kernel_kills: processes of its control group that the kernel has killed meanwhile, for want of memory.
         sigkilled: torchrun, or a rank of it, was ended by SIGKILL.
         rung: that is taken when memory ran out; empty when none is left.
+        repeats: the attempt before it ended of the same exception, at the same line and step.
         has_final: the final checkpoint that the ranks left is verified; True where they track nothing.
         opened_again: an earlier stage, whose last checkpoint no rank could read, is trained to its end again first.
         remedies: the plan's, for a loss or weights gone bad. past: those taken, oldest first.
@@ -105,6 +111,7 @@ class Ended:
     kernel_kills: int = 0
     sigkilled: bool = False
     rung: str = ""
+    repeats: bool = False
     has_final: bool = True
     opened_again: bool = False
     remedies: Sequence[Remedy] = ()
@@ -145,7 +152,23 @@ def verdict(ended: Ended) -> Event:
             return RetriesExhausted(f"{cause} (the ladder is exhausted: no rung of it is left{advice})")
     if any(_is_hopeless(record) for record in ended.records) and not ended.opened_again:
         return RetriesExhausted(cause)
+    if ended.repeats and not ended.gained:
+        return RetriesExhausted(f"{cause} ({SAME_ERRORS} attempts in a row ended of the same error in the same step)")
     return exhausted(cause, ended.gained, ended.without_progress) or AttemptCrashed(cause)
+
+
+def is_same_error(one: Sequence[RankRecord], other: Sequence[RankRecord]) -> bool:
+    """Whether two attempts ended of the same exception, at the same line and step, whatever it says: a third would end of it, too.
+    Not where that line is not known, where a rank was killed, or where memory ran out."""
+    signs = [_sign(records) for records in (one, other)]
+    return signs[0] is not None and signs[0] == signs[1]
+
+
+def _sign(records: Sequence[RankRecord]) -> tuple[str, str, int | None] | None:
+    first = next(iter(in_order(records)), None)
+    if first is None or first.is_collateral or first.memory or first.trouble or not first.line:
+        return None
+    return first.error_type, first.line, first.step
 
 
 def _done(ended: Ended) -> Event:
@@ -189,7 +212,8 @@ def first_cause(ended: Ended) -> str:
         if first.error_type.endswith(".LadderEnds"):
             return said  # it names the rank and the error itself
         place = " in an evaluation" if first.was_evaluating else ""
-        return f"rank {first.rank}{place}: {first.error_type}: {said}{kernel if first.lost_a_worker else ''}"
+        line = f" ({first.line})" if first.line else ""
+        return f"rank {first.rank}{place}: {first.error_type}: {said}{line}{kernel if first.lost_a_worker else ''}"
     killed = sorted(set(range(ended.ranks)) - {record.rank for record in ended.records})
     if len(killed) == ended.ranks:
         return f"no rank left a word ({ended.launcher}{kernel})"

@@ -290,6 +290,7 @@ class Session:
         trained_s, failures: of the run before this session; blocking_s: of the last save.
         is_measured: a save of this very session has told how long it takes.
         is_in_order: a checkpoint was verified since the stop. is_rescued: the newest snapshot was asked for.
+        has_saved: a checkpoint was verified in this session. save_error: why the newest save failed; empty once one did not.
         is_final: the stage's final checkpoint is verified, and its script still runs: there is nothing to save.
         why: what ends or has ended the session.
     """
@@ -316,6 +317,8 @@ class Session:
     is_in_order: bool = False
     is_rescued: bool = False
     is_final: bool = False
+    has_saved: bool = False
+    save_error: str = ""
     why: str = ""
 
     @property
@@ -499,6 +502,15 @@ def next_due_s(session: Session) -> Instant | None:
     return min((instant for instant in instants if instant is not None), default=None)
 
 
+def in_vain(session: Session, event: Event) -> RetriesExhausted | None:
+    """The end of the run where a session ends that could save nothing: the next one would begin where it did and save no more.
+    None for one that saved something, or had nothing to save."""
+    cut = isinstance(event, GraceExpired | AttemptUnsaved)
+    if not cut or session.has_saved or not session.save_error:
+        return None
+    return RetriesExhausted(f"nothing of this session could be saved: {session.save_error}")
+
+
 def _leaves_time(session: Session) -> bool:
     """Whether the next periodic save is over before the last one is due."""
     if session.is_final:
@@ -526,20 +538,21 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
                 is_final=session.is_final and not fresh,
             )
         case CheckpointVerified(rescued=True, final=False):
-            return session
+            return replace(session, has_saved=True, save_error="")
         case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size, final=final):
             # one that was asked for before the stop is not the last one
             is_last = session.phase is P.STOPPING and (took_s <= 0 or now - took_s >= session.entered_s)
             in_order = session.is_in_order or is_last
             saved = replace(session, is_in_order=in_order, is_final=session.is_final or final, saved_s=now)
+            saved = replace(saved, has_saved=True, save_error="")
             if took_s <= 0:  # found on disk: nobody knows how long it took
                 return saved
             saves = (*session.saves, deadline.Save(size, took_s))[-deadline.RECENT_SAVES :]
             return replace(saved, saves=saves, blocking_s=blocking_s, is_measured=True)
         case LastSaveLate():
             return replace(session, is_rescued=True)
-        case SaveFailed():
-            return replace(session, saved_s=now)  # asked again after one interval, not at once
+        case SaveFailed(why):
+            return replace(session, saved_s=now, save_error=why)  # asked again after one interval, not at once
         case WallMoved(wall):
             if wall is None or (
                 session.phase is P.STOPPING and session.wall_s is not None and wall.at_s > session.wall_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from orchestrator.core.outcome import (
     failed_in,
     final_step,
     first_cause,
+    is_same_error,
     memory_that_ran_out,
     verdict,
 )
@@ -35,6 +36,8 @@ from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
 from orchestrator.wire import KEEPER_SOCKET, Held, Launch, WireError
 
+CRASHED = "crashed"
+
 Skipped = Callable[[Path, KgorchError], None]
 
 
@@ -47,6 +50,7 @@ class Running:
         without_progress: attempts in a row before it that came no step further.
         device: as it was launched on (devices.name).
         from_snapshot: the number of the snapshot that it went on from.
+        before: the records of the attempt before it, where that one crashed.
         unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
     """
 
@@ -57,6 +61,7 @@ class Running:
     more_stages: bool
     device: str = ""
     from_snapshot: int | None = None
+    before: Sequence[RankRecord] = ()
     unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
     opened_again: list[str] = field(default_factory=list)
 
@@ -93,6 +98,7 @@ class Running:
             more_stages=self.more_stages,
             kernel_kills=launcher.kernel_kills(self.folder, self.unwritten),
             sigkilled=launcher.was_sigkilled(self.folder, self.unwritten),
+            repeats=is_same_error(self.before, self._records()),
             opened_again=bool(self.opened_again),
         )
 
@@ -302,7 +308,16 @@ def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo
         without_progress=sessions.without_progress(engine, run.id),
         more_stages=more_stages,
         device=device_of(Path(row.folder)),
+        before=_records_before(engine, run, row),
     )
+
+
+def _records_before(engine: Engine, run: RunInfo, row: AttemptInfo) -> list[RankRecord]:
+    """Of the attempt before this one, where it crashed in the same stage."""
+    before = sessions.attempt_before(engine, run.id, row.id)
+    if before is None or before.outcome != CRASHED or before.stage != row.stage:
+        return []
+    return launcher.records(Path(before.folder), before.ranks)
 
 
 def device_of(folder: Path) -> str:

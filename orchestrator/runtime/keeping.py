@@ -66,12 +66,20 @@ def doomed(engine: Engine, run_id: str, plan: Plan) -> list[Path]:
     rule = rule_of(plan)
     if present:
         used = sum(item.bytes for item in present)
-        room = used + _free_bytes(Path(present[-1].key)) - int(ROOM_FOR_NEXT * present[-1].bytes)
+        room = used + free_bytes(Path(present[-1].key)) - int(ROOM_FOR_NEXT * present[-1].bytes)
         rule = replace(rule, room_bytes=room)
     return [Path(key) for key in retention.to_drop(present, rule)]
 
 
-def _free_bytes(folder: Path) -> int:
+def no_room(folder: Path, need_bytes: int, free_bytes: int) -> str:
+    """Why no training begins whose first save cannot fit."""
+    return (
+        f"there is no room for a checkpoint: it needs {need_bytes} bytes, {free_bytes} are free in {folder};"
+        " free some space there, or name a folder on another disk as checkpoint.dir"
+    )
+
+
+def free_bytes(folder: Path) -> int:
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize
 

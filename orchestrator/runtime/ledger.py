@@ -68,11 +68,13 @@ def terms_of(plan: Plan, profile: Profile) -> Terms | None:
 
 
 class Ledger:
-    """Charges one session, and is a source of its walls (runtime/walls.py). The loop alone calls it.
+    """Charges one session, and is a source of its walls (runtime/walls.py).
 
     Args:
         from_at, at_s: when the session began to cost, on both clocks.
         session_id: of the row to charge; None until there is one (`begin`).
+    Attributes:
+        look_beside: takes a look at the database to a thread that may wait for it; None while nobody is kept waiting.
     """
 
     def __init__(
@@ -91,7 +93,8 @@ class Ledger:
         self._now_s = now_s
         self._written = from_at  # the beginning of the newest piece that is written down
         self._wall: Wall | None = None
-        self._next_s = 0.0
+        self._next_s, self._has_looked = 0.0, False
+        self.look_beside: Callable[[Callable[[], None]], None] | None = None
 
     @classmethod
     def opening(cls, engine: Engine, plan: Plan, profile: Profile) -> Ledger | None:
@@ -137,13 +140,21 @@ class Ledger:
     def wall(self, now_s: float) -> Wall | None:
         """Where the quota ends the session, looked up every LOOK_S; what it was, while the database cannot be used."""
         if now_s >= self._next_s:
-            try:
-                self.charge(now_s)
-                self._wall = self._looked_up(now_s)
+            if self.look_beside and self._has_looked:
                 self._next_s = now_s + LOOK_S
-            except SQLAlchemyError:
-                self._next_s = now_s + RETRY_S
+                self.look_beside(self._look)
+            else:
+                self._look()
         return self._wall
+
+    def _look(self) -> None:
+        now_s = self._now_s()
+        try:
+            self.charge(now_s)
+            self._wall = self._looked_up(now_s)
+            self._next_s, self._has_looked = now_s + LOOK_S, True
+        except SQLAlchemyError:
+            self._next_s = now_s + RETRY_S
 
     def charge(self, now_s: float) -> None:
         """Write down what is not: the pieces that began since, and the newest one, as long as it is by now."""

@@ -150,7 +150,11 @@ class Mirror:
 
     def _dropped(self, names: set[str]) -> set[str]:
         """Which of these our own retention has let go: a long run has thousands of such rows, a mirror a few folders."""
-        steps = {int(found[1]) for name in names if (found := manifest.FOLDER.fullmatch(name.partition("/")[2]))}
+        steps = {
+            int(found[0].split("-")[1])
+            for name in names
+            if (found := manifest.FOLDER.fullmatch(name.partition("/")[2]))
+        }
         return names & {_name(row) for row in rows.dropped(self._engine, self._run.id, steps)}
 
     def _send(self, place: _Place, name: str, row: CheckpointInfo, *, is_newest: bool) -> None:

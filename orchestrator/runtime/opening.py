@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
@@ -29,6 +30,7 @@ from orchestrator.runtime import (
     checkpoints,
     choosing,
     claims,
+    keeping,
     launcher,
     mirror,
     notices,
@@ -41,6 +43,7 @@ from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Found, Watcher
 from orchestrator.runtime.home import Lock, home_of_run
+from orchestrator.runtime.journal import say
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Observer, Supervisor
@@ -74,7 +77,10 @@ class Opened:
                 claim=self.claim,
                 observer=observer,
             ).run(self.adopted)
-            conclude(engine, self.run, ended.phase, ended.why)
+            try:
+                conclude(engine, self.run, ended.phase, ended.why)
+            except OperationalError as error:  # the next start does it
+                say(f"kgorch: that {self.run.name} is {ended.phase.value} cannot be written down: {error.orig}")
             return ended
         finally:
             self.claim.release()
@@ -194,9 +200,9 @@ def _go_on(
     if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             return _adopt(engine, run, plan, profile, last, attempt, lock, until)
-        stopped = last.why == core.PERSONS_STOP
+        told = last.why
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
-        if stopped and not by_person:
+        if core.PERSONS_STOP in (told, last.why) and not by_person:
             queue.put(engine, run.id, why=core.PERSONS_STOP, due_at=None)
             lock.release()
             return Nothing(run, "stopped")
@@ -253,6 +259,18 @@ def _open_on(
             f"--until leaves {session.wall_s - now_s:.0f} s, which is over before a save would be",
             f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
             next_step="give the session more time",
+        )
+    if session.wall_why == WALL and session.wall_s is not None and session.wall_s - now_s <= session.least_lead_s:
+        raise KgorchError(
+            f"the session's wall is over, or nearer than a save takes: {session.wall_s - now_s:.0f} s are left of {length_s:g} s",
+            f"it counts from the beginning of the {profile.began}, {now_s - beginning.began_s(profile.began):.0f} s ago",
+            next_step='give this session an end (--until 19:30), or count from its own start ([platform] began = "start")',
+        )
+    newest = checkpoint_rows.newest_verified(engine, run.id)
+    if newest and (free_bytes := keeping.free_bytes(Path(newest.path).parent)) < newest.bytes:
+        raise KgorchError(
+            keeping.no_room(Path(newest.path).parent, newest.bytes, free_bytes),
+            next_step=f"kgorch checkpoints prune {run.name} drops what is not needed; then start again",
         )
     ledger = walls.ledger
     if ledger and (waits := _wait_for_quota(engine, run, ledger, session.lead_s)):
@@ -366,6 +384,7 @@ def _adopt(
         saved_s=boottime_s(),
         why=last.why,
         asked_by_person=last.why == core.PERSONS_STOP,
+        has_saved=last.id in checkpoint_rows.by_session(engine, [last.id]),
     )
     columns: dict[str, Any] = {
         **_us(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 from sqlalchemy import Engine
 
@@ -15,7 +16,7 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, keeping, ledger, remedies
+from orchestrator.runtime import attempts, endings, keeping, ledger, remedies
 from orchestrator.runtime.ledger import Ledger, Terms
 from orchestrator.wire import boottime_s
 
@@ -30,6 +31,12 @@ def settle(
 ) -> SessionInfo:
     """End the session `last`, nothing of which runs any more. Returns its row as it is then."""
     ledger.complete(engine, last, attempt, terms)
+    if ending := endings.read(Path(run.folder), last.number):
+        sessions.record(engine, run.id, last.id, **ending)
+        endings.forget(Path(run.folder), last.number)
+        if attempt and attempt.stage:
+            _take_in(engine, run, attempt.stage, last)
+        return _row(engine, run)
     step = last.step
     event: Event = core.SessionLost("nothing of it was running any more")
     if attempt and attempt.outcome is None:
@@ -50,6 +57,10 @@ def settle(
         why=ended.why,
         step=step,
     )
+    return _row(engine, run)
+
+
+def _row(engine: Engine, run: RunInfo) -> SessionInfo:
     settled = sessions.last(engine, run.id)
     assert settled is not None
     return settled

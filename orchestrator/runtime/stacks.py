@@ -98,6 +98,13 @@ def collect(folder: Path, ranks: int) -> list[Stack]:
     ]
 
 
+def dumped(folder: Path, ranks: int, timeout_s: float) -> list[Stack]:
+    """Where ranks stand that can tell it themselves within so long; those that have not come so far say nothing."""
+    pids = {rank: pid for rank, pid in _pids(folder).items() if rank < ranks and _file(folder, rank).exists()}
+    texts = _dumped(folder, pids, timeout_s=min(timeout_s, DUMP_S)) if pids else {}
+    return [Stack(rank, _state(pids[rank]), frames_of_dump(text)) for rank, text in sorted(texts.items())]
+
+
 def culprit(stacks: Iterable[Stack]) -> Stack | None:
     """The rank for which the others wait, as far as stacks tell: one that is stopped or gone, else one that waits for none."""
     usual = (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)
@@ -138,7 +145,7 @@ def _state(pid: int | None) -> str:
         return "gone"
 
 
-def _dumped(folder: Path, pids: Mapping[int, int], *, wake: bool = False) -> dict[int, str]:
+def _dumped(folder: Path, pids: Mapping[int, int], *, wake: bool = False, timeout_s: float = DUMP_S) -> dict[int, str]:
     """Have the ranks write their stacks, and wait for them."""
     begins = {rank: _file(folder, rank).stat().st_size for rank in pids}
     for pid in pids.values():
@@ -147,7 +154,7 @@ def _dumped(folder: Path, pids: Mapping[int, int], *, wake: bool = False) -> dic
                 os.kill(pid, signal.SIGUSR2)
                 if wake:
                     os.kill(pid, signal.SIGCONT)
-    until_s, texts = time.monotonic() + DUMP_S, dict[int, str]()
+    until_s, texts = time.monotonic() + timeout_s, dict[int, str]()
     while time.monotonic() < until_s:
         time.sleep(0.05)
         before, texts = texts, {rank: _text(_file(folder, rank), begins[rank]) for rank in pids}

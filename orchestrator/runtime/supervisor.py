@@ -30,15 +30,15 @@ from db.records import RunInfo, SessionInfo
 from orchestrator import wire
 from orchestrator.core import notices as core_notices
 from orchestrator.core import session as core
-from orchestrator.core.outcome import ATTEMPTS_WITHOUT_PROGRESS
 from orchestrator.core.session import Event, Phase, Session
-from orchestrator.core.wall import Wall, has_moved
+from orchestrator.core.wall import WALL, Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
 from orchestrator.runtime import (
     attempts,
     devices,
+    endings,
     hanging,
     keeping,
     launcher,
@@ -48,6 +48,7 @@ from orchestrator.runtime import (
     rungs,
     signals,
     snapshots,
+    stacks,
     telemetry,
 )
 from orchestrator.runtime.attempts import Running
@@ -69,6 +70,9 @@ DAEMONS_STOP = "the daemon was stopped"
 
 KEEPER_S = 120.0
 """How long a session without a wall waits at its end for the keeper's disk."""
+
+FLUSH_S, WRITTEN_S = 1.0, 60.0
+"""How long the loop, and a thread beside it, wait for the journal before they read what it writes."""
 
 LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
 """A launch that the disk or the database does not allow just now is tried again for a minute."""
@@ -117,6 +121,8 @@ class Supervisor:
         self._clock, self._observer = clock or SystemClock(), observer
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._journal = Journal(engine, run.id, row.id)
+        if self._walls.ledger:
+            self._walls.ledger.look_beside = lambda look: self._journal.refresh("quota", look)
         self._reader = Reader(run, self, self._post)
         self._hangs = hanging.Hangs(engine, run.id, plan.health.hang_s, self._journal.note)
         self._room = MemoryWatch(engine, run, plan)
@@ -132,6 +138,7 @@ class Supervisor:
         self._attached = False
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._interrupts = self._signals = self._launch_tries = 0
+        self._end: dict[str, Any] | None = None  # what is written down of the session's end
         self._wall = None if session.wall_s is None else Wall(session.wall_s, session.wall_why)
 
     @property
@@ -163,7 +170,7 @@ class Supervisor:
                 while not self._session.phase.is_over:
                     self._turn()
                 self._end_processes()
-                self._try(lambda: self._foreteller.tell(self._row, lives=False))
+                self._journal.write(lambda: self._foreteller.tell(self._row, lives=False))
                 self._finish_mirroring()
                 self._finish_telling()
         finally:
@@ -178,7 +185,7 @@ class Supervisor:
             self._scheduler.shutdown(wait=False)
             self._channel.close()
             self._watcher.close()
-            self._journal.catch_up()
+            self._finish_writing()
         return self._session
 
     def _end_processes(self) -> None:
@@ -188,6 +195,13 @@ class Supervisor:
         snapshots.end(self.folder, timeout_s=self._left_s())
         if self._last:
             self._reader.take_in(self._root(self._last))
+
+    def _finish_writing(self) -> None:
+        """As long as the wall allows. What the database does not take by then is left beside it, for who settles the session."""
+        left_s = WRITTEN_S if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()
+        if not self._journal.close(min(max(left_s, core.LAST_WORDS_S), WRITTEN_S)) and self._end:
+            with contextlib.suppress(OSError):
+                endings.write(self.folder, self._row.number, self._end)
 
     def _left_s(self) -> float:
         """Until the wall, for a wait that must not last longer."""
@@ -207,7 +221,7 @@ class Supervisor:
         try:
             job = self._queue.get(timeout=LOOK_S)
         except queue.Empty:
-            job = self._journal.catch_up
+            return
         self._try(job)
 
     def _try(self, job: Job) -> None:
@@ -240,7 +254,7 @@ class Supervisor:
     def _rung_taken(self, attempt: Running, told: wire.RungTaken) -> None:
         def write() -> None:
             rungs.heard(self._engine, self._run, self._row.id, attempt.place, told)
-            self._room.changed(attempt, self._clock.now_s())
+            self._post(lambda: self._room.changed(attempt, self._clock.now_s()))
 
         self._journal.write(write)
         self._tell_people(core_notices.rung_taken(told.rung, told.why, told.step, up=told.up))
@@ -256,17 +270,27 @@ class Supervisor:
         that is one too many."""
         if isinstance(event, core.Diagnosed) and self._attempt:
             return self._attempt.hung(event, self._row.step)
-        in_vain = isinstance(event, core.DeadlineReached) and self._session.phase in (Phase.STARTING, Phase.RECOVERING)
-        if in_vain and self._attempt and self._attempt.without_progress + 1 >= ATTEMPTS_WITHOUT_PROGRESS:
-            return core.RetriesExhausted(
-                "the wall came before the first step, three sessions in a row:"
-                " start-up and a save take longer, or the script never attaches"
-            )
+        if isinstance(event, core.DeadlineReached) and self._attempt and self._session.phase is Phase.STARTING:
+            return self._without_a_step(event, self._attempt)
         if isinstance(event, core.GraceExpired) and self._attempt:
             launcher.kill(self._attempt.folder)
             self._reader.take_in(self._root(self._attempt))  # the keeper may have saved and not come to tell
-            return next(core.due(self._session, self._clock.now_s()), event)
-        return event
+            event = next(core.due(self._session, self._clock.now_s()), event)
+        return core.in_vain(self._session, event) or event
+
+    def _without_a_step(self, event: core.DeadlineReached, attempt: Running) -> Event:
+        """A session is over before its first step. Once may be chance; a second time in a row the third would do no better."""
+        if attempt.row.number > 1:  # a stage before it was finished, or it has crashed: that is told already
+            return event
+        look_s = 0.5 * (self._left_s() if self._session.wall_s is not None else 0.0)
+        found = [] if self._attached else stacks.dumped(attempt.folder, attempt.row.ranks, look_s)
+        where = next((f"; rank {stack.rank} is at {stack}" for stack in found if stack.frames), "")
+        waits = "its first step took longer" if self._attached else "the script had not attached"
+        took_s = (self._clock.utc() - attempt.row.started_at).total_seconds()
+        cause = f"the wall came before the first step: {waits}, {took_s:.0f} s after its launch{where}"
+        self._journal.note("no_step", {"attempt": attempt.name, "why": cause})
+        repeats = self._session.wall_why == WALL and attempt.without_progress > 0  # a spot notice may come at any time
+        return core.RetriesExhausted(f"{cause}; so it was in the session before") if repeats else event
 
     # What happens
 
@@ -316,19 +340,10 @@ class Supervisor:
         if outcome and self._session.asked_by_person and outcome in ("suspended", "wall"):
             outcome = "stopped"
         closes = self._end_attempt(outcome, getattr(event, "cause", "")) if outcome else None
-        self._journal.write(
-            lambda: sessions.record(
-                self._engine,
-                self._run.id,
-                self._row.id,
-                kind=kind,
-                phase=phase,
-                facts=facts,
-                resume=resume,
-                closes=closes,
-                **columns,
-            )
-        )
+        entry = {"kind": kind, "phase": phase, "facts": facts, "resume": resume, "closes": closes, **columns}
+        if self._session.phase.is_over:
+            self._end = entry
+        self._journal.write(lambda: sessions.record(self._engine, self._run.id, self._row.id, **entry))
 
     def _queued(self, action: core.QueueResume) -> dict[str, Any]:
         ledger, due_at = self._walls.ledger, self._clock.utc()
@@ -368,6 +383,9 @@ class Supervisor:
 
     def _launch(self) -> None:
         """In three steps, for the second reads gigabytes: choose the stage, find its checkpoint (reader), start."""
+        if not self._journal.flush(FLUSH_S):  # that a stage is finished, that memory ran out
+            self._launch_later("the database cannot be written")
+            return
         try:
             todo = attempts.open_stages(self._engine, self._run, self._plan)
         except (OSError, SQLAlchemyError) as error:
@@ -457,6 +475,7 @@ class Supervisor:
                 self._attached = True
                 if message.ready:
                     self._happened(core.Attached(message.state_bytes))
+                    self._look_for_room(message.state_bytes)
                 reply(wire.Deadline(self._session.deadline_s))
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
@@ -478,6 +497,14 @@ class Supervisor:
                 self._remember(self._attempt, message)
             case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
                 self._happened(core.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
+
+    def _look_for_room(self, state_bytes: int) -> None:
+        """A training whose first save cannot fit would be lost with its session."""
+        if self._session.phase.is_over or self._known:
+            return
+        root = Path(self._run.checkpoints)
+        if (free_bytes := keeping.free_bytes(root)) < state_bytes:
+            self._happened(core.RetriesExhausted(keeping.no_room(root, state_bytes, free_bytes)))
 
     def _asked(self, what: str, within_s: float, reply: Reply) -> None:
         if what == "stop":
@@ -502,24 +529,16 @@ class Supervisor:
             beat_at=self._clock.utc(),
         )
         row, attempt = self._row, self._attempt
-        if attempt and not self._journal.is_behind:  # a beat that cannot be written is not worth keeping
-            with contextlib.suppress(SQLAlchemyError):
-                sessions.beat(
-                    self._engine,
-                    row.id,
-                    attempt.row.id,
-                    epoch=row.epoch,
-                    step=row.step,
-                    samples=row.samples,
-                    step_s=row.step_s,
-                    steps_total=row.steps_total,
-                    epochs_total=row.epochs_total,
-                    metrics=dict(row.metrics),
-                    lead_s=row.lead_s,
-                )
-                self._foreteller.beat(row)
+        if attempt:
+            self._journal.refresh("beat", lambda: self._write_beat(row, attempt))
         self._tell_deadline()
         self._show()
+
+    def _write_beat(self, row: SessionInfo, attempt: Running) -> None:
+        names = ("epoch", "step", "samples", "step_s", "steps_total", "epochs_total", "lead_s")
+        figures = {name: getattr(row, name) for name in names}
+        sessions.beat(self._engine, row.id, attempt.row.id, **figures, metrics=dict(row.metrics))
+        self._foreteller.beat(row)
 
     def _is_current(self, attempt: str) -> bool:
         return self._attempt is not None and attempt == self._attempt.name
@@ -537,6 +556,8 @@ class Supervisor:
             if attempt.missed_a_checkpoint():
                 again = attempts.open_again(self._engine, self._run, attempt.row.stage, self._reader.skipped)
                 attempt.opened_again.extend(again)
+            if self._session.phase is not Phase.STOPPING:  # remedies that were taken decide what is next
+                self._journal.flush(min(WRITTEN_S, self._left_s()))
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
 
@@ -585,12 +606,15 @@ class Supervisor:
             self._happened(
                 core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, found.final)
             )
-        with contextlib.suppress(SQLAlchemyError):  # then the next one clears up
-            for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
-                self._reader.drop(doomed)
-                self._journal.write(lambda path=doomed: checkpoint_rows.set_state(self._engine, str(path), "dropped"))  # type: ignore[misc]
+        self._journal.write(self._drop_doomed)
         if self._mirror:
             self._mirror.wake()
+
+    def _drop_doomed(self) -> None:
+        """In the journal's thread, once what was verified is written down."""
+        for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
+            self._reader.drop(doomed)
+            checkpoint_rows.set_state(self._engine, str(doomed), "dropped")
 
     def save_failed(self, why: str) -> None:
         self._happened(core.SaveFailed(why))
@@ -610,6 +634,7 @@ class Supervisor:
         for stage in attempt.opened_again:
             self._journal.note("stage_opened_again", {"stage": stage})
         event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step, self._known)
+        event = core.in_vain(self._session, event) or event
         if attempt.failed_by_itself() and not isinstance(event, core.OutOfMemory | core.Unwell):
             self._forget_snapshot_of(attempt)
         if isinstance(event, core.StageFinished | core.RunFinished):

@@ -142,6 +142,7 @@ class Record:
                 "step": getattr(error, "at_step", None),
                 "place": getattr(error, "at_place", ""),
                 "is_collateral": is_collateral(error),
+                "line": line_of(error, self._launch.workdir),
                 "traceback": "".join(traceback.format_exception(error))[-16000:],
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):
@@ -156,6 +157,18 @@ def memory_that_ran_out(error: BaseException) -> str:
     from orchestrator.worker import oom
 
     return oom.ran_out(error)
+
+
+def line_of(error: BaseException, workdir: str) -> str:
+    """The innermost line of the person's own code below `workdir` that the exception came through; empty where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    root = str(Path(workdir).resolve())
+    own = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(root) and not _is_library(frame)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    return "site-packages" in Path(frame.filename).parts
 
 
 def is_collateral(error: BaseException) -> bool:

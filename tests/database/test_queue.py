@@ -130,9 +130,50 @@ def test_tries_count_on_while_sessions_come_no_step_further(engine):
         queue.taken(engine, run, by="x", **WE._asdict())
         queue.put(engine, run, why="lost", due_at=datetime.now(UTC))
         assert queue.open_resume(engine, run).tries == expected
-    sessions.update_session(engine, session.id, step=5)
+    attempted(engine, session.id, "train", 0, 5, gained=True)
     queue.put(engine, run, why="the wall", due_at=datetime.now(UTC))
     assert queue.open_resume(engine, run).tries == 0
+
+
+def attempted(
+    engine, session_id: int, stage: str, first_step: int, last_step: int, *, gained: bool, outcome: str = "wall"
+):
+    row = sessions.open_attempt(
+        engine, session_id, stage=stage, ranks=1, first_step=first_step, folder_of=lambda number: f"/{number}"
+    )
+    sessions.close_attempt(engine, row.id, outcome=outcome, cause="", last_step=last_step, gained=gained)
+
+
+def test_a_session_that_ends_in_a_shorter_stage_than_it_began_in_has_come_further(engine):
+    """Its step was compared with that of the stage before: three such sessions of real work counted as three in vain."""
+    run = make(engine, ranks=1)
+    for steps in (600, 400):
+        session = sessions.open_session(engine, run, boot_id="b", first_step=8000, step=steps)
+        attempted(engine, session.id, "train", 8000, 8100, gained=True, outcome="finished")
+        attempted(engine, session.id, "tune", 0, steps, gained=steps == 600)
+        queue.put(engine, run, why="the wall", due_at=datetime.now(UTC))
+        assert queue.open_resume(engine, run).tries == 0
+
+
+def test_an_attempt_is_closed_with_the_session_that_it_ends_and_counts_for_it(engine):
+    run = make(engine, ranks=1)
+    session = sessions.open_session(engine, run, boot_id="b")
+    row = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+    closes = {"attempt_id": row.id, "outcome": "wall", "cause": "", "last_step": 9, "gained": True}
+    resume = {"why": "the wall", "due_at": datetime.now(UTC)}
+    sessions.record(
+        engine, run, session.id, kind="ExitOverdue", phase="suspended", facts={}, resume=resume, closes=closes
+    )
+    assert queue.open_resume(engine, run).tries == 0 and sessions.last_attempt(engine, session.id).outcome == "wall"
+
+
+def test_an_attempt_that_could_not_be_started_leaves_no_row(engine):
+    session = sessions.open_session(engine, make(engine, ranks=1), boot_id="b")
+    attempted(engine, session.id, "train", 0, 5, gained=True)
+    for _ in range(3):
+        sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+    sessions.drop_open_attempts(engine, session.id)
+    assert [row.last_step for row in sessions.attempts_of(engine, [session.id])] == [5]
 
 
 def test_a_claim_passes_to_the_process_that_was_started_for_it_and_to_no_other(engine):

@@ -1,0 +1,47 @@
+"""How a session ended, in a file of the run's folder: where the database could not be written before the supervisor had to go.
+
+Who settles the session later takes the end from here: a person's stop stays a stop, and nothing is queued twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.wire import write_whole
+
+INSTANTS = ("due_at", "wall_at")
+
+
+def write(folder: Path, number: int, entry: dict[str, Any]) -> None:
+    """`entry`: as db.sessions.record takes it. Raises: OSError."""
+    write_whole(_path(folder, number), json.loads(json.dumps(entry, default=_text)))
+
+
+def read(folder: Path, number: int) -> dict[str, Any] | None:
+    """None where the session left no such file, or one that nobody wrote whole."""
+    try:
+        entry = json.loads(_path(folder, number).read_text())
+        for part in (entry, entry["resume"] or {}):
+            for name in INSTANTS:
+                if part.get(name):
+                    part[name] = datetime.fromisoformat(part[name])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def forget(folder: Path, number: int) -> None:
+    with contextlib.suppress(OSError):
+        _path(folder, number).unlink()
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"session-{number}.ended.json"
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,109 @@
+"""Sessions that can come to nothing: too short, without room to save, with a program that fails in the same way each time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness import Kgorch, wait_until
+
+
+def script(kgorch: Kgorch, text: str, **changes) -> Path:
+    plan = kgorch.plan("mine.py", **changes)
+    (kgorch.folder / "mine.py").write_text(text)
+    return plan
+
+
+def test_a_session_over_before_its_first_step_says_where_the_time_went_and_the_second_is_the_last(kgorch):
+    plan = script(kgorch, "import time\nprint('prepares', flush=True)\ntime.sleep(600)\n", wall="20s", margin="2s")
+    kgorch("start", str(plan), code=10)
+    [note] = kgorch.events("no_step")
+    assert "the script had not attached" in note["facts"]["why"] and "mine.py:3" in note["facts"]["why"]
+    failed = kgorch("start", str(plan), code=20)
+    assert "mine.py:3" in failed.stderr and "so it was in the session before" in failed.stderr
+
+
+def test_an_exception_that_comes_again_at_the_same_line_and_step_is_tried_twice_only(kgorch):
+    text = """
+import torch
+from orchestrator.worker import attach
+with attach() as session:
+    net = torch.nn.Linear(4, 1)
+    session.track(net=net)
+    for number, batch in enumerate(session.steps(session.loader(torch.randn(64, 4), 8), 3)):
+        net(batch)
+        if number == 3:
+            raise ValueError("bad pixel %d" % __import__("os").getpid())
+"""
+    done = kgorch("start", str(script(kgorch, text)), code=20)
+    assert "ValueError: bad pixel" in done.stderr and "(mine.py:10)" in done.stderr
+    [session] = kgorch.history()
+    assert [attempt["outcome"] for attempt in session["attempts"]] == ["crashed", "crashed"]
+
+
+def test_a_wall_that_is_over_is_a_mistake_and_opens_no_session(kgorch):
+    """As on Kaggle, where it counts from the container's start."""
+    began = '[platform]\nbegan = "boot"'
+    told = kgorch("start", str(kgorch.plan(wall="30s", margin="2s", extra=began)), code=2)
+    assert "the session's wall is over" in told.stderr and "--until" in told.stderr and "boot" in told.stderr
+    assert kgorch.history() == [] and kgorch.status()["session"] is None
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def on_disk(folder: Path) -> str:
+    return f'dir = "{folder}"'
+
+
+@needs_root
+def test_no_training_begins_whose_first_save_cannot_fit(kgorch, small_disk):
+    plan = kgorch.plan(args={"epochs": 50, "sleep": 0.1, "pad": 4_000_000})
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    done = kgorch("start", str(plan), code=20)
+    assert "there is no room for a checkpoint" in done.stderr and "checkpoint.dir" in done.stderr
+    assert kgorch.status()["step"] < 10
+
+
+@needs_root
+def test_a_run_that_can_save_no_more_is_refused_before_a_session_is_opened(kgorch, small_disk):
+    plan = kgorch.plan(args={"epochs": 50, "sleep": 0.1, "pad": 300_000})
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(2)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    fill(small_disk, leave_bytes=500_000)
+    refused = kgorch("start", str(plan), code=2)
+    assert "there is no room for a checkpoint" in refused.stderr and len(kgorch.history()) == 1
+
+
+@needs_root
+def test_a_session_that_could_save_nothing_ends_the_run_and_says_why(kgorch, small_disk):
+    """It ended with 10, and `resume` did the same again."""
+    plan = kgorch.plan(args={"epochs": 500, "sleep": 0.05, "pad": 300_000}, every="600s", wall="30s", margin="3s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(lambda: kgorch.try_status() and kgorch.events("Attached"))
+    fill(small_disk, leave_bytes=100_000)
+    assert supervisor.wait(timeout=90) == 20
+    said = supervisor.communicate()[0]
+    assert "nothing of this session could be saved" in said and "no room for" in said
+    assert kgorch.status()["state"] == "failed" and kgorch.status()["next"]["at"] is None
+
+
+def fill(disk: Path, *, leave_bytes: int) -> None:
+    room = os.statvfs(disk)
+    (disk / "others").write_bytes(b"x" * max(0, room.f_bavail * room.f_frsize - leave_bytes))
