@@ -235,7 +235,7 @@ class PlatformPart(_Part):
 class NotifyPart(_Part):
     """Who is told of what: a command, and webhook or Apprise URLs. `${NAME}` in them is taken from the environment."""
 
-    on: list[str] = ["suspended", "failed", "finished", "quota"]
+    on: list[str] = ["suspended", "failed", "finished", "quota", "save failed"]
     command: list[Annotated[str, Field(max_length=4096)]] = []
     urls: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=8)] = []
 

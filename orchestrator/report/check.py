@@ -219,9 +219,10 @@ def _of_probe(
     probed: Sequence[Probed], stages: Sequence[View], ahead: View | None, free: int, disk_free: int | None, cores: int, plan: Plan
 ) -> list[Line]:  # fmt: skip
     """What can be said of the machine only now."""
-    lines = []
+    lines: list[Line] = []
     for one, stage in zip(probed, stages, strict=True):
         found, name = one.found, f"stage {stage['name']}"
+        lines += _of_saving(name, one, is_alone=not any(other.found for other in probed))
         if not found.get("trials"):
             continue
         busy = one.ranks * (1 + found["num_workers"])
@@ -259,6 +260,16 @@ def _of_probe(
             said = "the end is not to be seen: no session is long enough, or no hours come back"
             lines.append(Line("time", FAIL, said, "a longer session.wall, or more quota.hours"))
     return lines
+
+
+def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
+    """A stage of which nothing can be saved. One that only prepares or packs something needs no saves, beside one that trains."""
+    if not one.found:
+        said = f"{one.stage.entry} ran to its end and never called orchestrator.worker.attach(): nothing of it can be saved"
+        yield Line(name, FAIL if is_alone else WARN, said, 'call it around the training (README, "Your training")')
+    elif one.found["loops"] and not one.found["tracks"]:
+        said = f"{one.stage.entry} takes steps and tracks nothing: nothing of it can be saved"
+        yield Line(name, FAIL, said, "name what a checkpoint must hold: session.track(model=…, optimizer=…)")
 
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:

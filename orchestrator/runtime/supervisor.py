@@ -74,6 +74,9 @@ KEEPER_S = 120.0
 FLUSH_S, WRITTEN_S = 1.0, 60.0
 """How long the loop, and a thread beside it, wait for the journal before they read what it writes."""
 
+ATTACHES_S = 60.0
+"""After so long a script that has not attached is told of; imports of a slow disk are over by then."""
+
 LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
 """A launch that the disk or the database does not allow just now is tried again for a minute."""
 
@@ -136,6 +139,8 @@ class Supervisor:
         self._alarm_s: float | None = None
         self._again_s: float | None = None  # when a launch that failed is tried again
         self._attached = False
+        self._watched_s = 0.0  # since when that attempt is ours to watch
+        self._warned_of = ""  # the attempt that was said not to have attached
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._interrupts = self._signals = self._launch_tries = 0
         self._end: dict[str, Any] | None = None  # what is written down of the session's end
@@ -216,6 +221,7 @@ class Supervisor:
             self._happened(hung)
         self._watch_memory()
         self._watch_launch()
+        self._watch_attach()
         self._set_alarm()
         self._hear_threads()
         try:
@@ -243,6 +249,19 @@ class Supervisor:
             self._again_s = None
             if self._session.phase in (Phase.STARTING, Phase.RECOVERING):
                 self._launch()
+
+    def _watch_attach(self) -> None:
+        """A script that does not attach trains unsaved: said once, while it can still be stopped."""
+        attempt = self._attempt
+        if attempt is None or self._attached or attempt.name == self._warned_of or self._session.phase.is_over:
+            return
+        since_s = self._clock.now_s() - self._watched_s
+        if since_s >= ATTACHES_S:
+            self._warned_of = attempt.name
+            what = (
+                f"it has not called orchestrator.worker.attach() after {since_s:.0f} s: until then nothing can be saved"
+            )
+            self._journal.note("not_attached", {"stage": attempt.row.stage, "what": what})
 
     def _watch_memory(self) -> None:
         if self._session.phase in (Phase.TRAINING, Phase.SAVING):
@@ -455,7 +474,7 @@ class Supervisor:
         self._again_s = self._clock.now_s() + LAUNCH_AGAIN_S
 
     def _watch(self, attempt: Running, process: subprocess.Popen[bytes] | None) -> None:
-        self._processes = attempt.folder
+        self._processes, self._watched_s = attempt.folder, self._clock.now_s()
 
         def until_gone() -> None:
             launcher.wait(attempt.folder)

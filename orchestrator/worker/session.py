@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -465,6 +466,7 @@ class Session:
             given = self._probe.batches(source, self._epochs_wanted)
         elif self.quick:
             self._steps_total, given = self._step - self._batch + 1, itertools.islice(given, max(0, 1 - self._batch))
+        self._warn_of_nothing_tracked()
         self._tick(
             "step" if "first_step" in self._place.longest else "first_step"
         )  # since the last step; an evaluation perhaps
@@ -488,6 +490,13 @@ class Session:
             self._samples += self._samples_now
             self._boundary()
         self._place.enter("evaluation")
+
+    def _warn_of_nothing_tracked(self) -> None:
+        """Before the first step, while nothing is lost yet."""
+        if self._launch and not self._tracked and self.rank == 0 and self._step == 0 and self._batch == 0:
+            what = "it takes steps and has not called session.track(): nothing of it can be saved"
+            print(f"kgorch: {what}", file=sys.stderr, flush=True)
+            self._link.send(Note(self._launch.attempt, "tracks_nothing", {"stage": self._launch.stage, "what": what}))
 
     def _climb_in(self, source: Loader | Replay) -> None:
         """Onto the rung that was in force at this step."""

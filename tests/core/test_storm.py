@@ -100,7 +100,7 @@ SOUND = Facts(
     events=({"kind": "launched", "facts": {"step": 0}}, {"kind": "launched", "facts": {"step": 8}}),
     checkpoints=(
         DROPPED,
-        Checkpoint("/b", 16, "verified", samples=192, counted=192, most=1),
+        Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=1),
     ),
     promised={"/a": 8, "/b": 16},
     charges=(Charged(1, rows=1, used_s=31.0, lasted_s=30.0),),
@@ -119,14 +119,17 @@ def test_nothing_is_broken_in_a_sound_world():
 DOCTORED = {
     "same_bits": [replace(SOUND, bits={"train": ("one", "another")})],
     "samples_once": [
-        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=180, most=1))),
-        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=192, most=2))),
+        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", final=True, samples=192, counted=180, most=1))),
+        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=2))),
     ],
     "nothing_verified_lost": [
         replace(SOUND, promised={"/gone": 12}),
-        replace(SOUND, checkpoints=(Checkpoint("/b", 16, "verified", whole=False, why="a hash"),)),
-        replace(SOUND, checkpoints=(Checkpoint("/b", 16, "dropped", whole=False),)),
+        replace(SOUND, over=False, checkpoints=(Checkpoint("/b", 16, "verified", whole=False, why="a hash"),)),
+        replace(SOUND, over=False, checkpoints=(Checkpoint("/b", 16, "dropped", whole=False),)),
         replace(SOUND, trace=replace(SOUND.trace, promised=16)),
+    ],
+    "finished_means_verified": [
+        replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=192, most=1))),
     ],
     "no_orphans": [replace(SOUND, processes=(Process(7, "rank", "0"),))],
     "no_double_run": [

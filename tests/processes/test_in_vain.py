@@ -107,3 +107,65 @@ def test_a_session_that_could_save_nothing_ends_the_run_and_says_why(kgorch, sma
 def fill(disk: Path, *, leave_bytes: int) -> None:
     room = os.statvfs(disk)
     (disk / "others").write_bytes(b"x" * max(0, room.f_bavail * room.f_frsize - leave_bytes))
+
+
+def test_who_takes_a_session_over_tells_of_no_step_as_lost_that_is_on_disk(kgorch):
+    """It counted from the session's first step, whatever had been saved since."""
+    text = """
+import time, torch
+from orchestrator.worker import attach
+with attach() as session:
+    net = torch.nn.Linear(4, 1)
+    session.track(net=net)
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 100):
+        time.sleep(600 if session._step == 30 else 0.1)
+"""
+    plan = script(kgorch, text, wall="45s", margin="2s", every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "off"'))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(10)
+    kgorch("save")
+    saved = kgorch.status()["checkpoint"]["step"]
+    supervisor.kill()
+    supervisor.wait()
+    adopted = kgorch.background("start", str(plan))
+    assert adopted.wait(timeout=90) == 10
+    [cut] = kgorch.events("GraceExpired")
+    assert cut["facts"]["saved_step"] >= saved > 0 and cut["facts"]["lost_steps"] == 30 - cut["facts"]["saved_step"]
+
+
+def test_a_refused_connection_of_the_script_is_the_cause_and_not_the_rank_that_was_ended_for_it(kgorch):
+    text = """
+import socket, time, torch
+from orchestrator.worker import attach
+with attach() as session:
+    net = torch.nn.Linear(4, 1)
+    session.track(net=net)
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 100):
+        if session.rank == 0:
+            socket.create_connection(("127.0.0.1", 9))
+        time.sleep(600)
+"""
+    done = kgorch("start", str(script(kgorch, text, ranks=2)), code=20)
+    assert "rank 0: ConnectionRefusedError" in done.stderr and "(mine.py:9)" in done.stderr
+
+
+def test_a_script_that_trains_and_tracks_nothing_is_told_of_at_its_first_step_and_fails_the_check(kgorch):
+    text = """
+import time, torch
+from orchestrator.worker import attach
+with attach() as session:
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 100):
+        time.sleep(0.0 if session.quick else 0.2)
+"""
+    plan = script(kgorch, text)
+    checked = kgorch("check", str(plan), code=None)
+    assert checked.returncode != 0 and "takes steps and tracks nothing" in checked.stdout, checked.stdout
+    supervisor = kgorch.background("start", str(plan))
+    [note] = wait_until(lambda: kgorch.try_status() and kgorch.events("tracks_nothing"))
+    assert "session.track()" in note["facts"]["what"] and supervisor.poll() is None
+
+
+def test_a_script_that_never_attaches_fails_the_check(kgorch):
+    checked = kgorch("check", str(script(kgorch, "print('trains')\n")), code=None)
+    assert checked.returncode != 0 and "never called orchestrator.worker.attach()" in checked.stdout, checked.stdout

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from driver import build
 from harness import wait_until, weekly_reset
 
 from db import charges, runs, sessions
@@ -89,4 +90,23 @@ def test_no_charge_is_lost_to_a_killed_supervisor_or_a_kill_of_everything(kgorch
     settled = charges.newest(engine, first.id)
     assert settled.from_at == alone.from_at and settled.factor == 2.0
     assert settled.used_s >= (last_beat - settled.from_at).total_seconds() - 0.001
+    engine.dispose()
+
+
+def test_a_session_that_is_taken_over_costs_what_it_cost_before(kgorch, tmp_path):
+    """One GPU of two: its successor saw both before it looked what the session had, and its hours doubled."""
+    kgorch.extra_env |= build(tmp_path).env
+    extra = '[platform]\nname = "kaggle"\nbegan = "start"\n[quota]\nhours = 10\nresets = "never"'
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, extra=extra)
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    engine = open_database(kgorch.home)
+    session = sessions.last(engine, runs.newest(engine, "test").id)
+    before = wait_until(lambda: (row := charges.newest(engine, session.id)) and row.used_s > 0 and row)
+    assert before.factor == 1.0
+    supervisor.kill()
+    supervisor.wait()
+    adopted = kgorch.background("start", str(plan))
+    wait_until(lambda: charges.newest(engine, session.id).used_s > before.used_s + 1)
+    assert charges.newest(engine, session.id).factor == 1.0 and adopted.poll() is None
     engine.dispose()

@@ -11,10 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 CHARGED_EVERY_S = 2.0
 """What a session's end may miss of its hours (runtime/ledger.py)."""
+
+PERSONS = ("the wall came before the first step", "nothing of this session could be saved", "no room for a checkpoint")
+"""Ends after which a person has to look: of sessions that are too short here, and of a disk that was full until the wall."""
 
 SLACK_S = 6.0
 """Of a charge: opening and ending of a session, on a machine that does much else."""
@@ -150,6 +154,20 @@ def nothing_verified_lost(facts: Facts) -> list[str]:
     return broken
 
 
+def finished_means_verified(facts: Facts) -> list[str]:
+    """Each stage of a finished run has left a final checkpoint that can be read, unless a fault has damaged it since."""
+    if not facts.over:
+        return []
+    finals = {str(Path(item.path).parent) for item in facts.checkpoints if item.final and _stands(item)}
+    finals |= {str(Path(path).parent) for path in facts.damaged}
+    missing = len(facts.bits) - len(finals)
+    return [f"{missing} of {len(facts.bits)} stages have no final checkpoint that is verified"] if missing > 0 else []
+
+
+def _stands(item: Checkpoint) -> bool:
+    return item.whole and item.state == "verified"
+
+
 def no_orphans(facts: Facts) -> list[str]:
     if not facts.over:
         return []
@@ -225,7 +243,7 @@ def comes_back(facts: Facts) -> list[str]:
         broken += [
             f"it gave up: {session['why']}"
             for session in facts.history[max(facts.trace.sessions - 1, 0) :]
-            if session["phase"] == "failed" and "the wall came before the first step" not in session["why"]
+            if session["phase"] == "failed" and not any(end in session["why"] for end in PERSONS)
         ]
     return broken
 
@@ -236,6 +254,7 @@ INVARIANTS: dict[str, Callable[[Facts], list[str]]] = {
         same_bits,
         samples_once,
         nothing_verified_lost,
+        finished_means_verified,
         no_orphans,
         no_double_run,
         quota_charged_once,
