@@ -267,9 +267,6 @@ def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
     if not one.found:
         said = f"{one.stage.entry} ran to its end and never called orchestrator.worker.attach(): nothing of it can be saved"
         yield Line(name, FAIL if is_alone else WARN, said, 'call it around the training (README, "Your training")')
-    elif one.found["loops"] and not one.found["tracks"]:
-        said = f"{one.stage.entry} takes steps and tracks nothing: nothing of it can be saved"
-        yield Line(name, FAIL, said, "name what a checkpoint must hold: session.track(model=…, optimizer=…)")
 
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:

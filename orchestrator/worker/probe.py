@@ -54,7 +54,6 @@ class Found:
     """What `probe.json` holds. Instants are readings of CLOCK_BOOTTIME, bytes are of the rank that holds most.
 
     Attributes:
-        tracks: the script has named what a checkpoint holds.
         loops: epochs and global batches of each loop of the script.
         share: samples of a rank's share of a step. blocks: that can drop their activations.
         divides: the ladder can take it in parts: session.loader gives it, and session.backward is given it.
@@ -73,7 +72,6 @@ class Found:
     blocks: int = 0
     batchnorm: bool = False
     num_workers: int = 0
-    tracks: bool = False
     loops: list[dict[str, int]] = field(default_factory=list)
     share: int = 0
     divides: bool = True
@@ -110,7 +108,6 @@ class Probe:
 
     def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: Backward) -> None:
         self._tracked, self.found.state_bytes, self._backward = tracked, state_bytes, backward
-        self.found.tracks = True
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """Around that of a microbatch."""

@@ -495,6 +495,10 @@ class Session:
         """Before the first step, while nothing is lost yet."""
         if self._launch and not self._tracked and self.rank == 0 and self._step == 0 and self._batch == 0:
             what = "it takes steps and has not called session.track(): nothing of it can be saved"
+            if self._probe:
+                raise KgorchError(
+                    what, next_step="name what a checkpoint must hold: session.track(model=…, optimizer=…)"
+                )
             print(f"kgorch: {what}", file=sys.stderr, flush=True)
             self._link.send(Note(self._launch.attempt, "tracks_nothing", {"stage": self._launch.stage, "what": what}))
 

@@ -112,26 +112,28 @@ def fill(disk: Path, *, leave_bytes: int) -> None:
 def test_who_takes_a_session_over_tells_of_no_step_as_lost_that_is_on_disk(kgorch):
     """It counted from the session's first step, whatever had been saved since."""
     text = """
-import time, torch
+import os, time, torch
 from orchestrator.worker import attach
 with attach() as session:
     net = torch.nn.Linear(4, 1)
     session.track(net=net)
-    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 100):
-        time.sleep(600 if session._step == 30 else 0.1)
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 1000):
+        time.sleep(600 if os.path.exists("sit") else 0.1)
 """
-    plan = script(kgorch, text, wall="45s", margin="2s", every="600s")
+    plan = script(kgorch, text, wall="60s", margin="2s", every="600s")
     plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "off"'))
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(10)
     kgorch("save")
     saved = kgorch.status()["checkpoint"]["step"]
+    (kgorch.folder / "sit").touch()
     supervisor.kill()
     supervisor.wait()
     adopted = kgorch.background("start", str(plan))
     assert adopted.wait(timeout=90) == 10
     [cut] = kgorch.events("GraceExpired")
-    assert cut["facts"]["saved_step"] >= saved > 0 and cut["facts"]["lost_steps"] == 30 - cut["facts"]["saved_step"]
+    assert cut["facts"]["saved_step"] >= saved > 5
+    assert cut["facts"]["lost_steps"] == kgorch.status()["step"] - cut["facts"]["saved_step"]
 
 
 def test_a_refused_connection_of_the_script_is_the_cause_and_not_the_rank_that_was_ended_for_it(kgorch):
@@ -160,7 +162,9 @@ with attach() as session:
 """
     plan = script(kgorch, text)
     checked = kgorch("check", str(plan), code=None)
-    assert checked.returncode != 0 and "takes steps and tracks nothing" in checked.stdout, checked.stdout
+    assert checked.returncode != 0 and "it takes steps and has not called session.track()" in checked.stdout, (
+        checked.stdout
+    )
     supervisor = kgorch.background("start", str(plan))
     [note] = wait_until(lambda: kgorch.try_status() and kgorch.events("tracks_nothing"))
     assert "session.track()" in note["facts"]["what"] and supervisor.poll() is None

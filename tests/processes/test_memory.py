@@ -74,11 +74,15 @@ def test_a_keeper_whom_nobody_needs_writes_what_it_holds_and_goes(kgorch):
 
 
 def test_ranks_that_hang_at_the_wall_cost_what_came_after_the_snapshot_and_the_event_says_so(kgorch):
-    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.04}, every="600s", wall="40s", margin="8s")
+    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.04}, every="600s", wall="60s", margin="8s")
+    plan.write_text(
+        plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "8s"')
+    )  # the next one comes too late
     supervisor = kgorch.background("start", str(plan))
     wait_until(lambda: kgorch.wait_for_step(1) and kgorch.checkpoints(), what="the calibration save")
     on_disk = int(kgorch.checkpoints()[-1].name[5:])
     held = _snapshot_beyond(kgorch, on_disk)
+    kgorch.wait_for_step(held + 3)
     os.kill(kgorch.pids()["rank1"], signal.SIGSTOP)
     assert supervisor.wait(timeout=120) == 10
     status = kgorch.status()

@@ -28,6 +28,7 @@ from orchestrator.errors import KgorchError
 from orchestrator.runtime import persisting, snapshots
 from orchestrator.runtime.export import export, export_for_torch, writer_of
 from orchestrator.wire import SaveFailed
+from orchestrator.worker import save as saving
 from orchestrator.worker import state, stored
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP
 from orchestrator.worker.save import Saver
@@ -36,7 +37,8 @@ ROUNDS = int(os.environ.get("KGORCH_SOAK", "25"))
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "SNAPSHOT_PATIENCE_S", 20.0)  # a busy machine passes no snapshot over here
     place = Place(tmp_path)
     place.start_keeper()
     yield place
