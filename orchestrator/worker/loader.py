@@ -8,6 +8,7 @@ resume begins at a batch by its number: nothing is read to be thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -200,12 +201,20 @@ class WorkerStart:
 
 
 def begun(loader: Iterable[Any]) -> Iterator[Any]:
-    """Its iterator. Loading processes have SIGTERM blocked from their first moment: before WorkerStart it would end them."""
-    if not isinstance(getattr(loader, "worker_init_fn", None), WorkerStart):
+    """Its iterator."""
+    with without_sigterm(loader):
         return iter(loader)
+
+
+@contextlib.contextmanager
+def without_sigterm(loader: Any) -> Iterator[None]:
+    """Loading processes begun in it have SIGTERM blocked from their first moment: before WorkerStart it would end them."""
+    if not isinstance(getattr(loader, "worker_init_fn", None), WorkerStart):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        return iter(loader)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

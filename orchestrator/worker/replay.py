@@ -1,12 +1,16 @@
 """A loader that is not ours, taken up again in the middle of an epoch: the batches used already are read once more.
 
-Just before an epoch's `iter(loader)` the random states of all libraries, and of generators that the loader's parts hold,
-are kept. A resume sets them, reads as many batches as the epoch had used and throws them away, then sets the random
-states of the save. Loading processes are seeded from a draw in `iter()`, so what they drew they draw again. In the
-rank's own process training drew between the batches: those thrown away may be augmented otherwise, those after them not.
+Just before an epoch's `iter(loader)` the random states of all libraries, and of the generators that the loader holds
+anywhere (parts.py), are kept. A resume sets them, reads as many batches as the epoch had used and throws them away,
+then sets the random states of the save. Loading processes are seeded from a draw in `iter()`, so what they drew they
+draw again. In the rank's own process training drew between the batches: those thrown away may be augmented otherwise,
+those after them not, nor those that the loader had read ahead (fetches.py).
 
-Out of reach: what a dataset or sampler of the rank's own process remembers from one epoch to the next, and draws that a
-sampler makes in the middle of an epoch from the generator which the training uses. `session.loader()` needs none of this.
+What came out is compared with what was: where each generator stands, the indices that samplers gave, the newest batch
+where there are none. A difference is told, as is what cannot be known beforehand (`exactness`, `lost`).
+
+Out of reach: generators that only a module holds, and what a dataset or sampler of the rank's own process remembers
+from one epoch to the next otherwise. `session.loader()` needs none of this.
 """
 
 from __future__ import annotations
@@ -17,14 +21,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.worker import batches, state
+from orchestrator.worker import batches, generators, state
+from orchestrator.worker.fetches import MOST_AHEAD, Watch, checksum
 from orchestrator.worker.loader import WorkerStart, begun
+from orchestrator.worker.parts import parts_of, set_epoch
 
 PROGRESS_S = 10.0
+
+MOST_NAMED = 3
+"""Sentences about one thing that are told: they go into every status."""
+
 Began = Mapping[str, Any]
+
+ANOTHER = "the samples read again are not those it had used: some may come twice in it, others never"
+PERHAPS_ANOTHER = "the newest batch came out otherwise: exact if only its augmentation differs"
 
 
 class Replay:
@@ -46,8 +59,14 @@ class Replay:
         self._loader, self._world, self._device = loader, world_size, device
         self._began, self._ranks_before = began, ranks_before
         self.batch = self._epoch = self._share = self._used = 0
-        if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, WorkerStart):
-            loader.worker_init_fn = WorkerStart(loader.worker_init_fn)
+        self._parts = parts_of(loader)
+        self._states = _States(device, self._parts.generators)
+        self._watch: Watch | None = None
+        self._newest: int | None = None  # checksum of the newest batch, where no sampler tells the order
+        self._lost: list[str] = []
+        for inner in self._parts.loaders.values():
+            if inner.num_workers and not isinstance(inner.worker_init_fn, WorkerStart):
+                inner.worker_init_fn = WorkerStart(inner.worker_init_fn)
 
     def __len__(self) -> int:
         """Batches of an epoch; 0 when that is not known."""
@@ -65,9 +84,7 @@ class Replay:
 
     def seek(self, epoch: int, batch: int) -> None:
         self._epoch, self.batch = epoch, batch
-        for part in self._parts():
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
-                set_epoch(epoch)
+        set_epoch(list(self._parts.with_epochs.values()), epoch)
 
     def parts(self) -> Iterator[list[Any]]:
         """As a Loader gives them: one rank's batch a step."""
@@ -76,25 +93,44 @@ class Replay:
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch's batches from where `seek` said; what lies before is read at once, before the first is asked for."""
-        now = self._states()
-        if self.batch and self._began:
-            self._set(self._began)
+        now = self._states.now()
+        resumed = self._began if self.batch and self._began else None
+        watch = self._watch = self._watch_over(resumed)
+        if resumed:
+            self._set(resumed)
         else:
             self._began = now
-        iterator = begun(self._loader)
+        watch.begin(self._parts.loaders.values())
+        iterator = watch.active(begun, self._loader)
         if self.batch:
-            iterator = self._without_used(iterator)
+            iterator = self._without_used(self._pulled(iterator))
+            self._compare(resumed)
             state.set_rng_state(now["rng"], self._device)
+        else:
+            iterator = self._pulled(iterator)
         return self._counted(iterator)
 
     @property
     def place(self) -> Began:
-        """What a checkpoint keeps of it: the random states at the epoch's beginning, and samples used over all ranks."""
-        return {**(self._began or {}), "used": self._used}
+        """What a checkpoint keeps of it.
+
+        Random states at the epoch's beginning (`rng`, `generators`) and samples `used` over all ranks. To compare:
+        where the generators `stood`, and checksums of the `order` and of the `newest` batch. `ahead`: random states
+        before the reads that a resume must do under them, by their numbers.
+        """
+        watch = self._watch
+        return {
+            **(self._began or {}),
+            "used": self._used,
+            "stood": self._states.held(),
+            "order": list(watch.order) if watch and watch.order else None,
+            "newest": self._newest if watch and watch.repeats_newest else None,
+            "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
+        }
 
     def refuse(self, tracked: Mapping[str, Any]) -> None:
         """Raises KgorchError when the loader, or what orders it, is tracked too: a resume would skip twice."""
-        ordering = [part for part in self._parts() if part is not self._dataset() or isinstance(part, IterableDataset)]
+        ordering = list(self._parts.ordering.values())
         for name, thing in tracked.items():
             if any(thing is part for part in ordering):
                 raise KgorchError(
@@ -106,22 +142,62 @@ class Replay:
     @property
     def exactness(self) -> str:
         """How exact a resume is, as far as it can be told from outside."""
-        said, loader = ["replayed"], self._loader
+        said, loader, watch = ["replayed"], self._loader, self._watch
         if not isinstance(loader, DataLoader):
             said.append(f"a {type(loader).__name__}, exact if it gives the same each time")
-        elif loader.num_workers and loader.persistent_workers:
-            said.append("persistent_workers: exact unless they draw from generators of their own process")
-        if not getattr(loader, "in_order", True):
-            said.append("in_order=False: the order hangs on time")
+        said += self._parts.unknown[:MOST_NAMED]
+        for inner in self._parts.loaders.values():
+            if inner.num_workers and inner.persistent_workers:
+                said.append("persistent_workers: exact unless they draw from generators of their own process")
+            if not getattr(inner, "in_order", True):
+                said.append("in_order=False: the order hangs on time")
+        if watch and self._parts.loaders and watch.given and not watch.reads:
+            said.append(f"what a {type(loader).__name__} reads ahead is not seen: exact unless that is random")
+        if watch and watch.in_threads:
+            said.append("batches are read in a thread: the random numbers that one gets hang on time")
+        elif watch and not watch.is_exact:
+            said.append(
+                f"{watch.needed} batches are read ahead, of which the newest {MOST_AHEAD} come again as they were:"
+                " exact if the others are not augmented in the rank's own process"
+            )
         if self._ranks_before != self._world:
             said.append(f"{self._ranks_before} ranks before, {self._world} now: another order and effective batch")
-        return "; ".join(said)
+        return "; ".join(dict.fromkeys(said))
+
+    @property
+    def lost(self) -> str:
+        """What the newest resume could not bring back, in words; empty when all is as it was."""
+        if self._watch and self._watch.same_order is False:
+            self._lost.append(ANOTHER)
+        found = list(dict.fromkeys([*self._lost, *self._states.lost]))
+        return f"epoch {self._epoch}: {'; '.join(found[:MOST_NAMED])}" if found else ""
+
+    def _pulled(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The same batches. Only reads for them are watched, none for an evaluation between them."""
+        watch = self._watch
+        assert watch
+        while (batch := watch.active(next, iterator, watch)) is not watch:
+            yield batch
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for batch in iterator:
+            self._take(batch)
             self._share = self._size(batch)
             self._used += self._share * self._world
             yield batch
+
+    def _take(self, batch: Any) -> None:
+        """A batch has come out of the loader."""
+        assert self._watch
+        self._watch.gave()
+        if self._watch.order is None:
+            self._newest = checksum(batch)
+        if self._watch.given == 1:  # some make their generators as they begin
+            self._search()
+
+    def _search(self) -> None:
+        self._parts = parts_of(self._loader)
+        self._states.generators = self._parts.generators
 
     def _size(self, batch: Any) -> int:
         try:
@@ -144,31 +220,113 @@ class Replay:
             samples = self._size(batch) * self._world
             if not as_before and self._used + samples > samples_used:
                 return itertools.chain([batch], iterator)  # rather some samples twice than any never
+            self._take(batch)
             self.batch, self._used = self.batch + 1, self._used + samples
             if time.monotonic() - told_s > PROGRESS_S:
                 told_s = time.monotonic()
                 print(f"{what}: {self.batch} so far", flush=True)
         return iterator
 
-    def _dataset(self) -> Any:
-        return getattr(self._loader, "dataset", None)
-
-    def _parts(self) -> list[Any]:
-        """The loader and what gives it its order."""
-        batch_sampler = getattr(self._loader, "batch_sampler", None)
-        sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-        found = {id(part): part for part in (self._loader, self._dataset(), *sampler) if part is not None}
-        return list(found.values())
-
-    def _generators(self) -> list[torch.Generator]:
-        held = (getattr(part, "generator", None) for part in self._parts())
-        return list({id(item): item for item in held if isinstance(item, torch.Generator)}.values())
-
-    def _states(self) -> dict[str, Any]:
-        generators = [item.get_state().numpy().tobytes().hex() for item in self._generators()]
-        return {"rng": state.rng_state(self._device), "generators": generators}
+    def _watch_over(self, resumed: Began | None) -> Watch:
+        """A watch over the epoch's reads, which compares them with those of the process that is resumed."""
+        order, ahead = None, {}
+        if resumed and self._ranks_before == self._world:
+            try:
+                ahead = {int(number): dict(states) for number, states in resumed.get("ahead", ())}
+                order = (int(resumed["order"][0]), int(resumed["order"][1])) if resumed.get("order") else None
+            except (TypeError, ValueError, LookupError) as error:
+                raise CannotRestore("the checkpoint's place in a loader cannot be read", str(error)) from None
+        in_processes = isinstance(loader := self._loader, DataLoader) and loader.num_workers > 0
+        draws = not in_processes or type(loader).__iter__ is not DataLoader.__iter__
+        return Watch(self._states.quick, self._states.set, ahead, order, records=draws)
 
     def _set(self, began: Began) -> None:
+        if not isinstance(began.get("generators"), list):
+            self._states.set(began)
+            return
+        # of a checkpoint that was written before all of the loader was searched: it knew the generators of these parts
         state.set_rng_state(began["rng"], self._device)
-        for generator, kept in zip(self._generators(), began["generators"], strict=False):
-            generator.set_state(torch.frombuffer(bytearray.fromhex(kept), dtype=torch.uint8))
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        parts = [self._loader, getattr(self._loader, "dataset", None), *sampler]
+        found = [getattr(part, "generator", None) for part in parts]
+        known = list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())
+        try:
+            for generator, kept in zip(known, began["generators"], strict=False):
+                generator.set_state(state.as_tensor(bytes.fromhex(kept)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CannotRestore("the checkpoint's random states of a loader cannot be read", str(error)[:300]) from None
+        for path, item in self._parts.generators.items():
+            if not any(item is one for one in known[: len(began["generators"])]):
+                self._lost.append(f"the checkpoint was written by an earlier version, which did not keep {path}")
+
+    def _compare(self, resumed: Began | None) -> None:
+        """After the batches were read again: what is not as it was."""
+        watch = self._watch
+        if not resumed or not watch or self._ranks_before != self._world:
+            return
+        self._search()
+        if isinstance(stood := resumed.get("stood"), dict):
+            self._compare_generators(stood, watch)
+        if watch.order is None and resumed.get("newest") not in (None, self._newest):
+            self._lost.append(ANOTHER if watch.reads and not watch.in_threads else PERHAPS_ANOTHER)
+        if self.lost:
+            print(f"kgorch: {self.lost}", flush=True)
+
+    def _compare_generators(self, stood: Mapping[str, Any], watch: Watch) -> None:
+        now = self._parts.generators
+        self._lost += [f"{path}, whose state was kept, is not in the loader" for path in stood if path not in now]
+        self._lost += [f"{path} is new: the checkpoint has no state of it" for path in now if path not in stood]
+        for path, generator in now.items():
+            if path in stood and generators.state_of(generator) != stood[path]:
+                self._states.set_one(path, stood[path])  # what training draws from it goes on as it would have
+                if watch.same_order is None and ".dataset" not in path:
+                    self._lost.append(f"{path} stood elsewhere after the batches were read again")
+
+
+class _States:
+    """The random states of the rank's libraries and of the generators that a loader holds, by their paths.
+
+    A part of its own, so that the watch over an epoch holds no Replay, which holds the watch: see there.
+
+    Attributes:
+        lost: generators that a state did not fit.
+    """
+
+    def __init__(self, device: torch.device, held: Mapping[str, Any]) -> None:
+        self._device, self.generators = device, held
+        self.lost: list[str] = []
+
+    def quick(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As the libraries give them: of all of them, and of the generators."""
+        held = {path: generators.quick_state_of(item) for path, item in self.generators.items()}
+        return state.quick_rng_state(self._device), held
+
+    def held(self) -> dict[str, Any]:
+        """Of the generators, as plain JSON."""
+        return {path: generators.state_of(item) for path, item in self.generators.items()}
+
+    def now(self) -> Began:
+        """All, as plain JSON."""
+        return _plain(*self.quick())
+
+    def set(self, kept: Began) -> None:
+        """Those of them that are kept. Raises: CannotRestore."""
+        if not isinstance(kept.get("generators"), dict):
+            raise CannotRestore("the checkpoint's random states of a loader cannot be read")
+        state.set_rng_state(kept.get("rng"), self._device)
+        for path in self.generators.keys() & kept["generators"].keys():
+            self.set_one(path, kept["generators"][path])
+
+    def set_one(self, path: str, kept: Any) -> None:
+        try:
+            generators.set_state(self.generators[path], kept)
+        except CannotRestore:
+            self.lost.append(f"{path} is another kind of generator than it was")
+
+
+def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> Began:
+    return {
+        "rng": state.plain(libraries, "rng"),
+        "generators": {path: state.plain(kept, "generator") for path, kept in held.items()},
+    }

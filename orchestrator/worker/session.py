@@ -460,6 +460,7 @@ class Session:
         given = source.parts()  # a replay happens here, and counts as no step's time
         if self._replay is not None:
             self._batch = self._replay.batch
+            self._tell_of_replay(self._replay)
         left = self._epochs_total - self._epoch
         self._steps_total = self._step - self._batch + len(source) * left if len(source) else 0
         if self._probe:
@@ -537,6 +538,11 @@ class Session:
             self._began, data = None, source.exactness
         self._tell_exactness(data=data, deterministic=self._determinism.verdict)
         return source
+
+    def _tell_of_replay(self, replay: Replay) -> None:
+        """What is known of a foreign loader by now: some of it shows as it is read."""
+        lost = {"resume": replay.lost} if replay.lost else {}
+        self._tell_exactness(data=replay.exactness, **lost)
 
     def _rehearsal(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
         """The batch once to no effect: whatever the script does with it to tracked things is undone."""
@@ -662,6 +668,8 @@ class Session:
             return True
         self._determinism.probe()
         self._tell_exactness(deterministic=self._determinism.verdict)
+        if self._replay is not None:
+            self._tell_of_replay(self._replay)
         with collector.paused():
             saved = self._save_now(slot, seen, persist=persist, final=final)
         if saved and persist:

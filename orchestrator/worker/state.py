@@ -356,29 +356,44 @@ class Shards:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The random states of this rank's libraries, as plain JSON."""
+    tree: dict[str, Any] = plain(quick_rng_state(device), "rng")
+    return tree
+
+
+def quick_rng_state(device: torch.device) -> dict[str, Any]:
+    """The same as the libraries give it: some 50 µs."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
     if numpy := sys.modules.get("numpy"):
         states["numpy"] = numpy.random.get_state()
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    tree: dict[str, Any] = _cut(states, "rng", {}, {})
-    return tree
+    return states
 
 
-def set_rng_state(tree: Any, device: torch.device) -> None:
-    """Raises: CannotRestore."""
+def plain(value: Any, path: str) -> Any:
+    """A value without tensors as plain JSON. Raises: CannotRestore, naming the place, for what a checkpoint cannot hold."""
+    return _cut(value, path, {}, {})
+
+
+def from_plain(tree: Any, path: str) -> Any:
+    """What `plain` was given. Raises: CannotRestore."""
 
     def no_tensor(name: str) -> torch.Tensor:
         raise ValueError(f"a tensor {name!r:.80} among random states")
 
+    return _join(tree, no_tensor, path)
+
+
+def set_rng_state(tree: Any, device: torch.device) -> None:
+    """Raises: CannotRestore."""
     try:
-        states = _join(tree, no_tensor, "rng")
-        _set_python(states["python"])
-        torch.set_rng_state(_as_tensor(states["torch"]))
+        states = from_plain(tree, "rng")
+        random.setstate(python_state(states["python"]))
+        torch.set_rng_state(as_tensor(states["torch"]))
         if "numpy" in states:
             _set_numpy(states["numpy"])
         if "cuda" in states and device.type == "cuda":
-            torch.cuda.set_rng_state(_as_tensor(states["cuda"]), device)
+            torch.cuda.set_rng_state(as_tensor(states["cuda"]), device)
     except (*MISFITS, RuntimeError) as error:
         raise CannotRestore(
             "the checkpoint's random states cannot be set", f"{type(error).__name__}: {error}"[:300]
@@ -394,19 +409,21 @@ def renew_dropout_state(device: torch.device) -> None:
     torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device)
 
 
-def _as_tensor(state: Any) -> torch.Tensor:
+def as_tensor(state: Any) -> torch.Tensor:
+    """The state of a generator of PyTorch out of its bytes."""
     if type(state) is not bytes or not state:
         raise TypeError(f"expected bytes, found {state!r:.80}")
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _set_python(state: Any) -> None:
+def python_state(state: Any) -> tuple[Any, ...]:
+    """The same, looked at: Python's generator believes what it is told."""
     version, words, gauss = state
     if version != 3 or type(words) is not tuple or not all(type(word) is int and 0 <= word < 1 << 32 for word in words):
         raise ValueError("not a state of python's generator")
     if gauss is not None and type(gauss) is not float:
         raise TypeError(f"expected a number, found {gauss!r:.80}")
-    random.setstate((version, words, gauss))
+    return version, words, gauss
 
 
 def _set_numpy(state: Any) -> None:
