@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import queue
 import random
 import threading
 
 import numpy as np
 import torch
+from programs.nested_loader import Ahead, Part
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -54,35 +54,6 @@ def own_generator(workers):
         return DataLoader(Noisy(), 4, shuffle=True, generator=generator, num_workers=workers)
 
     return make
-
-
-class Part(BatchSampler):
-    """A rank's share of another sampler's batches, as Accelerate wraps it."""
-
-    def __init__(self, batch_sampler, rank=0, ranks=2):
-        self.batch_sampler, self.rank, self.ranks = batch_sampler, rank, ranks
-
-    def __len__(self):
-        return len(self.batch_sampler) // self.ranks
-
-    def __iter__(self):
-        for number, batch in enumerate(self.batch_sampler):
-            if number % self.ranks == self.rank:
-                yield batch
-
-
-class Ahead(DataLoader):
-    """Reads `by` batches ahead; by one as Accelerate's does, to know the last one. It begins when the first is asked for."""
-
-    by = 1
-
-    def __iter__(self):
-        iterator = super().__iter__()
-        held = list(itertools.islice(iterator, self.by))
-        for batch in iterator:
-            held.append(batch)
-            yield held.pop(0)
-        yield from held
 
 
 class Prefetched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from itertools import islice
@@ -33,6 +34,8 @@ def test_runs_of_one_stage_and_of_two_come_and_as_many_ranks_as_are_promised():
     drawn = list(islice(schedule.episodes(1), 150))
     assert {episode.stages for episode in drawn} == {1, 2} and {episode.ranks for episode in drawn} == {1, 2, 3, 4}
     assert {episode.program for episode in drawn} == schedule.PROGRAMS.keys()
+    counted = [(item.loader, item.workers > 0, item.ranks > 1) for item in drawn if item.program == "weathers"]
+    assert {*itertools.product(schedule.LOADERS, [False, True], [False, True])} <= {*counted}
 
 
 def test_each_stage_of_an_episode_has_a_name_and_arguments_that_its_training_takes():

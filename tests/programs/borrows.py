@@ -1,4 +1,4 @@
-"""Trains with a DataLoader of PyTorch's own, whose augmentation draws from whatever generator its process has.
+"""Trains with a loader that is not kgorch's, whose augmentation draws from whatever generator its process has.
 
 With `--once FILE` it stops by itself the first time, in the middle of its second epoch.
 """
@@ -12,6 +12,7 @@ import subprocess
 import no_compiler  # noqa: F401
 import numpy as np
 import torch
+from nested_loader import nested_loader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
@@ -49,7 +50,11 @@ def main(loader: str, workers: int, once: str) -> None:
         order = {"shuffle": True} if loader == "shuffled" else {}
         if loader == "distributed":
             order = {"sampler": DistributedSampler(data, session.world_size, session.rank)}
-        given = DataLoader(data, 8 // session.world_size, num_workers=workers, **order)
+        share = 8 // session.world_size
+        if loader == "nested":
+            given = nested_loader(data, share, rank=session.rank, ranks=session.world_size, workers=workers)
+        else:
+            given = DataLoader(data, share, num_workers=workers, **order)
         for step, batch in enumerate(session.steps(given, 4)):
             if once and step == 27 and session.rank == 0 and not pathlib.Path(once).exists():
                 pathlib.Path(once).touch()
@@ -63,7 +68,7 @@ def main(loader: str, workers: int, once: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--loader", choices=["shuffled", "distributed", "stream"], default="shuffled")
+    parser.add_argument("--loader", choices=["shuffled", "distributed", "stream", "nested"], default="shuffled")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--once", default="")
     main(**vars(parser.parse_args()))

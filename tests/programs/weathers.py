@@ -10,6 +10,7 @@ from pathlib import Path
 import no_compiler  # noqa: F401
 import numpy as np
 import torch
+from nested_loader import nested_loader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -53,8 +54,11 @@ class Seen:
 def loader_of(session, kind: str, folder: str, workers: int):
     if kind == "ours":
         return session.loader(Points(folder), GLOBAL_BATCH, num_workers=workers)
+    share = GLOBAL_BATCH // session.world_size
+    if kind == "nested":
+        return nested_loader(Points(folder), share, rank=session.rank, ranks=session.world_size, workers=workers)
     sampler = DistributedSampler(Points(folder), session.world_size, session.rank, seed=7)
-    return DataLoader(Points(folder), GLOBAL_BATCH // session.world_size, sampler=sampler, num_workers=workers)
+    return DataLoader(Points(folder), share, sampler=sampler, num_workers=workers)
 
 
 def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> None:
@@ -90,7 +94,7 @@ def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> N
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--loader", choices=["ours", "torch"], default="ours")
+    parser.add_argument("--loader", choices=["ours", "torch", "nested"], default="ours")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--folder", default="")
     parser.add_argument("--hungry", action="store_true")

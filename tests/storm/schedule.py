@@ -21,6 +21,9 @@ FAULTS_AN_EPISODE = 9
 OF_WEATHERS = ("source", "hungry")
 """What only the small training can do."""
 
+LOADERS = ("ours", "ours", "torch", "nested")
+"""Of weathers.py: session.loader's, PyTorch's own, or one of nested samplers that reads a batch ahead, as Accelerate's do."""
+
 PROGRAMS = {"weathers": 6.0, **dict.fromkeys(WORKLOADS, 0.4)}
 """What is trained (programs.py), and how often."""
 
@@ -104,7 +107,7 @@ class Episode:
     """One run, and what meets it.
 
     Attributes:
-        loader: whose, "ours" or "torch". workers: loading processes.
+        loader: whose, one of LOADERS. workers: loading processes.
         source: samples are read from files, as of a network. daemon: nobody types anything. driver: NVML with two GPUs.
         hungry: its steps ask for memory. quota: its hours are counted. apart: its checkpoints lie outside of the state folder.
         wall: of each session, in what a whole uninterrupted run takes on this machine; None for none.
@@ -154,7 +157,7 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
         seed=seed,
         number=number,
         ranks=ranks,
-        loader=chance.choice(["ours", "ours", "torch"]),
+        loader=chance.choice(LOADERS),
         workers=chance.choice([0, 0, 2]) if ranks < 3 else 0,
         source=chance.random() < 0.3,
         daemon=chance.random() < 0.35,

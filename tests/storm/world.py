@@ -32,6 +32,7 @@ CALM_S, SLOW_S = 0.03, 0.25
 EXCUSED = {
     "weathers.py",
     "weathered.py",
+    "nested_loader.py",
     "no_compiler.py",
     "plan.toml",
     "source",

@@ -387,6 +387,36 @@ def test_steps_counts_any_loader_and_names_it(session):
     assert session.exactness["data"] == "keyed"
 
 
+def test_what_a_resume_has_lost_is_told_and_stays_told(session):
+    def make():
+        return DataLoader(Noisy(), 4, sampler=Rotated())
+
+    _, left = train(make, cut_after=(1, 4))
+    session._epoch, session._batch, session._began = 1, left["batch"], left["began"]  # as a restore sets them
+    for number, _ in enumerate(session.steps(make(), 3)):
+        said = "epoch 1: the samples read again are not those it had used: some may come twice in it, others never"
+        assert session.exactness["resume"] == said, number
+    assert number == 10 + 6 - 1
+    assert (
+        session.exactness["data"] == "replayed; loader.sampler is a Rotated, exact if it gives the same order each time"
+    )
+
+
+def test_a_nested_sampler_is_refused_among_what_is_tracked_and_what_it_holds_is_not():
+    class Model(torch.nn.Linear): ...
+
+    class Weighted(Shuffled):
+        def state_dict(self):
+            return {}
+
+    sampler = Weighted(40)
+    sampler.model = Model(1, 1)
+    loader = Ahead(Noisy(), batch_sampler=Part(BatchSampler(sampler, 4, True)))
+    Replay(loader, 1, CPU, None, 1).refuse({"model": sampler.model})
+    with pytest.raises(KgorchError, match="leave order out of"):
+        Replay(loader, 1, CPU, None, 1).refuse({"model": sampler.model, "order": sampler})
+
+
 def test_a_tracked_sampler_is_refused_for_it_would_skip_twice(session):
     class Remembers(RandomSampler):
         def state_dict(self):
@@ -407,10 +437,12 @@ def test_a_tracked_sampler_is_refused_for_it_would_skip_twice(session):
     [
         pytest.param(1, "shuffled", 2, marks=pytest.mark.soak),
         (2, "distributed", 0),
+        (2, "nested", 0),
+        pytest.param(2, "nested", 2, marks=pytest.mark.soak),
         pytest.param(1, "stream", 2, marks=pytest.mark.soak),
     ],
 )
-def test_a_stopped_run_with_a_loader_of_torchs_own_ends_with_the_bits_of_an_uninterrupted_one(
+def test_a_stopped_run_with_a_foreign_loader_ends_with_the_bits_of_an_uninterrupted_one(
     kgorch, tmp_path, ranks, loader, workers
 ):
     args = {"loader": loader, "workers": workers}
@@ -424,7 +456,8 @@ def test_a_stopped_run_with_a_loader_of_torchs_own_ends_with_the_bits_of_an_unin
     assert at.epoch == 1 and 7 < at.batch < 20
     kgorch("start", plan)
     assert f"has used {at.batch} batches, which are read again" in (kgorch.attempt() / "rank0.log").read_text()
-    assert kgorch.status()["exactness"]["data"] == "replayed"
+    exactness = kgorch.status()["exactness"]
+    assert exactness["data"] == "replayed" and "resume" not in exactness
     assert kgorch.export() == alone.export()
 
 
