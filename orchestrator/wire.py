@@ -7,6 +7,7 @@ seconds: they go on through suspend, no change of the wall clock moves them, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -424,13 +425,22 @@ class Lines:
     """Cuts a byte stream into lines; a line without an end is refused before it fills the memory."""
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
-        self._rest, self._limit = b"", limit
+        self._rest, self._limit = bytearray(), limit  # grows in place: bytes would be copied whole for each piece
 
     def feed(self, data: bytes) -> list[bytes]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """The lines that `data` ends, oldest first. Takes time in proportion to `data`. Raises: WireError."""
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest = bytearray()
+        self._rest += rest
         if max(map(len, (*lines, self._rest))) > self._limit:
             raise WireError(f"a line longer than {self._limit} bytes")
         return lines
+
+
+class WrongOwner(PermissionError):
+    """Another user's process listens on a socket where one of this user's is expected."""
 
 
 def address(path: str | Path) -> tuple[str, int]:
@@ -443,18 +453,47 @@ def address(path: str | Path) -> tuple[str, int]:
 
 
 def connect(path: str | Path, *, timeout_s: float = 2.0) -> socket.socket:
-    """Raises OSError when nobody listens there."""
+    """A connection to this user's process that listens there, or root's.
+
+    Raises: OSError when nobody listens there; WrongOwner, one of these, for another user's process.
+    """
     name, folder = address(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
-        connection.connect(name)
+        _connect_within(connection, name, timeout_s)
+        _, uid = peer_of(connection)
+        if not _is_trusted(uid):  # whoever may write into the folder may put a socket there
+            raise WrongOwner(errno.EACCES, f"a process of uid {uid} listens there", str(path))
     except OSError:
         connection.close()
         raise
     finally:
         os.close(folder)
     return connection
+
+
+def _connect_within(connection: socket.socket, name: str, timeout_s: float) -> None:
+    """A server's queue may be full for a moment: with a timeout set the kernel does not wait for that by itself."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.connect(name)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(0.01)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process at the other end, as they were when it called listen() or connect()."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _is_trusted(uid: int) -> bool:
+    return uid in (os.geteuid(), 0)
 
 
 def write_whole(place: Path, content: Mapping[str, Any]) -> None:
@@ -491,16 +530,20 @@ def listen(path: Path) -> socket.socket:
 
 
 def accept(server: socket.socket) -> socket.socket | None:
-    """The next who connects; None when it is gone again, or is another user's."""
+    """The next connection, non-blocking; None when it is gone again, or is another user's.
+
+    Raises: OSError when no descriptor is free.
+    """
     try:
         peer, _ = server.accept()
-    except OSError:
-        return None  # gone again, or no descriptor free just now
-    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid not in (os.getuid(), 0):
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+    if not _is_trusted(peer_of(peer)[1]):
         peer.close()
         return None
-    peer.settimeout(1.0)
+    peer.setblocking(False)
     return peer
 
 
@@ -516,13 +559,29 @@ def send(peer: socket.socket, message: Message, descriptors: Sequence[int] = ())
 def receive(peer: socket.socket, lines: Lines, *, patience_s: float) -> tuple[list[Message], list[int]]:
     """What has come, and the open files that came with it; nothing when nothing comes within `patience_s`.
 
-    Raises: OSError when the line is cut; WireError.
+    The open files are the caller's to close. Raises: OSError when the line is cut; WireError.
     """
     peer.settimeout(patience_s)
     try:
         data, descriptors, _, _ = socket.recv_fds(peer, 65536, MAX_DESCRIPTORS)
     except (TimeoutError, BlockingIOError):
         return [], []
-    if not data:
-        raise ConnectionError("closed")
-    return [decode(line) for line in lines.feed(data)], descriptors
+    try:
+        if not data:
+            raise ConnectionError("closed")
+        return [decode(line) for line in lines.feed(data)], descriptors
+    except BaseException:
+        close_all(descriptors)
+        raise
+
+
+def messages(peer: socket.socket, lines: Lines, *, patience_s: float) -> list[Message]:
+    """`receive` for who expects no open files: those that came all the same are closed."""
+    found, descriptors = receive(peer, lines, patience_s=patience_s)
+    close_all(descriptors)
+    return found
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

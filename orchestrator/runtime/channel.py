@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator import wire
-from orchestrator.runtime.listener import Server
+from orchestrator.errors import KgorchError
+from orchestrator.runtime.listener import CLIENTS, Peer, Server
 from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]
+Job = Callable[[], None]
+
+
+def at_once(job: Job) -> None:
+    job()
 
 
 class Channel(Server):
-    """Args: post: takes each message and a way to answer it, from the server's thread; it must not block."""
+    """Args:
+    hear: takes each message and a way to answer it, which never waits for who asked.
+    post: has a job done, by the loop that is to hear. The default is the server's own thread: then `hear` must not block.
+    """
 
-    def __init__(self, path: Path, post: Callable[[Message, Reply], None]) -> None:
-        super().__init__(path, lambda line, peer: post(wire.decode(line), lambda answer: _send(peer, answer)))
+    def __init__(
+        self, path: Path, hear: Callable[[Message, Reply], None], *, post: Callable[[Job], None] = at_once
+    ) -> None:
+        self._hear_message, self._post = hear, post
+        super().__init__(path, self._take)
+
+    def expect(self, ranks: int) -> None:
+        """So many may be connected besides those who ask."""
+        self.peers.clients = CLIENTS + ranks
 
     def tell_all(self, message: Message) -> None:
         """To every rank and asker that is connected; who comes later is told when it says hello."""
-        for peer in self.peers():
-            _send(peer, message)
+        self.peers.send_all(wire.encode(message))
+
+    def _take(self, line: bytes, peer: Peer, done: Callable[[], None]) -> None:
+        message = wire.decode(line)
+        peer.is_attached = peer.is_attached or isinstance(message, wire.Hello)
+
+        def job() -> None:
+            try:
+                self._hear_message(message, lambda answer: self.peers.send(peer, wire.encode(answer)))
+            finally:
+                done()
+
+        self._post(job)
 
 
 def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> wire.Answer | None:
-    """Ask a live supervisor; None when there is none. One that is busy for too long has heard all the same."""
-    connected = False
+    """Ask a live supervisor; None when there is none. One that is busy for too long has heard all the same.
+
+    Raises: KgorchError when another user's process listens there.
+    """
+    connected, until_s = False, time.monotonic() + timeout_s
     try:
         with wire.connect(path, timeout_s=timeout_s) as connection:
-            connection.sendall(wire.encode(wire.Ask(what, within_s)))
+            wire.send(connection, wire.Ask(what, within_s))
             connected = True
             lines = wire.Lines()
-            while data := connection.recv(65536):
-                for line in lines.feed(data):
-                    if isinstance(answer := wire.decode(line), wire.Answer):
-                        return answer
+            while (left_s := until_s - time.monotonic()) > 0:
+                for message in wire.messages(connection, lines, patience_s=left_s):
+                    if isinstance(message, wire.Answer):
+                        return message
+    except wire.WrongOwner as error:
+        raise not_ours(error) from None
     except (OSError, wire.WireError):
         pass
     return wire.Answer(False, "asked, not answered yet") if connected else None
 
 
-def _send(peer: socket.socket, message: Message) -> None:
-    with contextlib.suppress(OSError):  # gone; its reader finds out
-        wire.send(peer, message)
+def not_ours(error: wire.WrongOwner) -> KgorchError:
+    return KgorchError(
+        f"the socket {error.filename} belongs to another user",
+        f"expected: a process of uid {os.geteuid()}; found: {error.strerror}",
+        next_step=f"see who may write to {Path(error.filename).parent}, and remove the socket",
+    )

@@ -17,6 +17,7 @@ import queue as queues
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +38,7 @@ from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, p
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.daemonapi import Answer, Reply
 from orchestrator.runtime.home import Lock
+from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.resuming import BY_DAEMON
 
 LOOK_S = 0.5
@@ -51,6 +53,10 @@ MEND_S = 300.0
 
 LOOK_AT = 64
 """Due rows that are considered at once: with more, those after them would not be next anyway."""
+
+BREATH_S = 0.3
+"""How long the loop does one kind of work before it looks at signals, the watchdog and the socket again. A table of 10,000 due rows
+that cannot begin takes a quarter of an hour to go through."""
 
 STOP_TIMEOUT_S = 600.0
 OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
@@ -107,7 +113,7 @@ class Daemon:
         self._mended_s: float | None = None
         self._looked_s = self._fed_s = float("-inf")
         self._next_due_at: datetime | None = None
-        self._is_poked = self._is_stopping = False
+        self._is_poked = self._has_more = self._is_stopping = False
         self._version: Any = None
         self._files: tuple[tuple[int, int] | None, ...] = ()
         self._trouble = ""
@@ -117,12 +123,13 @@ class Daemon:
     def run(self) -> None:
         """Until it is stopped."""
         self._lock = Lock(self._home / "daemon.lock")
+        raise_descriptor_limit()
         self._listen()
         self._watch_database()
         self._scheduler.start()
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reread}
         before = {
-            number: signal.signal(number, lambda *_, job=job: self._jobs.put(job)) for number, job in handlers.items()
+            number: signal.signal(number, lambda *_, do=do: self._signalled(do)) for number, do in handlers.items()
         }
         try:
             log.info("pid %s takes what is due in %s", os.getpid(), self._home)
@@ -141,7 +148,8 @@ class Daemon:
 
     def turn(self) -> None:
         """Wait for something to happen, for no longer than LOOK_S; look when there may be something to do."""
-        self._do_a_job(LOOK_S)
+        self._do_jobs(0.0 if self._has_more else LOOK_S)
+        self._has_more = False
         self._feed_watchdog()
         if self._is_stopping:
             return
@@ -155,17 +163,33 @@ class Daemon:
         except Exception:  # our own bug: one run's row must not end what takes the others'
             log.exception("a look at the queue failed")
 
-    def _do_a_job(self, timeout_s: float) -> None:
-        """What a signal or the socket has asked for, if anything comes within that time."""
-        try:
-            self._jobs.get(timeout=timeout_s)()
-        except queues.Empty:
-            return
-        except Exception:  # our own bug; who asked gets no answer, the runs get theirs
-            log.exception("what was asked could not be answered")
+    def _do_jobs(self, timeout_s: float) -> None:
+        """What the socket has asked for, if anything comes within that time; for a breath, then it is the queue's turn."""
+        until_s = time.monotonic() + timeout_s + BREATH_S
+        while time.monotonic() < until_s:
+            try:
+                self._jobs.get(timeout=timeout_s)()
+            except queues.Empty:
+                return
+            except Exception:  # our own bug; who asked gets no answer, the runs get theirs
+                log.exception("what was asked could not be answered")
+            timeout_s = 0.0
+
+    def _signalled(self, do: Job) -> None:
+        """In the handler, and not behind all that was asked for before: each only sets a mark."""
+        do()
+        self._jobs.put(lambda: None)
+
+    def _has_breath(self, until_s: float) -> bool:
+        """Whether a loop over rows may go on; else the next turn goes on where it stopped, at once."""
+        self._feed_watchdog()
+        if time.monotonic() < until_s and not self._is_stopping:
+            return True
+        self._is_poked = self._has_more = True
+        return False
 
     def tick(self) -> None:
-        """Bring what is written down and what runs together: once through all there may be to do."""
+        """Bring what is written down and what runs together: for a breath each, and on in the next turn where more is left."""
         now, self._looked_s, self._is_poked = self._clock.utc(), self._clock.now_s(), False
         if self._mended_s is None or self._looked_s - self._mended_s >= MEND_S:
             self._mended_s = self._looked_s
@@ -173,8 +197,11 @@ class Daemon:
                 log.warning("%s resumes were queued by a clock that ran ahead; they are due now", count)
         self._release(now)
         self._take_up_what_was_lost(now)
-        while entry := self._next(now):
+        until_s = time.monotonic() + BREATH_S
+        while (entry := self._next(now)) is not None:
             self._begin(entry)
+            if not self._has_breath(until_s):
+                break
         self._next_due_at = queue.next_due_at(self._engine, now)
         self._set_alarm(now)
         if self._is_second and self._api is None:
@@ -251,6 +278,7 @@ class Daemon:
 
     def _release(self, now: datetime) -> None:
         """Claims that lead to nothing any more: of the dead, of those who hang, of a boot that is over."""
+        until_s = time.monotonic() + BREATH_S
         for entry in queue.claimed(self._engine):
             row = entry.resume
             claimant = Claimant(row.claimed_pid or 0, row.claimed_ticks, row.claimed_boot)
@@ -263,6 +291,10 @@ class Daemon:
                 error = "who had claimed it is gone or hangs"
                 if resuming.put_back(self._engine, row, claimant, error, at_once=True):
                     log.warning("%s is due again: %s", entry.run, error, extra={"run": entry.run})
+            else:
+                continue
+            if not self._has_breath(until_s):
+                break
         for row_id in [row_id for row_id, child in self._children.items() if child.poll() is not None]:
             del self._children[row_id]
 
@@ -270,10 +302,13 @@ class Daemon:
         """Sessions that nobody supervises any more: gone on with at once, which takes over what still trains."""
         found = queue.open_sessions(self._engine)
         self._supervised = [one for one in found if self._is_live(one)]
+        until_s = time.monotonic() + BREATH_S
         for one in found:
             if one.is_active and not one.waits and not self._is_live(one):
                 queue.put(self._engine, one.run_id, why="its supervisor was gone", due_at=now)
                 log.info("%s has lost its supervisor", one.run, extra={"run": one.run})
+                if not self._has_breath(until_s):
+                    break
 
     def _next(self, now: datetime) -> Entry | None:
         """The next that fits, claimed for us."""
@@ -349,14 +384,22 @@ class Daemon:
             notify.status(f"saving {len(ours)} sessions")
             for one in ours:
                 if one.run_id not in asked:
-                    within_s = left_s - min(10.0, left_s / 4)
-                    answer = channel.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
-                    if answer and answer.ok:
+                    self._feed_watchdog()  # one that does not answer takes a second
+                    if self._has_suspended(one, left_s - min(10.0, left_s / 4)):
                         asked.add(one.run_id)
                         log.info("%s is asked to save and end", one.run, extra={"run": one.run})
             self._feed_watchdog()
-            self._do_a_job(0.1)
+            self._do_jobs(0.1)
         self._kill(self._begun_by_daemons(known))
+
+    def _has_suspended(self, one: OpenSession, within_s: float) -> bool:
+        """Whether its supervisor has taken the request to save and end."""
+        try:
+            answer = channel.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
+        except KgorchError as error:
+            log.error("%s: %s", one.run, error.what, extra={"run": one.run})
+            return False
+        return answer is not None and answer.ok
 
     def _begun_by_daemons(self, known: set[Process] | None = None) -> list[OpenSession]:
         """Those that live; with `known` of those alone, and our own: what we have let go another daemon begins again."""
@@ -392,7 +435,7 @@ class Daemon:
     def _listen(self) -> None:
         """The socket is the first daemon's, and the next one's when that has ended; another takes what is due all the same."""
         if self._lock.take():
-            self._api = daemonapi.Api(self._home, lambda what, reply: self._jobs.put(lambda: self._hear(what, reply)))
+            self._api = daemonapi.Api(self._home, self._hear, post=self._jobs.put)
         elif not self._is_second:
             self._is_second = True
             log.info("another daemon answers on %s/%s; this one takes what is due, too", self._home, daemonapi.SOCKET)

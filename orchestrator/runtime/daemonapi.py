@@ -5,53 +5,68 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from orchestrator import wire
-from orchestrator.runtime.listener import Server
+from orchestrator.runtime.channel import Job, at_once, not_ours
+from orchestrator.runtime.listener import Peer, Server
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10
-CLIENTS = 64
 
 Answer = dict[str, Any]
 Reply = Callable[[Answer], None]
 
 
 class Api(Server):
-    """Args: post: takes what is asked and a way to answer, from the server's thread; it must not block."""
+    """Args:
+    hear: takes what is asked and a way to answer, which never waits for who asked.
+    post: has a job done, by the loop that is to hear; the default is the server's own thread.
+    """
 
-    def __init__(self, home: Path, post: Callable[[str, Reply], None]) -> None:
-        self._post = post
-        super().__init__(home / SOCKET, self._take, line_bytes=LINE_BYTES, clients=CLIENTS)
+    def __init__(
+        self, home: Path, hear: Callable[[str, Reply], None], *, post: Callable[[Job], None] = at_once
+    ) -> None:
+        self._hear_question, self._post = hear, post
+        super().__init__(home / SOCKET, self._take, line_bytes=LINE_BYTES)
 
-    def _take(self, line: bytes, peer: socket.socket) -> None:
+    def _take(self, line: bytes, peer: Peer, done: Callable[[], None]) -> None:
         document = json.loads(line)
         asked = document.get("ask") if isinstance(document, dict) else None
         if not isinstance(asked, str):
             raise ValueError("no question")
-        self._post(asked, lambda answer: _send(peer, answer))
+
+        def job() -> None:
+            try:
+                self._hear_question(asked, lambda answer: self.peers.send(peer, json.dumps(answer).encode() + b"\n"))
+            finally:
+                done()
+
+        self._post(job)
 
 
 def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
-    """The daemon's answer; None where none lives, or it does not answer in time."""
+    """The daemon's answer; None where none lives, or it does not answer in time.
+
+    Raises: KgorchError when another user's process listens there.
+    """
+    until_s, lines = time.monotonic() + timeout_s, wire.Lines()
     try:
         with wire.connect(home / SOCKET, timeout_s=timeout_s) as connection:
             connection.sendall(json.dumps({"ask": what}).encode() + b"\n")
-            data = b""
-            while not data.endswith(b"\n") and (more := connection.recv(65536)):
-                data += more
-            answer = json.loads(data)
-    except (OSError, ValueError):
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
-def _send(peer: socket.socket, answer: Answer) -> None:
-    with contextlib.suppress(OSError):  # gone; its reader finds out
-        peer.sendall(json.dumps(answer).encode() + b"\n")
+            while (left_s := until_s - time.monotonic()) > 0:
+                connection.settimeout(left_s)
+                if not (data := connection.recv(65536)):
+                    return None
+                if found := lines.feed(data):
+                    answer = json.loads(found[0])
+                    return answer if isinstance(answer, dict) else None
+    except wire.WrongOwner as error:
+        raise not_ours(error) from None
+    except (OSError, ValueError, RecursionError, wire.WireError):
+        pass
+    return None

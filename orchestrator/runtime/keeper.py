@@ -21,14 +21,12 @@ import fcntl
 import os
 import queue
 import re
-import selectors
 import signal
-import socket
 import struct
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +34,7 @@ from pathlib import Path
 from orchestrator import wire
 from orchestrator.core.snapshots import images
 from orchestrator.runtime import persisting
-from orchestrator.runtime.listener import Listener
+from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
 from orchestrator.runtime.memory import free_bytes
 from orchestrator.runtime.persisting import Share
 from orchestrator.wire import (
@@ -257,87 +255,76 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wakes, self._waker = socket.socketpair()
         self._holder = Holder(self._tell, self._kept, self._post)
-        self._lines: dict[socket.socket, wire.Lines] = {}
-        self._ranks: dict[socket.socket, str] = {}
-        self._watchers: set[socket.socket] = set()
+        self._ranks: dict[Peer, str] = {}
+        self._watchers: set[Peer] = set()
         self._untold: collections.deque[Message] = collections.deque(maxlen=100)
-        self._later: list[Callable[[], None]] = []
-        self._alone_since_s, self._tries, self._is_over = boottime_s(), 0, False
-        self._selector = selectors.DefaultSelector()
-        self._listener = Listener(folder / wire.KEEPER_SOCKET, self._selector)
-        self._selector.register(self._wakes, selectors.EVENT_READ)
+        self._later: list[tuple[Peer | None, Callable[[], None]]] = []
+        self._alone_since_s, self._tries = boottime_s(), 0
+        self._ends = self._is_over = False
+        self._peers = Peers(folder / wire.KEEPER_SOCKET, self._hear, left=self._forget)
 
     def run(self) -> None:
         while not self._is_over:
-            for key, _ in self._selector.select(timeout=1.0):
-                if key.fileobj is self._listener.socket:
-                    self._accept()
-                elif key.fileobj is self._wakes:
-                    self._wakes.recv(4096)
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
+            self._peers.turn(1.0)
             while not self._jobs.empty():
                 self._jobs.get()()
             if not self._holder.writing:
                 waiting, self._later = self._later, []
-                for job in waiting:
-                    job()
+                for peer, job in waiting:
+                    self._do(peer, job)
+                self._is_over = self._is_over or self._ends
             self._look_whether_alone()
-            self._listener.look()
+
+    def _do(self, peer: Peer | None, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:  # a folder with a NUL in its name, say: it must not take all snapshots along
+            traceback.print_exc()
+            if peer:
+                self._peers.drop(peer)
+        if peer:
+            self._peers.done(peer)
 
     def _look_whether_alone(self) -> None:
-        if self._lines:
+        if len(self._peers):
             self._alone_since_s = boottime_s()
         elif boottime_s() - self._alone_since_s > IDLE_S and not self._holder.writing:
             self._holder.rescue()
-            self._later.append(self._end_if_alone)
+            self._later.append((None, self._end_if_alone))
 
     def _end_if_alone(self) -> None:
         """Unless somebody has come meanwhile, or the disk has not taken what only we hold: then it is tried again."""
         newest, self._alone_since_s = self._holder.newest(), boottime_s()
         self._tries += 1
-        self._is_over = not self._lines and (newest is None or newest.on_disk or self._tries >= TRIES)
+        self._is_over = not len(self._peers) and (newest is None or newest.on_disk or self._tries >= TRIES)
 
     def _post(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
-        self._waker.send(b"!")
+        self._peers.wake()
 
-    def _accept(self) -> None:
-        if peer := self._listener.accept():
-            self._lines[peer] = wire.Lines()
-            self._selector.register(peer, selectors.EVENT_READ)
+    def _hear(self, line: bytes, peer: Peer) -> None:
+        if not self._take(peer, wire.decode(line)):
+            self._peers.done(peer)
 
-    def _read(self, peer: socket.socket) -> None:
-        try:
-            data = peer.recv(65536)
-            if not data:
-                raise ConnectionError("closed")
-            for line in self._lines[peer].feed(data):
-                self._take(peer, wire.decode(line))
-        except (OSError, wire.WireError):
-            self._drop(peer)
-        except Exception:  # one message that nobody foresaw must not take all snapshots along
-            traceback.print_exc()
-            self._drop(peer)
+    def _forget(self, peer: Peer) -> None:
+        """It is gone, and what it waited for is nobody's question any more."""
+        self._ranks.pop(peer, None)
+        self._watchers.discard(peer)
+        self._later = [(of, job) for of, job in self._later if of is not peer]
 
-    def _drop(self, peer: socket.socket) -> None:
-        if self._lines.pop(peer, None):
-            self._selector.unregister(peer)
-            self._ranks.pop(peer, None)
-            self._watchers.discard(peer)
-            peer.close()
-
-    def _take(self, peer: socket.socket, message: Message) -> None:
+    def _take(self, peer: Peer, message: Message) -> bool:
+        """Whether the answer waits in `_later`."""
         match message:
-            case Room(attempt=attempt):
-                self._ranks[peer] = attempt
-                self._later.append(lambda: self._give_room(peer, message))
+            case Room(attempt=attempt, ranks=ranks):
+                self._ranks[peer], peer.is_attached, self._peers.clients = attempt, True, CLIENTS + ranks
+                self._later.append((peer, lambda: self._give_room(peer, message)))
+                return True
             case Filled():
                 self._holder.filled(message)
             case Ask("watch"):
                 self._watchers.add(peer)
+                peer.is_attached = True
                 while self._untold:
                     self._send(peer, self._untold.popleft())
             case Ask("newest" | "fetch" as what):
@@ -347,9 +334,12 @@ class Server:
                 self._send(peer, Answer(True, ""))
             case Ask("persist" | "persist again" | "end" as what):
                 self._holder.rescue(again=what == "persist again")
-                self._later.append(lambda: self._settled(peer, end=what == "end"))
+                self._ends = self._ends or what == "end"  # also where who asked does not wait for the disk
+                self._later.append((peer, lambda: self._send(peer, Answer(True, ""))))
+                return True
+        return False
 
-    def _give_room(self, peer: socket.socket, room: Room) -> None:
+    def _give_room(self, peer: Peer, room: Room) -> None:
         try:
             answer, descriptors = self._holder.room(room)
         except OSError as error:  # no memory after all, or no file: the rank says so
@@ -357,17 +347,13 @@ class Server:
         else:
             self._send(peer, answer, descriptors)
 
-    def _give_newest(self, peer: socket.socket, *, with_files: bool) -> None:
+    def _give_newest(self, peer: Peer, *, with_files: bool) -> None:
         newest = self._holder.newest()
         if newest is None:
             self._send(peer, Answer(False, "nothing is held"))
         else:
             descriptors = [share.descriptor for share in newest.shares()] if with_files else []
             self._send(peer, newest.told(with_files=with_files), descriptors)
-
-    def _settled(self, peer: socket.socket, *, end: bool) -> None:
-        self._send(peer, Answer(True, ""))
-        self._is_over = self._is_over or end
 
     def _tell(self, message: Message) -> None:
         if not self._watchers:
@@ -379,11 +365,8 @@ class Server:
         for peer in [peer for peer, of in self._ranks.items() if of == attempt]:
             self._send(peer, kept)
 
-    def _send(self, peer: socket.socket, message: Message, descriptors: list[int] | None = None) -> None:
-        try:
-            wire.send(peer, message, descriptors or [])
-        except OSError:
-            self._drop(peer)
+    def _send(self, peer: Peer, message: Message, descriptors: Sequence[int] = ()) -> None:
+        self._peers.send(peer, wire.encode(message), descriptors)
 
 
 def main(folder: Path) -> int:
@@ -395,6 +378,7 @@ def main(folder: Path) -> int:
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the ranks save through us
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICE)
+    raise_descriptor_limit()
     Server(folder).run()
     return 0
 

@@ -18,7 +18,6 @@ import functools
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -170,8 +169,7 @@ class KeeperKept:
             try:
                 answered = connection.recv(65536)
             except TimeoutError:
-                pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-                os.kill(pid, signal.SIGKILL)
+                os.kill(wire.peer_of(connection)[0], signal.SIGKILL)
                 raise
             if not answered:
                 return

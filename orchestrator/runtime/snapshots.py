@@ -42,7 +42,7 @@ def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
             wire.send(connection, Ask(what))
             lines = wire.Lines()
             while (left_s := until - time.monotonic()) > 0:
-                for message in wire.receive(connection, lines, patience_s=left_s)[0]:
+                for message in wire.messages(connection, lines, patience_s=left_s):
                     if isinstance(message, Held | Answer):
                         return message
     except (OSError, wire.WireError):
@@ -74,5 +74,5 @@ class Watcher:
         wire.send(connection, Ask("watch"))
         lines = wire.Lines()
         while not self._is_over.is_set():
-            for message in wire.receive(connection, lines, patience_s=AGAIN_S)[0]:
+            for message in wire.messages(connection, lines, patience_s=AGAIN_S):
                 self._post(message)

@@ -58,6 +58,7 @@ from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
+from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
@@ -152,9 +153,8 @@ class Supervisor:
 
     def run(self, adopted: Running | None = None) -> Session:
         """Until the session is over; what ran is gone then. Returns where it ended."""
-        self._channel = Channel(
-            self.folder / "control.sock", lambda message, reply: self._queue.put(lambda: self._hear(message, reply))
-        )
+        raise_descriptor_limit()
+        self._channel = Channel(self.folder / "control.sock", self._hear, post=self._post)
         self._watcher = snapshots.Watcher(
             self.folder, lambda message: self._queue.put(lambda: self._hear(message, lambda _: None))
         )
@@ -280,6 +280,7 @@ class Supervisor:
 
     def _begun(self, attempt: Running) -> None:
         """What watches an attempt begins anew with it."""
+        self._channel.expect(attempt.row.ranks)
         with contextlib.suppress(SQLAlchemyError):
             self._room.changed(attempt, self._clock.now_s())
             self._hangs.launched(attempt, self._clock.now_s())

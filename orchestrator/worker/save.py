@@ -216,7 +216,7 @@ class Saver:
     def _is_writing(self, patience_s: float = 0.0) -> bool:
         if self._writing and self._keeper:
             try:
-                for message in wire.receive(self._keeper, self._lines, patience_s=patience_s)[0]:
+                for message in wire.messages(self._keeper, self._lines, patience_s=patience_s):
                     if isinstance(message, Kept) and message.number == self._writing.number:
                         self.error, self._writing = message.error, None
                         break
@@ -262,17 +262,20 @@ class Saver:
         """The keeper's, passing over word of saves that nobody waits for any more. Raises: OSError."""
         assert self._keeper
         until, kept = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
-        while time.monotonic() < until:
-            try:
+        try:
+            while time.monotonic() < until:
                 messages, descriptors = wire.receive(self._keeper, self._lines, patience_s=1.0)
-            except wire.WireError as error:
-                raise ConnectionError(str(error)) from None
-            kept += descriptors
-            for message in messages:
-                if isinstance(message, kind):
-                    return message, kept
-                if isinstance(message, Answer):
-                    raise OSError(message.text)
+                kept += descriptors
+                for message in messages:
+                    if isinstance(message, kind):
+                        kept, given = [], kept
+                        return message, given
+                    if isinstance(message, Answer):
+                        raise OSError(message.text)
+        except wire.WireError as error:
+            raise ConnectionError(str(error)) from None
+        finally:
+            wire.close_all(kept)
         raise TimeoutError("the keeper does not answer")
 
     def _connect(self, patience_s: float) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import socket
+import time
+from pathlib import Path
 from typing import get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import wire
+from orchestrator.runtime.channel import Channel
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 MANY = settings(max_examples=600 * FUZZ, deadline=None, database=None)
@@ -93,3 +99,45 @@ def test_lines_are_the_same_however_the_stream_is_cut(chunks, data):
         found += lines.feed(stream[at : at + size])
         at += size
     assert found == stream.split(b"\n")[:-1]
+
+
+def test_a_line_that_comes_byte_by_byte_costs_time_in_proportion_to_its_length():
+    lines, began_s = wire.Lines(), time.process_time()
+    for _ in range(wire.MAX_LINE_BYTES):
+        lines.feed(b"x")
+    assert lines.feed(b"\n") == [b"x" * wire.MAX_LINE_BYTES]
+    assert time.process_time() - began_s < 20, "copied anew for each byte it takes minutes"
+
+
+def test_descriptors_that_come_with_a_line_nobody_can_read_or_expects_are_closed():
+    ours, theirs = socket.socketpair()
+    before = open_files()
+    for line in (b"{\n", wire.encode(wire.Answer(True)), b"x" * 100):
+        wire.send(theirs, wire.Answer(False), [0, 1, 2])
+        theirs.sendall(line)
+        with contextlib.suppress(wire.WireError):
+            while wire.messages(ours, wire.Lines(), patience_s=0.0):
+                pass
+    wire.send(theirs, wire.Answer(True), [0, 1])
+    theirs.sendall(b"no message\n")
+    with pytest.raises(wire.WireError):
+        for _ in range(3):
+            wire.receive(ours, wire.Lines(), patience_s=1.0)
+    assert open_files() == before
+    ours.close()
+    theirs.close()
+
+
+def test_a_server_that_is_closed_leaves_no_descriptor_open(tmp_path):
+    before = open_files()
+    for _ in range(3):
+        channel = Channel(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True)))
+        with wire.connect(tmp_path / "control.sock") as peer:
+            wire.send(peer, wire.Ask("ping"))
+            assert peer.recv(4096)
+            channel.close()
+    assert open_files() == before
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
