@@ -18,7 +18,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -173,13 +173,24 @@ def as_document(manifest: Manifest) -> dict[str, Any]:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Raises: OSError, also for what nobody could read again."""
-    content = json.dumps(as_document(manifest), indent=1, sort_keys=True).encode()
+    """Without its metrics where they make it larger than `described` reads: a good checkpoint is worth more.
+
+    Raises: OSError, also for what nobody could read again.
+    """
+    content = _content(manifest)
+    if len(content) > MAX_MANIFEST_BYTES and manifest.metrics:
+        content = _content(replace(manifest, metrics={}))
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise OSError(errno.EFBIG, f"a manifest of {len(content)} bytes, more than is read again", str(folder / NAME))
     try:
         parse(content)
     except ValueError as error:
         raise OSError(errno.EINVAL, f"not a manifest that could be read again: {error}", str(folder / NAME)) from None
     write_durably(folder / NAME, content)
+
+
+def _content(manifest: Manifest) -> bytes:
+    return json.dumps(as_document(manifest), indent=1, sort_keys=True).encode()
 
 
 def read(folder: Path) -> Manifest:

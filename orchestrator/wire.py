@@ -23,6 +23,8 @@ VERSION = 1
 MAX_LINE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 MAX_RANKS, MAX_IMAGE_BYTES = 4096, 1 << 46  # of an attempt; of a rank's share of the state
+MAX_METRICS, MAX_METRIC_NAME, MAX_METRICS_BYTES = 1000, 200, 512 << 10
+"""Metrics of a run, letters of a name, and all names as JSON: with them a Beat fits a line, and a manifest its bound."""
 FILE_NAME = re.compile(r"[\w.-]{1,100}")  # of what an image holds
 STAMP_BYTES = 4096  # behind an image: the number of its snapshot, once that is whole
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
@@ -130,6 +132,13 @@ class Beat:
     steps_total: int = 0
     epochs_total: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Of metrics that another version, or anybody, may have sent, those that can be stored and shown. A Beat is not refused for
+        them: the rank would be cut off and say the same again."""
+        kept = [(name, value) for name, value in self.metrics.items() if is_metric(name, value)]
+        if len(kept) != len(self.metrics) or len(kept) > MAX_METRICS:
+            object.__setattr__(self, "metrics", dict(kept[:MAX_METRICS]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +374,11 @@ _FITS: dict[str, tuple[type, ...]] = {
 
 LARGEST = 1 << 62
 """Of steps, bytes, seconds: what a database takes, and none that is no number, which every comparison would let pass."""
+
+
+def is_metric(name: str, value: Any) -> bool:
+    is_number = type(value) is float or (type(value) is int and -LARGEST < value < LARGEST)
+    return is_number and len(name) <= MAX_METRIC_NAME and name.isprintable()
 
 
 class WireError(Exception):

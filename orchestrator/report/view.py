@@ -226,6 +226,7 @@ def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Chec
     """What a person should know and can do something about, in words."""
     if row:
         yield from _saving_notices(engine, run, row)
+        yield from _metrics_notice(engine, run, row)
         yield from _data_notice(engine, run, row)
         yield from _telling_notice(engine, run, row)
     begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
@@ -255,6 +256,12 @@ def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[
         yield f"the last save failed: {last.facts.get('why')}"
     if off := sessions.newest_event(engine, run.id, ("snapshots_off",), session_id=row.id):
         yield str(off.facts.get("what"))
+
+
+def _metrics_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Whether the script reports more than is kept."""
+    if told := sessions.newest_event(engine, run.id, ("metrics_dropped",), session_id=row.id):
+        yield f"metrics are not all kept: {told.facts.get('why')}"
 
 
 def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:

@@ -108,9 +108,14 @@ class Link:
 
     def _flush(self, selector: selectors.BaseSelector) -> None:
         while self._connection is not None and self._outbox:
-            message = self._outbox[0]
+            line = wire.encode(self._outbox[0])
+            if (
+                len(line) > wire.MAX_LINE_BYTES
+            ):  # the supervisor would end the connection, and this be sent again without end
+                print(f"kgorch: a {type(self._outbox.popleft()).__name__} of {len(line)} bytes is not sent", flush=True)
+                continue
             try:
-                self._connection.sendall(wire.encode(message))
+                self._connection.sendall(line)
                 self._outbox.popleft()
             except OSError:
                 self._drop(selector)

@@ -7,13 +7,19 @@ end it then heard no order, missed the deadline, and kept a failed rank from end
 
 from __future__ import annotations
 
+import json
+import math
 from collections import deque
 from typing import Any
 
 import torch
 
 from orchestrator.errors import KgorchError
+from orchestrator.wire import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
 from orchestrator.worker.host_copy import HostCopy
+
+NUMBER_BYTES = 32
+"""Of a figure as JSON, with what stands around it."""
 
 ON_THE_WAY = 2
 """Copies of one figure: the one that arrives next, and the newest. Those between are overtaken."""
@@ -22,9 +28,12 @@ ON_THE_WAY = 2
 class Metrics:
     """Attributes:
     pending: names of figures that have not arrived; empty unless tensors on a GPU are reported.
+    dropped: why a name was not kept, the first time that this happened; empty until then.
     """
 
     def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # as reported → as kept; of those that are kept alone
+        self._names_bytes, self.dropped = 0, ""
         self._values: dict[str, float] = {}
         self.pending: dict[str, deque[HostCopy]] = {}
 
@@ -34,10 +43,17 @@ class Metrics:
         return dict(self._values)
 
     def restore(self, values: dict[str, float]) -> None:
-        self._values = dict(values)
+        self._values = {kept: value for name, value in values.items() if (kept := self._admit(name)) is not None}
 
     def report(self, name: str, value: Any) -> None:
-        """A number, or a tensor of one element. Raises: KgorchError for anything else."""
+        """A number, or a tensor of one element. A name more than can be told and saved is passed over (`dropped`).
+
+        Raises: KgorchError for any other value.
+        """
+        kept = self._names[name] if name in self._names else self._admit(name)
+        if kept is None:
+            return
+        name = kept
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             self._values[name] = _number(name, value)
         elif value.is_cuda:
@@ -47,6 +63,22 @@ class Metrics:
             copies.append(HostCopy(value.detach().reshape(())))
         else:
             self._values[name] = _number(name, value.detach())
+
+    def _admit(self, name: str) -> str | None:
+        """The name under which a figure is kept: without control characters, which a terminal would obey. None where it is not."""
+        kept = "".join(letter if letter.isprintable() else "�" for letter in name)
+        size = len(json.dumps(kept)) + NUMBER_BYTES
+        if len(name) > MAX_METRIC_NAME:
+            why = f"{kept[:40]}… has {len(name)} letters, more than {MAX_METRIC_NAME}"
+        elif len(self._names) >= MAX_METRICS:
+            why = f"{kept} and later ones are more than {MAX_METRICS} names"
+        elif self._names_bytes + size > MAX_METRICS_BYTES:
+            why = f"{kept} and later ones are more than {MAX_METRICS_BYTES >> 10} KiB of names"
+        else:
+            self._names[name], self._names_bytes = kept, self._names_bytes + size
+            return kept
+        self.dropped = self.dropped or why
+        return None
 
     def collect(self, *, wait: bool = False) -> None:
         """Take over the figures that have arrived; with `wait`, all that were reported."""
@@ -63,6 +95,8 @@ class Metrics:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
+    except OverflowError:  # an int beyond all floats
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise KgorchError(

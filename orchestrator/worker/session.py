@@ -133,6 +133,7 @@ class Session:
         self._saved_at: int | None = None
         self._stop_at = launch.stop_at if launch else None
         self._state_bytes = 0
+        self._metrics_dropped_told = False
         self._ticked_s = self._gap_s = self._step_s = 0.0
         self._gauges = Gauges(self.device)
         self._place = Whereabouts()
@@ -762,15 +763,27 @@ class Session:
     def report(self, **metrics: Any) -> None:
         """Figures for `status`, the checkpoint and `keep.best`: numbers, or tensors of one element.
 
-        A tensor on a GPU is copied as it is now, and not waited for. Raises: KgorchError for anything else.
+        At most 1,000 names of at most 200 letters are kept, those that came first. A tensor on a GPU is copied as it is
+        now, and not waited for.
+
+        Raises: KgorchError for anything else.
         """
         if not self._backward.rehearses:
             for name, value in metrics.items():
                 self._metrics.report(name, value)
+            self._tell_dropped_metrics()
             if self._place.where == "evaluation":  # between two epochs: no step waits, and the next look may be far
                 self._metrics.collect(wait=True)
 
     # What is told
+
+    def _tell_dropped_metrics(self) -> None:
+        """Once."""
+        if self._metrics.dropped and not self._metrics_dropped_told:
+            self._metrics_dropped_told = True
+            print(f"kgorch: session.report(): not kept: {self._metrics.dropped}", flush=True)
+            if self._launch and self.rank == 0:
+                self._link.send(Note(self._launch.attempt, "metrics_dropped", {"why": self._metrics.dropped}))
 
     @property
     def exactness(self) -> dict[str, str]:
