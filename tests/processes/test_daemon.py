@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -415,3 +417,43 @@ def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
     assert json.loads(kgorch("queue", "--json").stdout)[0]["due_at"] is not None
     kgorch("start", str(plan), "--queue", "--fresh")
     assert "kgorch queue add test queues that one" in kgorch("queue", "add", "test/1", code=2).stderr
+
+
+def fill_queue(kgorch, count: int) -> None:
+    """So many due rows of runs whose folders are gone, as after a disk was replaced."""
+    engine = open_database(kgorch.home)
+    queue.put(engine, make(engine, kgorch.home, "gone"), why="x", due_at=datetime.now(UTC) - timedelta(minutes=1))
+    shutil.rmtree(kgorch.home / "runs")
+    engine.dispose()
+    with contextlib.closing(sqlite3.connect(kgorch.home / "kgorch.db")) as database, database:
+        for table, fields in (
+            ("runs", {"id": "'id-' || n", "name": "'gone' || n", "folder": "folder || n"}),
+            ("resumes", {"id": "1000 + n", "run_id": "'id-' || n"}),
+        ):
+            columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+            chosen = ", ".join(fields.get(column, column) for column in columns)
+            database.execute(
+                f"WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count - 1})"
+                f" INSERT INTO {table} ({', '.join(columns)}) SELECT {chosen} FROM {table}, numbers"
+            )
+
+
+def test_ten_thousand_rows_that_cannot_begin_leave_the_daemon_answering_fed_and_obedient(kgorch, tmp_path):
+    fill_queue(kgorch, 10_000)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        kgorch.extra_env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "4000000"}
+        process = kgorch.background("daemon")
+        while systemd.recv(4096) != b"READY=1":
+            pass
+        fed_s, longest_s = time.monotonic(), 0.0
+        for _ in range(8):  # of a watchdog of four seconds each, fed twice in its time
+            found = daemonapi.ask(kgorch.home, "status")
+            assert found and found["pid"] == process.pid and found["waiting"] == 10_000
+            while b"WATCHDOG=1" not in systemd.recv(4096):
+                pass
+            longest_s, fed_s = max(longest_s, time.monotonic() - fed_s), time.monotonic()
+        assert longest_s < 4
+        assert found["due"] < 10_000, "none of them was tried meanwhile"
+        assert end(process) == 0
