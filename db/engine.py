@@ -20,6 +20,9 @@ from orchestrator.errors import StateUnusable
 BUSY_MS = 3_000
 """The supervisor must not sit in a write for long: what cannot be written now it writes later."""
 
+LOG_BYTES = 16 << 20
+"""The write-ahead log grows while anybody reads, by some 140 MB an hour, and by itself stays as large as it ever was."""
+
 SET_UP_MS = 60_000
 """A new database is made by the first of those who open it; the others have nothing else to do meanwhile."""
 
@@ -108,6 +111,7 @@ def _configure(connection: Any, *, is_new: bool) -> None:
         f"busy_timeout={SET_UP_MS if is_new else BUSY_MS}",
         "journal_mode=WAL",
         "synchronous=NORMAL",
+        f"journal_size_limit={LOG_BYTES}",
         "foreign_keys=ON",
         "trusted_schema=OFF",
         f"busy_timeout={BUSY_MS}",

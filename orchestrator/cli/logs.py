@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import click
 
 from orchestrator.cli.common import find_run, run_argument, state
 from orchestrator.errors import NotFound
+from orchestrator.runtime.rotation import older
+
+BLOCK_BYTES, LINE_BYTES, BACK_BYTES = 64 << 10, 10_000, 32 << 20
 
 
 @click.command("logs")
@@ -23,6 +27,9 @@ def command(
     run: str | None, follow: bool, rank: int, of_launcher: bool, of_stacks: bool, lines: int, attempt: str | None
 ) -> int:
     """What a rank of RUN prints, standard output and errors in their order.
+
+    The newest 128 MB of a rank are kept, and its first MB in rankK.log.first of the attempt's folder. Of a line of more than
+    10 kB its beginning is printed.
 
     \b
     Example:
@@ -41,16 +48,17 @@ def command(
         raise NotFound(f"{found.name} has no attempt" + (f" {attempt}" if attempt else " yet"))
     if of_stacks:
         return _print_stacks([Path(item.folder) for item in attempts])
-    at, path = 0, Path(attempts[-1].folder, name)
-    if path.exists() and lines:
-        at = _start_of_last(path, lines)
+    at, path, cut = 0, Path(attempts[-1].folder, name), LongLines()
+    if path.exists():
+        at = _print_older(path, lines, cut)
     elif not path.exists() and not follow:
         raise NotFound(
             f"there is no {name} in {path.parent}", next_step="see --rank, or --launcher for torchrun's own words"
         )
     while True:
-        at = _print_from(path, at)
+        at = _print_from(path, at, cut)
         if not follow:
+            click.echo(cut.end(), nl=False)
             return 0
         last = sessions.last(engine, found.id)
         newest = sessions.attempts(engine, found.id)[-1]
@@ -58,7 +66,8 @@ def command(
             at, path = 0, Path(newest.folder, name)
             click.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
         elif last is None or not view.is_supervised(last):
-            _print_from(path, at)
+            _print_from(path, at, cut)
+            click.echo(cut.end(), nl=False)
             return 0
         else:
             time.sleep(0.3)
@@ -70,34 +79,70 @@ def _print_stacks(folders: list[Path]) -> int:
         if found := [path for path in sorted(folder.glob("rank*.stacks")) if path.stat().st_size]:
             for path in found:
                 click.echo(f"── {path}", err=True)
-                _print_from(path, 0)
+                _print_from(path, 0, LongLines())
             return 0
     raise NotFound("no attempt has hung, so nobody wrote its stacks down")
 
 
-def _start_of_last(path: Path, lines: int) -> int:
-    """Where the last `lines` lines of a file begin; read from its end, for a log may be large."""
+class LongLines:
+    """Of a stream of lines each one's first LINE_BYTES, and how many more there were."""
+
+    def __init__(self) -> None:
+        self._length = 0  # of the line that is not over
+
+    def feed(self, block: bytes) -> bytes:
+        found = []
+        for part in block.splitlines(keepends=True):  # also at a carriage return: a progress bar is no long line
+            text = part.rstrip(b"\r\n")
+            found.append(text[: max(0, LINE_BYTES - self._length)])
+            self._length += len(text)
+            if ending := part[len(text) :]:
+                found += [self.end().rstrip(b"\n"), ending]
+        return b"".join(found)
+
+    def end(self) -> bytes:
+        """What is to be said of a line that was cut, at its end."""
+        more, self._length = self._length - LINE_BYTES, 0
+        return b" [and %d bytes more]\n" % more if more > 0 else b""
+
+
+def _print_older(path: Path, lines: int, cut: LongLines) -> int:
+    """Print those of the last `lines` (0: of all) that lie in the log's older part. Returns where to go on in the log itself."""
+    at, found = _start_of_last(path, lines) if lines else (0, -1)
+    before = older(path)
+    if at == 0 and found < lines and before.exists():
+        left = lines - found if lines else 0  # its last line goes on in the log
+        _print_from(before, _start_of_last(before, left)[0] if left else 0, cut)
+    return at
+
+
+def _start_of_last(path: Path, lines: int) -> tuple[int, int]:
+    """Where the last `lines` lines of a file begin, and how many line ends were found before that; read from its end in blocks, and
+    no further back than BACK_BYTES, for a log may be large and a line as large as a log."""
     with open(path, "rb") as file:
-        at = file.seek(0, 2)
+        size = at = file.seek(0, 2)
         found = 0
-        while at > 0 and found <= lines:
-            size = min(65536, at)
-            at -= size
+        while at > 0 and size - at < BACK_BYTES:
+            step = min(BLOCK_BYTES, at)
+            at -= step
             file.seek(at)
-            block = file.read(size)
-            found += block.count(b"\n")
+            block = file.read(step)
+            end = len(block) - (at + step == size and block.endswith(b"\n"))
+            while (end := block.rfind(b"\n", 0, end)) >= 0:
+                found += 1
+                if found == lines:
+                    return at + end + 1, found
+    return at, found
+
+
+def _print_from(path: Path, at: int, cut: LongLines) -> int:
+    """What the file holds from there on. Returns where it ends now."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        if file.seek(0, 2) < at:  # its older part was cut off meanwhile
+            click.echo(f"── {path.name} was cut: {older(path)} holds what was before", err=True)
+            at = 0
         file.seek(at)
-        rest = file.read()
-    kept = rest.splitlines(keepends=True)[-lines:]
-    return at + len(rest) - sum(map(len, kept))
-
-
-def _print_from(path: Path, at: int) -> int:
-    try:
-        with open(path, "rb") as file:
-            file.seek(at)
-            content = file.read()
-    except FileNotFoundError:
-        return at
-    click.echo(content, nl=False)
-    return at + len(content)
+        while block := file.read(BLOCK_BYTES):
+            click.echo(cut.feed(block), nl=False)
+            at += len(block)
+    return at

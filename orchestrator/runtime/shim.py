@@ -30,6 +30,7 @@ from orchestrator import wire
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
 from orchestrator.runtime.processes import started_ticks
+from orchestrator.runtime.rotation import Rotation
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -61,6 +62,7 @@ def main(folder: Path) -> int:
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
     FailureWatch(folder, torchrun.pid, launch.ranks)
+    Rotation(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
     keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
     wire.write_whole(
         folder / "shim.json",

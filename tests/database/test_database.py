@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import StaticPool, create_engine, text
 
 from db import checkpoints, queue, runs, sessions
-from db.engine import open_database
+from db.engine import LOG_BYTES, open_database
 from db.migrations import HEAD, KNOWN, WHOLE
 from db.migrations.run import config, schema, upgrade
 from db.tables import Base
@@ -215,3 +216,23 @@ def test_a_session_that_the_wall_clock_has_end_before_it_began_counts_as_no_time
         row = sessions.open_session(engine, run.id, boot_id="b")
         sessions.update_session(engine, row.id, started_at=noon, ended_at=ended_at)
     assert sessions.trained(engine, run.id) == (3600.0, 0)
+
+
+def test_the_log_that_a_reader_has_made_grow_shrinks_once_the_reader_has_gone(tmp_path):
+    engine = open_database(tmp_path)
+    log = tmp_path / "kgorch.db-wal"
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            with engine.begin() as connection:
+                connection.exec_driver_sql("INSERT INTO blocks VALUES (randomblob(1048576))")
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE blocks (content BLOB)")
+    with contextlib.closing(sqlite3.connect(tmp_path / "kgorch.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM blocks").fetchall()
+        write(40)
+        assert log.stat().st_size > 40 << 20
+    write(6)
+    assert log.stat().st_size <= LOG_BYTES
