@@ -155,7 +155,7 @@ def add_plan(
         from orchestrator.report import view
         from orchestrator.runtime import daemonapi
 
-        daemonapi.ask(home, "wake")
+        daemonapi.wake(home)
         render.as_json(view.of_run(engine, run))
         return 0
     return _say(home, run, nothing, due_at)
@@ -167,7 +167,7 @@ def _say(home: Path, run: RunInfo, nothing: Nothing | None, due_at: datetime) ->
     if nothing:
         click.echo(f"{run.name} is {nothing.why}; nothing was queued")
         return 0
-    lives = daemonapi.ask(home, "wake") is not None
+    lives = daemonapi.wake(home)
     when = "now" if due_at <= datetime.now(UTC) else f"at {render.clock(due_at.isoformat())}"
     click.echo(f"{run.name} is queued: due {when}" + ("" if lives else "; no daemon lives that would begin it"))
     click.echo(f"next: {'kgorch status ' + run.name + ' --watch' if lives else 'kgorch daemon'}")

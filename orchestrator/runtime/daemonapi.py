@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import wire
+from orchestrator.errors import KgorchError
 from orchestrator.runtime.channel import Job, at_once, not_ours
 from orchestrator.runtime.listener import Peer, Server
 
@@ -70,3 +71,11 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
     except (OSError, ValueError, RecursionError, wire.WireError):
         pass
     return None
+
+
+def wake(home: Path) -> bool:
+    """Have the daemon look at the queue now; False where none of ours lives. What is queued is found anyway, only later."""
+    try:
+        return ask(home, "wake") is not None
+    except KgorchError:
+        return False
