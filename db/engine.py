@@ -42,7 +42,7 @@ def open_database(home: Path) -> Engine:
             str(error),
             next_step="point KGORCH_HOME at a folder that can be written",
         ) from None
-    return open_url(f"sqlite:///{path}")
+    return open_url(f"sqlite:///{path}", home)
 
 
 def _make(path: Path) -> None:
@@ -58,8 +58,16 @@ def _make(path: Path) -> None:
             raise PermissionError(f"{path} may not be read and written, or its disk is read-only") from None
 
 
-def open_url(url: str) -> Engine:
+def open_url(url: str, home: Path | None = None) -> Engine:
+    """A database, made or migrated where needed.
+
+    Args:
+        home: the state folder that paths in it are relative to; None for a copy of another's, whose paths mean nothing here.
+    Raises: StateUnusable.
+    """
     engine = create_engine(url, json_serializer=_json)
+    if home:
+        engine.dialect.kgorch_home = str(home)  # type: ignore[attr-defined]  # for tables.Place
     if engine.dialect.name == "sqlite":
         path = Path(engine.url.database or "")
         event.listen(engine, "connect", lambda connection, _: _configure(connection, is_new=_is_empty(path)))

@@ -24,6 +24,29 @@ class Utc(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
+class Place(TypeDecorator[str]):
+    """A path in and out, kept relative to the state folder where it lies below it: so that folder may be moved or copied.
+
+    The state folder is the engine's (db/engine.py); without one, paths come out as they are kept.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        home = home_of(dialect)
+        return value if value is None or not home else value.removeprefix(f"{home}/")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        home = home_of(dialect)
+        return value if not value or not home or value.startswith("/") else f"{home}/{value}"
+
+
+def home_of(dialect: Dialect) -> str:
+    """The state folder that an engine with this dialect is for, as a text without a slash at its end; else nothing."""
+    return str(getattr(dialect, "kgorch_home", ""))
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(
         naming_convention={
@@ -50,9 +73,9 @@ class Run(Base):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(128))
     number: Mapped[int]
-    folder: Mapped[str] = mapped_column(Text)
+    folder: Mapped[str] = mapped_column(Place)
     workdir: Mapped[str] = mapped_column(Text)
-    checkpoints: Mapped[str] = mapped_column(Text)  # folder of its checkpoints, one below it a stage; never changes
+    checkpoints: Mapped[str] = mapped_column(Place)  # folder of its checkpoints, one below it a stage; never changes
     plan: Mapped[str] = mapped_column(Text)
     overrides: Mapped[list[str]]
     plan_hash: Mapped[str] = mapped_column(String(64))
@@ -125,7 +148,7 @@ class Attempt(Base):
     session_id: Mapped[int] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
     number: Mapped[int]
     stage: Mapped[str] = mapped_column(String(128))
-    folder: Mapped[str] = mapped_column(Text)
+    folder: Mapped[str] = mapped_column(Place)
     ranks: Mapped[int]
     first_step: Mapped[int] = mapped_column(default=0)
     last_step: Mapped[int] = mapped_column(default=0)
@@ -146,7 +169,7 @@ class Checkpoint(Base):
     stage: Mapped[str] = mapped_column(String(128))
     step: Mapped[int]
     final: Mapped[bool]
-    path: Mapped[str] = mapped_column(Text, unique=True)
+    path: Mapped[str] = mapped_column(Place, unique=True)
     bytes: Mapped[int] = mapped_column(BigInteger)
     state: Mapped[str] = mapped_column(String(16))  # verified, broken, dropped, superseded
     why: Mapped[str] = mapped_column(Text, default="")

@@ -237,4 +237,4 @@ CREATE INDEX ix_sessions_phase ON sessions (phase);
 
 CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
-INSERT INTO alembic_version VALUES ('0004');
+INSERT INTO alembic_version VALUES ('0005');

@@ -137,8 +137,8 @@ def _oddity() -> str | None:
         from db.soundness import first_oddity
         from orchestrator.cli.common import state
         from orchestrator.core import windows
-        from orchestrator.runtime.home import home_of_folder
+        from orchestrator.runtime.home import check_kept_folder
 
-        return first_oddity(state()[2], {"pools.resets": windows.parse, "runs.folder": home_of_folder})
+        return first_oddity(state()[2], {"pools.resets": windows.parse, "runs.folder": check_kept_folder})
     except Exception:
         return None

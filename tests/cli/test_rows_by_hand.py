@@ -19,9 +19,9 @@ from db.tables import Base
 from orchestrator.core import windows
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
-from orchestrator.runtime.home import home_of_folder
+from orchestrator.runtime.home import check_kept_folder
 
-READERS = {"pools.resets": windows.parse, "runs.folder": home_of_folder}
+READERS = {"pools.resets": windows.parse, "runs.folder": check_kept_folder}
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
 VERBS = [

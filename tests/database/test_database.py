@@ -125,6 +125,101 @@ def test_databases_of_all_releases_are_brought_up_to_date_and_read(tmp_path, dum
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
+def test_paths_below_the_state_folder_are_kept_relative_to_it_and_come_out_below_where_it_lies_now(tmp_path):
+    home = tmp_path / "home"
+    engine, folder = open_database(home), home / "runs" / "ink" / "1"
+    columns = {"workdir": str(home / "work"), "plan": "", "overrides": [], "plan_hash": "h", "stages": ["train"]}
+    kept = {"folder": str(folder), "checkpoints": "/elsewhere/ink-r1"}
+    assert runs.create(engine, id="r1", name="ink", number=1, **kept, **columns).folder == str(folder)
+    session = sessions.open_session(engine, "r1", boot_id="b")
+    paths = [str(folder / "checkpoints" / "train" / "step-00000001"), f"{home}2/step-00000002"]
+    sessions.open_attempt(engine, session.id, stage="train", ranks=1, folder_of=lambda n: f"{folder}/attempts/1.{n}")
+    for step, path in enumerate(paths, 1):
+        told = {"stage": "train", "step": step, "final": False, "bytes": 1}
+        checkpoints.record(engine, "r1", path, state="verified", **told)
+        checkpoints.record(engine, "r1", path, state="verified", **told)
+    engine.dispose()
+    with sqlite3.connect(home / "kgorch.db") as raw:
+        found = [
+            raw.execute(f"SELECT {what}").fetchall()
+            for what in ("folder, checkpoints FROM runs", "folder FROM attempts")
+        ]
+    raw.close()
+    assert found == [[("runs/ink/1", "/elsewhere/ink-r1")], [("runs/ink/1/attempts/1.1",)]]
+    home.rename(tmp_path / "moved")
+    engine = open_database(tmp_path / "moved")
+    run = runs.by_id(engine, "r1")
+    assert (run.folder, run.checkpoints, run.workdir) == (
+        f"{tmp_path}/moved/runs/ink/1",
+        kept["checkpoints"],
+        columns["workdir"],
+    )
+    assert sessions.last_attempt(engine, session.id).folder == f"{run.folder}/attempts/1.1"
+    assert checkpoints.verified_paths(engine, "r1") == {f"{run.folder}/checkpoints/train/step-00000001", paths[1]}
+    checkpoints.set_state(engine, f"{run.folder}/checkpoints/train/step-00000001", "dropped")
+    assert checkpoints.verified_paths(engine, "r1") == {paths[1]}
+
+
+def test_absolute_paths_of_a_database_become_relative_to_the_state_folder_of_that_time(tmp_path):
+    """Where it was moved before it was migrated, too. What two rows would share, and what lies elsewhere, stays."""
+    now, home = "2026-11-20 12:00:00", tmp_path / "home"
+    home.mkdir()
+    made = create_engine(f"sqlite:///{home}/kgorch.db")
+    upgrade(made, "0004")
+    with made.begin() as connection:
+        for run, number, root in (("a", 1, "/former"), ("b", 2, "/older/../odd"), ("c", 3, "/no/run's")):
+            folder = f"{root}/runs/ink/{number}" if run != "c" else root
+            connection.execute(
+                text(
+                    "INSERT INTO runs (id, name, number, folder, workdir, checkpoints, plan, overrides, plan_hash, state, why,"
+                    " created_at, pool) VALUES (:id, 'ink', :number, :folder, '/work', :checkpoints, '', '[]', '', 'active',"
+                    " '', :now, '')"
+                ),
+                {"id": run, "number": number, "folder": folder, "now": now, "checkpoints": f"{folder}/checkpoints"},
+            )
+        connection.execute(
+            text(
+                "INSERT INTO sessions (id, run_id, number, place, phase, why, boot_id, started_at, lead_s, stage, first_step,"
+                " epoch, epochs_total, step, steps_total, samples, step_s, metrics, exactness) VALUES (1, 'a', 1, 'local',"
+                " 'suspended', '', 'b', :now, 0, '', 0, 0, 0, 0, 0, 0, 0, '{}', '{}')"
+            ),
+            {"now": now},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO attempts (session_id, number, stage, folder, ranks, first_step, last_step, cause, started_at)"
+                " VALUES (1, 1, 'train', '/former/runs/ink/1/attempts/1.1', 1, 0, 0, '', :now)"
+            ),
+            {"now": now},
+        )
+        for path in (
+            "/former/runs/ink/1/cp/1",
+            "/elsewhere/2",
+            "/former/runs/ink/1/cp/3",
+            "runs/ink/1/cp/3",
+            "/formerly/4",
+        ):
+            connection.execute(
+                text(
+                    "INSERT INTO checkpoints (run_id, stage, step, final, path, bytes, state, why, took_s, blocking_s,"
+                    " metrics, created_at, source) VALUES ('a', 'train', 1, 0, :path, 1, 'verified', '', 0, 0, '{}', :now, '')"
+                ),
+                {"path": path, "now": now},
+            )
+    made.dispose()
+    engine = open_database(home)
+    folders = {run.id: (run.folder, run.checkpoints) for run in runs.everyone(engine)}
+    assert folders == {
+        "a": (f"{home}/runs/ink/1", f"{home}/runs/ink/1/checkpoints"),
+        "b": (f"{home}/runs/ink/2", f"{home}/runs/ink/2/checkpoints"),
+        "c": ("/no/run's", "/no/run's/checkpoints"),
+    }
+    assert sessions.last_attempt(engine, 1).folder == f"{home}/runs/ink/1/attempts/1.1"
+    assert checkpoints.verified_paths(engine, "a") == {
+        f"{home}/runs/ink/1/cp/1", "/elsewhere/2", "/former/runs/ink/1/cp/3", f"{home}/runs/ink/1/cp/3", "/formerly/4",
+    }  # fmt: skip
+
+
 def test_instants_come_back_aware_and_in_utc(engine, run, session):
     wall_at = datetime(2026, 11, 20, 12, tzinfo=UTC).astimezone(tz=None)
     sessions.update_session(engine, session.id, wall_at=wall_at)
