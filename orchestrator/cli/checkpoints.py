@@ -111,7 +111,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from dataclasses import asdict
 
     from db import sessions
-    from orchestrator.runtime import launcher, replay
+    from orchestrator.runtime import launcher, ownership, replay
     from orchestrator.runtime.choosing import plan_of
     from orchestrator.runtime.home import Lock
 
@@ -120,7 +120,8 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     lock = Lock(home / "runs" / run.name / "lock")
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
-    if not lock.take() or (attempt and launcher.is_running(Path(attempt.folder))):
+    is_live = not lock.take() or ownership.is_live(engine, home, run.name)
+    if is_live or (attempt and launcher.is_running(Path(attempt.folder))):
         raise KgorchError(f"{run.name} is training", next_step=f"kgorch stop {run.name}, then replay")
     try:
         usable = [row for row in rows if not row.final]

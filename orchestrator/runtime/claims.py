@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from orchestrator.core import cuda_visible
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import gpus
+from orchestrator.runtime.home import lies_at
 
 VISIBLE, ORDER = cuda_visible.VARIABLE, "CUDA_DEVICE_ORDER"
 
@@ -47,14 +48,37 @@ class Device(NamedTuple):
 class Claim:
     """The locks of a session. Several processes hold the same ones: `descriptors` are handed on open."""
 
-    def __init__(self, devices: Sequence[Device] = (), descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device] = (),
+        descriptors: Sequence[int] = (),
+        home: Path | None = None,
+        *,
+        share: bool = False,
+    ) -> None:
         self.devices, self.descriptors = tuple(devices), list(descriptors)
+        self._home, self._lock = home, fcntl.LOCK_SH if share else fcntl.LOCK_EX
         self._awaited: list[threading.Thread] = []
 
-    def await_locks(self, lock: int) -> None:
+    def hold(self) -> None:
+        """Lock them again where somebody has deleted the files of the locks, unless another session was quicker."""
+        if self._home is None or any(thread.is_alive() for thread in self._awaited):
+            return
+        for index, device in enumerate(self.devices):
+            if lies_at(self.descriptors[index], _path(self._home, device)):
+                continue
+            with contextlib.suppress(OSError):  # a disk that is full or read-only just now: the next look tries again
+                descriptor = _opened(self._home, device)
+                if not _try(descriptor, self._lock):
+                    os.close(descriptor)
+                    continue
+                os.close(self.descriptors[index])
+                self.descriptors[index] = descriptor
+
+    def await_locks(self) -> None:
         """Stand in line for them, in the kernel: between two who hold them there is no gap for a third."""
         for descriptor in self.descriptors:
-            thread = threading.Thread(target=_wait_for, args=(descriptor, lock), name="device", daemon=True)
+            thread = threading.Thread(target=_wait_for, args=(descriptor, self._lock), name="device", daemon=True)
             thread.start()
             self._awaited.append(thread)
 
@@ -113,7 +137,7 @@ def take(home: Path, run: Holder, wanted: Mapping[str, Any]) -> Claim:
     if not universe or wanted["ranks"] == 0:
         return Claim()
     count = len(universe) if wanted["ranks"] is None else min(wanted["ranks"], len(universe))
-    claim = Claim(*_locked(home, universe, count, share=wanted["share"]))
+    claim = Claim(*_locked(home, universe, count, share=wanted["share"]), home, share=wanted["share"])
     if len(claim.devices) < count:
         claim.release()
         raise _held(home, run, universe, count)
@@ -131,8 +155,8 @@ def take_again(home: Path, told: str | None, *, share: bool) -> Claim:
     if told is not None:
         os.environ[VISIBLE] = told
     mine = visible()
-    claim = Claim(mine, [_opened(home, device) for device in mine])
-    claim.await_locks(fcntl.LOCK_SH if share else fcntl.LOCK_EX)
+    claim = Claim(mine, [_opened(home, device) for device in mine], home, share=share)
+    claim.await_locks()
     return claim
 
 
@@ -168,7 +192,8 @@ def _locked(home: Path, universe: Sequence[Device], count: int, *, share: bool) 
             if len(chosen) == count or device in chosen or (only_free and _mode(_path(home, device)) != "free"):
                 continue
             descriptor = _opened(home, device)
-            if _try(descriptor, fcntl.LOCK_SH if share else fcntl.LOCK_EX):
+            lock = fcntl.LOCK_SH if share else fcntl.LOCK_EX
+            if _try(descriptor, lock) and lies_at(descriptor, _path(home, device)):
                 chosen[device] = descriptor
             else:
                 os.close(descriptor)

@@ -153,6 +153,8 @@ class Daemon:
         self._feed_watchdog()
         if self._is_stopping:
             return
+        if self._api:
+            self._lock.hold()
         try:
             self._follow_the_database()
             if self._may_find_something():
@@ -242,7 +244,7 @@ class Daemon:
             raise FileNotFoundError(f"{self._engine.url.database} is gone; kgorch start PLAN makes it anew")
         self._watcher.close()
         self._engine.dispose()
-        self._engine = open_url(self._engine.url.render_as_string(hide_password=False))
+        self._engine = open_url(self._engine.url.render_as_string(hide_password=False), self._home)
         self._watch_database()
         self._children = {-1 - number: child for number, child in enumerate(self._children.values())}  # not its rows'
         self._is_poked = True

@@ -14,7 +14,7 @@ from orchestrator import config
 from orchestrator.errors import KgorchError
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, claims, taking
+from orchestrator.runtime import choosing, claims, ownership, taking
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Watcher
@@ -42,6 +42,8 @@ def enqueue(
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
+        if ownership.is_live(engine, home, plan.name, fresh=fresh):
+            return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
         run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent
         )

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,11 @@ def home_of_folder(folder: str) -> Path:
     return path.parents[2]
 
 
+def check_kept_folder(kept: str) -> None:
+    """That a row's text is a run's folder, relative or absolute (db/tables.py). Raises: ValueError."""
+    home_of_folder(kept if kept.startswith("/") else f"/home/{kept}")
+
+
 def newest_left(home: Path, name: str) -> int:
     """The highest number of a run of that name that has left checkpoints or attempts here, whatever the database knows; 0: none."""
     folders = [path for path in (home / "runs" / name).glob("[0-9]*") if path.name.isdecimal()]
@@ -97,46 +103,91 @@ def checkpoints_folder(folder: Path, workdir: Path, told: str | None, name: str,
 
 def is_held(path: Path) -> bool:
     """Whether a living process holds the lock at `path`; also on a disk that has become read-only."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            held = False
+        except BlockingIOError:
+            held = True
+        lies_there = lies_at(descriptor, path)
+        os.close(descriptor)
+        if lies_there:  # else it was replaced meanwhile, and what counts is the file that lies there now
+            return held
+
+
+def lies_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one under that path: a lock on any other keeps nobody out."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
 
 
 class Lock:
-    """A lock that lives as long as its holder: the kernel lets go of it when the process dies, however it dies."""
+    """A lock that lives as long as its holder: the kernel lets go of it when the process dies, however it dies.
+
+    People delete lock files that they take for stale. So a lock counts only on the file that lies at its path, and the
+    holder looks after it regularly (`hold`).
+    """
+
+    ASKED_S = 0.1
+    """So long it may be held by processes that only ask whether it is held."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
+        self.path = path
+        self._descriptors: list[int] = []  # the newest last; older ones lie in a folder that was moved
 
     def take(self) -> bool:
-        """True when it is ours now; False when a living process holds it."""
+        """True when it is ours now; False when a living process holds it. Raises: StateUnusable."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return self._take(self.ASKED_S)
         except OSError as error:
             raise StateUnusable(
-                f"{self._path} cannot be written",
+                f"{self.path} cannot be written",
                 str(error),
                 next_step="point KGORCH_HOME at a folder that can be written",
             ) from None
+
+    def hold(self) -> bool:
+        """Whether it is still ours; made so again where its file was deleted or replaced and nobody else has taken it.
+
+        In a folder that was moved it is held where that lies now: nothing is made at the former place.
+        """
+        if any(lies_at(descriptor, self.path) for descriptor in self._descriptors):
+            return True
+        remains = any(os.fstat(descriptor).st_nlink for descriptor in self._descriptors)
+        if remains and not self.path.parent.exists():
+            return True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+            return self._take(0.0)
+        except OSError:  # a disk that is full or read-only just now: the next look tries again
             return False
-        self._descriptor = descriptor
-        return True
 
     def release(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _take(self, patience_s: float) -> bool:
+        until = time.monotonic() + patience_s
+        while True:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lies_at(descriptor, self.path):
+                    break
+            except BlockingIOError:
+                if lies_at(descriptor, self.path) and time.monotonic() >= until:
+                    os.close(descriptor)
+                    return False
+                time.sleep(0.005)
+            os.close(descriptor)
+        for old in [old for old in self._descriptors if os.fstat(old).st_nlink == 0]:
+            self._descriptors.remove(old)
+            os.close(old)
+        self._descriptors.append(descriptor)
+        return True

@@ -27,7 +27,7 @@ from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.runtime.processes import has_open, started_ticks
 from orchestrator.wire import Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
@@ -61,11 +61,17 @@ def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         os.close(lock)
 
 
-def _shim_of(folder: Path) -> int:
-    """The pid of the shim while it lives; 0 before it has written that down."""
+def written_shim(folder: Path) -> int:
+    """The pid of the shim of which the folder tells, while it lives: also where the folder is a copy. 0 before that is written."""
     told = _numbers(folder / "shim.json")
     pid = told.get("pid", 0)
     return pid if pid > 1 and started_ticks(pid) == told.get("started_ticks", 0) else 0
+
+
+def _shim_of(folder: Path) -> int:
+    """The same, for this very folder: it has that folder's lock open, also when the file was deleted since."""
+    pid = written_shim(folder)
+    return pid if pid and has_open(pid, folder / "lock") else 0
 
 
 def torchrun_of(folder: Path) -> int:
@@ -84,19 +90,20 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def is_running(folder: Path) -> bool:
-    return is_held(folder / "lock")
+    """Whether its shim lives; also when somebody has deleted the file of its lock."""
+    return is_held(folder / "lock") or _shim_of(folder) != 0
 
 
 def wait(folder: Path) -> None:
     """Return when the shim is gone: at once when it ends, whoever started it."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        finally:
+            os.close(lock)
+    while is_running(folder):  # the lock's file was deleted, and perhaps made anew
+        time.sleep(0.1)
 
 
 def kill(folder: Path, *, patience_s: float = 10.0) -> bool:

@@ -34,6 +34,7 @@ from orchestrator.runtime import (
     launcher,
     mirror,
     notices,
+    ownership,
     preflight,
     processes,
     taking,
@@ -67,16 +68,17 @@ class Opened:
     def supervise(self, engine: Engine, observer: Observer = lambda _: None) -> Session:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
-            ended = Supervisor(
-                engine,
-                self.run,
-                self.plan,
-                self.row,
-                self.session,
-                walls=self.walls,
-                claim=self.claim,
-                observer=observer,
-            ).run(self.adopted)
+            with ownership.held(self.lock.hold, self.claim.hold):
+                ended = Supervisor(
+                    engine,
+                    self.run,
+                    self.plan,
+                    self.row,
+                    self.session,
+                    walls=self.walls,
+                    claim=self.claim,
+                    observer=observer,
+                ).run(self.adopted)
             try:
                 conclude(engine, self.run, ended.phase, ended.why)
             except OperationalError as error:  # the next start does it
@@ -115,6 +117,9 @@ def start(
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
+        if ownership.is_live(engine, home, plan.name, fresh=fresh):
+            lock.release()
+            return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
         here = config.platform(plan.platform, profile)
         run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent
@@ -159,6 +164,9 @@ def resume(
     if not lock.take():
         return Nothing(run, "live")
     try:
+        if ownership.is_live(engine, home, run.name):
+            lock.release()
+            return Nothing(run, "live")
         plan = choosing.plan_of(run)
         return _go_on(
             engine,
@@ -199,6 +207,7 @@ def _go_on(
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in sessions.OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
+            ownership.refuse_moved(home_of_run(run), run, attempt)
             return _adopt(engine, run, plan, profile, last, attempt, lock, until)
         told = last.why
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
@@ -277,6 +286,9 @@ def _open_on(
         claim.release()
         lock.release()
         return waits
+    if not lock.hold():  # its file was deleted while a source was copied, say, and another has begun a session
+        claim.release()
+        return Nothing(run, "live")
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
     row = sessions.open_session(
         engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -30,3 +31,22 @@ def started_s(pid: int) -> float | None:
 
 def is_alive(pid: int | None, ticks: int | None, boot: str) -> bool:
     return pid is not None and ticks is not None and boot == boot_id() and started_ticks(pid) == ticks
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has the file at `path` open, or one that lay there and was deleted since.
+
+    The kernel keeps the name of an open file up to date when its folder is moved: a copy of the folder is never taken for it.
+    True where the process may not be asked: then nothing is known against it.
+    """
+    place = os.path.join(os.path.realpath(path.parent), path.name)
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(entry.path).removesuffix(" (deleted)") == place or os.path.samefile(entry.path, path):
+                    return True
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,149 @@
+"""Locks of the state folder, whatever is done to the files that they lie on."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from orchestrator.runtime import claims, processes
+from orchestrator.runtime.home import Lock, is_held
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    """Another process that holds the lock until its stdin is closed."""
+    program = (
+        f"from orchestrator.runtime.home import Lock\nfrom pathlib import Path\nlock = Lock(Path({str(path)!r}))\n"
+    )
+    program += "print(lock.take(), flush=True)\ninput()"
+    made = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert made.stdout and made.stdout.readline() == "True\n"
+    return made
+
+
+@pytest.mark.parametrize("what", ["deleted", "replaced"])
+def test_a_lock_whose_file_was_removed_is_held_again_once_its_holder_has_looked(tmp_path, what):
+    path = tmp_path / "runs" / "test" / "lock"
+    ours = Lock(path)
+    assert ours.take() and ours.hold()
+    path.unlink()
+    if what == "replaced":
+        path.touch()
+    assert not is_held(path)
+    assert ours.hold() and is_held(path) and not Lock(path).take()
+    ours.release()
+    assert not is_held(path) and Lock(path).take()
+
+
+def test_a_lock_that_another_took_after_its_file_was_removed_is_not_ours_any_more(tmp_path):
+    path = tmp_path / "lock"
+    ours = Lock(path)
+    assert ours.take()
+    path.unlink()
+    other = holder(path)
+    try:
+        assert not ours.hold()
+    finally:
+        other.communicate("\n")
+    assert ours.hold()
+
+
+def test_a_lock_taken_on_a_file_that_was_just_replaced_is_taken_on_the_one_that_is_there(tmp_path, monkeypatch):
+    """Between opening it and locking it somebody has put another file there, which a third process may lock."""
+    path, lock_file = tmp_path / "lock", fcntl.flock
+
+    def replaced_before_the_lock(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock_file)
+        path.unlink()
+        path.touch()
+        lock_file(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_before_the_lock)
+    ours = Lock(path)
+    assert ours.take() and is_held(path)
+    ours.release()
+
+    other = holder(path)
+    try:
+        path.rename(tmp_path / "held")
+        path.touch()
+
+        def restored_before_the_lock(descriptor: int, how: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", lock_file)
+            (tmp_path / "held").rename(path)
+            lock_file(descriptor, how)
+
+        monkeypatch.setattr(fcntl, "flock", restored_before_the_lock)
+        assert is_held(path)
+    finally:
+        other.communicate("\n")
+
+
+def test_a_lock_moves_with_its_folder(tmp_path):
+    path = tmp_path / "home" / "lock"
+    ours = Lock(path)
+    assert ours.take()
+    (tmp_path / "home").rename(tmp_path / "home2")
+    assert is_held(tmp_path / "home2" / "lock")
+    assert ours.hold() and is_held(tmp_path / "home2" / "lock")
+    ours.release()
+    assert not is_held(tmp_path / "home2" / "lock")
+
+
+def test_who_only_asks_whether_a_lock_is_held_keeps_nobody_from_taking_it(tmp_path):
+    path, is_over = tmp_path / "lock", threading.Event()
+    path.touch()
+
+    def ask() -> None:
+        while not is_over.wait(0.001):
+            is_held(path)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(200):
+            lock = Lock(path)
+            assert lock.take()
+            lock.release()
+    finally:
+        is_over.set()
+        asking.join()
+
+
+def test_which_process_holds_a_file_of_which_folder_is_a_question_to_the_kernel(tmp_path):
+    path = tmp_path / "home" / "lock"
+    other = holder(path)
+    try:
+        assert processes.has_open(other.pid, path)
+        path.unlink()
+        assert processes.has_open(other.pid, path)
+        path.touch()
+        assert processes.has_open(other.pid, path)
+        (tmp_path / "copy").mkdir()
+        (tmp_path / "copy" / "lock").touch()
+        assert not processes.has_open(other.pid, tmp_path / "copy" / "lock")
+        (tmp_path / "link").symlink_to(tmp_path / "home")
+        assert processes.has_open(other.pid, tmp_path / "link" / "lock")
+    finally:
+        other.communicate("\n")
+    assert not processes.has_open(other.pid, path)
+
+
+def test_a_device_whose_lock_file_is_removed_is_claimed_again(tmp_path):
+    device = claims.Device("GPU-1", "0")
+    claim = claims.Claim(*claims._locked(tmp_path, [device], 1, share=False), tmp_path)
+    (tmp_path / "devices" / "GPU-1.lock").unlink()
+    assert claims.states(tmp_path, [device]) == (1, 0)
+    claim.hold()
+    assert claims.states(tmp_path, [device]) == (0, 0)
+    claim.release()
+    assert claims.states(tmp_path, [device]) == (1, 0)
