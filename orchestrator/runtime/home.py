@@ -122,7 +122,7 @@ def is_held(path: Path) -> bool:
 def lies_at(descriptor: int, path: Path) -> bool:
     """Whether the open file is the one under that path: a lock on any other keeps nobody out."""
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
 

@@ -25,10 +25,11 @@ from typing import Any
 
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
+from orchestrator.runtime import processes
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
 from orchestrator.runtime.processes import has_open, started_ticks
-from orchestrator.wire import Launch, WireError, taken, write_whole
+from orchestrator.wire import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
 """What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""
@@ -53,6 +54,7 @@ def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
                 pass_fds=(lock, *held),
                 start_new_session=True,
                 cwd="/",
+                env={**os.environ, LAUNCH_VARIABLE: str(folder / "launch.json")},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -107,7 +109,7 @@ def wait(folder: Path) -> None:
 
 
 def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
-    """End all processes of an attempt, now. True when they are gone; safe to repeat."""
+    """End all processes of an attempt, now, and what they have started. True when they are gone; safe to repeat."""
     until = time.monotonic() + patience_s
     sent: set[int] = set()
     while is_running(folder):
@@ -119,7 +121,7 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
-    return True
+    return processes.end_attempt(folder)
 
 
 def records(folder: Path, ranks: int, unwritten: Unwritten = NOTHING) -> list[RankRecord]:

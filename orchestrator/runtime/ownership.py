@@ -78,7 +78,7 @@ def _home_of(pid: int, name: str) -> Path | None:
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                parts = Path(os.readlink(entry.path).removesuffix(" (deleted)")).parts
+                parts = Path(str(Path(entry.path).readlink()).removesuffix(" (deleted)")).parts
                 for back in (3, 6):  # …/runs/NAME/lock, …/runs/NAME/NUMBER/attempts/ATTEMPT/lock
                     if parts[-back : 2 - back] == ("runs", name) and parts[-1] == "lock":
                         return Path(*parts[:-back])

@@ -29,7 +29,7 @@ from pathlib import Path
 from orchestrator import wire
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.runtime.processes import end_attempt, started_ticks
 from orchestrator.runtime.rotation import Rotation
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
@@ -70,6 +70,7 @@ def main(folder: Path) -> int:
     )
     status = _wait_for(torchrun.pid)
     end_everything_below(keeper.spare)
+    end_attempt(folder)  # what another sub-reaper has adopted
     killed = kernel_kills() - killed_before
     told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
     wire.write_down(launch, "exit.json", told)
@@ -187,6 +188,9 @@ class KeeperKept:
                     [sys.executable, "-m", "orchestrator.runtime.keeper", str(self._folder)],
                     start_new_session=True,
                     cwd="/",
+                    env={
+                        name: value for name, value in os.environ.items() if name != LAUNCH_VARIABLE
+                    },  # it outlives us
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

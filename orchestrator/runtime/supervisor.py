@@ -417,6 +417,8 @@ class Supervisor:
 
         def look() -> None:
             try:
+                if self._processes and not launcher.kill(self._processes):  # what it had started may have outlived it
+                    raise OSError(f"processes of {self._processes} do not end")
                 if held := self._memory.wait_until_gone():
                     self._post(lambda: self._journal.note("memory_not_gone", {"what": held}))
                 found = attempts.newest_state(self._engine, self._run, todo[0].name, self._reader.skipped)

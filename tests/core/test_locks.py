@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from orchestrator.runtime import claims, processes
 from orchestrator.runtime.home import Lock, is_held
 

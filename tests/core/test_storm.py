@@ -134,10 +134,11 @@ DOCTORED = {
     "finished_means_verified": [
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", samples=192, counted=192, most=1))),
     ],
-    "no_orphans": [replace(SOUND, processes=(Process(7, "rank", "0"),))],
+    "no_orphans": [replace(SOUND, processes=(Process(7, role, "0"),)) for role in ("rank", "helper")],
     "no_double_run": [
         replace(SOUND, doubles="rank 0 trains twice\n"),
         replace(SOUND, over=False, processes=(Process(7, "rank", "0"), Process(8, "rank", "0"))),
+        replace(SOUND, over=False, processes=(Process(7, "helper", "0"), Process(8, "helper", "0"))),
         replace(SOUND, over=False, processes=(Process(7, "supervisor"), Process(8, "supervisor"))),
     ],
     "quota_charged_once": [

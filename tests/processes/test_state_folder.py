@@ -89,7 +89,7 @@ def test_a_state_folder_goes_on_where_it_was_moved_to(suspended):
     try:
         quick = ("--set", "stage.train.args.sleep=0", "--set", "stage.train.args.epochs=1")
         moved("start", str(plan), *quick)
-        first, second = moved.history()
+        _, second = moved.history()
         assert second["stages"][0]["first_step"] == step
         assert moved.status()["state"] == "finished"
         assert str(suspended.home) + "/" not in str(moved.look("checkpoints", "list", "test"))

@@ -1,7 +1,8 @@
 """Any training, for a storm that comes over it (tests/storm): it goes as fast as it is told, and no rank of it trains twice unseen.
 
 Its folder tells it how fast to go (`pace`: seconds a step; without it as fast as it can). A rank holds a lock in that folder while
-it trains; one that finds it held writes so into `doubles.txt`.
+it trains; one that finds it held writes so into `doubles.txt`. Each has a helper in a session of its own, as clients of trackers
+start them, which is to end with its attempt.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +19,14 @@ from typing import IO, Any
 from orchestrator.worker.entry import function_of
 from orchestrator.worker.session import Session
 
+HELPER = ["sleep", "98765"]
+"""By these words a storm knows it (tests/storm/looking.py)."""
+
 
 def hold(rank: int) -> IO[str]:
     """A lock that the kernel lets go of when this process dies, however it dies."""
+    silent = subprocess.DEVNULL
+    subprocess.Popen(HELPER, start_new_session=True, stdin=silent, stdout=silent, stderr=silent)
     lock = open(f"rank{rank}.lock", "a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

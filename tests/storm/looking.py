@@ -35,6 +35,9 @@ ROLES = {
     "orchestrator.worker.entry": "rank",
 }
 
+HELPER = ["sleep", "98765"]
+"""What each rank starts (programs/weathered.py)."""
+
 
 def role_of(process: psutil.Process) -> tuple[str, str]:
     """What a process of a world is, and which rank. A child that a rank has forked has its command line: `loader`."""
@@ -46,6 +49,8 @@ def role_of(process: psutil.Process) -> tuple[str, str]:
             if parent and _module_role(parent.cmdline()) == "rank":
                 return "loader", ""
             return "rank", process.environ().get("RANK", "")
+        if words == HELPER:
+            return "helper", process.environ().get("RANK", "")
         if "orchestrator.cli" in words:
             verb = words[words.index("orchestrator.cli") + 1 :][:1]
             if verb in (["start"], ["resume"]) and "--queue" not in words:
@@ -147,7 +152,7 @@ class Row(NamedTuple):
 def checkpoint_rows(home: Path) -> list[Row]:
     found = _rows(home, "SELECT path, stage, step, state, final, why FROM checkpoints ORDER BY id")
     return [
-        Row(path, step + FURTHER.get(stage, 0), state, bool(final), why)
+        Row(str(home / path), step + FURTHER.get(stage, 0), state, bool(final), why)
         for path, stage, step, state, final, why in found
     ]
 

@@ -1,0 +1,60 @@
+"""A training with helpers, as the clients of trackers, video encoders and data servers start them: processes in sessions of their
+own, one of which nobody is a parent of and none of which heeds SIGTERM when `--stubborn`.
+
+Each adds its pid to `helpers.txt` beside the plan.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+import no_compiler  # noqa: F401
+import torch
+
+from orchestrator.worker import attach
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100_000)"
+
+
+def helper(stubborn: bool) -> int:
+    words = [sys.executable, "-c", STUBBORN] if stubborn else ["sleep", "100000"]
+    return subprocess.Popen(words, start_new_session=True, stdin=subprocess.DEVNULL).pid
+
+
+def without_parent(stubborn: bool) -> None:
+    if (child := os.fork()) == 0:
+        os.setsid()
+        note(helper(stubborn))
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def note(pid: int) -> None:
+    with open("helpers.txt", "a") as file:
+        file.write(f"{pid}\n")
+
+
+def main(epochs: int, stubborn: bool) -> None:
+    with attach(seed=0) as session:
+        if session.rank == 0:
+            note(helper(stubborn))
+            without_parent(stubborn)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        session.track(model=model, optimizer=optimizer)
+        data = torch.utils.data.TensorDataset(torch.ones(32, 2), torch.ones(32, 1))
+        for batch in session.steps(session.loader(data, 4), epochs):
+            session.backward(batch, lambda part: (model(part[0]) - part[1]).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=100_000)
+    parser.add_argument("--stubborn", action="store_true")
+    options = parser.parse_args()
+    main(options.epochs, options.stubborn)
