@@ -47,12 +47,13 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     """
     if ctx.invoked_subcommand:
         return 0
-    from orchestrator.runtime import logs
+    from orchestrator.runtime import logs, protection
     from orchestrator.runtime.daemon import Daemon
 
     _, home, engine = state()
     if "alembic" in sys.modules:  # the database was brought up to date: what did that is not kept in memory for months
         os.execv(sys.executable, [sys.executable, "-m", "orchestrator.cli", *sys.argv[1:]])
+    protection.begin()
     logs.configure(home)
     if not logs.is_journal():  # there the log's own line is read
         click.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)

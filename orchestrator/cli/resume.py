@@ -28,9 +28,10 @@ def command(run: str | None, accept_plan: bool, claimed: str | None, until: date
     Example:
       kgorch resume ink-demo
     """
-    from orchestrator.runtime import choosing, opening
+    from orchestrator.runtime import choosing, opening, protection
     from orchestrator.runtime.bringing import Consent
 
+    protection.begin()
     profile, home, engine = state()
     with Copying() as watcher:
         if run and claimed:

@@ -67,7 +67,7 @@ def command(
       kgorch start plan.toml --set session.wall=30m --set stage.train.args.epochs=3
     """
     from orchestrator.plan import load
-    from orchestrator.runtime import choosing, opening
+    from orchestrator.runtime import choosing, opening, protection
     from orchestrator.runtime.bringing import Consent
 
     consent = Consent(changes=accept_changes, plan=accept_plan, extend=extend)
@@ -91,6 +91,7 @@ def command(
         options += ["--extend"] if extend else []
         options += ["--until", until.isoformat()] if until else []
         return _detach(plan, loaded.name, overrides, options, as_json=as_json)
+    protection.begin()
     profile, home, engine = state()
     with Copying() as watcher:
         opened = opening.start(

@@ -34,7 +34,7 @@ from db.records import ResumeInfo
 from orchestrator.core import queue as core
 from orchestrator.core.queue import Machine, Waiting
 from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, resuming
+from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, protection, resuming
 from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.daemonapi import Answer, Reply
 from orchestrator.runtime.home import Lock
@@ -79,7 +79,7 @@ def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={name: value for name, value in os.environ.items() if name not in OURS},
+            env={name: value for name, value in os.environ.items() if name not in OURS} | protection.handed_on(),
         )
 
 

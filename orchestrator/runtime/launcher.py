@@ -25,7 +25,7 @@ from typing import Any
 
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
-from orchestrator.runtime import processes
+from orchestrator.runtime import processes, protection
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
 from orchestrator.runtime.processes import has_open, started_ticks
@@ -54,7 +54,7 @@ def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
                 pass_fds=(lock, *held),
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, LAUNCH_VARIABLE: str(folder / "launch.json")},
+                env={**os.environ, **protection.handed_on(), LAUNCH_VARIABLE: str(folder / "launch.json")},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.runtime import protection
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
 from orchestrator.runtime.processes import end_attempt, started_ticks
@@ -42,6 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(folder: Path) -> int:
+    protection.begin()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     launch = Launch.read(folder / "launch.json")
@@ -251,6 +253,7 @@ def _wait_for(wanted: int) -> int:
 
 
 def _in_child(shim: int) -> None:
+    protection.for_ranks()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(1)  # it died before the call
