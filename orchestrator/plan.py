@@ -30,6 +30,7 @@ from pydantic import (
 
 from orchestrator.core import hang, health, memory, notices, room, trend, windows
 from orchestrator.core.memory import Rung
+from orchestrator.core.naming import NAME
 from orchestrator.errors import KgorchError, PlanError, nearest
 from orchestrator.platforms.detect import BY_NAME
 
@@ -48,7 +49,6 @@ _UNITS_BYTES = {
 }
 SNAPSHOT_S = 2.0
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 Read = TypeVar("Read", bound=BaseModel)
 
 

@@ -113,11 +113,11 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from db import sessions
     from orchestrator.runtime import launcher, ownership, replay
     from orchestrator.runtime.choosing import plan_of
-    from orchestrator.runtime.home import Lock
+    from orchestrator.runtime.home import Lock, lock_path
 
     run, rows = _standing(name)
     _, home, engine = state()
-    lock = Lock(home / "runs" / run.name / "lock")
+    lock = Lock(lock_path(home, run.name))
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     is_live = not lock.take() or ownership.is_live(engine, home, run.name)

@@ -12,7 +12,7 @@ from orchestrator.core import instants
 from orchestrator.errors import NotFound, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime.home import home_of
+from orchestrator.runtime.home import check_safe, home_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -61,6 +61,7 @@ def state() -> tuple[Profile, Path, Engine]:
 
     profile = detect()
     home = home_of(profile)
+    check_safe(home)
     return profile, home, open_database(home)
 
 

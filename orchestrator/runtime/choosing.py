@@ -27,7 +27,7 @@ from orchestrator.runtime import (
 )
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.finding import Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, make_run_folder, newest_left
+from orchestrator.runtime.home import Lock, checkpoints_folder, lock_path, make_run_folder, newest_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def run_of(
 def bring_by_name(
     engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
 ) -> RunInfo:
-    lock = Lock(home / "runs" / name / "lock")
+    lock = Lock(lock_path(home, name))
     if not lock.take():
         return run_elsewhere(engine, name)
     try:

@@ -18,7 +18,7 @@ from orchestrator.runtime import choosing, claims, ownership, taking
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Watcher
-from orchestrator.runtime.home import Lock, home_of_run, is_held
+from orchestrator.runtime.home import Lock, home_of_run, is_held, lock_path
 
 
 def enqueue(
@@ -38,7 +38,7 @@ def enqueue(
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
     here = config.platform(plan.platform, profile)
-    lock = Lock(home / "runs" / plan.name / "lock")
+    lock = Lock(lock_path(home, plan.name))
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
@@ -67,7 +67,7 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing 
             f"another run has taken the place of {run.name}/{run.number}: {run.why}",
             next_step=f"kgorch queue add {run.name} queues that one",
         )
-    if is_held(home_of_run(run) / "runs" / run.name / "lock"):
+    if is_held(lock_path(home_of_run(run), run.name)):
         return Nothing(run, "live")
     _put(engine, run, choosing.plan_of(run), due_at)
     return None

@@ -16,12 +16,15 @@ import contextlib
 import fcntl
 import os
 import pwd
+import re
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from db.records import RunInfo
-from orchestrator.errors import StateUnusable
+from orchestrator.core.naming import NAME
+from orchestrator.errors import NotFound, StateUnusable
 from orchestrator.platforms.profile import Profile
 
 
@@ -43,8 +46,41 @@ def _persons_folder(account: str | None) -> Path:
     return Path.home()
 
 
+def check_safe(home: Path) -> None:
+    """Others who may write to the state folder may put a socket, a database or a lock of theirs there.
+
+    Raises: StateUnusable.
+    """
+    try:
+        mode = home.stat().st_mode
+    except OSError:
+        return  # it is made by us, or said to be unusable, later
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StateUnusable(
+            f"the state folder {home} may be written to by other users of this machine",
+            f"its mode is {stat.S_IMODE(mode):04o}: they could have kgorch run what they like",
+            next_step=f"chmod go-w {home}",
+        )
+
+
+def lock_path(home: Path, name: str) -> Path:
+    """Of the lock that the supervisor of a run of that name holds. Raises: NotFound."""
+    return _folder_of(home, name) / "lock"
+
+
 def run_folder(home: Path, name: str, number: int) -> Path:
-    return home / "runs" / name / str(number)
+    return _folder_of(home, name) / str(number)
+
+
+def _folder_of(home: Path, name: str) -> Path:
+    """Whoever typed the name, or wrote the row that it stands in: it leads nowhere else."""
+    if not re.fullmatch(NAME, name):
+        raise NotFound(
+            f"there is no run named {name[:100]!r}",
+            "a run's name has up to 64 letters, digits, dots, underscores and hyphens",
+            next_step="`kgorch status` lists the runs",
+        )
+    return home / "runs" / name
 
 
 def home_of_run(run: RunInfo) -> Path:
@@ -67,7 +103,7 @@ def check_kept_folder(kept: str) -> None:
 
 def newest_left(home: Path, name: str) -> int:
     """The highest number of a run of that name that has left checkpoints or attempts here, whatever the database knows; 0: none."""
-    folders = [path for path in (home / "runs" / name).glob("[0-9]*") if path.name.isdecimal()]
+    folders = [path for path in _folder_of(home, name).glob("[0-9]*") if path.name.isdecimal()]
     return max((int(folder.name) for folder in folders if _holds_something(folder)), default=0)
 
 

@@ -43,7 +43,7 @@ from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, home_of_run
+from orchestrator.runtime.home import Lock, home_of_run, lock_path
 from orchestrator.runtime.journal import say
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
@@ -113,7 +113,7 @@ def start(
     Raises: PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
     """
     plan = choosing.checked(plan_text, where, overrides)
-    lock = Lock(home / "runs" / plan.name / "lock")
+    lock = Lock(lock_path(home, plan.name))
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
     try:
@@ -160,7 +160,7 @@ def resume(
             return None
     if run.state == "finished":
         return Nothing(run, "finished")
-    lock = Lock(home / "runs" / run.name / "lock")
+    lock = Lock(lock_path(home, run.name))
     if not lock.take():
         return Nothing(run, "live")
     try:

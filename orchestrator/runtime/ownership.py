@@ -18,6 +18,7 @@ from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import launcher, processes
+from orchestrator.runtime.home import lock_path
 from orchestrator.wire import Launch, WireError
 
 LOOK_S = 1.0
@@ -38,7 +39,7 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
     last = sessions.last(engine, run.id) if run else None
     if run is None or last is None or last.phase in sessions.OVER:
         return False
-    lock, pid = home / "runs" / name / "lock", last.supervisor_pid
+    lock, pid = lock_path(home, name), last.supervisor_pid
     if pid and pid != os.getpid() and processes.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
         if processes.has_open(pid, lock):
             return True

@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from harness import wait_until, weekly_reset
 
 from db import charges, checkpoints, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
-from orchestrator.cli import VERBS, render
+from orchestrator.cli import VERBS, cli, render
+from orchestrator.errors import NotFound
 from orchestrator.plan import check_entries, load
 from orchestrator.runtime import processes
 
@@ -461,3 +463,27 @@ def test_logs_print_the_end_of_what_a_rank_said_and_follow_until_nobody_supervis
     last = sessions.last(engine, run.id)
     sessions.record(engine, run.id, last.id, kind="x", phase="suspended", facts={})
     assert kgorch("logs", "ink", "-f", "--rank", "1", "-n", "1").stdout == "line 99999\n"
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/../../../x", "..", "/etc/x", "a/b/1", "x" * 300])
+def test_a_name_leads_to_no_path_outside_of_the_state_folder(kgorch, name):
+    kgorch.home = kgorch.folder / "deep" / "home"
+    kgorch.home.mkdir(parents=True)
+    before = set(kgorch.folder.parent.rglob("*"))
+    for verb in (["resume"], ["status"], ["stop"], ["save"], ["logs"], ["history"], ["doctor"], ["queue", "add"]):
+        done = CliRunner().invoke(cli, [*verb, name], env=kgorch.env())
+        assert done.exit_code == 2 or isinstance(done.exception, NotFound), (verb, done)
+    made = set(kgorch.folder.parent.rglob("*")) - before
+    assert {path.name.partition(".")[2].partition("-")[0] for path in made} == {"db"}, made
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_state_folder_that_others_may_write_to_is_refused_with_what_to_type(kgorch, mode):
+    kgorch.home.mkdir()
+    kgorch.home.chmod(mode)
+    for verb in (["status"], ["daemon", "status"], ["start", str(kgorch.plan())], ["queue"]):
+        said = kgorch(*verb, code=2).stderr
+        assert "may be written to by other" in said and f"next: chmod go-w {kgorch.home}" in said, said
+    assert not list(kgorch.home.iterdir())
+    kgorch.home.chmod(0o755)
+    assert "there is no run yet" in kgorch("status", code=2).stderr

@@ -221,7 +221,7 @@ def mounted(kgorch: Kgorch, place: Path, size: str) -> Iterator[Path]:
     """A small file system of its own."""
     place.mkdir()
     if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(place)], capture_output=True
     ).returncode:
         pytest.skip("no right to mount a small file system")
     try:

@@ -1,4 +1,4 @@
-"""What kgorch writes is its owner's alone, what a training writes is as the person has it; and memory that runs out takes a rank."""
+"""What kgorch writes is its owner's alone, what a training writes as the person has it; memory that runs out takes a rank."""
 
 from __future__ import annotations
 
