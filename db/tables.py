@@ -266,6 +266,18 @@ class Sample(Base):
     values: Mapped[dict[str, Any]]
 
 
+class Curve(Base):
+    """A piece of what rank 0 of an attempt recorded of its metrics: JSON lines (core/curve.py), the oldest piece first."""
+
+    __tablename__ = "curves"
+    __table_args__ = (UniqueConstraint("attempt_id", "number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    lines: Mapped[str] = mapped_column(Text)
+
+
 class RungRow(Base):
     """A change of what memory hangs on (core/memory.py): from `step` on, on this device and number of ranks.
 

@@ -24,7 +24,7 @@ from db.engine import open_url
 from db.records import RunInfo
 from db.runs import now, plain
 from db.sessions import OVER
-from db.tables import Attempt, Base, Charge, Checkpoint, EventRow, Run, RungRow, Session, Stage
+from db.tables import Attempt, Base, Charge, Checkpoint, Curve, EventRow, Run, RungRow, Session, Stage
 
 Columns = dict[str, Any]
 GONE = "nothing of it was heard after this state was kept"
@@ -48,6 +48,7 @@ class Rows(NamedTuple):
     events: list[Columns]
     charges: list[Columns]
     rungs: list[Columns]
+    curves: list[Columns]
 
     @property
     def last_at(self) -> datetime:
@@ -143,8 +144,9 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
             orm.add(row)
             orm.flush()
             new.add(columns["id"])
-            mine = [attempt for attempt in rows.attempts if attempt["session_id"] == columns["id"]]
-            orm.add_all(_attempt(attempt, row, f"{run.folder}/attempts") for attempt in mine)
+            for attempt in rows.attempts:
+                if attempt["session_id"] == columns["id"]:
+                    _take_attempt(orm, attempt, row, f"{run.folder}/attempts", rows.curves)
         ids[columns["id"]] = row.id
     told = {(row.at, row.kind) for row in orm.scalars(select(EventRow).where(EventRow.run_id == run.id))}
     for event in rows.events:
@@ -159,6 +161,14 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
         if rung["session_id"] in new:
             orm.add(RungRow(**rung | {"id": None, "run_id": run.id, "session_id": ids[rung["session_id"]]}))
     return ids
+
+
+def _take_attempt(orm: Orm, columns: Columns, session: Session, folder: str, curves: Sequence[Columns]) -> None:
+    made = _attempt(columns, session, folder)
+    orm.add(made)
+    orm.flush()
+    mine = (piece for piece in curves if piece["attempt_id"] == columns["id"])
+    orm.add_all(Curve(**piece | {"id": None, "attempt_id": made.id}) for piece in mine)
 
 
 def _take_rungs(orm: Orm, run_id: str, told: Sequence[Columns]) -> None:
@@ -254,6 +264,7 @@ def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
     if not all(isinstance(item, str) for item in run.overrides):
         raise ValueError(f"runs.overrides holds {run.overrides!r:.60}")
     sessions = select(Session.id).where(Session.run_id == run.id)
+    attempts = select(Attempt.id).where(Attempt.session_id.in_(sessions))
     return Rows(
         _columns(run),
         outdated,
@@ -264,6 +275,7 @@ def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
         _all(orm, select(EventRow).where(EventRow.run_id == run.id).order_by(EventRow.id)),
         _all(orm, _charges_of(run.id)),
         _all(orm, select(RungRow).where(RungRow.run_id == run.id).order_by(RungRow.id)),
+        _all(orm, select(Curve).where(Curve.attempt_id.in_(attempts)).order_by(Curve.attempt_id, Curve.number)),
     )
 
 

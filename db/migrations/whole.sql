@@ -55,6 +55,16 @@ CREATE TABLE checkpoints (
 	CONSTRAINT uq_checkpoints_path UNIQUE (path)
 );
 
+CREATE TABLE curves (
+	id INTEGER NOT NULL, 
+	attempt_id INTEGER NOT NULL, 
+	number INTEGER NOT NULL, 
+	lines TEXT NOT NULL, 
+	CONSTRAINT pk_curves PRIMARY KEY (id), 
+	CONSTRAINT fk_curves_attempt_id FOREIGN KEY(attempt_id) REFERENCES attempts (id) ON DELETE CASCADE, 
+	CONSTRAINT uq_curves_attempt_id UNIQUE (attempt_id, number)
+);
+
 CREATE TABLE events (
 	id INTEGER NOT NULL, 
 	run_id VARCHAR(32) NOT NULL, 
@@ -237,4 +247,4 @@ CREATE INDEX ix_sessions_phase ON sessions (phase);
 
 CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
-INSERT INTO alembic_version VALUES ('0005');
+INSERT INTO alembic_version VALUES ('0006');

@@ -36,6 +36,7 @@ VERBS = {
     "save": "Save now and go on.",
     "logs": "What the ranks print.",
     "history": "The sessions of a run, or its journal.",
+    "metrics": "What a run has reported, as a table, CSV or picture.",
     "checkpoints": "List, verify, prune, export.",
     "quota": "Accelerator hours used and left; correct them.",
     "doctor": "What slows a run down, and what to change.",

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 @click.option(
     "-n", "--limit", type=click.IntRange(1), help="The newest at the most.  [default: 50 sessions, 100 events]"
 )
+@click.option("--plot", metavar="METRIC", help="A metric over all sessions, drawn with letters (needs kgorch[plot]).")
 @click.option(
-    "--plot", metavar="METRIC", help="A metric and the steps over time, drawn with letters (needs kgorch[plot])."
-)
-def command(run: str | None, as_json: bool, events: bool, limit: int | None, plot: str | None) -> int:
+    "--x", "axis", type=click.Choice(("step", "hours")), default="step", show_default=True,
+    help="What --plot draws over; with hours, the steps are drawn, too.",
+)  # fmt: skip
+def command(run: str | None, as_json: bool, events: bool, limit: int | None, plot: str | None, axis: str) -> int:
     """The sessions of RUN: when, how long, from which step to which, and how each ended.
 
     \b
@@ -42,7 +44,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
     if plot:
         from orchestrator.cli import plot as drawing
 
-        return drawing.draw(engine, found, plot)
+        return drawing.draw_of_run(engine, found, plot, axis)
     entries = view.history(engine, found, limit=limit or 50)
     if as_json:
         render.as_json(entries)

@@ -16,7 +16,7 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, endings, keeping, ledger, remedies
+from orchestrator.runtime import attempts, curves, endings, keeping, ledger, remedies
 from orchestrator.runtime.ledger import Ledger, Terms
 from orchestrator.wire import boottime_s
 
@@ -31,6 +31,8 @@ def settle(
 ) -> SessionInfo:
     """End the session `last`, nothing of which runs any more. Returns its row as it is then."""
     ledger.complete(engine, last, attempt, terms)
+    if attempt:
+        curves.take_in(engine, attempt)
     if ending := endings.read(Path(run.folder), last.number):
         sessions.record(engine, run.id, last.id, **ending)
         endings.forget(Path(run.folder), last.number)

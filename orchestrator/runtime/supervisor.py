@@ -37,6 +37,7 @@ from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
 from orchestrator.runtime import (
     attempts,
+    curves,
     devices,
     endings,
     hanging,
@@ -128,6 +129,7 @@ class Supervisor:
         if self._walls.ledger:
             self._walls.ledger.look_beside = lambda look: self._journal.refresh("quota", look)
         self._reader = Reader(run, self, self._post)
+        self._curves = curves.Import(engine, self._reader.submit, self._journal.write)
         self._hangs = hanging.Hangs(engine, run.id, plan.health.hang_s, self._journal.note)
         self._room = MemoryWatch(engine, run, plan)
         self._foreteller = Foreteller(engine, run, self._journal.note)
@@ -200,6 +202,7 @@ class Supervisor:
         snapshots.end(self.folder, timeout_s=self._left_s())
         if self._last:
             self._reader.take_in(self._root(self._last))
+            self._curves.read(self._last.row)
 
     def _finish_writing(self) -> None:
         """As long as the wall allows. What the database does not take by then is left beside it, for who settles the session."""
@@ -553,6 +556,7 @@ class Supervisor:
         row, attempt = self._row, self._attempt
         if attempt:
             self._journal.refresh("beat", lambda: self._write_beat(row, attempt))
+            self._curves.look(attempt.row)
         self._tell_deadline()
         self._show()
 
@@ -568,6 +572,7 @@ class Supervisor:
     def _judge(self, attempt: Running) -> None:
         """In the reader: an attempt's processes are gone. Take in what it saved and nobody told of, then how it ended."""
         try:
+            self._curves.read(attempt.row)
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
             self._reader.read_untold(self._root(attempt))

@@ -25,7 +25,7 @@ from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import checkpoints, rungs
+from orchestrator.runtime import checkpoints, curves, rungs
 from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, of_run, place_of
 from orchestrator.wire import plain_text
 
@@ -91,7 +91,8 @@ def _write_down(
     root = Path(run["checkpoints"])
     used = [item.manifest for item in found.checkpoints if str(_target(root, item)) in copied]
     told = sorted((row for described in used for row in rungs.told_by(described)[0]), key=lambda row: row["at"])
-    return transfer.take_in(engine, run, stages, finished, found.rows, copied, path_of, events, told)
+    rows = curves.brought(found.rows, _folder_of(found, "attempts")) if found.rows else None
+    return transfer.take_in(engine, run, stages, finished, rows, copied, path_of, events, told)
 
 
 def _copy(
@@ -193,13 +194,19 @@ def _copy_output(path: Path, target: Path, moved: Moved, watcher: Watcher) -> No
 
 def _outputs_of(found: Found) -> dict[Path, Path]:
     """The plain files that the run had made, by their paths, where they lie beside the database that knows it."""
-    if not (found.rows and found.database):
-        return {}
-    top = found.database.parent / "runs" / found.rows.run["name"] / str(found.rows.run["number"]) / "outputs"
-    if top.resolve() != top:  # somebody's link
+    top = _folder_of(found, "outputs")
+    if top is None:
         return {}
     files = (Path(folder, name) for folder, _, names in os.walk(top) for name in names)
     return {path: top for path in files if stat.S_ISREG(path.lstat().st_mode)}
+
+
+def _folder_of(found: Found, name: str) -> Path | None:
+    """A folder of the run, where it lies beside the database that knows it."""
+    if not (found.rows and found.database):
+        return None
+    top = found.database.parent / "runs" / found.rows.run["name"] / str(found.rows.run["number"]) / name
+    return top if top.resolve() == top else None  # else somebody's link
 
 
 def _room_for(first: Sequence[Candidate], outputs: Iterable[Path], root: Path) -> int:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from orchestrator.core.curve import Mark
 from orchestrator.errors import KgorchError
 from orchestrator.wire import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
 from orchestrator.worker.host_copy import HostCopy
@@ -29,13 +31,15 @@ class Metrics:
     """Attributes:
     pending: names of figures that have not arrived; empty unless tensors on a GPU are reported.
     dropped: why a name was not kept, the first time that this happened; empty until then.
+    on_arrival: is told of each figure that has arrived, with the mark that it was reported under.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # as reported → as kept; of those that are kept alone
         self._names_bytes, self.dropped = 0, ""
         self._values: dict[str, float] = {}
-        self.pending: dict[str, deque[HostCopy]] = {}
+        self.pending: dict[str, deque[tuple[HostCopy, Mark | None]]] = {}
+        self.on_arrival: Callable[[str, float, Mark], None] | None = None
 
     @property
     def values(self) -> dict[str, float]:
@@ -45,7 +49,7 @@ class Metrics:
     def restore(self, values: dict[str, float]) -> None:
         self._values = {kept: value for name, value in values.items() if (kept := self._admit(name)) is not None}
 
-    def report(self, name: str, value: Any) -> None:
+    def report(self, name: str, value: Any, mark: Mark | None = None) -> None:
         """A number, or a tensor of one element. A name more than can be told and saved is passed over (`dropped`).
 
         Raises: KgorchError for any other value.
@@ -55,14 +59,14 @@ class Metrics:
             return
         name = kept
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            self._values[name] = _number(name, value)
+            self._arrived(name, _number(name, value), mark)
         elif value.is_cuda:
             copies = self.pending.setdefault(name, deque())
             if len(copies) == ON_THE_WAY:
                 copies.pop()
-            copies.append(HostCopy(value.detach().reshape(())))
+            copies.append((HostCopy(value.detach().reshape(())), mark))
         else:
-            self._values[name] = _number(name, value.detach())
+            self._arrived(name, _number(name, value.detach()), mark)
 
     def _admit(self, name: str) -> str | None:
         """The name under which a figure is kept: without control characters, which a terminal would obey. None where it is not."""
@@ -84,12 +88,17 @@ class Metrics:
         """Take over the figures that have arrived; with `wait`, all that were reported."""
         for name in list(self.pending):
             copies = self.pending[name]
-            while copies and (wait or copies[0].is_complete()):
-                copy = copies.popleft()
+            while copies and (wait or copies[0][0].is_complete()):
+                copy, mark = copies.popleft()
                 copy.wait()
-                self._values[name] = _number(name, copy.values)
+                self._arrived(name, _number(name, copy.values), mark)
             if not copies:
                 del self.pending[name]
+
+    def _arrived(self, name: str, value: float, mark: Mark | None) -> None:
+        self._values[name] = value
+        if mark is not None and self.on_arrival:
+            self.on_arrival(name, value, mark)
 
 
 def _number(name: str, value: Any) -> float:

@@ -43,6 +43,7 @@ from orchestrator.worker import (
 )
 from orchestrator.worker.backward import Backward, Guard, Work
 from orchestrator.worker.board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP, Board
+from orchestrator.worker.curve import Curve
 from orchestrator.worker.data import Data
 from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.health import Health
@@ -142,6 +143,8 @@ class Session:
         self._ladder: Ladder | None = None
         self._health: Health | None = None
         self._probe: Probe | None = None
+        self._curve: Curve | None = None
+        self._in_step = False
         guard = self._supervise(launch) if launch else None
         self._backward = Backward(self.device, lambda: self._ranks, self._tell_exactness, guard)
 
@@ -157,6 +160,9 @@ class Session:
         self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         if launch.probe is not None:
             self._probe = Probe(launch, self.rank, self.device, self._ladder)
+        elif self.rank == 0:
+            self._curve = Curve(launch)
+            self._metrics.on_arrival = self._curve.add
         signal.signal(signal.SIGTERM, lambda *_: self._link.ask_stop())  # the wall has come nearer; only a request here
         return Guard(self._ladder, self._health, self._board, self.rank)
 
@@ -194,6 +200,8 @@ class Session:
                     self._board.leave()
             finally:
                 self._place.enter("end")
+                if self._curve:
+                    self._curve.close()
                 self._link.close()
             if not saved:
                 raise SaveLost(f"the stage is done, but its last save failed: {self._saver.error}")
@@ -425,6 +433,8 @@ class Session:
         self._epochs_total = count = min(int(count), 1) if self.quick else int(count)
         while self._epoch < count:
             self._epoch_is_open = True
+            if self._curve:
+                self._curve.epoch = self._epoch + 1
             yield self._epoch
             if self._probe:
                 self._probe.epoch_over()
@@ -485,7 +495,11 @@ class Session:
             self._backward.give(parts, weights)
             if self._backward.has_dropout_state:
                 state.renew_dropout_state(self.device)
-            yield parts[0]
+            self._in_step = True
+            try:
+                yield parts[0]
+            finally:  # also where the script leaves the loop early
+                self._in_step = False
             self._check_way_back()
             self._step += 1
             self._batch += 1
@@ -680,6 +694,8 @@ class Session:
     def _save_now(self, slot: int, seen: Seen, *, persist: bool, final: bool) -> bool:
         assert self._launch
         self._metrics.collect(wait=True)
+        if self._curve:
+            self._curve.cut()
         described = Manifest(
             run=self._launch.run,
             run_id=self._launch.run_id,
@@ -769,8 +785,9 @@ class Session:
         Raises: KgorchError for anything else.
         """
         if not self._backward.rehearses:
+            mark = self._curve.mark(self._step, in_step=self._in_step) if self._curve else None
             for name, value in metrics.items():
-                self._metrics.report(name, value)
+                self._metrics.report(name, value, mark)
             self._tell_dropped_metrics()
             if self._place.where == "evaluation":  # between two epochs: no step waits, and the next look may be far
                 self._metrics.collect(wait=True)

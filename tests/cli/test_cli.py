@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from harness import wait_until, weekly_reset
+from sqlalchemy import text
 
-from db import charges, checkpoints, queue, rungs, runs, samples, sessions
+from db import charges, checkpoints, curves, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.cli import VERBS, cli, render
+from orchestrator.core import curve
+from orchestrator.core.curve import Record, Value
 from orchestrator.errors import NotFound
 from orchestrator.plan import check_entries, load
 from orchestrator.runtime import processes
@@ -47,6 +50,15 @@ def run(kgorch, engine):
         stages=["train", "predict"],
     )
     first = sessions.open_session(engine, made.id, boot_id="b")
+    begun = sessions.open_attempt(
+        engine,
+        first.id,
+        stage="train",
+        ranks=2,
+        first_step=0,
+        folder_of=lambda number: str(folder / "attempts" / f"1.{number}"),
+    )
+    sessions.close_attempt(engine, begun.id, outcome="suspended", cause="", last_step=10, gained=True)
     sessions.record(
         engine, made.id, first.id, kind="AttemptSuspended", phase="suspended", facts={"step": 10}, why="the wall"
     )
@@ -126,6 +138,7 @@ def _shape(value):
         (["history"], "history"),
         (["history", "--events"], "events"),
         (["checkpoints", "list", "--dropped"], "checkpoints"),
+        (["metrics"], "metrics"),
     ],
 )
 def test_the_fields_of_json_are_those_that_were_promised(kgorch, run, verb, promise):
@@ -320,11 +333,84 @@ def test_history_shows_the_newest_sessions_as_many_as_are_asked_for(kgorch, run,
     assert "-n 62 shows all" in kgorch("history").stderr
 
 
-def test_history_plots_a_metric_and_the_steps_over_time(kgorch, run):
+def test_history_plots_a_metric_over_steps_or_with_the_steps_over_hours(kgorch, run):
     pytest.importorskip("plotext")
-    text = kgorch("history", "--plot", "dice").stdout
-    assert "dice" in text and "steps" in text and "█" not in text and len(text.splitlines()) > 20
+    drawn = kgorch("history", "--plot", "dice").stdout
+    assert "dice" in drawn and "step" in drawn and "hours" not in drawn and "█" not in drawn
+    drawn = kgorch("history", "--plot", "dice", "--x", "hours").stdout
+    assert "dice" in drawn and "steps" in drawn and "hours since" in drawn and len(drawn.splitlines()) > 20
     assert "no metric 'dise' (did you mean 'dice'?)" in kgorch("history", "--plot", "dise", code=2).stderr
+
+
+def recorded(run, attempt: str, *records: Record) -> None:
+    """What rank 0 of an attempt has written."""
+    folder = Path(run.folder, "attempts", attempt)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / curve.FILE_NAME).write_text("".join(f"{curve.encode(item)}\n" for item in records))
+
+
+def losses(first: int, step: int, loss: float) -> Record:
+    return Record(step, first, 1, 1.8e9, {"loss": Value(loss, step - first), "lr": Value(0.1, step - first)})
+
+
+def test_metrics_tells_the_last_and_the_best_of_each_over_all_sessions(kgorch, run):
+    evaluated = Record(12, 12, 1, 1.8e9, {"dice": Value(0.1 + 0.2, 1)})
+    recorded(run, "1.1", losses(0, 10, 0.5), losses(10, 14, 0.1))
+    recorded(run, "2.1", losses(10, 12, 0.25), evaluated, losses(12, 15, 0.75))
+    told = kgorch("metrics")
+    assert told.stdout.splitlines() == [
+        "stage\tmetric\tlast\tat step\tbest\tat step\tbest is\tvalues",
+        "train\tloss\t0.75\t15\t0.25\t12\tmin\t3",
+        "train\tlr\t0.1\t15\t0.1\t10\tmax\t3",
+        "train\tdice\t0.3\t12\t0.3\t12\tmax\t1",
+    ]
+    assert not told.stderr
+    rows = kgorch("metrics", "ink", "--csv", "--name", "loss", "--name", "dice").stdout.splitlines()
+    assert rows[0] == "stage,step,epoch,at,steps,loss,dice"
+    assert rows[2] == "train,12,1,2027-01-15T08:00:00.000Z,2,0.25,0.30000000000000004"
+    assert [row.split(",")[1] for row in rows[1:]] == ["10", "12", "15"]
+
+
+def test_metrics_of_a_version_that_wrote_no_curve_are_those_of_its_journal(kgorch, run):
+    found = json.loads(kgorch("metrics", "--json").stdout)
+    assert [(item["step"], item["values"]["dice"]) for item in found["points"]] == [
+        (epoch, 0.5 + 0.01 * epoch) for epoch in range(1, 9)
+    ]
+
+
+def test_metrics_are_in_the_database_where_the_attempts_folder_is_gone(kgorch, run, engine):
+    attempt = sessions.attempts(engine, run.id)[-1]
+    curves.write(engine, attempt.id, [curve.encode(losses(10, 12, 0.25))])
+    assert "train\tloss\t0.25\t12" in kgorch("metrics").stdout
+
+
+def test_metrics_draws_over_steps_epochs_or_hours(kgorch, run):
+    pytest.importorskip("plotext")
+    recorded(run, "2.1", losses(10, 12, 0.25), losses(12, 15, 0.75))
+    for axis, label in (("step", "step"), ("epoch", "epoch"), ("hours", "hours since the run began")):
+        drawn = kgorch("metrics", "--plot", "--name", "loss", "--x", axis).stdout
+        assert "loss" in drawn and label in drawn and "dice" not in drawn and "\x1b" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--name", "dise"], "no metric 'dise' (did you mean 'dice'?)"),
+        (["--stage", "tran"], "no metrics of a stage 'tran' (did you mean 'train'?)"),
+        (["--json", "--csv"], "--json, --csv and --plot exclude each other"),
+        (["--x", "weeks"], "'weeks' is not one of"),
+    ],
+)
+def test_what_metrics_cannot_show_is_said(kgorch, run, args, said):
+    assert said in kgorch("metrics", *args, code=2).stderr
+
+
+def test_metrics_of_a_run_that_has_reported_nothing_are_an_empty_table(kgorch, run, engine):
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM events WHERE kind = 'epoch'"))
+    assert kgorch("metrics").stdout.splitlines() == ["stage\tmetric\tlast\tat step\tbest\tat step\tbest is\tvalues"]
+    assert kgorch("metrics", "--csv").stdout == "stage,step,epoch,at,steps\n"
+    assert json.loads(kgorch("metrics", "--json").stdout)["points"] == []
 
 
 def test_status_of_a_dead_supervisor_says_so_and_what_to_type(kgorch, run, engine):

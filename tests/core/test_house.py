@@ -20,6 +20,7 @@ MAY = {
         "orchestrator.worker",
         "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
         "orchestrator.core.health",
+        "orchestrator.core.curve",
         "orchestrator.wire",
         "orchestrator.manifest",
         "orchestrator.foreign",

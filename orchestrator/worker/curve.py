@@ -1,0 +1,141 @@
+"""Rank 0's own record of what the script reports (core/curve.py), so that a dead supervisor loses nothing of it.
+
+The training's thread makes records; a thread of their own appends them to `metrics.jsonl` in the attempt's folder. It is not the
+thread that talks to the supervisor: a disk that hangs would keep that one from its deadline. No error of the disk reaches the
+training: records wait in a queue that is bounded, and are written when the disk takes them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from orchestrator.core import curve
+from orchestrator.core.curve import Mark, Record, Recorder
+from orchestrator.wire import Launch
+
+WAITING = 512
+"""Records that wait for a disk at most; beyond that the oldest go."""
+
+DRAIN_S, CLOSE_S = 0.05, 2.0
+"""How long a save, and the end, wait for the disk at most."""
+
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Curve:
+    """Attributes: epoch: counted from 1, of what is reported now; 0 before the first."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.epoch = 0
+        self._writer = Writer(Path(launch.folder, curve.FILE_NAME))
+        self._recorder = Recorder(self._writer.put)
+
+    def mark(self, step: int, *, in_step: bool) -> Mark:
+        """`step`: done steps."""
+        return Mark(step + 1, self.epoch, False) if in_step else Mark(step, self.epoch, True)
+
+    def add(self, name: str, value: float, mark: Mark) -> None:
+        self._recorder.add(name, value, mark, time.time())
+
+    def cut(self) -> None:
+        """At a save: what was reported until now is complete and, unless the disk hangs, in the file."""
+        self._recorder.flush(time.time())
+        self._writer.drain(DRAIN_S)
+
+    def close(self) -> None:
+        self._recorder.flush(time.time())
+        self._writer.close(CLOSE_S)
+
+
+class Writer:
+    """Appends records to a file, from a thread of its own that begins with the first of them."""
+
+    def __init__(self, path: Path, *, most_bytes: int = curve.MOST_BYTES) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._queue: deque[Record] = deque()
+        self._changed = threading.Condition()
+        self._is_writing = self._is_closing = False
+        self._thread: threading.Thread | None = None
+        self._descriptor = -1
+        self._bytes = 0
+
+    def put(self, record: Record) -> None:
+        """Never waits for the disk."""
+        with self._changed:
+            self._queue.append(record)
+            if len(self._queue) > WAITING:
+                self._queue.popleft()
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kgorch-curve", daemon=True)
+            self._thread.start()
+
+    def drain(self, within_s: float) -> bool:
+        """Whether all is written, or could not be."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._is_writing, within_s)
+
+    def close(self, within_s: float) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join(within_s)
+
+    def _run(self) -> None:
+        left: list[Record] = []  # what the disk did not take; tried again with the next record
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._is_closing)
+                is_last, self._is_writing = self._is_closing, True
+                left = [*left, *self._queue][-WAITING:]
+                self._queue.clear()
+            try:
+                self._append("".join(f"{curve.encode(record)}\n" for record in left).encode())
+                left = []
+            except OSError:
+                pass  # full, read-only or gone: training does not depend on it
+            if is_last:
+                self._close()
+                return
+
+    def _append(self, lines: bytes) -> None:
+        """All of it, or nothing. Raises: OSError."""
+        if self._descriptor < 0:
+            self._open()
+        if self._bytes + len(lines) > self._most_bytes:
+            self._thin()
+        written = 0
+        try:
+            while written < len(lines):
+                written += os.write(self._descriptor, lines[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._bytes)
+            raise
+        self._bytes += written
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, FLAGS, 0o600)
+        self._bytes = os.fstat(self._descriptor).st_size
+
+    def _thin(self) -> None:
+        """Half of the bytes, in a new file under the same name. Raises: OSError, with the file as it was."""
+        kept = curve.thinned(curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
+        aside = self._path.with_suffix(".part")
+        aside.write_text("".join(f"{curve.encode(record)}\n" for record in kept))
+        aside.rename(self._path)
+        self._close()
+        self._open()
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
