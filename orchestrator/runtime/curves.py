@@ -7,6 +7,7 @@ core/curve.py checks each line.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections import defaultdict
@@ -23,8 +24,9 @@ from orchestrator.core import curve
 from orchestrator.core.curve import FILE_NAME, Record, Stretch
 from orchestrator.wire import boottime_s
 
-IMPORT_S = 60.0
-"""Seconds between two imports of an attempt that runs: the database of a machine that is lost says all but the last minute."""
+IMPORT_S, IMPORT_SHARE = 60.0, 0.002
+"""Seconds between two imports of an attempt that runs, and the share of the time that they take at most: the database of a machine
+that is lost says all but the last minute, or the last minutes of a long attempt."""
 
 READ_BYTES = 2 * curve.MOST_BYTES
 """Of a file, the newest."""
@@ -122,16 +124,20 @@ class Import:
 
     def look(self, attempt: AttemptInfo) -> None:
         """In the loop, at each beat."""
-        now_s = boottime_s()
-        if now_s >= self._next_s:
-            self._next_s = now_s + IMPORT_S
+        if boottime_s() >= self._next_s:
+            self._next_s = math.inf  # until that is done
             self._submit(lambda: self.read(attempt))
 
     def read(self, attempt: AttemptInfo) -> None:
         """Beside the loop, or at the session's end."""
-        if records := read(Path(attempt.folder)):
-            lines = lines_of(records)
-            self._write(lambda: curves.write(self._engine, attempt.id, lines))
+        began_s = boottime_s()
+        try:
+            if records := read(Path(attempt.folder)):
+                lines = lines_of(records)
+                self._write(lambda: curves.write(self._engine, attempt.id, lines))
+        finally:
+            now_s = boottime_s()
+            self._next_s = now_s + max(IMPORT_S, (now_s - began_s) / IMPORT_SHARE)
 
 
 # From another machine

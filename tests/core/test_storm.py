@@ -111,6 +111,7 @@ SOUND = Facts(
     trace=Trace("kill_rank", "SIGKILL to rank 1", (("attempt", "rank 1 was killed"),), 1, 1, 1, promised=8),
     over=True,
     bits={"train": ("same", "same")},
+    metrics={"train: loss of epoch 1": (0.25, 0.25 + 1e-9)},
 )
 """A world in which nothing is broken."""
 
@@ -121,6 +122,10 @@ def test_nothing_is_broken_in_a_sound_world():
 
 DOCTORED = {
     "same_bits": [replace(SOUND, bits={"train": ("one", "another")})],
+    "metrics_are_complete": [
+        replace(SOUND, metrics={"train: loss of epoch 1": (0.25, 0.26)}),
+        replace(SOUND, metrics={"train: loss of epoch 1": (float("nan"), 0.25)}),
+    ],
     "samples_once": [
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", final=True, samples=192, counted=180, most=1))),
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=2))),

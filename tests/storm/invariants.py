@@ -7,6 +7,7 @@ cannot be told from them (a clock that was stepped, a run that is not over) says
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -95,7 +96,8 @@ class Said:
 class Facts:
     """`promised`: path → step of all that was ever seen verified; `damaged`: those that a fault has broken since.
     `over`: the run is finished and nothing is to live any more. `bits`: hashes of a stage's last state and an uninterrupted run's,
-    by its name. A step counts those of the stages before it, too (`looking.FURTHER`)."""
+    by its name. `metrics`: by stage, name and epoch, ours and an uninterrupted run's.
+    A step counts those of the stages before it, too (`looking.FURTHER`)."""
 
     history: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -111,6 +113,7 @@ class Facts:
     trace: Trace | None = None
     over: bool = False
     bits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     inexact: tuple[str, ...] = ()
     clock_moved: bool = False
 
@@ -120,6 +123,16 @@ def same_bits(facts: Facts) -> list[str]:
     return [
         f"{stage}'s state {ours[:16]} is not the uninterrupted run's {aim[:16]}" for stage, (ours, aim) in apart.items()
     ]
+
+
+def metrics_are_complete(facts: Facts) -> list[str]:
+    """Every epoch's mean, or value, is there, and is the uninterrupted run's: no step is missing or counted twice."""
+    apart = {} if facts.inexact else facts.metrics
+    return [
+        f"{what} is {ours}, and {aim} in the uninterrupted run"
+        for what, (ours, aim) in apart.items()
+        if not math.isclose(ours, aim, rel_tol=1e-6, abs_tol=1e-9) and not (math.isnan(ours) and math.isnan(aim))
+    ][:10]
 
 
 def samples_once(facts: Facts) -> list[str]:
@@ -254,6 +267,7 @@ INVARIANTS: dict[str, Callable[[Facts], list[str]]] = {
     function.__name__: function
     for function in (
         same_bits,
+        metrics_are_complete,
         samples_once,
         nothing_verified_lost,
         finished_means_verified,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -215,3 +216,16 @@ def _rows(home: Path, query: str) -> list[tuple[Any, ...]]:
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def metrics(document: dict[str, Any]) -> dict[str, float]:
+    """Of what `kgorch metrics --json` says, each epoch's mean of each metric over its steps, and how many steps there are."""
+    found: dict[str, list[float]] = {}
+    for point in document["points"]:
+        weight = max(point["steps"], 1)
+        for name, value in point["values"].items():
+            total = found.setdefault(f"{point['stage']}: {name} of epoch {point['epoch']}", [0.0, 0.0])
+            total[0] += weight * (math.nan if value is None else value)
+            total[1] += weight
+    counts = {f"{key}, steps": total[1] for key, total in found.items()}
+    return {key: total[0] / total[1] for key, total in found.items()} | counts

@@ -11,24 +11,25 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import Kgorch
 
-from storm import programs
+from storm import looking, programs
 from storm.programs import Stages
 from storm.schedule import Episode
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`digests`: of each stage's last state, by its name. `data`: what a workload reads."""
+    """`digests`: of each stage's last state, by its name. `metrics`: as looking.metrics. `data`: what a workload reads."""
 
     digests: dict[str, str]
     took_s: float
     data: str
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def of(episode: Episode, cache: Path) -> Reference:
@@ -64,8 +65,9 @@ def _trained(ranks: int, stages: Stages, place: Path) -> dict[str, Any]:
     alone("start", str(plan), timeout_s=400)
     took_s = time.monotonic() - began_s
     digests = {stage: hashlib.sha256(alone.export(stage=stage)).hexdigest() for stage in stages}
+    metrics = looking.metrics(alone.look("metrics"))
     shutil.rmtree(place, ignore_errors=True)
-    return {"digests": digests, "took_s": took_s}
+    return {"digests": digests, "took_s": took_s, "metrics": metrics}
 
 
 def write_plan(kgorch: Kgorch, ranks: int, stages: Stages, **more: Any) -> Path:

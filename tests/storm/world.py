@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import math
 import re
 import shutil
 import signal
@@ -333,7 +335,22 @@ class World:
             if not out.exists():
                 self.run("checkpoints", "export", "test", str(out), "--all", "--stage", stage).process.wait(120)
             bits[stage] = (looking.digest(out) if out.exists() else "nothing exported", expected)
-        return {"bits": bits, "inexact": tuple(looking.rungs(self.kgorch.home)), "strays": tuple(self._strays())}
+        return {
+            "bits": bits,
+            "metrics": self._metrics(),
+            "inexact": tuple(looking.rungs(self.kgorch.home)),
+            "strays": tuple(self._strays()),
+        }
+
+    def _metrics(self) -> dict[str, tuple[float, float]]:
+        """Not after a disk that took nothing, or a database that was lost: those may cost some of a curve."""
+        aim = self.reference.metrics
+        if any(fault.kind.startswith(("disk_", "database_")) for fault in self.episode.faults):
+            return {}
+        told = self.run("metrics", "test", "--json")
+        told.process.wait(120)
+        ours = looking.metrics(json.loads(told.log.read_text()))
+        return {key: (ours.get(key, math.nan), aim.get(key, math.nan)) for key in (ours.keys() | aim.keys()) if aim}
 
     def _strays(self) -> Iterator[str]:
         for place in (self.folder / "tmp", self.folder / "person"):

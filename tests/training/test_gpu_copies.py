@@ -9,6 +9,7 @@ import pytest
 import torch
 from late_cuda import LateCuda
 
+from orchestrator.core.curve import Mark, Recorder, Value
 from orchestrator.wire import STAMP_BYTES, Images, Note
 from orchestrator.worker import health, host_copy, image, metrics, oom, retry, save
 from orchestrator.worker.image import Image
@@ -59,6 +60,23 @@ def test_of_a_device_far_behind_the_oldest_and_the_newest_figure_are_on_their_wa
     cuda.synchronize("main")
     reported.collect()
     assert reported.values == {"loss": 999.0}
+
+
+def test_a_figure_that_arrives_late_is_recorded_where_it_was_reported(cuda):
+    reported, records = Metrics(), []
+    recorder = Recorder(records.append)
+    reported.on_arrival = lambda name, value, mark: recorder.add(name, value, mark, 0.0)
+    reported.report("rate", 0.5, Mark(6, 1, False))
+    reported.report("loss", cuda.tensor(1.0), Mark(6, 1, False))  # the last step of an epoch
+    reported.report("loss", cuda.tensor(3.0), Mark(7, 2, False))
+    assert not records
+    cuda.synchronize("main")
+    reported.collect()
+    recorder.flush(0.0)
+    assert [(item.first, item.step, item.epoch, dict(item.values)) for item in records] == [
+        (5, 6, 1, {"rate": Value(0.5, 1), "loss": Value(1.0, 1)}),
+        (6, 7, 2, {"loss": Value(3.0, 1)}),
+    ]
 
 
 def test_another_thread_reads_plain_numbers_while_the_device_hangs(cuda):
