@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -33,6 +33,29 @@ def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any
 def set_state(engine: Engine, path: str, state: str, why: str = "") -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
+
+
+def set_measured(engine: Engine, path: str, metrics: Mapping[str, float], measured: Mapping[str, int]) -> None:
+    """Its weights were measured after it was recorded."""
+    with Orm(engine) as orm, orm.begin():
+        changed = {"metrics": dict(metrics), "measured": dict(measured)}
+        orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(**changed))
+
+
+def mark_best(engine: Engine, run_id: str, best: Mapping[str, str]) -> None:
+    """`best`: by the path of the best checkpoint of each stage, by what; no other one of the run is marked."""
+    with Orm(engine) as orm, orm.begin():
+        marked = (Checkpoint.run_id == run_id) & ((Checkpoint.best != "") | Checkpoint.path.in_(best))
+        for row in orm.scalars(select(Checkpoint).where(marked)):
+            row.best = best.get(row.path, "")
+
+
+def best(engine: Engine, run_id: str) -> CheckpointInfo | None:
+    """The best of the furthest stage that has one."""
+    chosen = _in_order(run_id).where(Checkpoint.state == "verified", Checkpoint.best != "")
+    with Orm(engine) as orm:
+        rows = orm.scalars(chosen).all()
+        return plain(CheckpointInfo, rows[-1]) if rows else None
 
 
 def moved(engine: Engine, path: str, to: str) -> None:

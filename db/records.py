@@ -97,6 +97,8 @@ class CheckpointInfo(NamedTuple):
     session_id: int | None = None
     metrics: Mapping[str, float] = {}
     source: str = ""
+    measured: Mapping[str, int] = {}
+    best: str = ""
 
 
 class ResumeInfo(NamedTuple):

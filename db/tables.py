@@ -176,6 +176,12 @@ class Checkpoint(Base):
     took_s: Mapped[float] = mapped_column(default=0.0)
     blocking_s: Mapped[float] = mapped_column(default=0.0)
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    measured: Mapped[dict[str, float]] = mapped_column(
+        default=dict
+    )  # the step on whose weights each metric was measured
+    best: Mapped[str] = mapped_column(
+        String(200), default=""
+    )  # the plan's keep.best, while it is the best of its stage by it
     created_at: Mapped[datetime]
     verified_at: Mapped[datetime | None]
     source: Mapped[str] = mapped_column(Text, default="")  # where it was copied from; empty when it was saved here

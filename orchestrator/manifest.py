@@ -112,6 +112,8 @@ class Manifest:
     world_size: its ranks; fewer processes may have played them (worker/virtual.py).
     divisible: they may: all steps so far went through session.backward.
     changes: of the stage, oldest first, all that the attempt knew of.
+    metrics: what was reported last, by name.
+    measured: the step on whose weights each of them was measured; none for what was written before this was known.
     """
 
     run: str
@@ -127,6 +129,7 @@ class Manifest:
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     divisible: bool = False
     changes: Sequence[Change] = ()
+    measured: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -371,6 +374,7 @@ def _manifest(document: dict[str, Any]) -> Manifest:
         versions={_text(key): _text(value) for key, value in _table(document["versions"]).items()},
         files=files,
         changes=tuple(Change.of(_table(item)) for item in _list(document.get("changes", []))),
+        measured={plain_text(key): _count(step) for key, step in _table(document.get("measured", {})).items()},
     )
 
 

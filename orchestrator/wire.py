@@ -52,6 +52,7 @@ class Launch:
         changes: the rows that this comes from, as they stand in every manifest (manifest.Change).
         health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
         extends: the final checkpoint to go on from is trained further: the plan has more epochs now.
+        best: the plan's `keep.best`: {"metric": …, "highest": …, "value": …}, the value of the best checkpoint so far or None.
         quick: a quick test: one epoch of one batch, and of every other loader two. probe: the same, measured (worker/probe.py).
     """
 
@@ -87,6 +88,7 @@ class Launch:
     health: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     extends: bool = False
+    best: dict[str, Any] | None = None
     quick: bool = False
     probe: dict[str, Any] | None = None
     version: int = VERSION

@@ -54,7 +54,7 @@ def run(
     **launched: Any,
 ) -> Attempt:
     """A program of tests/programs under ranks of torch.distributed, to its end."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     place = Place(folder)
     place.page.write_bytes(b"\0" * size(ranks))
     place.start_keeper()

@@ -48,7 +48,7 @@ CREATE TABLE checkpoints (
 	blocking_s DOUBLE NOT NULL, 
 	metrics JSON NOT NULL, 
 	created_at DATETIME NOT NULL, 
-	verified_at DATETIME, source TEXT DEFAULT '' NOT NULL, 
+	verified_at DATETIME, source TEXT DEFAULT '' NOT NULL, measured JSON DEFAULT '{}' NOT NULL, best VARCHAR(200) DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_checkpoints PRIMARY KEY (id), 
 	CONSTRAINT fk_checkpoints_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
 	CONSTRAINT fk_checkpoints_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL, 
@@ -247,4 +247,4 @@ CREATE INDEX ix_sessions_phase ON sessions (phase);
 
 CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
-INSERT INTO alembic_version VALUES ('0006');
+INSERT INTO alembic_version VALUES ('0007');

@@ -41,6 +41,7 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
             [
                 {name: getattr(row, name) for name in fields}
                 | {"at": stamp(row.created_at), "metrics": plain(row.metrics), "source": row.source or None}
+                | {"measured": dict(row.measured), "best": _best_by(row) or None}
                 for row in rows
             ]
         )
@@ -49,7 +50,7 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
         [
             row.stage,
             str(row.step),
-            "final" if row.final else "",
+            " ".join(word for word, holds in (("final", row.final), ("best", _best_by(row))) if holds),
             row.state,
             render.size(row.bytes),
             render.duration(row.took_s or None),
@@ -60,6 +61,11 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     ]
     render.table(["stage", "step", "", "state", "size", "save took", "at", "metrics"], shown)
     return 0
+
+
+def _best_by(row: CheckpointInfo) -> str:
+    """By what it is the best of its stage, as the plan's keep.best has it; empty if it is not."""
+    return row.best if row.state == "verified" else ""
 
 
 @command.command("verify")
@@ -196,32 +202,85 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--stage", help="Of which stage; the newest checkpoint's by default.")
 @click.option("--step", type=int, help="Of which step; the newest by default.")
+@click.option(
+    "--best",
+    metavar="[METRIC[:min|:max]]",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    help="The best by the plan's keep.best, or by this metric, of those whose weights were evaluated. Stands last.",
+)
 @click.option("--only", metavar="NAME", help="What was tracked under this name; 'model' by default.")
 @click.option(
     "--all", "everything", is_flag=True, help="Every tensor of the checkpoint: optimizer and the rest as well."
 )
-def export(run: str, out: Path, stage: str | None, step: int | None, only: str | None, everything: bool) -> int:
+def export(
+    run: str, out: Path, stage: str | None, step: int | None, best: str | None, only: str | None, everything: bool
+) -> int:
     """Write a checkpoint of RUN into one file: .safetensors (equal states give equal bytes), .pt or .pth.
 
     \b
     Example:
       kgorch checkpoints export ink-demo model.safetensors --step 400
+      kgorch checkpoints export ink-demo model.safetensors --best
+      kgorch checkpoints export ink-demo model.safetensors --best dice:max
     """
     from orchestrator import manifest
     from orchestrator.runtime import export as exporting
 
+    if best is not None and step is not None:
+        raise click.UsageError("--best and --step choose a checkpoint each: give one of them")
     found, rows = _standing(run)
     write = exporting.writer_of(out)
+    figure = ""
+    if best is not None:
+        path, figure = _best(found, rows, stage, best)
+        rows = [row for row in rows if row.path == path]
     for row in reversed(rows):
         folder = Path(row.path)
         if stage in (None, row.stage) and step in (None, row.step):
             manifest.verify(folder)
             count = write(folder, out, None if everything else (only or "model"))
-            click.echo(
-                f"{out}: {count} tensors of step {row.step} of {row.stage}, {render.size(out.stat().st_size)}", err=True
-            )
+            what = f"step {row.step} of {row.stage}{figure}"
+            click.echo(f"{out}: {count} tensors of {what}, {render.size(out.stat().st_size)}", err=True)
             return 0
     raise NotFound(f"{found.name} has no such checkpoint", next_step=f"kgorch checkpoints list {found.name}")
+
+
+def _best(run: Any, rows: list[CheckpointInfo], stage: str | None, asked: str) -> tuple[str, str]:
+    """The path of the best checkpoint of that stage, of the furthest one that has any by default; and its figure, in words.
+
+    Raises: KgorchError.
+    """
+    from orchestrator.runtime import keeping
+    from orchestrator.runtime.choosing import plan_of
+
+    planned = plan_of(run).checkpoint.keep.best
+    metric, _, way = asked.rpartition(":") if asked.endswith((":min", ":max")) else (asked, "", "")
+    if planned and keeping.metric_and_way(planned)[0] == (metric or planned.rpartition(":")[0]):
+        metric, highest = keeping.metric_and_way(planned)
+        highest = way == "max" if way else highest
+    elif metric and way:
+        highest = way == "max"
+    else:
+        known = sorted({name for row in rows for name in row.metrics})
+        what = f"whether the lowest or the highest {metric} is the best" if metric else "by which metric"
+        raise KgorchError(
+            f"the plan of {run.name} does not say {what}",
+            f"its checkpoints hold: {', '.join(known)}" if known else "its checkpoints hold no metrics",
+            next_step=f"give --best {metric or (known or ['METRIC'])[0]}:max, or :min",
+        )
+    _, _, engine = state()
+    for name in dict.fromkeys(row.stage for row in reversed(rows)):
+        if stage in (None, name) and (best := keeping.best_of(engine, run.id, name, metric, highest)):
+            sure = (
+                "" if best.measured.get(metric) == best.step else ", reported last before it: its own was not measured"
+            )
+            return best.key, f" ({metric} {best.metrics[metric]:.6g}{sure})"
+    raise NotFound(
+        f"no checkpoint of {run.name} holds weights on which {metric} was measured",
+        next_step=f"kgorch checkpoints list {run.name}",
+    )
 
 
 def _rows(run: str | None, *states: str) -> tuple[Any, list[CheckpointInfo]]:

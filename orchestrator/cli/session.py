@@ -182,7 +182,10 @@ def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
     name, checkpoint = found["run"], found["checkpoint"]
     at = f"step {checkpoint['step']}, verified" if isinstance(checkpoint, dict) else "no checkpoint yet"
     if phase is Phase.FINISHED:
-        text = f"{name} is finished: {Path(str(found['folder'])) / 'outputs'}"
+        outputs, best = Path(str(found["folder"])) / "outputs", " --best" if found["best"] else ""
+        text = f"{name} is finished" + (f": {outputs}" if outputs.is_dir() and any(outputs.iterdir()) else "")
+        if checkpoint:
+            text += f"\nnext: kgorch checkpoints export {name} model.safetensors{best}"
     elif phase is Phase.FAILED:
         text = f"error: {name} failed and will not be retried\n  {found['why']}\n  newest checkpoint: {at}"
         text += f"\nnext: kgorch logs {name}; then kgorch resume {name}"

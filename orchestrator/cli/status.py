@@ -76,6 +76,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("checkpoint", f"{where}, {render.size(checkpoint['bytes'])}"))
     else:
         rows.append(("checkpoint", "none yet"))
+    if best := found["best"]:
+        value = "nan" if best["value"] is None else f"{best['value']:.6g}"
+        rows.append(("best", f"step {best['step']} of {best['stage']}: {best['by'].rpartition(':')[0]} {value}"))
     if held := found["snapshot"]:
         rows.append(("snapshot", f"step {held['step']} of {held['stage']}, in memory, {render.ago(held['at'])}"))
     if found["telemetry"] and session and session["training_alive"]:

@@ -1,4 +1,10 @@
-"""Which checkpoints stay and which may go. The newest verified one always stays, and so does each stage's final one."""
+"""Which checkpoints stay and which may go. The newest verified one always stays, and so does each stage's final one.
+
+The best is the best of those whose weights were measured: a figure that was reported last says nothing of weights that were
+trained on since. Of equals the first wins, which is the least trained; what is no number, or infinite, never does. A checkpoint
+of a kgorch that did not keep the step of a measurement competes only while its stage has none that was measured: such a run
+would have no best at all otherwise, and from the first evaluation on it has a true one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,8 @@ from dataclasses import dataclass, field
 class Kept:
     """A checkpoint as retention sees it.
 
-    `order` is its place in time; `number` counts those of its stage from 0, dropped ones too.
+    `order` is its place in time; `number` counts those of its stage from 0, dropped ones too. `measured`: the step on whose weights
+    each of its metrics was measured.
     """
 
     key: str
@@ -23,6 +30,7 @@ class Kept:
     number: int = 0
     final: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +38,8 @@ class Rule:
     """What a plan wants kept of each stage: the last n, each k-th (`every`), and the best by a metric (`("dice", True)` for
     the highest).
 
-    All stages together stay within `disk_bytes`; as far as the last two, each k-th and the best allow, within `room_bytes`,
-    so that the next one finds room on the disk.
+    All stages together stay within `disk_bytes`, for which the best go last; as far as the last two, each k-th and the best allow,
+    within `room_bytes`, so that the next one finds room on the disk.
     """
 
     last: int = 3
@@ -50,16 +58,28 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
     if not verified:
         return ()
     sacred = {verified[-1].key} | {item.key for item in verified if item.final}
-    wanted, best = set(sacred), set[str]()
+    wanted, best, each = set(sacred), set[str](), set[str]()
     for stage in {item.stage for item in verified}:
         of_stage = [item for item in verified if item.stage == stage]
-        best |= _best(of_stage, rule)
-        best |= {item.key for item in of_stage if rule.every and item.number % rule.every == rule.every - 1}
-        wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | best
-    spare = {item.key for item in verified[:-2]} & wanted - best - sacred  # what others' files on the disk may cost
+        if rule.best and (found := best_of(of_stage, *rule.best)):
+            best.add(found.key)
+        each |= {item.key for item in of_stage if rule.every and item.number % rule.every == rule.every - 1}
+        wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | best | each
+    spare = {
+        item.key for item in verified[:-2]
+    } & wanted - best - each - sacred  # what others' files on the disk may cost
     wanted -= _beyond(verified, wanted, spare, rule.room_bytes)
+    wanted -= _beyond(verified, wanted, wanted - sacred - best, rule.disk_bytes)
     wanted -= _beyond(verified, wanted, wanted - sacred, rule.disk_bytes)
     return tuple(item.key for item in verified if item.key not in wanted)
+
+
+def best_of(of_stage: Sequence[Kept], metric: str, highest: bool) -> Kept | None:
+    """The best of a stage's verified checkpoints; None when none was measured."""
+    rated = [item for item in of_stage if math.isfinite(item.metrics.get(metric, math.nan))]
+    known = [item for item in rated if item.measured.get(metric) == item.step]
+    chosen = known or [item for item in rated if metric not in item.measured]
+    return max(chosen, key=lambda item: (item.metrics[metric] * (1 if highest else -1), -item.order), default=None)
 
 
 def _beyond(verified: Sequence[Kept], wanted: set[str], spare: set[str], limit_bytes: int | None) -> set[str]:
@@ -72,12 +92,3 @@ def _beyond(verified: Sequence[Kept], wanted: set[str], spare: set[str], limit_b
             going.add(item.key)
             used -= item.bytes
     return going
-
-
-def _best(of_stage: Sequence[Kept], rule: Rule) -> set[str]:
-    if rule.best is None:
-        return set()
-    metric, highest = rule.best
-    rated = [item for item in of_stage if math.isfinite(item.metrics.get(metric, math.nan))]
-    best = max(rated, key=lambda item: (item.metrics[metric] * (1 if highest else -1), item.order), default=None)
-    return {best.key} if best else set()

@@ -197,7 +197,8 @@ def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Pro
     hours: Hours | None = None
     if terms:
         hours = PoolHours(terms.quota, pools.uses(engine, terms.quota, now), terms.factor)
-    kept = plan.checkpoint.keep.last + (plan.checkpoint.keep.best is not None)
+    # Besides the last ones the best, and a new best until it is read back and the one before may go.
+    kept = plan.checkpoint.keep.last + 2 * (plan.checkpoint.keep.best is not None)
     found = outlay.lay_out(
         costs, now, wall_s=wall_s, lead_s=lead_s, hours=hours, factor=terms.factor if terms else 1.0, kept=kept
     )

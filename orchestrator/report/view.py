@@ -53,6 +53,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "samples": row.samples if row else 0,
         "session": _session(row, alive, training, now) if row else None,
         "checkpoint": _checkpoint(newest),
+        "best": _best(checkpoints.best(engine, run.id)),
         "snapshot": _snapshot(run, now) if alive or training else None,
         "metrics": plain(row.metrics) if row else {},
         "telemetry": _telemetry(engine, row) if row else None,
@@ -175,6 +176,19 @@ def _checkpoint(found: CheckpointInfo | None) -> View | None:
     }
 
 
+def _best(found: CheckpointInfo | None) -> View | None:
+    if found is None:
+        return None
+    metric = found.best.rpartition(":")[0]
+    return {
+        "by": found.best,
+        "value": plain(found.metrics).get(metric),
+        "stage": found.stage,
+        "step": found.step,
+        "path": found.path,
+    }
+
+
 def _snapshot(run: RunInfo, now: datetime) -> View | None:
     """What the keeper holds in memory, asked for just now."""
     held = snapshots.newest(Path(run.folder), timeout_s=0.2)
@@ -227,6 +241,7 @@ def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Chec
     if row:
         yield from _saving_notices(engine, run, row)
         yield from _metrics_notice(engine, run, row)
+        yield from _best_notice(engine, run, row)
         yield from _data_notice(engine, run, row)
         yield from _telling_notice(engine, run, row)
     begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
@@ -262,6 +277,15 @@ def _metrics_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[
     """Whether the script reports more than is kept."""
     if told := sessions.newest_event(engine, run.id, ("metrics_dropped",), session_id=row.id):
         yield f"metrics are not all kept: {told.facts.get('why')}"
+
+
+def _best_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Why a figure of the newest session made no checkpoint the best."""
+    if told := sessions.newest_event(engine, run.id, ("best_not_saved",), session_id=row.id):
+        yield (
+            f"keep.best: step {told.facts.get('step')} was not saved: {told.facts.get('why')};"
+            " report it between epochs, or on all ranks right after the optimizer's step"
+        )
 
 
 def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:

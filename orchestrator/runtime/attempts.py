@@ -31,7 +31,7 @@ from orchestrator.errors import KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, devices, extension, launcher, remedies, rungs, snapshots
+from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
 from orchestrator.wire import KEEPER_SOCKET, Held, Launch, WireError
@@ -257,6 +257,7 @@ def prepare(
         first_step=found.step,
         folder_of=lambda number: str(folder / f"{session.number}.{number}"),
     )
+    keeping.mark_best(engine, run.id, plan)  # of a plan that may have changed
     launch = Launch(
         run=run.name,
         run_id=run.id,
@@ -290,6 +291,7 @@ def prepare(
         health=remedies.told(engine, run, plan, stage.name),
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
+        best=keeping.best_for_ranks(engine, run.id, plan, stage.name),
         quick=stage.quick_test_of is not None,
         extends=found.final and extension.goes_on_from(engine, run, stage.name, found.step),
     )

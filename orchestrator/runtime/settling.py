@@ -43,6 +43,7 @@ def settle(
     event: Event = core.SessionLost("nothing of it was running any more")
     if attempt and attempt.outcome is None:
         step = max(step, _take_in(engine, run, attempt.stage, last))
+        keeping.mark_best(engine, run.id, plan)
         event = _close(engine, run, plan, last, attempt, step)
     before = Session(phase=Phase(last.phase), why=last.why, asked_by_person=last.why == core.PERSONS_STOP)
     ended, actions = core.advance(before, event, boottime_s())

@@ -611,7 +611,8 @@ class Supervisor:
     def verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
-        if self.is_known(str(folder)):  # told by the keeper, and found on disk besides
+        if self.is_known(str(folder)):  # told by the keeper, and found on disk besides; or measured since
+            self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
             if self._session.phase is Phase.SAVING or (found.final and not self._session.phase.is_over):
                 self._happened(
                     core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes, final=found.final)
@@ -629,6 +630,7 @@ class Supervisor:
                 self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
             )
         )
+        self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
         if not self._session.phase.is_over:
             self._happened(
                 core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, found.final)

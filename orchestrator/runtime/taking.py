@@ -268,6 +268,7 @@ def _columns(item: Candidate) -> Columns:
         "final": item.manifest.final,
         "bytes": item.manifest.total_bytes,
         "metrics": dict(item.manifest.metrics),
+        "measured": dict(item.manifest.measured),
         "created_at": datetime.fromisoformat(item.manifest.created_at),
         "source": plain_text(str(item.folder)),
     }

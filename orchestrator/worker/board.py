@@ -26,7 +26,7 @@ SLOT_BYTES = 64
 GONE = 1 << 60
 
 _WORD = struct.Struct("<q")
-_REQUEST, _ACK_STEP, _ACK_ID, _FAILED, _VOTES, _PID = 0, 0, 8, 16, (24, 32), 40
+_REQUEST, _ACK_STEP, _ACK_ID, _FAILED, _VOTES, _PID, _PASSED, _COMPARED = 0, 0, 8, 16, (24, 32), 40, 48, 56
 SPINS, NAP_S, LIVES_S = 200, 50e-6, 0.2
 """A vote looks so often without a pause, then with naps; so often it sees whether the others live."""
 
@@ -60,6 +60,7 @@ class Board:
         self._acked_at = 0
         self._target: int | None = None
         self._votes = self.worst_rank = 0
+        self._compared: tuple[int, int] | None = None  # step and flag of the last comparison
         self._write(rank, _PID, os.getpid())
 
     def ask(self, kinds: int) -> None:
@@ -67,6 +68,12 @@ class Board:
         if self._rank == 0:
             with self._lock:
                 self._wanted |= kinds
+
+    @property
+    def open_request(self) -> int:
+        """On rank 0: what all ranks were asked and have not yet done; 0 for nothing."""
+        (word,) = _WORD.unpack_from(self._map, _REQUEST)
+        return 0 if word == self._settled else int(word & 0xFF)
 
     def tick(self, step: int) -> int:
         """Between two steps, on every rank: what all ranks do now, before the next step; almost always 0.
@@ -105,9 +112,43 @@ class Board:
         self.worst_rank = flags.index(worst)
         return worst
 
+    def pass_step(self, step: int) -> None:
+        """At a step boundary with nothing to compare, so that who compares there does not wait for this rank."""
+        self._write(self._rank, _PASSED, step + 1)
+
+    def compare(self, step: int, flag: int) -> int | None:
+        """The greatest flag (0 to 15) at this step boundary, where every rank compares; None where some rank has passed it.
+
+        A rank that passes waits for nobody. One that compares waits for the others to come to the same boundary.
+        A word holds the last two comparisons: a rank may come to its next one before a slow one has read this one,
+        and waits there, so it is never further ahead.
+
+        Raises: PeersLost when one has died.
+        """
+        before, flag_before = self._compared or (step, 0)
+        self._compared = (step, flag)
+        word = step << 24 | min(step - before, 0xFFFF) << 8 | flag_before << 4 | flag
+        self._write(self._rank, _COMPARED, word)
+        self._write(self._rank, _PASSED, step + 1)  # a page of zeros has passed nothing; this one has come so far
+        flags = [self._compared_by(rank, step) for rank in range(self._world)]
+        known = [flag for flag in flags if flag is not None]
+        return max(known) if len(known) == self._world else None
+
+    def _compared_by(self, rank: int, step: int) -> int | None:
+        self._wait_for(rank, lambda: self._read(rank, _PASSED) > step)
+        word = self._read(rank, _COMPARED)
+        last, since = word >> 24, word >> 8 & 0xFFFF
+        if last == step:
+            return word & 0xF
+        return word >> 4 & 0xF if since and last - since == step else None
+
     def _vote_of(self, rank: int, place: int) -> int:
+        self._wait_for(rank, lambda: self._read(rank, place) >> 8 >= self._votes)
+        return self._read(rank, place) & 0xFF
+
+    def _wait_for(self, rank: int, is_there: Callable[[], bool]) -> None:
         looks, look_for_life_s = 0, 0.0
-        while (word := self._read(rank, place)) >> 8 < self._votes:
+        while not is_there():
             looks += 1
             if looks < SPINS:
                 os.sched_yield()
@@ -117,7 +158,6 @@ class Board:
                 if (pid := self._read(rank, _PID)) and not Path(f"/proc/{pid}").exists():
                     raise PeersLost(f"rank {rank} has died")
             time.sleep(NAP_S)
-        return word & 0xFF
 
     def leave(self) -> None:
         """A rank that is done holds nobody up."""

@@ -35,10 +35,6 @@ class Curve:
         self._writer = Writer(Path(launch.folder, curve.FILE_NAME))
         self._recorder = Recorder(self._writer.put)
 
-    def mark(self, step: int, *, in_step: bool) -> Mark:
-        """`step`: done steps."""
-        return Mark(step + 1, self.epoch, False) if in_step else Mark(step, self.epoch, True)
-
     def add(self, name: str, value: float, mark: Mark) -> None:
         self._recorder.add(name, value, mark, time.time())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Metrics:
         self._names: dict[str, str] = {}  # as reported → as kept; of those that are kept alone
         self._names_bytes, self.dropped = 0, ""
         self._values: dict[str, float] = {}
+        self._measured: dict[str, int] = {}
         self.pending: dict[str, deque[tuple[HostCopy, Mark | None]]] = {}
         self.on_arrival: Callable[[str, float, Mark], None] | None = None
 
@@ -46,11 +47,18 @@ class Metrics:
         """The newest that have arrived; from any thread."""
         return dict(self._values)
 
-    def restore(self, values: dict[str, float]) -> None:
+    @property
+    def measured(self) -> dict[str, int]:
+        """The step on whose weights each of them was measured; without those of which nobody knows it."""
+        return dict(self._measured)
+
+    def restore(self, values: Mapping[str, float], measured: Mapping[str, int]) -> None:
         self._values = {kept: value for name, value in values.items() if (kept := self._admit(name)) is not None}
+        self._measured = {name: step for name, step in measured.items() if name in self._values}
 
     def report(self, name: str, value: Any, mark: Mark | None = None) -> None:
-        """A number, or a tensor of one element. A name more than can be told and saved is passed over (`dropped`).
+        """A number, or a tensor of one element, measured on the weights after `mark.step` steps. A name more
+        than can be told and saved is passed over (`dropped`).
 
         Raises: KgorchError for any other value.
         """
@@ -97,8 +105,10 @@ class Metrics:
 
     def _arrived(self, name: str, value: float, mark: Mark | None) -> None:
         self._values[name] = value
-        if mark is not None and self.on_arrival:
-            self.on_arrival(name, value, mark)
+        if mark is not None:
+            self._measured[name] = mark.step
+            if self.on_arrival:
+                self.on_arrival(name, value, mark)
 
 
 def _number(name: str, value: Any) -> float:

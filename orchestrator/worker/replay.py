@@ -93,6 +93,8 @@ class Replay:
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch's batches from where `seek` said; what lies before is read at once, before the first is asked for."""
+        if self._began and not self.batch:  # saved between two epochs: generators of its own stood as they were then
+            self._set_generators(self._began)
         now = self._states.now()
         resumed = self._began if self.batch and self._began else None
         watch = self._watch = self._watch_over(resumed)
@@ -127,6 +129,10 @@ class Replay:
             "newest": self._newest if watch and watch.repeats_newest else None,
             "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
         }
+
+    def end(self) -> None:
+        """Its epoch is over: a checkpoint made before the next one begins keeps where generators stand now."""
+        self._began, self._used, self._watch = self._states.now(), 0, None
 
     def refuse(self, tracked: Mapping[str, Any]) -> None:
         """Raises KgorchError when the loader, or what orders it, is tracked too: a resume would skip twice."""
@@ -241,11 +247,14 @@ class Replay:
         return Watch(self._states.quick, self._states.set, ahead, order, records=draws)
 
     def _set(self, began: Began) -> None:
+        state.set_rng_state(began.get("rng"), self._device)
+        self._set_generators(began)
+
+    def _set_generators(self, began: Began) -> None:
         if not isinstance(began.get("generators"), list):
-            self._states.set(began)
+            self._states.set_held(began)
             return
         # of a checkpoint that was written before all of the loader was searched: it knew the generators of these parts
-        state.set_rng_state(began["rng"], self._device)
         batch_sampler = getattr(self._loader, "batch_sampler", None)
         sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
         parts = [self._loader, getattr(self._loader, "dataset", None), *sampler]
@@ -312,9 +321,13 @@ class _States:
 
     def set(self, kept: Began) -> None:
         """Those of them that are kept. Raises: CannotRestore."""
+        self.set_held(kept)
+        state.set_rng_state(kept.get("rng"), self._device)
+
+    def set_held(self, kept: Began) -> None:
+        """Of the generators alone. Raises: CannotRestore."""
         if not isinstance(kept.get("generators"), dict):
             raise CannotRestore("the checkpoint's random states of a loader cannot be read")
-        state.set_rng_state(kept.get("rng"), self._device)
         for path in self.generators.keys() & kept["generators"].keys():
             self.set_one(path, kept["generators"][path])
 

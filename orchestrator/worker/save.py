@@ -67,6 +67,7 @@ class Saver:
         self._first = 1  # this attempt's first number, as the keeper counts
         self._taken = self._slot = 0  # how many this attempt has taken, failed ones too: the same on all ranks
         self._count = 2
+        self._promised = 0  # the slot of the request that was admitted last
         self._writing: Writing | None = None
         self._tree: Mapping[str, Any] = {}
         self._names: Set[str] = frozenset()
@@ -101,6 +102,7 @@ class Saver:
         if not kinds:
             return 0
         slot = 1 - (self._writing.slot if self._writing and busy else self._slot) if self._count == 2 else 0
+        self._promised = slot
         return kinds | (SLOT if slot else 0)
 
     @property
@@ -110,6 +112,12 @@ class Saver:
     def next_slot(self) -> int:
         """For a save that all ranks make without a request; each waits for its own last one first."""
         return 1 - self._slot if self._count == 2 else 0
+
+    def own_slot(self) -> int:
+        """On rank 0, while nothing is written: for a save that all ranks make at once, before what an open request asks for."""
+        if self._count == 2 and self._board.open_request:
+            return 1 - self._promised
+        return self.next_slot()
 
     def save(
         self, captured: Captured, mine: Mapping[str, torch.Tensor], docs: Mapping[str, Mapping[str, Any]],

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator import __version__, manifest
+from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
@@ -42,6 +43,7 @@ from orchestrator.worker import (
     virtual,
 )
 from orchestrator.worker.backward import Backward, Guard, Work
+from orchestrator.worker.best import Best
 from orchestrator.worker.board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP, Board
 from orchestrator.worker.curve import Curve
 from orchestrator.worker.data import Data
@@ -128,6 +130,7 @@ class Session:
         self._began: Began | None = None  # where that epoch's loader began, when resumed
         self._ranks_before = self.world_size
         self._rehearse = self._epoch_is_open = self._is_trained = False
+        self._in_step = False  # while the script has a step's batch: its boundary is still to come
         self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
         self._divisible, self._refused = True, 0
         self._next_snapshot_s = math.inf
@@ -144,7 +147,7 @@ class Session:
         self._health: Health | None = None
         self._probe: Probe | None = None
         self._curve: Curve | None = None
-        self._in_step = False
+        self._best: Best | None = None
         guard = self._supervise(launch) if launch else None
         self._backward = Backward(self.device, lambda: self._ranks, self._tell_exactness, guard)
 
@@ -153,6 +156,8 @@ class Session:
         self._link = Link(launch, self._board, self._hello, self._told)
         self._saver = Saver(launch, self.rank, self.world_size, self._board, self._link.send)
         self._board.admit = self._saver.admit
+        if launch.best:
+            self._best = Best(launch, self.rank, self._board, self._saver, self._metrics, self._link.send)
         if self._member.shares_gpu and self.rank == 0:
             why = f"{self.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
             self._link.send(Note(launch.attempt, "gloo_instead_of_nccl", {"why": why}))
@@ -316,7 +321,7 @@ class Session:
             at.step,
             at.samples,
         )
-        self._metrics.restore(dict(described.metrics))
+        self._metrics.restore(described.metrics, described.measured)
 
     def _keep_alike(self, found: stored.Stored) -> bool:
         """Whether the ranks played here keep the same for themselves: schedulers do, generators of their own do not."""
@@ -439,6 +444,9 @@ class Session:
             if self._probe:
                 self._probe.epoch_over()
             self._epoch, self._batch = self._epoch + 1, 0
+            if self._replay is not None:
+                self._replay.end()
+            self._save_best_between_epochs()  # of what an evaluation has reported, also after the last epoch
             self._data.look()
         self._batch, self._epochs_done = 0, count  # loop and epoch stay: a longer loop goes on from there (`--extend`)
 
@@ -483,6 +491,7 @@ class Session:
             "step" if "first_step" in self._place.longest else "first_step"
         )  # since the last step; an evaluation perhaps
         self._climb_in(source)
+        self._save_best_between_epochs()  # an evaluation before the epoch's first step, or after a resume
         for parts in self._gauges.fetched(given):
             if self._probe:
                 self._batch = 0  # it has gone back to the first ones perhaps
@@ -498,7 +507,7 @@ class Session:
             self._in_step = True
             try:
                 yield parts[0]
-            finally:  # also where the script leaves the loop early
+            finally:  # also where the script leaves the loop early: then this step does not count
                 self._in_step = False
             self._check_way_back()
             self._step += 1
@@ -601,6 +610,10 @@ class Session:
             raise SessionOver(saved=self._save_and_wait())
         if act:
             self._act(act)
+        if self._best and self._tracked and (act := self._best.after_step(self._step, self._saved_at)):
+            began_s = time.monotonic()
+            self._save_best(act)
+            self._best.spent(time.monotonic() - began_s)
         if self._ladder:
             self._ladder.tidy(self._step)
             if self._step == self._ladder.next_change:
@@ -628,9 +641,26 @@ class Session:
         if not act & (SAVE | SNAPSHOT):
             return
         self._place.enter("save")
+        if act & SAVE:
+            self._saver.wait()  # one of a new best may have come between the request and this step
         taken = self._save(slot, self._seen(), persist=bool(act & SAVE))
         self._place.enter("step")
         self._plan_snapshot(later=1.0 if taken else AFTER_A_MISS)
+
+    def _save_best_between_epochs(self) -> None:
+        if self._best and self._tracked and (act := self._best.between_epochs(self._step, self._saved_at)):
+            self._save_best(act)
+
+    def _save_best(self, act: int) -> None:
+        """All ranks, at the step whose weights rank 0's best figure was measured on. A stop that waits for its step comes now."""
+        if act & STOP:
+            raise SessionOver(saved=self._save_and_wait(slot=1 if act & SLOT else 0))
+        where = self._place.where
+        self._place.enter("save")
+        self._saver.wait()
+        self._saved_at = None  # a save of this step that is not on disk
+        self._save(1 if act & SLOT else 0, self._seen(), persist=True)
+        self._place.enter(where)
 
     def _plan_snapshot(self, later: float = 1.0) -> None:
         interval_s = self._saver.interval_s if self._tracked and self.rank == 0 else None
@@ -689,6 +719,8 @@ class Session:
             saved = self._save_now(slot, seen, persist=persist, final=final)
         if saved and persist:
             self._saved_at = self._step
+            if self._best and not final:
+                self._best.saved(self._step)
         return saved
 
     def _save_now(self, slot: int, seen: Seen, *, persist: bool, final: bool) -> bool:
@@ -707,6 +739,7 @@ class Session:
             created_at=datetime.now(UTC).isoformat(),
             plan_hash=self._launch.plan_hash,
             metrics=self._metrics.values,
+            measured=self._metrics.measured,
             versions=group.versions(__version__, self.device)
             | {"deterministic": self._determinism.level}
             | (plain_of(self._ladder.settings) if self._ladder else {}),
@@ -779,16 +812,23 @@ class Session:
     def report(self, **metrics: Any) -> None:
         """Figures for `status`, the checkpoint and `keep.best`: numbers, or tensors of one element.
 
+        Each counts as measured on the weights as they are now; within a step, on those after its optimizer's step. One that
+        beats the plan's `keep.best` so far has them saved before they change: report it between epochs, on rank 0 or on
+        all ranks, or right after the optimizer's step, on all ranks.
+
         At most 1,000 names of at most 200 letters are kept, those that came first. A tensor on a GPU is copied as it is
         now, and not waited for.
 
         Raises: KgorchError for anything else.
         """
         if not self._backward.rehearses:
-            mark = self._curve.mark(self._step, in_step=self._in_step) if self._curve else None
+            epoch = self._curve.epoch if self._curve else 0
+            mark = Mark(self._step + self._in_step, epoch, not self._in_step)
             for name, value in metrics.items():
                 self._metrics.report(name, value, mark)
             self._tell_dropped_metrics()
+            if self._best and self._in_step and self._best.metric in metrics:
+                self._best.hear(mark.step)
             if self._place.where == "evaluation":  # between two epochs: no step waits, and the next look may be far
                 self._metrics.collect(wait=True)
 

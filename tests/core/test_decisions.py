@@ -73,7 +73,8 @@ kept = st.builds(
     order=st.floats(0, 1e6),
     verified=st.booleans(),
     final=st.booleans(),
-    metrics=st.dictionaries(st.just("dice"), st.floats(0, 1)),
+    metrics=st.dictionaries(st.just("dice"), st.sampled_from([0.1, 0.5, 0.9, math.nan, math.inf, -math.inf])),
+    measured=st.dictionaries(st.just("dice"), st.integers(0, 3)),
 )
 rules = st.builds(
     Rule,
@@ -106,6 +107,67 @@ def test_a_nan_is_never_the_best():
     saves = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, math.nan), (2, 0.9), (3, 0.6), (4, 0.5)]]
     assert to_drop(saves, Rule(last=1, best=("dice", True))) == ("1", "3")
     assert to_drop(saves, Rule(last=1, best=("dice", False))) == ("1", "2", "3")
+
+
+def test_weights_that_were_trained_on_since_do_not_compete_for_the_best():
+    """Evaluated after steps 100, 200 and 300, with 0.9, 0.8 and 0.7; saved by the clock besides."""
+    saves = [
+        _saved(100, metrics={"accuracy": 0.9}, measured={"accuracy": 100}),
+        _saved(104, metrics={"accuracy": 0.9}, measured={"accuracy": 100}),
+        _saved(170, metrics={"accuracy": 0.9}, measured={"accuracy": 100}),
+        _saved(300, metrics={"accuracy": 0.7}, measured={"accuracy": 300}),
+    ]
+    assert to_drop(saves, Rule(last=1, best=("accuracy", True))) == ("104", "170")
+    assert to_drop(saves[1:], Rule(last=1, best=("accuracy", True))) == ("104", "170")
+
+
+def test_of_equals_the_first_is_the_best():
+    saves = [_saved(step, metrics={"dice": 0.5}, measured={"dice": step}) for step in (1, 2, 3, 4)]
+    assert to_drop(saves, Rule(last=1, best=("dice", True))) == ("2", "3")
+    assert to_drop(saves, Rule(last=1, best=("dice", False))) == ("2", "3")
+
+
+def test_a_checkpoint_of_unknown_measurement_competes_only_where_none_is_known():
+    old = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, 0.7), (2, 0.99), (3, 0.8)]]
+    new = [_saved(step, metrics={"dice": dice}, measured={"dice": step}) for step, dice in [(4, 0.6), (5, 0.5)]]
+    assert to_drop(old, Rule(last=1, best=("dice", True))) == ("1",)
+    assert to_drop([*old, *new], Rule(last=1, best=("dice", True))) == ("1", "2", "3")
+
+
+def test_the_best_goes_last_for_a_disk_budget():
+    dices = [(1, 0.9), (2, 0.6), (3, 0.7), (4, 0.8)]
+    saves = [_saved(step, metrics={"dice": dice}, measured={"dice": step}, number=step) for step, dice in dices]
+    rule = Rule(last=2, every=3, best=("dice", True))
+    assert to_drop(saves, rule) == ()
+    assert to_drop(saves, replace(rule, disk_bytes=300)) == ("2",), "each third, before the best"
+    assert to_drop(saves, replace(rule, disk_bytes=200)) == ("2", "3")
+    assert to_drop(saves, replace(rule, disk_bytes=100)) == ("1", "2", "3")
+
+
+saves_of_a_run = st.lists(
+    st.tuples(st.sampled_from([0.1, 0.5, 0.9, math.nan, math.inf, None]), st.booleans(), st.booleans()), max_size=12
+)
+
+
+@given(saves_of_a_run, st.booleans(), st.integers(1, 3))
+def test_the_kept_best_is_the_first_of_the_best_that_were_measured(told, highest, last):
+    """As a run goes: what a save lets go never comes back, and still the best of all stands."""
+    standing: list[Kept] = []
+    for step, (value, is_measured, verified) in enumerate(told):
+        metrics = {} if value is None else {"dice": value}
+        measured = {} if value is None else {"dice": step if is_measured else step - 1}
+        save = Kept(str(step), "train", step, 10, float(step), verified, metrics=metrics, measured=measured)
+        standing.append(save)
+        gone = to_drop(standing, Rule(last=last, best=("dice", highest)))
+        standing = [item for item in standing if item.key not in gone]
+    sign = 1 if highest else -1
+    measured = [
+        (-sign * value, step)
+        for step, (value, is_measured, verified) in enumerate(told)
+        if verified and is_measured and value is not None and math.isfinite(value)
+    ]
+    found = retention.best_of([item for item in standing if item.verified], "dice", highest)
+    assert (found.step if found else None) == (min(measured)[1] if measured else None)
 
 
 def test_the_best_of_a_stage_stays_when_the_next_stage_saves():

@@ -79,6 +79,15 @@ def test_a_figure_that_arrives_late_is_recorded_where_it_was_reported(cuda):
     ]
 
 
+def test_a_figure_that_arrives_late_bears_the_step_at_which_it_was_reported(cuda):
+    reported = Metrics()
+    reported.report("dice", cuda.tensor(0.5), Mark(7, 1, True))
+    reported.report("loss", 2.0, Mark(9, 1, True))
+    assert reported.measured == {"loss": 9}
+    reported.collect(wait=True)
+    assert reported.measured == {"loss": 9, "dice": 7}
+
+
 def test_another_thread_reads_plain_numbers_while_the_device_hangs(cuda):
     reported, seen = Metrics(), []
     reported.report("loss", cuda.tensor(1.0))

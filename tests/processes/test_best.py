@@ -1,0 +1,85 @@
+"""keep.best under real supervisors: what is exported as the best holds the weights that its figure was measured on."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from harness import Kgorch, processes_of, wait_until
+from safetensors.numpy import load_file
+
+BEST = ("--set", "checkpoint.keep.last=1", "--set", "checkpoint.keep.best=accuracy:max")
+
+
+def exported_norm(kgorch: Kgorch, *options: str) -> tuple[float, str]:
+    """Norm of the weights that are exported, and what the command says."""
+    said = kgorch("checkpoints", "export", "test", "best.safetensors", *options).stderr
+    weights = load_file(kgorch.folder / "best.safetensors").values()
+    return float(np.sqrt(sum((weight.astype(np.float64) ** 2).sum() for weight in weights))), said
+
+
+def told(kgorch: Kgorch) -> dict[float, float]:
+    """The norm of the weights on which each accuracy was measured first, as the script itself wrote it down."""
+    [path] = kgorch.home.glob("runs/*/*/outputs/told.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {item["accuracy"]: item["weights_norm"] for item in reversed(lines)}
+
+
+def standing(kgorch: Kgorch) -> list[tuple[int, bool, str | None]]:
+    return [(row["step"], row["final"], row["best"]) for row in kgorch.look("checkpoints", "list", "test")]
+
+
+@pytest.mark.parametrize(("ranks", "who"), [(1, "all"), (2, "first")])
+def test_the_best_of_a_finished_run_is_what_was_measured_and_is_marked(kgorch, ranks, who):
+    """Saves by the clock besides, as many as there can be."""
+    args = {"accuracies": "0.9_0.8_0.7_0.9", "who": who, "sleep": 0.3}
+    ended = kgorch("start", str(kgorch.plan("evaluates.py", ranks=ranks, args=args, every="1s")), *BEST)
+    norm, said = exported_norm(kgorch, "--best")
+    assert norm == pytest.approx(told(kgorch)[0.9], rel=1e-6) and "step 6 of train (accuracy 0.9)" in said
+    assert standing(kgorch) == [(6, False, "accuracy:max"), (24, True, None)]
+    best = kgorch.status()["best"]
+    assert best["step"] == 6 and best["value"] == 0.9 and best["by"] == "accuracy:max" and best["stage"] == "train"
+    assert any(
+        " ".join(line.split()) == "best step 6 of train: accuracy 0.9" for line in kgorch("status").stdout.splitlines()
+    )
+    assert "next: kgorch checkpoints export test model.safetensors --best" in ended.stderr
+    assert [item["measured"]["accuracy"] for item in kgorch.look("checkpoints", "list", "test")] == [6, 24]
+    _, said = exported_norm(kgorch, "--best", "accuracy:min")
+    assert "step 6" in said, "of those that are left and were measured: the last one's accuracy is the same"
+
+
+def test_a_kill_of_everything_between_evaluations_leaves_the_best(kgorch):
+    args = {"accuracies": "0.8_0.9_0.7_0.6_0.9", "who": "first", "sleep": 0.25}
+    plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="1s")
+    kgorch.background("start", str(plan), *BEST)
+    kgorch.wait_for_step(14)
+    kgorch.kill_everything()
+    wait_until(lambda: not processes_of(kgorch.home))
+    kgorch("resume")
+    norm, said = exported_norm(kgorch, "--best")
+    assert norm == pytest.approx(told(kgorch)[0.9], rel=1e-6) and "step 12" in said
+    assert standing(kgorch) == [(12, False, "accuracy:max"), (30, True, None)]
+
+
+def test_the_wall_during_an_evaluation_saves_in_time_and_the_best_stays(kgorch):
+    args = {"accuracies": "0.5_0.9_0.6_0.7_0.8_0.6_0.5", "who": "first", "sleep": 0.5}
+    plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="60s", wall="35s")
+    done = json.loads(kgorch("start", str(plan), *BEST, "--json", code=10).stdout)
+    assert done["phase"] == "suspended" and done["session"]["ended_at"] < done["session"]["wall_at"]
+    assert done["best"]["value"] == max(told(kgorch))
+    kgorch("start", str(plan), *BEST, "--set", "session.wall=300s")
+    norm, _ = exported_norm(kgorch, "--best")
+    assert norm == pytest.approx(told(kgorch)[0.9], rel=1e-6)
+
+
+def test_export_says_what_it_lacks_to_choose_the_best(kgorch):
+    kgorch("start", str(kgorch.plan("evaluates.py", args={"accuracies": "0.9_0.8"})))
+    for options, text in (
+        (("--best",), "by which metric"),
+        (("--best", "accuracy"), "whether the lowest or the highest accuracy is the best"),
+        (("--best", "dice:max"), "no checkpoint of test holds weights on which dice was measured"),
+        (("--best", "accuracy:max", "--step", "12"), "--best and --step choose a checkpoint each"),
+    ):
+        assert text in kgorch("checkpoints", "export", "test", "out.safetensors", *options, code=2).stderr
+    assert kgorch.status()["best"] is None
