@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from db import sessions, transfer
 from db.records import RunInfo
 from db.transfer import Columns
 from orchestrator import manifest
+from orchestrator.core import retention
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import checkpoints, curves, rungs
+from orchestrator.runtime import checkpoints, curves, keeping, rungs
 from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, of_run, place_of
 from orchestrator.wire import plain_text
 
@@ -51,6 +53,7 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
         )
     if not copied:
         told.append(("found", {"source": str(found.database), "run": found.run_id}))
+    told += _copy_best(found, plan, run, copied, watcher)
     return _write_down(engine, run, stages, found, copied, [*found.events, *told])
 
 
@@ -69,6 +72,7 @@ def catch_up(engine: Engine, run: RunInfo, plan: Plan, found: Found, watcher: Wa
         for kind, facts in told:
             sessions.note(engine, run.id, kind, facts)
         return
+    told += _copy_best(found, plan, columns, copied, watcher)
     if found.rows:
         columns |= {name: found.rows.run[name] for name in ("state", "why", "finished_at")}
     _write_down(engine, columns, stages, found, copied, told)
@@ -130,6 +134,43 @@ def _copy(
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
             _copy_output(path, Path(run["folder"], "outputs", path.relative_to(folder)), moved, watcher)
     return copied, events
+
+
+def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns], watcher: Watcher) -> Events:
+    """Of each stage the best by the plan's keep.best, into `copied` as well: what goes on is the furthest, and on a new machine
+    the best of earlier sessions would be lost. One for which there is no room stays in the source, and the run goes on."""
+    root, events, rule = Path(run["checkpoints"]), Events(), keeping.rule_of(plan).best
+    for stage in plan.stage if rule and copied else ():
+        items = {str(item.folder): item for item in found.checkpoints if item.manifest.stage == stage.name}
+        known = list(_rated(items))
+        while rule and (best := retention.best_of(known, *rule)) and str(_target(root, items[best.key])) not in copied:
+            item = items[best.key]
+            known.remove(best)
+            try:
+                with _writing(root):
+                    _copy_checkpoint(item, _target(root, item), _counter(watcher, _room_for([item], (), root)))
+            except (CheckpointBroken, CheckpointUnreadable, StateUnusable) as error:
+                watcher.note(f"the best checkpoint of stage {stage.name}, {item.folder}, was passed over: {error}")
+                events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                continue
+            copied[str(_target(root, item))] = columns = _columns(item)
+            facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
+            events.append(("found", facts | {"run": found.run_id}))
+            watcher.found(item.manifest, item.folder)
+            break
+    return events
+
+
+def _rated(folders: Iterable[str]) -> Iterator[retention.Kept]:
+    """Checkpoints as retention compares them."""
+    for folder in folders:
+        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable):
+            told = manifest.read(Path(folder))
+            order = told.step + 0.5 * told.final
+            rated = retention.Kept(
+                folder, told.stage, told.step, told.total_bytes, order, verified=True, final=told.final
+            )
+            yield replace(rated, metrics=told.metrics, measured=told.measured)
 
 
 def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:

@@ -98,13 +98,11 @@ def test_what_fails_without_any_fault_shrinks_to_none():
 
 
 DROPPED = Checkpoint("/a", 8, "dropped", whole=False)
+KEPT = Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=1)
 SOUND = Facts(
     history=({"phase": "cut off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "rank 1 was killed"}]},),
     events=({"kind": "launched", "facts": {"step": 0}}, {"kind": "launched", "facts": {"step": 8}}),
-    checkpoints=(
-        DROPPED,
-        Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=1),
-    ),
+    checkpoints=(DROPPED, KEPT),
     promised={"/a": 8, "/b": 16},
     charges=(Charged(1, rows=1, used_s=31.0, lasted_s=30.0),),
     said=(Said("kgorch start", 10, "saved"), Said("kgorch start", -9, "", killed=True)),
@@ -129,6 +127,11 @@ DOCTORED = {
     "samples_once": [
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", final=True, samples=192, counted=180, most=1))),
         replace(SOUND, checkpoints=(DROPPED, Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=2))),
+    ],
+    "best_is_what_was_measured": [
+        replace(SOUND, checkpoints=(DROPPED, replace(KEPT, figure=0.9, measures=0.8))),
+        replace(SOUND, checkpoints=(replace(DROPPED, figure=0.9), replace(KEPT, figure=0.8, measures=0.8))),
+        replace(SOUND, checkpoints=(replace(DROPPED, figure=0.9), KEPT)),
     ],
     "nothing_verified_lost": [
         replace(SOUND, promised={"/gone": 12}),

@@ -24,7 +24,7 @@ from orchestrator.manifest import Change, FileEntry, Manifest, Position
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
-from orchestrator.runtime import choosing, finding, opening
+from orchestrator.runtime import choosing, finding, keeping, opening, taking
 from orchestrator.runtime.bringing import Consent
 
 TRUSTED = Consent(plan=True)
@@ -184,6 +184,88 @@ def test_a_run_that_a_source_holds_becomes_ours_with_its_checkpoint_its_history_
     facts = {"source": str(origin), "run": "r1", "stage": "train", "step": 20, "bytes": 140}
     assert [event.facts for event in events if event.kind == "found"] == [facts]
     assert snapshot(source) == before, "nothing was written into the source"
+
+
+BEST = PLAN + '[checkpoint]\nkeep = { last = 1, best = "dice:max" }\n'
+
+
+def measured(folder, dice: float, at: int | None) -> None:
+    """A manifest that says so; `at`: the step on whose weights it was measured."""
+    found = manifest.read(folder)
+    manifest.write(folder, replace(found, metrics={"dice": dice}, measured={} if at is None else {"dice": at}))
+
+
+def saves(home):
+    return home / "runs/ink/1/checkpoints/train"
+
+
+@pytest.fixture
+def evaluated(source):
+    """A source with steps 10 to 40, the best of which is 20; 30 was saved by the clock, with the figure of 20."""
+    state(source, steps=(10, 20, 30, 40))
+    for step, dice, at in [(10, 0.5, 10), (20, 0.9, 20), (30, 0.9, 20), (40, 0.7, 40)]:
+        measured(saves(source) / f"step-000000{step}", dice, at)
+    return source
+
+
+def test_the_best_comes_along_to_a_new_machine_beside_the_furthest(here, evaluated):
+    opened, told = here.start(BEST)
+    assert opened.row.first_step == 40
+    engine = open_database(here.home)
+    standing = checkpoints.of_run(engine, "r1", "verified")
+    assert [(row.step, dict(row.measured)) for row in standing] == [(20, {"dice": 20}), (40, {"dice": 40})]
+    assert keeping.best_for_ranks(engine, "r1", parse(BEST, "plan.toml"), "train") == {
+        "metric": "dice",
+        "highest": True,
+        "value": 0.9,
+    }
+    assert not keeping.doomed(engine, "r1", parse(BEST, "plan.toml"))
+    assert [path.name for path in told.copied] == ["step-00000040", "step-00000020"]
+    engine.dispose()
+
+
+def test_where_the_best_is_broken_the_next_best_comes_along(here, evaluated):
+    damage(saves(evaluated) / "step-00000020")
+    _, told = here.start(BEST)
+    assert [path.name for path in told.copied] == ["step-00000040"], "which is the best of what is whole"
+    assert any("step-00000020" in note for note in told.notes)
+
+
+def test_without_keep_best_the_furthest_comes_alone(here, evaluated):
+    _, told = here.start()
+    assert [path.name for path in told.copied] == ["step-00000040"]
+
+
+def test_a_best_for_which_there_is_no_room_stays_and_the_run_goes_on(here, evaluated, monkeypatch):
+    usage = taking.shutil.disk_usage
+    taken = []
+
+    def disk_usage(path):
+        taken.append(path)
+        return usage(path) if len(taken) < 2 else usage(path)._replace(free=0)
+
+    monkeypatch.setattr(taking.shutil, "disk_usage", disk_usage)
+    opened, told = here.start(BEST)
+    assert opened.row.first_step == 40 and [path.name for path in told.copied] == ["step-00000040"]
+    assert any("no room" in note and "step-00000020" in note for note in told.notes)
+
+
+def test_what_a_manifest_learns_after_it_was_read_back_is_seen_before_anything_is_dropped(here, evaluated):
+    """The evaluation of a step that was saved before it; nobody supervised then."""
+    here.start(BEST)
+    engine, plan = open_database(here.home), parse(BEST, "plan.toml")
+    late = checkpoint(saves(here.home).parent, 44)
+    checkpoints.record(engine, "r1", str(late), state="verified", stage="train", step=44, final=False, bytes=1)
+    newest = checkpoint(saves(here.home).parent, 48)
+    checkpoints.record(engine, "r1", str(newest), state="verified", stage="train", step=48, final=False, bytes=1)
+    measured(late, 0.95, 44)
+    assert [path.name for path in keeping.doomed(engine, "r1", plan)] == ["step-00000020", "step-00000040"]
+    keeping.mark_best(engine, "r1", plan)
+    best = checkpoints.best(engine, "r1")
+    assert (best.step, best.best, dict(best.measured)) == (44, "dice:max", {"dice": 44})
+    keeping.mark_best(engine, "r1", parse(PLAN, "plan.toml"))
+    assert checkpoints.best(engine, "r1") is None, "a plan that names no best marks none"
+    engine.dispose()
 
 
 def test_paths_and_ids_of_the_other_machine_do_not_come_along(here, source):

@@ -4,6 +4,7 @@ Its steps are as weathered.py's. `seen.counts` is tracked, so what was rolled ba
 """
 
 import argparse
+import math
 import random
 from pathlib import Path
 
@@ -51,6 +52,12 @@ class Seen:
         self.counts.copy_(loaded["counts"])
 
 
+def figure_of(weights) -> float:
+    """What an evaluation might say: it hangs on these weights alone, and goes up and down from epoch to epoch."""
+    squares = sum(float((np.asarray(weight.detach().cpu(), dtype=np.float64) ** 2).sum()) for weight in weights)
+    return math.sin(1e3 * math.sqrt(squares))
+
+
 def loader_of(session, kind: str, folder: str, workers: int):
     if kind == "ours":
         return session.loader(Points(folder), GLOBAL_BATCH, num_workers=workers)
@@ -88,6 +95,8 @@ def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> N
                 session.report(loss=loss)
                 wait_as_told()
             scheduler.step()
+            if session.rank == 0:
+                session.report(figure=figure_of(net.parameters()))
         held.close()
 
 

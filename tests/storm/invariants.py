@@ -51,7 +51,8 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """As its row and its folder tell. `why`: it is not whole. Of its own account of samples: what its position says, what was
-    counted in it (None: its program does not count), the most that one sample was seen in an epoch."""
+    counted in it (None: its program does not count), the most that one sample was seen in an epoch. `figure`: that its weights were
+    measured at, as its manifest says; `measures`: what they come to (None: not measured); `stage`: among whose it competes."""
 
     path: str
     step: int
@@ -62,6 +63,9 @@ class Checkpoint:
     samples: int = 0
     counted: int | None = 0
     most: int = 0
+    stage: str = ""
+    figure: float | None = None
+    measures: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,24 @@ def samples_once(facts: Facts) -> list[str]:
             broken.append(f"step {item.step} stands at {item.samples} samples and has seen {item.counted}")
         if item.whole and item.state == "verified" and item.most > 1:
             broken.append(f"step {item.step} has seen a sample {item.most} times in an epoch")
+    return broken
+
+
+def best_is_what_was_measured(facts: Facts) -> list[str]:
+    """A figure that is told of a checkpoint's own weights is theirs, and none was let go that beats all that stand."""
+    broken = [
+        f"step {item.step} says {item.figure} of its weights, and they come to {item.measures}"
+        for item in facts.checkpoints
+        if item.figure is not None and item.measures is not None and abs(item.figure - item.measures) > 1e-6
+    ]
+    for stage in {item.stage for item in facts.checkpoints} if not facts.damaged else ():
+        known = [item for item in facts.checkpoints if item.stage == stage and item.figure is not None]
+        best = max((item.figure or 0.0 for item in known if item.state == "verified"), default=-math.inf)
+        broken += [
+            f"step {item.step} was dropped with {item.figure}, and the best that stands has {best}"
+            for item in known
+            if item.state == "dropped" and item.figure is not None and item.figure > best
+        ]
     return broken
 
 
@@ -269,6 +291,7 @@ INVARIANTS: dict[str, Callable[[Facts], list[str]]] = {
         same_bits,
         metrics_are_complete,
         samples_once,
+        best_is_what_was_measured,
         nothing_verified_lost,
         finished_means_verified,
         no_orphans,

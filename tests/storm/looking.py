@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 from harness import processes_of
 from safetensors import safe_open
@@ -28,6 +29,9 @@ from storm.programs import STAGES
 
 FURTHER = {name: 1_000_000 * before for before, name in enumerate(STAGES)}
 """What is added to a step of a stage, so that one of a later stage is a later one."""
+
+FIGURE = "figure"
+"""What programs/weathers.py reports of its weights, and how it is reckoned: figure_of there, _read_back here."""
 
 ROLES = {
     "orchestrator.runtime.shim": "shim",
@@ -148,14 +152,21 @@ class Row(NamedTuple):
     state: str
     final: bool
     why: str
+    stage: str
+    figure: float | None
 
 
 def checkpoint_rows(home: Path) -> list[Row]:
-    found = _rows(home, "SELECT path, stage, step, state, final, why FROM checkpoints ORDER BY id")
+    query = "SELECT path, stage, step, state, final, why, metrics, measured FROM checkpoints ORDER BY id"
     return [
-        Row(str(home / path), step + FURTHER.get(stage, 0), state, bool(final), why)
-        for path, stage, step, state, final, why in found
+        Row(str(home / path), step + FURTHER.get(stage, 0), state, bool(final), why, stage, _figure(step, metrics, measured))
+        for path, stage, step, state, final, why, metrics, measured in _rows(home, query)
     ]
+
+
+def _figure(step: int, metrics: str, measured: str) -> float | None:
+    """That these weights, of this step, were measured at."""
+    return json.loads(metrics).get(FIGURE) if json.loads(measured).get(FIGURE) == step else None
 
 
 def checkpoints(home: Path) -> Iterator[Checkpoint]:
@@ -163,11 +174,12 @@ def checkpoints(home: Path) -> Iterator[Checkpoint]:
     for row in checkpoint_rows(home):
         folder = Path(row.path)
         if row.state != "verified":
-            yield Checkpoint(row.path, row.step, row.state, folder.is_dir(), row.final, row.why)
+            yield Checkpoint(
+                row.path, row.step, row.state, folder.is_dir(), row.final, row.why, stage=row.stage, figure=row.figure
+            )
             continue
         try:
-            samples, counted, most = _read_back(folder)
-            yield Checkpoint(row.path, row.step, row.state, True, row.final, "", samples, counted, most)
+            yield _read_back(folder, row)
         except (KgorchError, OSError) as error:
             yield Checkpoint(row.path, row.step, row.state, False, row.final, f"{type(error).__name__}: {error}"[:300])
 
@@ -180,15 +192,25 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
-def _read_back(folder: Path) -> tuple[int, int | None, int]:
-    """Of its samples: where it stands, how many it has seen, the most that one was. Raises: KgorchError, OSError."""
-    described, counts = manifest.verify(folder), []
+def _read_back(folder: Path, row: Row) -> Checkpoint:
+    """With what its manifest says of its weights: it may know of a measurement that the row does not.
+
+    Raises: KgorchError, OSError.
+    """
+    described, counts, squares = manifest.verify(folder), [], 0.0
     for name in manifest.shards(described):
         with safe_open(folder / name, "numpy") as shard:
             names = shard.keys()
             counts += [shard.get_tensor(name) for name in names if name == "seen.counts"]
+            weights = [name for name in names if name.startswith("model.") and name.endswith((".weight", ".bias"))]
+            squares += sum(float((shard.get_tensor(name).astype(np.float64) ** 2).sum()) for name in weights)
     seen = sum(counts) if counts else None
-    return described.position.samples, None if seen is None else int(seen.sum()), 0 if seen is None else int(seen.max())
+    is_measured = described.measured.get(FIGURE) == described.step
+    return Checkpoint(
+        row.path, row.step, row.state, True, row.final, "", described.position.samples,
+        None if seen is None else int(seen.sum()), 0 if seen is None else int(seen.max()), row.stage,
+        described.metrics[FIGURE] if is_measured else None, math.sin(1e3 * math.sqrt(squares)) if is_measured else None,
+    )  # fmt: skip
 
 
 def charges(home: Path) -> Iterator[Charged]:

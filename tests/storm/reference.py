@@ -79,6 +79,8 @@ def write_plan(kgorch: Kgorch, ranks: int, stages: Stages, **more: Any) -> Path:
         f"args = {{ {', '.join(f'{key} = {json.dumps(value)}' for key, value in args.items())} }}\n"
         for name, (entry, args) in stages.items()
     ]
+    if any(entry == "weathers.py" for entry, _ in stages.values()):
+        rest = rest.replace("[checkpoint]", f'[checkpoint]\nkeep = {{ last = 3, best = "{looking.FIGURE}:max" }}')
     plan.write_text("".join([head, *blocks, rest]))
     return plan
 
