@@ -108,7 +108,8 @@ class Best:
         if saved_at == step and is_on_disk(self._launch, step, final=False):
             self._label(step)
             return 0
-        return SAVE | self._board.open_request & STOP | (SLOT if self._saver.own_slot() else 0)
+        stop = STOP if self._board.stop_asked else 0  # the state that is saved now is the last one then
+        return SAVE | stop | (SLOT if self._saver.own_slot() else 0)
 
     def _measured_at(self, step: int) -> float | None:
         if self._metrics.measured.get(self.metric) != step:

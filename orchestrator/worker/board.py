@@ -75,6 +75,11 @@ class Board:
         (word,) = _WORD.unpack_from(self._map, _REQUEST)
         return 0 if word == self._settled else int(word & 0xFF)
 
+    @property
+    def stop_asked(self) -> bool:
+        """On rank 0: all ranks are to stop, or will be asked to at the next boundary."""
+        return bool((self.open_request | self._wanted) & STOP)
+
     def tick(self, step: int) -> int:
         """Between two steps, on every rank: what all ranks do now, before the next step; almost always 0.
 

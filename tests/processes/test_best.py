@@ -62,6 +62,25 @@ def test_a_kill_of_everything_between_evaluations_leaves_the_best(kgorch):
     assert standing(kgorch) == [(12, False, "accuracy:max"), (30, True, None)]
 
 
+def test_a_stop_during_an_evaluation_ends_with_the_state_that_was_evaluated(kgorch):
+    (kgorch.folder / "hold").touch()
+    args = {"accuracies": "0.9_0.8_0.7", "who": "first"}
+    plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="60s")
+    supervisor = kgorch.background("start", str(plan), *BEST)
+    kgorch.wait_for_step(6)
+    stop = kgorch.background("stop", "test")
+    wait_until(lambda: kgorch.status()["phase"] == "stopping")
+    (kgorch.folder / "hold").unlink()
+    assert stop.wait(timeout=90) == 0 and supervisor.wait(timeout=90) == 10
+    found = kgorch.status()
+    assert found["best"]["step"] == 6 <= found["checkpoint"]["step"] <= 8, (
+        "at once, unless the order was long on its way"
+    )
+    kgorch("resume")
+    norm, said = exported_norm(kgorch, "--best")
+    assert norm == pytest.approx(told(kgorch)[0.9], rel=1e-6) and "step 6" in said
+
+
 def test_the_wall_during_an_evaluation_saves_in_time_and_the_best_stays(kgorch):
     args = {"accuracies": "0.5_0.9_0.6_0.7_0.8_0.6_0.5", "who": "first", "sleep": 0.5}
     plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="60s", wall="35s")

@@ -13,7 +13,7 @@ import ranks
 from safetensors.numpy import load_file
 
 from orchestrator import manifest
-from orchestrator.worker.board import Board, size
+from orchestrator.worker.board import SAVE, STOP, Board, size
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
 
@@ -162,3 +162,15 @@ def test_ranks_that_compare_at_a_boundary_agree_and_those_that_pass_wait_for_nob
         known = [flag for flag in given if flag is not None]
         expected = max(known) if len(known) == world else None
         assert all(answers[rank][step] == expected for rank in range(world) if given[rank] is not None), (step, given)
+
+
+def test_a_stop_that_was_asked_for_is_known_before_it_is_a_request(tmp_path):
+    page = tmp_path / "page"
+    page.write_bytes(b"\0" * size(2))
+    first, second = Board(str(page), 0, 2), Board(str(page), 1, 2)
+    first.ask(SAVE)
+    assert not first.stop_asked
+    first.ask(STOP)
+    assert first.stop_asked and not first.open_request
+    first.tick(4)
+    assert first.stop_asked and first.open_request & STOP and second.tick(4) == 0
