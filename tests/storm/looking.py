@@ -159,7 +159,15 @@ class Row(NamedTuple):
 def checkpoint_rows(home: Path) -> list[Row]:
     query = "SELECT path, stage, step, state, final, why, metrics, measured FROM checkpoints ORDER BY id"
     return [
-        Row(str(home / path), step + FURTHER.get(stage, 0), state, bool(final), why, stage, _figure(step, metrics, measured))
+        Row(
+            str(home / path),
+            step + FURTHER.get(stage, 0),
+            state,
+            bool(final),
+            why,
+            stage,
+            _figure(step, metrics, measured),
+        )
         for path, stage, step, state, final, why, metrics, measured in _rows(home, query)
     ]
 
