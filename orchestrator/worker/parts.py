@@ -44,6 +44,7 @@ ORDER = ("batch_sampler", "sampler", "dataset", "generator")
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not read in the rank's own process, or end with the epoch."""
 
+CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 PLAIN = (
     str,
     bytes,
@@ -248,9 +249,12 @@ class _Search:
         thing = met.thing
         if isinstance(thing, self._types):
             return
-        if isinstance(thing, dict | list | tuple | collections.deque):
-            yield from self._items(met, thing)
-        elif isinstance(thing, types.MethodType):
+        for kind in CONTAINERS:
+            if isinstance(thing, kind):
+                yield from self._items(met, kind)
+                if type(thing) is kind:
+                    return
+        if isinstance(thing, types.MethodType):
             yield from self._to(met, ".__self__", thing.__self__, is_beyond=True)
             yield from self._to(met, ".__func__", thing.__func__, is_beyond=True)
         elif isinstance(thing, functools.partial):
@@ -264,20 +268,22 @@ class _Search:
             for name, value in self._attributes(met).items():
                 yield from self._to(met, f".{name}", value, is_data=name in ("dataset", "data_source"))
 
-    def _items(self, met: _Met, thing: dict[Any, Any] | Sequence[Any]) -> Iterator[_Met]:
-        keys = list(thing) if isinstance(thing, dict) else range(len(thing))
+    def _items(self, met: _Met, kind: Any) -> Iterator[_Met]:
+        """By the container's own methods: those of a class derived from it may read anything."""
+        keys = list(dict.keys(met.thing)) if kind is dict else range(kind.__len__(met.thing))
         fewest = INNER if met.edge.startswith("[") else WHOLE
         numbers = _spread(len(keys), fewest, min(fewest, SAMPLE))
         if len(numbers) < len(keys):
             self._partly[met.path] = len(numbers)
         for number in numbers:
             key = keys[number]
-            if not self._is_inert(value := thing[key]):
+            if not self._is_inert(value := kind.__getitem__(met.thing, key)):
                 name = repr(key) if isinstance(key, str | int | float) else f"#{number}"
                 yield from self._to(met, f"[{name:.80}]", value)
 
     def _attributes(self, met: _Met) -> dict[str, Any]:
-        thing, own = met.thing, dict(getattr(met.thing, "__dict__", {}))
+        thing, own = met.thing, _asked(met.thing, "__dict__")
+        own = dict(own) if isinstance(own, dict) else {}
         for kind in type(thing).__mro__:
             slots = [name for name, member in vars(kind).items() if isinstance(member, types.MemberDescriptorType)]
             own |= {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
@@ -316,7 +322,7 @@ class _Search:
             own = type(thing).__module__.startswith("torch.utils.data") or isinstance(
                 thing, DataLoader | IterableDataset
             )
-            plain = isinstance(thing, dict | list | tuple | set | frozenset | collections.deque)
+            plain = isinstance(thing, (*CONTAINERS, set, frozenset))
             if path == "loader" or own or plain or path in self.parts.with_epochs or hasattr(type(thing), "__next__"):
                 continue
             if not any(name.startswith(f"{path}.") for name in known):

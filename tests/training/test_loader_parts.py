@@ -128,17 +128,26 @@ def test_generators_are_found_wherever_a_loader_holds_them():
             self.inner = torch.nn.Sequential(torch.nn.Linear(2, 2))
             self.inner[0].chance = random.Random(2)
 
+    class Lazily(dict):
+        def __getitem__(self, key):
+            raise AssertionError("read")
+
+    lazily = Lazily(a=random.Random(5))
+    lazily.own = random.Random(6)
+
     def closed(samples, chance=None):
         return samples, one, held
 
     held = torch.Generator()
     data = Noisy()
-    data.parts = {"a b": [slotted, (Module(), one)], 7: collections.deque([random.Random(3)])}
+    data.parts = {"a b": [slotted, (Module(), one)], 7: collections.deque([random.Random(3)]), "lazily": lazily}
     data.transform = functools.partial(closed, chance=np.random.default_rng(1))
     assert list(parts_of(DataLoader(data, 4, collate_fn=closed)).generators) == [
         "loader.collate_fn.held",
         "loader.collate_fn.one",
         "loader.dataset.parts[7][0]",
+        "loader.dataset.parts['lazily']['a']",
+        "loader.dataset.parts['lazily'].own",
         "loader.dataset.transform.keywords['chance']",
         "loader.dataset.parts['a b'][0].shared",
         "loader.dataset.parts['a b'][1][0].inner.0.chance",
