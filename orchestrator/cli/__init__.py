@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -88,6 +89,15 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
+    _open_closed_streams()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        print(
+            "error: the working folder is gone\nnext: cd to a folder that is there, then the same again",
+            file=sys.stderr,
+        )
+        sys.exit(int(ExitCode.MISTAKE))
     try:
         status = cli.main(args=args, prog_name="kgorch", standalone_mode=False)
     except KgorchError as error:
@@ -109,6 +119,17 @@ def main(args: Sequence[str] | None = None) -> None:
         print(said, file=sys.stderr)
         sys.exit(int(ExitCode.MISTAKE))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """`2>&-`: what is opened next would get the stream's number, and all that is written there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, number)
+            if nowhere != number:
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
 def _no_bug(error: Exception) -> str | None:

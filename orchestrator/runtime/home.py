@@ -29,9 +29,15 @@ from orchestrator.platforms.profile import Profile
 
 
 def home_of(profile: Profile, environ: Mapping[str, str] = os.environ, *, account: str | None = None) -> Path:
-    """`account`: whose it is; None for ours."""
+    """`account`: whose it is; None for ours. Raises: StateUnusable."""
     if told := environ.get("KGORCH_HOME"):
-        return Path(told).expanduser().absolute()
+        try:
+            return Path(told).expanduser().absolute()
+        except RuntimeError:
+            raise StateUnusable(
+                f"KGORCH_HOME={told!r} begins with the home of a user that there is not",
+                next_step="point KGORCH_HOME at a folder that can be written",
+            ) from None
     if profile.home:
         return profile.home
     return Path(environ.get("XDG_STATE_HOME") or _persons_folder(account) / ".local" / "state").absolute() / "kgorch"

@@ -40,6 +40,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """`held`: open files that the shim is to hold as long as it lives (runtime/claims.py). Raises OSError."""
+    if not Path(launch.workdir).is_dir():  # else the shim's end would be all there is to tell
+        raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
     folder = Path(launch.folder)
     folder.mkdir(parents=True, exist_ok=True)
     launch.write()

@@ -68,7 +68,8 @@ class Opened:
     def supervise(self, engine: Engine, observer: Observer = lambda _: None) -> Session:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
-            with ownership.held(self.lock.hold, self.claim.hold):
+            kept = ownership.Kept(Path(self.run.folder), self.run.name)
+            with ownership.held(self.lock.hold, self.claim.hold, kept.look):
                 ended = Supervisor(
                     engine,
                     self.run,
@@ -79,6 +80,7 @@ class Opened:
                     claim=self.claim,
                     observer=observer,
                 ).run(self.adopted)
+            kept.check()
             try:
                 conclude(engine, self.run, ended.phase, ended.why)
             except OperationalError as error:  # the next start does it
@@ -228,6 +230,11 @@ def _go_on(
         return Nothing(run, "finished")
     if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
         runs.set_state(engine, run.id, "active")
+    if not Path(run.workdir).is_dir():
+        raise PlanError(
+            f"the plan's folder {run.workdir} is gone: the training is started there",
+            next_step="kgorch start NEW/plan.toml, where it lies now",
+        )
     notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
     preflight.check_gpus(plan, watcher.note)
     return _open_session(engine, run, plan, profile, lock, until)

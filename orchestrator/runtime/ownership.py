@@ -16,9 +16,10 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator.errors import KgorchError
+from orchestrator.errors import KgorchError, StateUnusable
 from orchestrator.runtime import launcher, processes
 from orchestrator.runtime.home import lock_path
+from orchestrator.runtime.journal import say
 from orchestrator.wire import Launch, WireError
 
 LOOK_S = 1.0
@@ -93,6 +94,33 @@ def _copied(home: Path, original: Path, run: RunInfo, last: SessionInfo) -> Else
         next_step=f"KGORCH_HOME={original} kgorch stop {run.name}; then the same again goes on here from what was copied."
         " Or start PLAN --fresh for a run of its own",
     )
+
+
+class Kept:
+    """Whether the run still lies where it lay: who deletes the state folder while a run trains is told so at once."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name, self._is_told = folder, name, False
+
+    def look(self) -> None:
+        if not self._is_told and self._gone():
+            self._is_told = True
+            say(
+                f"note: {self._gone()}; what it saves from now on may be lost: kgorch stop does not reach it, Ctrl-C does"
+            )
+
+    def check(self) -> None:
+        """At the session's end. Raises: StateUnusable for one that cannot be gone on with."""
+        self.look()
+        if gone := self._gone() or (self._is_told and "the state folder was deleted or moved meanwhile, and made anew"):
+            raise StateUnusable(
+                str(gone), next_step="kgorch start PLAN goes on from what checkpoints are left, or begins anew"
+            )
+
+    def _gone(self) -> str:
+        if (self._folder / "plan.toml").exists():  # the folder itself is made anew by what is saved there
+            return ""
+        return f"the state folder {self._folder.parents[2]} is gone, deleted or moved while {self._name} trained"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -573,3 +575,28 @@ def test_a_state_folder_that_others_may_write_to_is_refused_with_what_to_type(kg
     assert not list(kgorch.home.iterdir())
     kgorch.home.chmod(0o755)
     assert "there is no run yet" in kgorch("status", code=2).stderr
+
+
+def test_a_home_of_nobody_and_a_working_folder_that_is_gone_are_a_persons_mistakes(kgorch):
+    kgorch.extra_env = {"KGORCH_HOME": "~nobodyatall/x"}
+    said = kgorch("status", code=2).stderr
+    assert "'~nobodyatall/x'" in said and "next:" in said
+    gone = kgorch.folder / "gone"
+    gone.mkdir()
+    kgorch.extra_env = {}
+    for verb in ("status", "start plan.toml", "init", "resume"):
+        command = f"cd {gone} && rmdir {gone} && exec {' '.join(kgorch.command())} {verb}"
+        done = subprocess.run(["sh", "-c", command], env=kgorch.env(), capture_output=True, text=True)
+        gone.mkdir()
+        assert done.returncode == 2 and "working folder" in done.stderr and "next: cd" in done.stderr, done
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_written_there(kgorch, closed):
+    plan = kgorch.plan("counts_steps.py")
+    program = "import sys, os; from orchestrator.cli import main; main(sys.argv[1:])"
+    command = f"exec {sys.executable} -c '{program}' {{}} {closed}"
+    done = subprocess.run(["sh", "-c", command.format(f"check {plan} --no-probe")], cwd=kgorch.folder, env=kgorch.env())
+    assert done.returncode in (0, 2), done
+    done = subprocess.run(["sh", "-c", command.format("status")], cwd=kgorch.folder, env=kgorch.env())
+    assert done.returncode == 2, done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -118,3 +119,35 @@ def test_a_training_whose_state_folder_was_moved_is_not_taken_over(kgorch, tmp_p
     wait_until(lambda: kgorch.events("Adopted"), within_s=30)
     kgorch("stop")
     assert second.wait(timeout=60) == 10, second.communicate()[0]
+
+
+def test_a_session_without_a_terminal_or_any_stream_ends_as_any_other(kgorch):
+    plan = kgorch.plan(args={"epochs": 1, "sleep": 0})
+    command = f"exec {' '.join(kgorch.command())} start {plan} <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=kgorch.folder, env=kgorch.env(), timeout=120)
+    assert done.returncode == 0 and kgorch.status()["state"] == "finished"
+
+
+def test_a_plans_folder_that_is_gone_is_said_before_a_session_is_opened(suspended):
+    shutil.move(suspended.folder, suspended.folder.with_name("moved"))
+    suspended.folder.mkdir()
+    workdir = suspended.folder
+    said = replace(suspended, folder=workdir.parent)
+    workdir.rmdir()
+    sessions = len(said.history())
+    error = said("resume", code=2, timeout_s=60).stderr
+    assert f"the plan's folder {workdir} is gone" in error and "next: kgorch start" in error
+    assert len(said.history()) == sessions
+    shutil.move(workdir.with_name("moved"), workdir)
+
+
+def test_a_state_folder_that_is_deleted_while_it_trains_is_told_and_no_success(kgorch):
+    supervisor = kgorch.background("start", str(kgorch.plan(args={"epochs": 30, "sleep": 0.05})))
+    kgorch.wait_for_step(2)
+    shutil.rmtree(kgorch.home, ignore_errors=True)
+    assert supervisor.wait(timeout=120) == 2
+    said = supervisor.communicate()[0]
+    assert f"the state folder {kgorch.home} is gone, deleted or moved while test trained" in said and "next:" in said, (
+        said
+    )
+    assert said.index("note: ") < said.index("error: ")
