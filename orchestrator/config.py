@@ -16,12 +16,16 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator import document
 from orchestrator.errors import ConfigError, PlanError
-from orchestrator.plan import NotifyPart, Plan, PlatformPart, QuotaPart, read_toml, validated
+from orchestrator.plan import NotifyPart, Plan, PlatformPart, QuotaPart
 from orchestrator.platforms.detect import BY_NAME
 from orchestrator.platforms.profile import Profile
 
 Part = TypeVar("Part", PlatformPart, QuotaPart, NotifyPart)
+
+
+MEND = "make it a text file in UTF-8 that you may read, move it away, or name another by KGORCH_CONFIG"
 
 
 class Config(BaseModel):
@@ -41,20 +45,14 @@ def load(environ: Mapping[str, str] = os.environ) -> Config:
     base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
     path = Path(told).expanduser() if told else Path(base) / "kgorch" / "config.toml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = document.read(path, "configuration", ConfigError, next_step=MEND)
     except FileNotFoundError:
         if told:
             raise ConfigError(f"there is no {path}", next_step="set KGORCH_CONFIG to your file, or unset it") from None
         return Config()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the configuration {path} cannot be read",
-            str(error),
-            next_step="make it a text file in UTF-8 that you may read, move it away, or name another by KGORCH_CONFIG",
-        ) from None
-    return validated(
+    return document.validated(
         Config,
-        read_toml(text, str(path), ConfigError),
+        document.parsed(text, str(path), ConfigError),
         text,
         str(path),
         ConfigError,

@@ -73,7 +73,7 @@ class WeightsRefused(KgorchError):
     """A file of starting weights that cannot be read without running code, or does not fit."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`(did you mean 'wall'?)`, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """` (did you mean 'wall'?)`, or nothing when no known word is near; 1 for the same word alone."""
+    near = difflib.get_close_matches(word[:200], list(known), n=1, cutoff=cutoff)
     return f" (did you mean '{near[0]}'?)" if near else ""

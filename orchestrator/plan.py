@@ -1,7 +1,4 @@
-"""plan.toml: what a person wrote, validated, handed on as plain values.
-
-An error names the file, the line, the key, what was expected and found, and the nearest known key.
-"""
+"""plan.toml: what a person wrote, validated, handed on as plain values. How a mistake is told: document.py."""
 
 from __future__ import annotations
 
@@ -14,24 +11,25 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    StringConstraints,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from orchestrator import document
 from orchestrator.core import hang, health, memory, notices, room, trend, windows
 from orchestrator.core.memory import Rung
 from orchestrator.core.naming import NAME
-from orchestrator.errors import KgorchError, PlanError, nearest
+from orchestrator.document import misplaced
+from orchestrator.errors import PlanError, nearest
 from orchestrator.platforms.detect import BY_NAME
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -47,9 +45,9 @@ _UNITS_BYTES = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
+LONGEST_S = 10 * 365 * 86400.0
 SNAPSHOT_S = 2.0
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-Read = TypeVar("Read", bound=BaseModel)
 
 
 def seconds(value: Any) -> Any:
@@ -76,9 +74,33 @@ def size(value: Any) -> Any:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
-Bytes = Annotated[int, BeforeValidator(size), Field(gt=0)]
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+def _lasting(value: Any) -> Any:
+    """A duration that a plan may hold. Raises ValueError."""
+    lasts_s = seconds(value)
+    if not 0 < lasts_s <= LONGEST_S:
+        raise ValueError('expected a duration above 0 and at most 10 years, such as "90m"')
+    return lasts_s
+
+
+def _filling(value: Any) -> Any:
+    """A size that is not nothing. Raises ValueError."""
+    count = size(value)
+    if count <= 0:
+        raise ValueError('expected a size above 0, such as "15GiB"')
+    return count
+
+
+Seconds = Annotated[float, BeforeValidator(_lasting)]
+Bytes = Annotated[int, BeforeValidator(_filling)]
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(NAME, value):
+        raise ValueError("expected 1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 class _Part(BaseModel):
@@ -154,7 +176,7 @@ class SessionPart(_Part):
     @model_validator(mode="after")
     def _leaves_time(self) -> SessionPart:
         if self.wall is not None and self.margin is not None and self.margin >= self.wall:
-            raise ValueError(f"the margin ({self.margin:g} s) takes the whole session ({self.wall:g} s)")
+            raise misplaced(f"the margin ({self.margin:g} s) takes the whole session ({self.wall:g} s)", ("margin",))
         return self
 
 
@@ -163,7 +185,14 @@ class Keep(_Part):
 
     last: Annotated[int, Field(ge=1)] = 3
     every: Annotated[int, Field(ge=1)] | None = None
-    best: Annotated[str, StringConstraints(pattern=r"^[^:]+:(min|max)$")] | None = None
+    best: str | None = None
+
+    @field_validator("best")
+    @classmethod
+    def _is_a_metric_and_its_end(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[^:]+:(min|max)", value):
+            raise ValueError('expected a reported metric and which end of it is best, "accuracy:max" or "loss:min"')
+        return value
 
 
 class CheckpointPart(_Part):
@@ -209,7 +238,7 @@ class QuotaPart(_Part):
     @model_validator(mode="after")
     def _leaves_hours(self) -> QuotaPart:
         if self.hours is not None and self.reserve is not None and self.reserve >= self.hours * 3600:
-            raise ValueError(f"the reserve ({self.reserve:g} s) takes the whole quota ({self.hours:g} h)")
+            raise misplaced(f"the reserve ({self.reserve:g} s) takes the whole quota ({self.hours:g} h)", ("reserve",))
         return self
 
 
@@ -222,13 +251,20 @@ class PlatformPart(_Part):
     name: Name | None = None
     wall: Seconds | None = None
     began: Literal["container", "job", "boot", "start"] | None = None
-    metadata: Annotated[str, StringConstraints(pattern=r"^https?://[^/]")] | None = None
+    metadata: str | None = None
 
     @field_validator("name")
     @classmethod
     def _is_known(cls, value: str | None) -> str | None:
         if value is not None and value not in BY_NAME:
             raise ValueError(f"unknown platform{nearest(value, BY_NAME)}; known: {', '.join(sorted(BY_NAME))}")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _is_a_server(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^/\s]", value):
+            raise ValueError('expected a server\'s address such as "http://127.0.0.1:8080"')
         return value
 
 
@@ -245,7 +281,7 @@ class NotifyPart(_Part):
         for kind in value:
             if kind not in notices.KINDS:
                 known = ", ".join(notices.KINDS)
-                raise ValueError(f"there is no notice {kind!r}{nearest(kind, notices.KINDS)}; known: {known}")
+                raise ValueError(f"there is no notice {kind!r:.60}{nearest(kind, notices.KINDS)}; known: {known}")
         return value
 
     @field_validator("command", "urls")
@@ -363,9 +399,7 @@ class ResumePart(_Part):
     def _are_folders(cls, value: list[str] | None) -> list[str] | None:
         for source in value or []:
             if not source or "**" in source.removesuffix("**"):
-                raise ValueError(
-                    f'expected folders or globs such as "/data/**", with ** at the end alone; found {source!r}'
-                )
+                raise ValueError('expected folders or globs such as "/data/**", with ** at the end alone')
         return value
 
 
@@ -390,7 +424,7 @@ class DataPart(_Part):
             if ".." not in path.parts and path == PurePosixPath("."):
                 raise ValueError("the plan's folder itself holds what training writes; name the folder of the data")
             if inside := [other for other in paths if other is not path and path.is_relative_to(other)]:
-                raise ValueError(f"{str(path)!r} lies in {str(inside[0])!r}, which is cached already")
+                raise ValueError(f"{str(path)!r:.120} lies in {str(inside[0])!r:.120}, which is cached already")
         return value
 
 
@@ -412,21 +446,22 @@ class Plan(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _quick_tests_take_over(cls, document: Any) -> Any:
-        stages = document.get("stage") if isinstance(document, dict) else None
+    def _quick_tests_take_over(cls, given: Any) -> Any:
+        stages = given.get("stage") if isinstance(given, dict) else None
         if not isinstance(stages, list):
-            return document
+            return given
         named = {
             stage["name"]: stage for stage in stages if isinstance(stage, dict) and isinstance(stage.get("name"), str)
         }
-        return document | {"stage": [_taken_over(stage, named) for stage in stages]}
+        return given | {"stage": [_taken_over(stage, number, named) for number, stage in enumerate(stages)]}
 
-    @model_validator(mode="after")
-    def _stages_differ(self) -> Plan:
-        names = [stage.name for stage in self.stage]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two stages are named {twice[0]!r}")
-        return self
+    @field_validator("stage")
+    @classmethod
+    def _stages_differ(cls, value: list[Stage]) -> list[Stage]:
+        names = [stage.name for stage in value]
+        if twice := [number for number, name in enumerate(names) if name in names[:number]]:
+            raise misplaced(f"two stages are named {names[twice[0]]!r}", (twice[0], "name"))
+        return value
 
     def rungs_of(self, stage: str) -> list[Rung]:
         """The ladder as far as it is meant for a stage: an argument that only other ones are given is theirs."""
@@ -447,17 +482,18 @@ class Plan(_Part):
         return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _taken_over(stage: Any, named: Mapping[str, Any]) -> Any:
-    """The stage as it is, or a quick test with what it takes from the stage that it tests. Raises: ValueError."""
+def _taken_over(stage: Any, number: int, named: Mapping[str, Any]) -> Any:
+    """The stage as it is, or a quick test with what it takes from the stage that it tests. Raises: PydanticCustomError."""
     tested = stage.get("quick_test_of") if isinstance(stage, dict) else None
     if not isinstance(tested, str):
         return stage
     found = named.get(tested)
     if found is None or found is stage or "quick_test_of" in found:
         others = [name for name, other in named.items() if other is not stage and "quick_test_of" not in other]
-        raise ValueError(
-            f"stage {stage.get('name')!r}: quick_test_of names no stage to be tested{nearest(tested, others)}; "
-            f"those of the plan: {', '.join(others) or 'none'}"
+        raise misplaced(
+            f"{document.shown(tested)} names no stage to be tested{nearest(tested, others)}; "
+            f"those of the plan: {', '.join(others) or 'none'}",
+            ("stage", number, "quick_test_of"),
         )
     return {key: found[key] for key in ("entry", "ranks", "args", "weights") if key in found} | stage
 
@@ -468,12 +504,22 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
     Raises: PlanError.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(
-            f"the plan {path} cannot be read", str(error), next_step="`kgorch init` writes a commented plan.toml"
-        ) from None
+        text = document.read(path, "plan", PlanError, next_step=NEXT_STEP)
+    except FileNotFoundError:
+        raise PlanError(f"there is no plan {path}{_beside(path)}", next_step=NEXT_STEP) from None
     return parse(text, str(path), overrides), text
+
+
+NEXT_STEP = "kgorch init --print    (a plan with every key explained; kgorch init writes one)"
+
+
+def _beside(path: Path) -> str:
+    """The plan that was meant, of those that lie in the same folder."""
+    try:
+        others = [other.name for other in path.absolute().parent.glob("*.toml")]
+    except OSError:
+        return ""
+    return nearest(path.name, others)
 
 
 def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Plan:
@@ -481,56 +527,15 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Plan:
 
     Raises: PlanError.
     """
-    document = read_toml(text, where, PlanError)
-    for override in overrides:
-        _set(document, override)
-    return validated(
-        Plan,
-        document,
-        text,
-        where,
-        PlanError,
-        what="a plan",
-        next_step="`kgorch init` writes a plan with every key explained",
+    found = document.parsed(text, where, PlanError)
+    given = {_set(found, override): override for override in overrides}
+    return document.validated(
+        Plan, found, text, where, PlanError, what="a plan", next_step="kgorch explain {key}", overrides=given
     )
 
 
-def read_toml(text: str, where: str, refusal: type[KgorchError]) -> dict[str, Any]:
-    """Raises: `refusal`."""
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise refusal(
-            f"{where} is not TOML",
-            str(error) or "nested too deep",
-            next_step="mend it there; text stands in quotes, a table's name in brackets: toml.io tells the rest",
-        ) from None
-
-
-def validated(
-    model: type[Read],
-    document: dict[str, Any],
-    text: str,
-    where: str,
-    refusal: type[KgorchError],
-    *,
-    what: str,
-    next_step: str,
-) -> Read:
-    """The document as a `model`. `text`: what it was read from, for the numbers of lines.
-
-    Raises: `refusal` with a line for each problem.
-    """
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        facts = [_explained(problem, text, where, model) for problem in error.errors()[:8]]
-        raise refusal(f"{where} is not {what}", *facts, next_step=next_step) from None
-    except RecursionError:
-        raise refusal(f"{where} is nested too deep") from None
-
-
-def _set(document: dict[str, Any], override: str) -> None:
+def _set(found: dict[str, Any], override: str) -> document.Place:
+    """Change one value. Where it is."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise PlanError(
@@ -541,93 +546,37 @@ def _set(document: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word or 30s: text
-    at: Any = document
+    except RecursionError:
+        raise PlanError(f"--set {override:.200}: nested too deep", next_step="give a plain value") from None
+    at: Any = found
+    place: document.Place = ()
     *path, last = key.strip().split(".")
     for step in path:
         if isinstance(at, dict) and isinstance(at.get(step), list):  # stage.train.args: the stage of that name
             at = at[step]
+            place += (step,)
         elif isinstance(at, list):
-            at = next((item for item in at if isinstance(item, dict) and item.get("name") == step), None)
-            if at is None:
-                raise PlanError(f"--set {override!r}: there is no {step!r}", next_step="name a stage of the plan")
+            names = [item.get("name") if isinstance(item, dict) else None for item in at]
+            if step not in names:
+                known = ", ".join(str(name) for name in names if name) or "none"
+                raise PlanError(
+                    f"--set {override!r}: there is no stage {step!r}{nearest(step, [str(name) for name in names])}",
+                    next_step=f"name a stage of the plan: {known}",
+                )
+            at = at[names.index(step)]
+            place += (names.index(step),)
         else:
             at = at.setdefault(step, {})
+            place += (step,)
         if not isinstance(at, dict | list):
-            raise PlanError(f"--set {override!r}: {step!r} holds no keys")
+            above = ".".join(path[: path.index(step) + 1])
+            raise PlanError(
+                f"--set {override!r}: {above} is a value, not a table", next_step=f"--set {above}=VALUE, or another key"
+            )
     if isinstance(at, list):
-        raise PlanError(f"--set {override!r}: name the stage, as in stage.NAME.args.epochs=3")
+        raise PlanError(f"--set {override!r}: name the stage", next_step="--set stage.NAME.args.epochs=3")
     at[last] = value
-
-
-def _explained(problem: Mapping[str, Any], text: str, where: str, root: type[BaseModel]) -> str:
-    """One problem as `plan.toml:7: session.wal: unknown key (did you mean 'wall'?)`."""
-    path = [
-        part
-        for part in problem["loc"]
-        if not (isinstance(part, str) and part.startswith(("function-", "literal[", "constrained-", "lax-")))
-    ]
-    keys = [part for part in path if not isinstance(part, str) or part not in ("str", "int", "float", "dict[str,any]")]
-    dotted = ".".join(str(part) for part in keys) or "the whole file"
-    line = _line_of(text, keys)
-    if problem["type"] == "extra_forbidden":
-        known = _keys_at(keys[:-1], root)
-        said = f"unknown key{nearest(str(keys[-1]), known)}; known here: {', '.join(known)}"
-    elif problem["type"] == "missing":
-        said = "missing; it must be given"
-    elif "mirror_options" in keys or (keys[:1] == ["notify"] and keys[1:2] != ["on"]):
-        said = str(problem["msg"])  # what was found may be a secret
-    else:
-        said = f"{problem['msg'].removeprefix('Value error, ')}; found {_short(problem['input'])}"
-    return f"{where}:{line}: {dotted}: {said}" if line else f"{where}: {dotted}: {said}"
-
-
-def _keys_at(path: Sequence[Any], root: type[BaseModel]) -> list[str]:
-    model = root
-    inner: dict[str, type[BaseModel]] = {
-        "stage": Stage,
-        "weights": Weights,
-        "session": SessionPart,
-        "checkpoint": CheckpointPart,
-        "keep": Keep,
-        "quota": QuotaPart,
-        "memory": MemoryPart,
-        "health": HealthPart,
-        "hang": HangPart,
-        "resume": ResumePart,
-        "data": DataPart,
-        "platform": PlatformPart,
-        "notify": NotifyPart,
-        "forecast": ForecastPart,
-    }
-    for part in path:
-        model = inner.get(str(part), model)
-    return list(model.model_fields)
-
-
-def _line_of(text: str, path: Sequence[Any]) -> int | None:
-    """The line on which a key stands, found by reading the TOML's headers; None when it came by --set or inline."""
-    header: list[Any] = []
-    counts: dict[str, int] = {}
-    best = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := re.match(r"\s*\[\[?\s*([\w.\-]+)\s*\]\]?", line):
-            name = match[1]
-            header = list(name.split("."))
-            if line.lstrip().startswith("[["):
-                header.append(counts.get(name, 0))
-                counts[name] = counts.get(name, 0) + 1
-            if header == list(path[: len(header)]):
-                best = number
-        elif (match := re.match(r"\s*([\w\-.\"]+)\s*=", line)) and path:
-            here = header + [part.strip('"') for part in match[1].split(".")]
-            if here == list(path[: len(here)]):
-                return number
-    return best
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return (*place, last)
 
 
 def check_entries(plan: Plan, workdir: Path) -> None:

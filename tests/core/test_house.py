@@ -58,8 +58,10 @@ MAY = {
     "orchestrator.foreign": {"orchestrator.errors"},
     "orchestrator.shard": {"orchestrator.errors", "orchestrator.foreign"},
     "orchestrator.manifest": {"orchestrator.errors", "orchestrator.foreign", "orchestrator.wire"},
+    "orchestrator.document": {"orchestrator.errors"},
     "orchestrator.plan": {
         "orchestrator.errors",
+        "orchestrator.document",
         "orchestrator.core.memory",
         "orchestrator.core.room",
         "orchestrator.core.health",
@@ -70,7 +72,12 @@ MAY = {
         "orchestrator.core.trend",
         "orchestrator.core.notices",
     },
-    "orchestrator.config": {"orchestrator.errors", "orchestrator.plan", "orchestrator.platforms"},
+    "orchestrator.config": {
+        "orchestrator.errors",
+        "orchestrator.document",
+        "orchestrator.plan",
+        "orchestrator.platforms",
+    },
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",
@@ -114,7 +121,10 @@ def test_imports_point_one_way(path):
                 name
                 in {
                     "orchestrator.__version__",
-                    *(f"orchestrator.{name}" for name in ("manifest", "foreign", "shard", "wire", "worker")),
+                    *(
+                        f"orchestrator.{name}"
+                        for name in ("manifest", "foreign", "shard", "wire", "worker", "document")
+                    ),
                 }
                 or name == "orchestrator"
             )

@@ -111,9 +111,9 @@ def test_an_unknown_platform_is_answered_with_its_line_and_the_nearest_known_one
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('began = "dawn"', "'container', 'job', 'boot' or 'start'"),
+        ('began = "dawn"', '"container", "job", "boot" or "start"'),
         ('metadata = "file:///etc"', "platform.metadata"),
-        ('wall = "0s"', "greater than 0"),
+        ('wall = "0s"', "above 0"),
         ('wal = "9h"', "did you mean 'wall'?"),
     ],
 )
@@ -170,7 +170,7 @@ def test_without_a_file_nothing_is_said_and_a_named_one_must_be_there(tmp_path):
     ("text", "said"),
     [
         ("[quota]\nhors = 3\n", "config.toml:2: quota.hors: unknown key (did you mean 'hours'?)"),
-        ("[quota]\n\nhours = 0\n", "config.toml:3: quota.hours: Input should be greater than 0"),
+        ("[quota]\n\nhours = 0\n", "config.toml:3: quota.hours: expected a number above 0; found 0"),
         ('[platfrm]\nname = "kaggle"\n', "config.toml:1: platfrm: unknown key (did you mean 'platform'?)"),
         ('[platform]\nname = "kagle"\n', "config.toml:2: platform.name: unknown platform"),
         ('name = "x"\n', "config.toml:1: name: unknown key"),
@@ -185,10 +185,10 @@ def test_a_bad_configuration_names_file_line_and_key(tmp_path, text, said):
 
 def test_a_configuration_that_cannot_be_read_is_a_mistake_and_no_bug(tmp_path):
     (tmp_path / "kgorch" / "config.toml").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read|is a folder"):
         config.load({"XDG_CONFIG_HOME": str(tmp_path)})
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read|is a folder"):
         config.load({"KGORCH_CONFIG": str(tmp_path / "latin.toml")})
 
 
