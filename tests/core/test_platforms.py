@@ -185,10 +185,10 @@ def test_a_bad_configuration_names_file_line_and_key(tmp_path, text, said):
 
 def test_a_configuration_that_cannot_be_read_is_a_mistake_and_no_bug(tmp_path):
     (tmp_path / "kgorch" / "config.toml").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot be read|is a folder"):
+    with pytest.raises(ConfigError, match=r"is a folder|is UTF-16"):
         config.load({"XDG_CONFIG_HOME": str(tmp_path)})
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read|is a folder"):
+    with pytest.raises(ConfigError, match=r"is a folder|is UTF-16"):
         config.load({"KGORCH_CONFIG": str(tmp_path / "latin.toml")})
 
 
