@@ -98,7 +98,8 @@ def used_s(engine: Engine, pool: str, since: datetime, *, but: Own | None = None
     mine = Charge.pool == pool, _not(but)
     with Orm(engine) as orm:
         total = orm.scalar(select(func.sum(Charge.used_s * Charge.factor)).where(*mine, Charge.from_at >= since))
-        before = select(Charge.from_at, Charge.used_s, Charge.factor).where(*mine, Charge.session_id.is_not(None))
+        is_use = or_(Charge.session_id.is_not(None), Charge.why == "")  # a removed run's, too; a correction says why
+        before = select(Charge.from_at, Charge.used_s, Charge.factor).where(*mine, is_use)
         before = before.where(Charge.from_at < since).order_by(Charge.from_at.desc()).limit(MAY_REACH)
         over = (
             max(0.0, span_s - (since - from_at).total_seconds()) * factor

@@ -129,3 +129,9 @@ def supersede(engine: Engine, run_id: str, why: str) -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Run).where(Run.id == run_id, Run.state != "finished").values(state="superseded", why=why))
         orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state.in_(("due", "claimed"))))
+
+
+def remove(engine: Engine, run_id: str) -> None:
+    """Delete a run with all rows that hang on it. What its sessions used of a pool stays, as use of no session."""
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(delete(Run).where(Run.id == run_id))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import click
 
 from db import charges, checkpoints, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
-from orchestrator.cli import main
+from orchestrator.cli import cli, main
 from orchestrator.errors import ExitCode
 
 PLAN = 'name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"\n'
@@ -32,6 +35,18 @@ def code_of(args: list[str], within_s: int = 20) -> int:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     raise AssertionError("main() returned")
+
+
+def verbs(command: click.Command = cli, typed: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every verb as it is typed; a group that does something itself, too."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from verbs(inner, (*typed, name))
+    if typed:
+        yield typed, command
 
 
 def make_state(home: Path, workdir: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from orchestrator import __version__
+from orchestrator.cli.usage import Group, UnknownVerb
 from orchestrator.errors import ExitCode, KgorchError
 
 USUAL_GC = gc.get_threshold()
@@ -39,16 +40,29 @@ VERBS = {
     "history": "The sessions of a run, or its journal.",
     "metrics": "What a run has reported, as a table, CSV or picture.",
     "checkpoints": "List, verify, prune, export.",
+    "rm": "Remove runs, with all that they keep.",
     "quota": "Accelerator hours used and left; correct them.",
     "doctor": "What slows a run down, and what to change.",
     "notify": "Send a test notice to whom a plan tells.",
     "systemd": "Let systemd run the daemon.",
     "check": "What a plan will take, before an hour is spent.",
-    "init": "Write a commented plan.toml.",
+    "init": "Write a commented plan.toml and a train.py.",
+    "explain": "What a key of the plan means.",
+    "help": "What a verb does, and its options.",
+    "version": "Which kgorch this is.",
 }
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Begin": ("init", "explain", "check"),
+    "Train": ("start", "resume", "save", "stop"),
+    "Look": ("status", "logs", "history", "doctor", "quota"),
+    "Keep": ("checkpoints", "rm"),
+    "Unattended": ("queue", "daemon", "systemd", "notify"),
+}
+"""The verbs as help shows them; those that are in none stand below the last."""
 
-class Verbs(click.Group):
+
+class Verbs(Group):
     """Imports a verb's module when it is used: `kgorch status` does not pay for what `kgorch start` needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -61,30 +75,38 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        """All in one column, whatever the group; no verb's module is imported for it."""
+        others = tuple(name for name in VERBS if not any(name in names for names in GROUPS.values()))
+        width = max(map(len, VERBS))
+        for title, names in {**GROUPS, "Besides": others}.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), VERBS[name]) for name in names if name in VERBS])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from orchestrator.errors import nearest
-
-            raise click.UsageError(f"no verb {args[0]!r}{nearest(args[0], VERBS)}; known: {', '.join(VERBS)}", ctx)
-        return super().resolve_command(ctx, args)
+        if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UnknownVerb(args[0], list(VERBS), ctx)
+        return click.Group.resolve_command(self, ctx, args)
 
 
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="VERB [ARGS]...",
+)
 @click.version_option(__version__, prog_name="kgorch")
 def cli() -> None:
     """One training run that lives through many short GPU sessions.
 
     \b
     Example:
-      kgorch init                 write plan.toml
+      kgorch init                 write plan.toml and a small train.py
       kgorch start plan.toml      train until the session's wall; saved in time
       kgorch start plan.toml      the next session goes on at the exact sample
       kgorch status               where it stands
 
-    Shell completion: eval "$(_KGORCH_COMPLETE=bash_source kgorch)" (or zsh_source, fish_source).
+    \b
+    Completion of verbs, runs, plans and --set keys (or zsh_source, fish_source):
+      eval "$(_KGORCH_COMPLETE=bash_source kgorch)"
     """
 
 
@@ -98,8 +120,9 @@ def main(args: Sequence[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(int(ExitCode.MISTAKE))
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        status = cli.main(args=args, prog_name="kgorch", standalone_mode=False)
+        status = cli.main(args=list(words), prog_name="kgorch", standalone_mode=False, obj=words)
     except KgorchError as error:
         from orchestrator.cli.render import printable
 
@@ -108,7 +131,10 @@ def main(args: Sequence[str] | None = None) -> None:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        from orchestrator.cli.render import printable
+        from orchestrator.cli.usage import told
+
+        print(printable(told(error)), file=sys.stderr)
         sys.exit(int(ExitCode.MISTAKE))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our pipe has enough

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from orchestrator.cli import render
-from orchestrator.cli.common import json_option, state
+from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state
 from orchestrator.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
@@ -34,14 +34,16 @@ class Section(NamedTuple):
 
 
 def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> int | None:
+    if typed is None:
+        return None
     from orchestrator.core.fit import CONTEXT
     from orchestrator.plan import size
 
     try:
-        told = None if typed is None else int(size(typed))
+        told = int(size(typed))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    if told is not None and told <= CONTEXT:
+    if told <= CONTEXT:
         raise click.BadParameter(
             f"{told} bytes are less than CUDA itself takes ({render.size(CONTEXT)}); for example 15GiB"
         )
@@ -49,10 +51,8 @@ def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) 
 
 
 @click.command("check")
-@click.argument("plan", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the plan, as for start."
-)
+@plan_argument
+@set_option
 @click.option(
     "--device-memory",
     metavar="SIZE",
@@ -70,8 +70,8 @@ def command(
     Looks at the machine, then takes a few real steps of each stage in processes of their own, weighs them with several
     microbatches, and lays the rest into sessions. Nothing of a run is touched; a minute for a small plan.
 
-    \b
-    Exit codes: 0 it fits, perhaps with other settings than the plan's; 20 it does not run or fit; 2 a mistake in the plan.
+    Exit codes: 0 it fits, perhaps with other settings than the plan's; 20 it does not run or fit; 2 a mistake in the
+    plan.
 
     \b
     Example:
@@ -79,7 +79,7 @@ def command(
     """
     if html:
         _see_that_there_is_room_for(html)
-    found = _found(plan.absolute(), overrides, device_memory, probes=not no_probe)
+    found = _found(plan, overrides, device_memory, probes=not no_probe)
     if html:
         _write_html(html, found)
     if as_json:
@@ -96,11 +96,11 @@ def command(
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
     from orchestrator import config
-    from orchestrator.plan import load
     from orchestrator.report import check
     from orchestrator.runtime import claims, memory, preflight, probing
 
-    said, _ = load(path, overrides)
+    said, _ = load_plan(path, overrides)
+    path = path.absolute()
     detected, home, engine = state()
     plan = config.applied(said, config.load())
     profile = config.platform(plan.platform, detected)

@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
+from orchestrator.cli.usage import Group
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, ReplayFailed
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.replay import Difference
 
 
-@click.group("checkpoints")
+@click.group("checkpoints", cls=Group)
 def command() -> None:
     """List, verify, prune or export the checkpoints of a run.
 

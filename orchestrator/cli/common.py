@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from orchestrator.cli import completion
 from orchestrator.core import instants
-from orchestrator.errors import NotFound, nearest
+from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime.home import check_safe, home_of
@@ -18,26 +21,78 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from db.records import RunInfo
+    from orchestrator.plan import Plan
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON; its fields are a promise (docs/json.md)."
 )
 
 
-def _complete_run(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    try:
-        from db import runs
-
-        _, _, engine = state()
-        return runs.names(engine, beginning=typed, limit=100)
-    except Exception:  # completion never disturbs a shell
-        return []
-
-
 NAMES = 10_000
 """Among how many the one that was meant is sought, once a name is not known."""
 
-run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=_complete_run)
+run_argument = click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
+
+
+def _plan_path(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> Path | None:
+    """The plan that was named, else plan.toml of this folder. Raises: click.UsageError."""
+    if typed is None and ctx.resilient_parsing:
+        return None
+    if typed is None and not os.path.lexists("plan.toml"):
+        raise PlanError(
+            "no plan is named, and there is no plan.toml in this folder",
+            next_step=f"{ctx.command_path} PLAN; or kgorch init, which writes a plan.toml and a train.py",
+        )
+    return Path(typed or "plan.toml")
+
+
+plan_argument = click.argument(
+    "plan", required=False, metavar="[PLAN]", callback=_plan_path, shell_complete=completion.plans
+)
+"""PLAN, plan.toml where it is left out."""
+
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completion.settings,
+    help="Override a value of the plan. Stages by name: stage.train.args.epochs=3.",
+)
+
+
+def load_plan(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
+    """The plan at `path` and its text; where there is none, which run keeps a copy of it.
+
+    Raises: PlanError.
+    """
+    from orchestrator.plan import load
+
+    if not os.path.lexists(path) and (run := _run_of_missing(path)):
+        raise PlanError(
+            f"there is no plan {path.absolute()}",
+            f"the run {run.name!r}, begun in that folder, keeps a copy of its own: {Path(run.folder) / 'plan.toml'}",
+            next_step=f"kgorch resume {run.name}",
+        )
+    return load(path, overrides)
+
+
+def _run_of_missing(path: Path) -> RunInfo | None:
+    """The run that was begun by a plan which is gone: not finished or failed, and the only one that it can be.
+
+    A name that is only mistyped must not lead to another training: so the file is called plan.toml, or as the run is.
+    """
+    profile = detect()
+    home = home_of(profile)
+    folder = path.absolute().parent
+    if not (home / "kgorch.db").exists() or any(folder.glob("*.toml")):
+        return None
+    from db import runs
+    from db.engine import open_database
+
+    known = [run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == "active"]
+    named = [run for run in known if run.name == path.stem or path.name == "plan.toml"]
+    return named[0] if len(named) == 1 else None
 
 
 def as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:

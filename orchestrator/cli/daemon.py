@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, state
+from orchestrator.cli.usage import Group
 from orchestrator.errors import KgorchError
 
 
@@ -23,7 +24,7 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, typed: str) -> floa
         raise click.BadParameter('expected a duration such as "90s" or "10m"') from None
 
 
-@click.group("daemon", invoke_without_command=True)
+@click.group("daemon", cls=Group, invoke_without_command=True)
 @click.option("--at-once", type=click.IntRange(1), metavar="N", help="Sessions beside one another; default: one a GPU.")
 @click.option(
     "--stop-timeout",

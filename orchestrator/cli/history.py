@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli import render
+from orchestrator.cli import completion, render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 @click.option(
     "-n", "--limit", type=click.IntRange(1), help="The newest at the most.  [default: 50 sessions, 100 events]"
 )
-@click.option("--plot", metavar="METRIC", help="A metric over all sessions, drawn with letters (needs kgorch[plot]).")
+@click.option(
+    "--plot",
+    metavar="METRIC",
+    shell_complete=completion.metrics,
+    help="A metric over all sessions, drawn with letters (needs kgorch[plot]).",
+)
 @click.option(
     "--x", "axis", type=click.Choice(("step", "hours")), default="step", show_default=True,
     help="What --plot draws over; with hours, the steps are drawn, too.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
-from importlib import resources
 from pathlib import Path
 
 import click
 
+from orchestrator.cli import template
 from orchestrator.errors import KgorchError, NotFound, nearest
 
 COPIED = (".py", ".toml", ".md")
@@ -31,20 +32,39 @@ def _complete(ctx: click.Context, parameter: click.Parameter, typed: str) -> lis
     "--from", "workload", metavar="WORKLOAD", shell_complete=_complete,
     help="Copy a reference training and its plans instead; PATH is a folder then.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Write over files that are there.")
-def command(path: Path | None, workload: str | None, force: bool) -> int:
-    """Write a plan with every key explained, to be edited; or copy a training that works, to be made one's own.
+@click.option("--print", "only_print", is_flag=True, help="Print the plan with every key explained; write nothing.")
+@click.option("--force", is_flag=True, help="Write also where there is such a file; that one is kept as FILE.bak.")
+def command(path: Path | None, workload: str | None, only_print: bool, force: bool) -> int:
+    """Write a plan with every key explained and a small train.py that it runs: both work as they are, and are to be changed.
+
+    A train.py that is there stays as it is. PATH: the plan's file, or its folder.
 
     \b
     Example:
       kgorch init && kgorch start plan.toml
       kgorch init --from workloads/timeseries mine && kgorch check mine/plan.toml
     """
+    if only_print:
+        if workload or path or force:
+            raise click.UsageError("--print writes nothing: leave the others out")
+        click.echo(template.plan_text(), nl=False)
+        return 0
     if workload:
         return _copy(workload, path, force=force)
     path = path or Path("plan.toml")
-    _write(path, resources.files("orchestrator.cli").joinpath("template.toml").read_text(), force=force)
-    click.echo(f"{path} is written; edit its stages, then: kgorch start {_typed(path)}")
+    if path.is_dir():
+        path = path / "plan.toml"
+    if path.exists() and not force:
+        raise _taken(path, f"kgorch init {_typed(path)} --force")
+    _write(path, template.plan_text())
+    script = path.parent / "train.py"
+    if os.path.lexists(script):
+        click.echo(f"{script} is there already and stays as it is; the plan's stage runs it")
+        click.echo(f"next: make the plan's stages fit it, then: kgorch check {_typed(path)}")
+    else:
+        _write(script, template.script_text())
+        click.echo(f"{script} is written: a small training that the plan runs")
+        click.echo(f"next: kgorch start {_typed(path)}")
     return 0
 
 
@@ -58,28 +78,60 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
     files = [file for file in sorted(known[name].iterdir()) if file.suffix in COPIED and file.name != "__init__.py"]
     taken = [folder / file.name for file in files if (folder / file.name).exists()]
     if taken and not force:
-        raise KgorchError(
-            f"{taken[0]} is there already",
-            next_step=f"kgorch init --from {workload} {_typed(folder)} --force writes over it",
-        )
+        raise _taken(taken[0], f"kgorch init --from {workload} {_typed(folder)} --force")
     for file in files:
         # the copy is its own: its modules lie beside its plan, and no longer in the package
         text = file.read_text().replace(f"from workloads.{name}.", "from ").replace(f"workloads.{name}.", "")
         text = text.replace(f"workloads/{name}/", "")
-        _write(folder / file.name, text, force=True)
+        _write(folder / file.name, text, says=False)
     click.echo(f"{len(files)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
     click.echo(f"next: kgorch check {_typed(folder / 'plan.toml')}")
     return 0
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
-    if path.exists() and not force:
-        raise KgorchError(f"{path} is there already", next_step=f"kgorch init {_typed(path)} --force writes over it")
+def _taken(path: Path, forced: str) -> KgorchError:
+    return KgorchError(
+        f"{path} is there already; nothing was written",
+        f"{forced} writes a new one and keeps this one as {path.name}.bak",
+        next_step="kgorch init --print    (shows every key explained; kgorch explain KEY shows one)",
+    )
+
+
+def _write(path: Path, text: str, *, says: bool = True) -> None:
+    """A file in one step; what was there is kept beside it. Raises: KgorchError."""
+    kept = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.write_text(text, encoding="utf-8")
+        try:
+            if os.path.lexists(path):
+                kept = _kept_beside(path)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
-        raise KgorchError(f"{path} cannot be written", str(error)) from None
+        raise KgorchError(f"{path} cannot be written", str(error), next_step="name another folder") from None
+    if kept:
+        click.echo(f"the former {path.name} is kept as {kept}")
+    if says and path.suffix == ".toml":
+        click.echo(f"{path} is written: a plan with every key explained")
+
+
+def _kept_beside(path: Path) -> Path:
+    """The file under the first of FILE.bak, FILE.bak2 … that is free; a link, so that no moment is without it."""
+    for number in range(1, 10_000):
+        place = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        try:
+            os.link(path, place, follow_symlinks=False)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without hard links
+            if os.path.lexists(place):
+                continue
+            path.rename(place)
+        return place
+    raise KgorchError(f"{path} has 9999 copies beside it", next_step=f"rm {shlex.quote(str(path))}.bak*")
 
 
 def _typed(path: Path) -> str:

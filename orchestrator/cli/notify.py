@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from orchestrator.cli import render
-from orchestrator.cli.common import json_option, state
+from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state
+from orchestrator.cli.usage import Group
 
 PATIENCE_S = 300.0
 
 
-@click.group("notify")
+@click.group("notify", cls=Group)
 def command() -> None:
     """Notices of a plan's [notify] part.
 
@@ -24,8 +25,8 @@ def command() -> None:
 
 
 @command.command("test")
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the plan.")
+@plan_argument
+@set_option
 @json_option
 def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Send a test notice to each target of PLAN, once, and tell which arrived. Exits 2 when one did not, or there is none.
@@ -36,10 +37,9 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """
     from orchestrator import config
     from orchestrator.errors import ExitCode, PlanError
-    from orchestrator.plan import load
     from orchestrator.runtime import notices
 
-    loaded = config.applied(load(plan, overrides)[0], config.load())
+    loaded = config.applied(load_plan(plan, overrides)[0], config.load())
     notices.check(loaded.notify)
     found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
     if not found:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli import render
-from orchestrator.cli.common import as_instant, find_run, json_option, run_argument, state
+from orchestrator.cli import completion, render
+from orchestrator.cli.common import as_instant, find_run, json_option, load_plan, run_argument, state
+from orchestrator.cli.usage import Group
 
 if TYPE_CHECKING:
     from db.records import RunInfo
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.choosing import Nothing
 
 
-@click.group("queue", invoke_without_command=True)
+@click.group("queue", cls=Group, invoke_without_command=True)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int:
@@ -71,7 +72,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
 
 
 @command.command("add")
-@click.argument("what", metavar="RUN|PLAN")
+@click.argument("what", metavar="RUN|PLAN", shell_complete=completion.runs_and_plans)
 @click.option(
     "--at",
     metavar="TIME",
@@ -87,9 +88,7 @@ def add(what: str, at: datetime | None) -> int:
     """
     due_at = at or datetime.now(UTC)
     if what.endswith(".toml"):
-        from orchestrator.plan import load
-
-        return add_plan(Path(what), load(Path(what))[1], (), due_at=due_at)
+        return add_plan(Path(what), load_plan(Path(what))[1], (), due_at=due_at)
     from orchestrator.runtime import enqueuing
 
     _, home, engine = state()

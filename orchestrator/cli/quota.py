@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, state
+from orchestrator.cli.usage import Group
 from orchestrator.errors import NotFound, nearest
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ WIDTH = 40
 USED, RESERVED, FREE = "█", "▒", "░"
 
 
-class _Quota(click.Group):
+class _Quota(Group):
     """`kgorch quota POOL` shows that pool; a pool cannot be named `set`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

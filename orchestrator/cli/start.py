@@ -11,20 +11,14 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.common import json_option, state, until_option
+from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state, until_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
-from orchestrator.errors import ExitCode, KgorchError, PlanError
+from orchestrator.errors import ExitCode, KgorchError
 
 
 @click.command("start")
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a value of the plan; kept with the run. Stages by name: stage.train.args.epochs=3.",
-)
+@plan_argument
+@set_option
 @click.option("--fresh", is_flag=True, help="Begin a new run, also when one of this name is not finished.")
 @click.option(
     "--extend", is_flag=True, help="Train a finished run longer, by a plan with more to do, from its final checkpoint."
@@ -53,20 +47,19 @@ def command(
     until: datetime | None,
     as_json: bool,
 ) -> int:
-    """Begin the run of a plan, or go on with it where it was saved: here, or in the sources that the plan names.
+    """Begin the run of PLAN (plan.toml, if left out), or go on with it where it was saved: here, or in the sources that
+    the plan names. A value by --set stays with the run.
 
     Trains until the run is finished or the session's wall is near; then everything is saved, verified, and a resume is
     queued. Training that still runs without a supervisor is taken over. Ctrl-C saves and stops.
 
-    \b
-    Exit codes: 0 finished, 10 session over and a resume queued, 11 the same for want of quota, 20 failed, 2 a mistake in
-    plan or options.
+    Exit codes: 0 finished, 10 session over and a resume queued, 11 the same for want of quota, 20 failed, 2 a mistake
+    in plan or options.
 
     \b
     Example:
-      kgorch start plan.toml --set session.wall=30m --set stage.train.args.epochs=3
+      kgorch start --set session.wall=30m --set stage.train.args.epochs=3
     """
-    from orchestrator.plan import load
     from orchestrator.runtime import choosing, opening, protection
     from orchestrator.runtime.bringing import Consent
 
@@ -77,9 +70,7 @@ def command(
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
     if queued and (until or detach):
         raise click.UsageError("--queue begins no session: --until and --detach are of one, leave them out")
-    if not plan.exists():
-        _say_who_keeps_it(plan)
-    loaded, text = load(plan, overrides)
+    loaded, text = load_plan(plan, overrides)
     if queued:
         from orchestrator.cli.queue import add_plan
 
@@ -110,21 +101,6 @@ def command(
     if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json)
-
-
-def _say_who_keeps_it(plan: Path) -> None:
-    """Raises: PlanError where a run that is not finished was begun in that folder: it has a copy of its plan."""
-    from db import runs
-
-    _, _, engine = state()
-    folder = str(plan.absolute().parent)
-    known = next((run for run in runs.everyone(engine) if run.workdir == folder and run.state != "finished"), None)
-    if known:
-        raise PlanError(
-            f"there is no plan {plan.absolute()}",
-            f"the run {known.name!r}, begun in that folder, keeps a copy of its own: {Path(known.folder) / 'plan.toml'}",
-            next_step=f"kgorch resume {known.name}",
-        )
 
 
 def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str], *, as_json: bool) -> int:

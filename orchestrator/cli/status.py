@@ -23,7 +23,7 @@ def command(run: str | None, as_json: bool, watch: bool, everyone: bool, limit: 
 
     \b
     Example:
-      kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])'
+      kgorch status --json | python -m json.tool
     """
     if everyone:
         return _list(as_json, limit)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.cli.usage import Group
 from orchestrator.errors import KgorchError
 
 if TYPE_CHECKING:
     from orchestrator.runtime.units import Change, Manager
 
 
-@click.group("systemd")
+@click.group("systemd", cls=Group)
 def command() -> None:
     """Let systemd run the daemon: due sessions begin, and go on after a reboot, with nobody logged in.
 
@@ -78,7 +79,7 @@ def install(manager: Manager, home: Path | None, account: str | None, into: Path
     \b
     Example:
       kgorch systemd install --user --now
-      sudo kgorch systemd install --system --as mira --home /home/mira/.local/state/kgorch
+      sudo kgorch systemd install --system --as mira --home /srv/kgorch
     """
     from orchestrator.runtime import units
 

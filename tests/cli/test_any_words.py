@@ -12,32 +12,20 @@ from pathlib import Path
 
 import click
 import pytest
-from answered import ALLOWED, PLAN, code_of, make_state
+from answered import ALLOWED, PLAN, code_of, make_state, verbs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cli import VERBS, cli
+from orchestrator.cli import VERBS
 from orchestrator.errors import ExitCode
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
-BLOCKS = {"--follow", "-f", "--watch", "--detach"}
-"""They go on until somebody ends them, or begin a process: not drawn."""
+BLOCKS = {"--follow", "-f", "--watch", "--detach", "--yes", "-y"}
+"""They go on until somebody ends them, begin a process, or take away the runs that the others look at: not drawn."""
 
 ALWAYS = {"check": ["--no-probe"], "systemd install": ["--into", "units"], "systemd uninstall": ["--into", "units"]}
 """What keeps a verb from the machine outside the test."""
-
-
-def verbs(command: click.Command = cli, typed: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every verb as it is typed; a group that does something itself, too."""
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from verbs(inner, (*typed, name))
-    if typed:
-        yield typed, command
 
 
 KNOWN = dict(verbs())

@@ -448,8 +448,8 @@ def test_every_verbs_help_ends_with_an_example(kgorch, verb):
         (["stats"], "no verb 'stats' (did you mean 'status'?)"),
         (["status"], "there is no run yet"),
         (["resume", "nothing"], "there is no run named 'nothing'"),
-        (["start", "nowhere.toml"], "cannot be read"),
-        (["start", "plan.toml", "--fsh"], "No such option"),
+        (["start", "nowhere.toml"], "there is no plan nowhere.toml"),
+        (["start", "plan.toml", "--fsh"], "no such option: --fsh (did you mean '--fresh'?)"),
         (["checkpoints", "export", "nothing", "x"], "there is no run"),
         (["save"], "there is no run yet"),
     ],
@@ -469,15 +469,6 @@ def test_resume_with_nothing_to_do_says_so_and_exits_0(kgorch, engine):
 
 def test_stop_of_a_run_that_does_not_run_says_so(kgorch, run, engine):
     assert "is not running" in kgorch("stop", "ink").stdout
-
-
-def test_init_writes_a_plan_and_never_over_one(kgorch):
-    kgorch("init")
-    text = (kgorch.folder / "plan.toml").read_text()
-    assert "is there already" in kgorch("init", code=2).stderr
-    (kgorch.folder / "plan.toml").write_text("changed")
-    kgorch("init", "--force")
-    assert (kgorch.folder / "plan.toml").read_text() == text
 
 
 def test_init_from_a_workload_copies_a_training_of_ones_own_and_never_over_one(kgorch):
@@ -505,18 +496,6 @@ def test_a_database_held_by_another_program_is_said_not_thrown(kgorch, run, engi
     done = kgorch("status", code=2, timeout_s=40)  # not for as long as a new database would be waited for
     other.close()
     assert "database" in done.stderr and "next:" in done.stderr
-
-
-def test_completion_offers_verbs_and_runs(kgorch, run):
-    import subprocess
-    import sys
-
-    env = kgorch.env() | {"_KGORCH_COMPLETE": "bash_complete"}
-    program = "from orchestrator.cli import cli; cli(prog_name='kgorch')"
-    for words, cword, offered in [("kgorch st", "1", "status"), ("kgorch status in", "2", "ink")]:
-        more = {"COMP_WORDS": words, "COMP_CWORD": cword}
-        done = subprocess.run([sys.executable, "-c", program], env=env | more, capture_output=True, text=True)
-        assert offered in done.stdout
 
 
 @pytest.fixture

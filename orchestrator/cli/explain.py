@@ -1,0 +1,77 @@
+"""kgorch explain"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+import click
+
+from orchestrator.cli import template
+from orchestrator.cli.completion import plan_keys
+from orchestrator.errors import NotFound, nearest
+
+
+@click.command("explain")
+@click.argument("key", required=False, metavar="[KEY]", shell_complete=plan_keys)
+def command(key: str | None) -> int:
+    """What a key of the plan means, and how it may be written; without KEY, the keys that there are.
+
+    \b
+    Example:
+      kgorch explain checkpoint.keep
+    """
+    if key is None:
+        for name in _known():
+            click.echo(name)
+        click.echo("next: kgorch explain KEY, or kgorch init --print for all of them", err=True)
+        return 0
+    chosen = _meant(key.strip("[]").strip("."))
+    for number, name in enumerate(chosen):
+        if number:
+            click.echo()
+        _print(name)
+    return 0
+
+
+def _known() -> list[str]:
+    """All keys that a plan may have, dotted."""
+    from orchestrator.document import keys
+    from orchestrator.plan import Plan
+
+    return list(keys(Plan))
+
+
+def _meant(key: str) -> list[str]:
+    """The key, the name of a stage in it left out; or all keys of that last name. Raises: NotFound."""
+    known = _known()
+    parts = key.split(".")
+    without_stage = ".".join([parts[0], *parts[2:]]) if parts[0] == "stage" and len(parts) > 2 else key
+    for name in (key, without_stage):
+        if name in known:
+            return [name]
+        if any(name.startswith(f"{above}.") for above in ("stage.args", "checkpoint.mirror_options")):
+            return [name.partition(".")[0] + "." + name.split(".")[1]]
+    if same := [name for name in known if name.split(".")[-1] == key]:
+        return same
+    last = [name for name in known if name.split(".")[-1] == parts[-1]]
+    near = f" (did you mean '{last[0]}'?)" if last else nearest(key, known)
+    raise NotFound(f"a plan has no key {key[:200]!r}{near}", next_step="kgorch explain    (lists the keys)")
+
+
+def _print(key: str) -> None:
+    width = min(shutil.get_terminal_size().columns, 100)
+    entries = template.of(key)
+    click.echo(key)
+    for entry in entries:
+        if entry.written:
+            click.echo(textwrap.fill(entry.written, width, initial_indent="  ", subsequent_indent="    "))
+        else:
+            click.echo("  [[stage]]" if entry.key == "stage" else f"  [{entry.key}]")
+        if entry.text:
+            indent = "      " if entry.written else "  "
+            click.echo(textwrap.fill(entry.text, width, initial_indent=indent, subsequent_indent=indent))
+    inside = [name for name in _known() if name.startswith(f"{key}.")]
+    if inside and not any(entry.key in inside for entry in entries):
+        names = ", ".join(name.removeprefix(f"{key}.") for name in inside)
+        click.echo(textwrap.fill(f"keys in it: {names}", width, initial_indent="  ", subsequent_indent="  "))
