@@ -73,7 +73,12 @@ def print_unit(unit: str, manager: Manager, home: Path | None, account: str | No
 @_filled_in
 @_into
 @click.option("--now", is_flag=True, help="Start the daemon, too; one that runs is begun anew, training goes on.")
-def install(manager: Manager, home: Path | None, account: str | None, into: Path | None, now: bool) -> int:
+@click.option(
+    "--dry-run", is_flag=True, help="Only say what would be written and run; kgorch systemd print shows the units."
+)
+def install(
+    manager: Manager, home: Path | None, account: str | None, into: Path | None, now: bool, dry_run: bool
+) -> int:
     """Write kgorch.service and kgorch@.service and have the daemon begin at boot. Again changes nothing.
 
     \b
@@ -85,17 +90,18 @@ def install(manager: Manager, home: Path | None, account: str | None, into: Path
 
     if into and now:
         raise click.UsageError("--into only writes files, --now starts the daemon: give one of them")
-    changes = units.install(into or units.folder_of(manager), _texts(manager, home, account))
+    changes = units.install(into or units.folder_of(manager), _texts(manager, home, account), dry_run=dry_run)
+    if dry_run:
+        _say_what_would_be(changes, [] if into else _steps(manager, now=now), manager)
+        return 0
     _say(changes)
     if into:
         return 0
     if not units.is_booted(manager):
         click.echo(f"no {manager} systemd runs here: nothing was enabled")
         return 0
-    units.systemctl(manager, "daemon-reload")
-    units.systemctl(manager, "enable", units.DAEMON)
-    if now:
-        units.systemctl(manager, "restart", units.DAEMON)
+    for words in _steps(manager, now=now):
+        units.systemctl(manager, *words)
     click.echo(f"{units.DAEMON} begins at boot" + (" and runs now" if now else ""))
     if manager == "user" and not units.lingers(getpass.getuser()):
         click.echo("next: loginctl enable-linger    (else it ends when you log out)")
@@ -138,6 +144,28 @@ def _texts(manager: Manager, home: Path | None, account: str | None) -> dict[str
         account = account or os.environ.get("SUDO_USER") or getpass.getuser()
     folder = (home or home_of(detect(), account=account)).expanduser().absolute()
     return {unit: units.text_of(unit, manager, folder, account=account) for unit in units.UNITS}
+
+
+def _steps(manager: Manager, *, now: bool) -> list[list[str]]:
+    """What systemctl is asked for once the units are there."""
+    from orchestrator.runtime import units
+
+    return [["daemon-reload"], ["enable", units.DAEMON], *([["restart", units.DAEMON]] if now else [])]
+
+
+def _say_what_would_be(changes: list[Change], steps: list[list[str]], manager: Manager) -> None:
+    from orchestrator.runtime import units
+
+    for change in changes:
+        click.echo(
+            f"{change.path}: would be {change.what}" if change.what != "unchanged" else f"{change.path}: unchanged"
+        )
+    runs_here = units.is_booted(manager)
+    for words in steps:
+        click.echo(
+            f"would {'run' if runs_here else 'not run, no systemd is here'}: systemctl --{manager} {' '.join(words)}"
+        )
+    click.echo("nothing was changed (--dry-run)")
 
 
 def _say(changes: list[Change]) -> None:

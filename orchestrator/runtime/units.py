@@ -79,8 +79,8 @@ def quoted(word: str) -> str:
     return f'"{escaped}"'
 
 
-def install(folder: Path, texts: dict[str, str]) -> list[Change]:
-    """Write each unit whole or not at all. Again with the same texts changes nothing.
+def install(folder: Path, texts: dict[str, str], *, dry_run: bool = False) -> list[Change]:
+    """Write each unit whole or not at all; in a dry run, only say what would be. Again with the same texts changes nothing.
 
     Raises: KgorchError for a file that we did not write, or a folder that cannot be written; then nothing is changed.
     """
@@ -89,7 +89,7 @@ def install(folder: Path, texts: dict[str, str]) -> list[Change]:
     for name, text in texts.items():
         path = folder / name
         before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
-        if before != text:
+        if before != text and not dry_run:
             _write(path, text)
         changes.append(Change(path, "unchanged" if before == text else "replaced" if before else "written"))
     return changes

@@ -36,6 +36,16 @@ def test_installing_again_changes_nothing_and_another_home_replaces(kgorch, tmp_
     assert "KGORCH_HOME=/srv/kgorch" in (tmp_path / "units" / "kgorch.service").read_text()
 
 
+def test_a_dry_run_says_what_would_be_written_and_run_and_writes_nothing(kgorch, tmp_path):
+    kgorch.extra_env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    told = kgorch("systemd", "install", "--user", "--now", "--dry-run").stdout
+    assert told.count(": would be written") == 2 and "systemctl --user restart kgorch.service" in told
+    assert "nothing was changed" in told and not (tmp_path / "config").exists()
+    kgorch("systemd", "install", "--user", "--into", str(tmp_path / "units"))
+    told = kgorch("systemd", "install", "--user", "--into", str(tmp_path / "units"), "--dry-run").stdout
+    assert told.count(": unchanged") == 2 and "systemctl" not in told
+
+
 def test_uninstalling_takes_away_what_was_written_and_nothing_else(kgorch, tmp_path):
     folder = tmp_path / "units"
     kgorch("systemd", "install", "--user", "--into", str(folder))
