@@ -55,7 +55,7 @@ VERBS = {
 GROUPS: dict[str, tuple[str, ...]] = {
     "Begin": ("init", "explain", "check"),
     "Train": ("start", "resume", "save", "stop"),
-    "Look": ("status", "logs", "history", "doctor", "quota"),
+    "Look": ("status", "logs", "history", "metrics", "doctor", "quota"),
     "Keep": ("checkpoints", "rm"),
     "Unattended": ("queue", "daemon", "systemd", "notify"),
 }
@@ -171,22 +171,11 @@ def _no_bug(error: Exception) -> str | None:
         return (
             f"error: the database cannot be used just now: {cause}\nnext: try again; see that no other program holds it"
         )
-    if odd := _oddity():
+    from orchestrator.cli.cause import odd_row
+
+    if odd := odd_row(error):
         return (
             f"error: the database holds what kgorch has not written: {odd} ({type(error).__name__}: {str(error)[:200]})\n"
             "next: put a copy of kgorch.db back, or correct that row"
         )
     return None
-
-
-def _oddity() -> str | None:
-    """What of the database is not as kgorch writes it: then that, and not a bug of ours, ended the verb."""
-    try:
-        from db.soundness import first_oddity
-        from orchestrator.cli.common import state
-        from orchestrator.core import windows
-        from orchestrator.runtime.home import check_kept_folder
-
-        return first_oddity(state()[2], {"pools.resets": windows.parse, "runs.folder": check_kept_folder})
-    except Exception:
-        return None

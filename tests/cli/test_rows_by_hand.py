@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -13,9 +14,11 @@ from answered import ALLOWED, PLAN, code_of, make_state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from db import soundness
 from db.engine import open_database
 from db.soundness import PHASES, first_oddity
 from db.tables import Base
+from orchestrator.cli import cause
 from orchestrator.core import windows
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
@@ -145,7 +148,7 @@ def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(
     change(at_home, [(("sessions", "started_at"), "yesterday")])
     assert code_of(["status", "digits"]) == ExitCode.MISTAKE
     told = capfd.readouterr().err
-    assert "holds what kgorch has not written: sessions.started_at of row 1" in told and "next: " in told
+    assert "holds what kgorch has not written: sessions.started_at of row 2" in told and "next: " in told
     assert "ValueError: " in told, "what it broke is told, too"
     change(at_home, [])
     for ours in (
@@ -156,6 +159,52 @@ def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(
         monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours))
         with pytest.raises(type(ours)):
             code_of(["status", "digits"])
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, where: str, error: Exception) -> None:
+    """Have a function of ours raise that once it has done what it does."""
+    module, _, name = where.rpartition(".")
+    real = getattr(importlib.import_module(module), name)
+
+    def raises(*args: object, **named: object) -> None:
+        found = real(*args, **named)
+        raise error if found is not Ellipsis else AssertionError
+
+    monkeypatch.setattr(where, raises)
+
+
+@pytest.mark.parametrize("error", [KeyError("phase"), ValueError("no"), TypeError("no"), AttributeError("no")])
+def test_an_odd_row_of_another_run_does_not_hide_a_bug_of_ours(at_home, capfd, monkeypatch, error):
+    change(at_home, [])
+    with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
+        connection.execute("UPDATE sessions SET step = 'ten', phase = 'odd' WHERE run_id = 'ink'")
+        connection.execute("UPDATE runs SET folder = '/etc' WHERE id = 'ink'")
+    fail(monkeypatch, "orchestrator.report.view.of_run", error)
+    with pytest.raises(type(error)):
+        code_of(["status", "digits"])
+
+
+def test_an_odd_row_of_the_run_that_the_code_had_no_hand_in_does_not_hide_a_bug_either(at_home, capfd, monkeypatch):
+    change(at_home, [])
+    with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
+        connection.execute("UPDATE checkpoints SET source = x'ff00' WHERE run_id = 'digits'")
+    monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, **__: {}["ours"])
+    with pytest.raises(KeyError):
+        code_of(["status", "digits"])
+
+
+def test_a_bug_of_ours_shows_itself_at_once_whatever_the_database_holds(at_home, monkeypatch):
+    change(at_home, [])
+    with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
+        rows = ((2, "2026-11-22 00:00:00", 0, '{"host.cpu": 1.0}') for _ in range(200_000))
+        connection.executemany('INSERT INTO samples (session_id, at, span_s, "values") VALUES (?, ?, ?, ?)', rows)
+    read: list[str] = []
+    real = soundness._as_kept
+    monkeypatch.setattr(soundness, "_as_kept", lambda *args: read.append(str(real(*args))) or real(*args))
+    monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, **__: {}["ours"])
+    with pytest.raises(KeyError):
+        code_of(["status", "digits"])
+    assert read and all(f"LIMIT {cause.NEWEST}" in statement for statement in read)
 
 
 @pytest.mark.parametrize("folder", ["x", "/etc"])
