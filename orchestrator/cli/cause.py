@@ -112,7 +112,7 @@ def _is_among(kept: Any, values: Iterable[Any]) -> bool:
             forms.append(json.loads(kept))
         except (ValueError, RecursionError):
             pass
-    plain = [form for form in forms if form not in ("", None)]
+    plain = [form for form in forms if form is not None]
     beginning = str(kept)[:10] if len(str(kept)) >= 10 else None
     return any(
         any(type(value) is type(form) and value == form for form in plain)
