@@ -19,8 +19,8 @@ from sqlalchemy import Engine
 from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
 from orchestrator import manifest
+from orchestrator.core.naming import NAME
 from orchestrator.errors import KgorchError
-from orchestrator.plan import NAME
 from orchestrator.runtime import ledger, processes
 from orchestrator.runtime.home import Lock, is_held, run_folder
 
