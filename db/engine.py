@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,21 @@ def _make(path: Path) -> None:
             raise PermissionError(f"{path} may not be read and written, or its disk is read-only") from None
 
 
-def open_url(url: str, home: Path | None = None) -> Engine:
+def open_url(
+    url: str, home: Path | None = None, guard: Callable[[sqlite3.Connection], None] | None = None
+) -> Engine:
     """A database, made or migrated where needed.
 
     Args:
         home: the state folder that paths in it are relative to; None for a copy of another's, whose paths mean nothing here.
+        guard: is given every new connection to SQLite before it is used, to bound what it may do.
     Raises: StateUnusable.
     """
     engine = create_engine(url, json_serializer=_json)
     if home:
         engine.dialect.kgorch_home = str(home)  # type: ignore[attr-defined]  # for tables.Place
+    if guard:
+        event.listen(engine, "connect", lambda connection, _: guard(connection))
     if engine.dialect.name == "sqlite":
         path = Path(engine.url.database or "")
         event.listen(engine, "connect", lambda connection, _: _configure(connection, is_new=_is_empty(path)))

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, Select, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
+from db import facts as shapes
 from db.queue import queue_resume
 from db.records import AttemptInfo, EventInfo, SessionInfo
 from db.runs import now, plain
@@ -101,7 +102,7 @@ def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
 def newest_event(
     engine: Engine, run_id: str, kinds: tuple[str, ...], *, session_id: int | None = None
 ) -> EventInfo | None:
-    """The last event of one of these kinds, of the whole run or of one session.
+    """The last event of one of these kinds, of the whole run or of one session; without its facts, if they are not of its kind.
 
     One look into the index a kind: among a year's events most are of other kinds.
     """
@@ -109,15 +110,15 @@ def newest_event(
     with Orm(engine) as orm:
         lasts = [select(func.max(EventRow.id)).where(of, EventRow.kind == kind).scalar_subquery() for kind in kinds]
         ids = [found for found in orm.execute(select(*lasts)).one() if found is not None]
-        return plain(EventInfo, orm.get_one(EventRow, max(ids))) if ids else None
+        return _readable(plain(EventInfo, orm.get_one(EventRow, max(ids)))) if ids else None
 
 
 def of_kind(engine: Engine, run_id: str, kind: str, *, limit: int) -> list[EventInfo]:
-    """The newest events of one kind, oldest of them first."""
+    """The newest events of one kind, oldest of them first; not those whose facts are not of that kind (db/facts.py)."""
     with Orm(engine) as orm:
         chosen = select(EventRow).where(EventRow.run_id == run_id, EventRow.kind == kind)
         rows = orm.scalars(chosen.order_by(EventRow.id.desc()).limit(limit)).all()
-        return [plain(EventInfo, row) for row in reversed(rows)]
+        return [plain(EventInfo, row) for row in reversed(rows) if shapes.is_sound(kind, row.facts)]
 
 
 def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: str) -> dict[int, datetime]:
@@ -130,10 +131,14 @@ def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: str) -> dict
 
 
 def told(engine: Engine, run_id: str, kind: str) -> list[Mapping[str, Any]]:
-    """The facts of all events of one kind, oldest first."""
+    """The facts of all events of one kind, oldest first; not those that are not of that kind (db/facts.py)."""
     with Orm(engine) as orm:
         chosen = select(EventRow.facts).where(EventRow.run_id == run_id, EventRow.kind == kind).order_by(EventRow.id)
-        return list(orm.scalars(chosen))
+        return [facts for facts in orm.scalars(chosen) if shapes.is_sound(kind, facts)]
+
+
+def _readable(event: EventInfo) -> EventInfo:
+    return event if shapes.is_sound(event.kind, event.facts) else event._replace(facts={})
 
 
 def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: Any) -> AttemptInfo:

@@ -13,6 +13,7 @@ from sqlalchemy import JSON, Column, Engine, Float, Integer, String, Table, text
 from sqlalchemy import inspect as look_into
 from sqlalchemy.types import Boolean
 
+from db.facts import LARGEST
 from db.tables import Base, Place, Utc
 
 PHASES = (
@@ -28,9 +29,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     "resumes.state": ("due", "claimed", "done", "failed"),
     "events.phase": ("", *PHASES),
 }
-
-LARGEST = 1e15
-"""Bytes, samples, seconds: nobody has more."""
 
 YEARS = range(1969, 2200)
 """A machine without a clock of its own begins at 1970."""

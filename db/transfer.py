@@ -1,14 +1,15 @@
 """One run's rows out of another state folder's database into this one; what that database says of other runs stays there.
 
 The other database may lie on a read-only disk, be of an older schema, or be no database at all: it is copied, opened and
-brought up to date as a copy. Its ids mean nothing here, and its paths neither.
+brought up to date as a copy. Its ids mean nothing here, and its paths neither. What each of its columns may hold, and what is
+not read at all: db/imported.py.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 import shutil
-import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,20 +17,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from sqlalchemy import JSON, Engine, Select, select
+from sqlalchemy import Engine, Select, select
 from sqlalchemy.orm import Session as Orm
 
-from db import rungs
+from db import imported, rungs
 from db.engine import open_url
+from db.imported import Columns, Reader
 from db.records import RunInfo
 from db.runs import now, plain
 from db.sessions import OVER
 from db.tables import Attempt, Base, Charge, Checkpoint, Curve, EventRow, Run, RungRow, Session, Stage
+from orchestrator import foreign
+from orchestrator.foreign import Budget
 
-Columns = dict[str, Any]
 GONE = "nothing of it was heard after this state was kept"
 MAX_BYTES = 4 << 30
-MAX_USE_S, MAX_FACTOR = 10 * 366 * 86400.0, 64.0
+MAX_FACTOR = 64.0
 
 
 class Rows(NamedTuple):
@@ -37,6 +40,7 @@ class Rows(NamedTuple):
 
     Attributes:
         outdated: that database knows a newer run of the name, or calls this one superseded.
+        left_out: how many odd rows of a table were left out.
     """
 
     run: Columns
@@ -49,6 +53,7 @@ class Rows(NamedTuple):
     charges: list[Columns]
     rungs: list[Columns]
     curves: list[Columns]
+    left_out: Mapping[str, int] = {}
 
     @property
     def last_at(self) -> datetime:
@@ -63,32 +68,57 @@ class Rows(NamedTuple):
 
 
 @contextmanager
-def copy_of(path: Path) -> Iterator[Engine]:
+def copy_of(path: Path, budget: Budget) -> Iterator[Engine]:
     """The database at `path` as a copy that is up to date, for as long as the block runs; nothing is written beside it.
 
-    Raises: StateUnusable, OSError.
+    Raises: imported.Odd, BudgetSpent, StateUnusable, OSError, sqlite3.Error.
     """
     with TemporaryDirectory(prefix="kgorch-") as folder:
+        read = _bounded(budget, folder)
         for suffix in ("", "-wal"):
             source = path.with_name(path.name + suffix)
             if not suffix or source.exists():
-                _copy_regular(source, Path(folder, "kgorch.db" + suffix))
-        engine = open_url(f"sqlite:///{folder}/kgorch.db")
+                foreign.copy_file(source, Path(folder, "kgorch.db" + suffix), read, MAX_BYTES)
+        imported.check_schema(Path(folder, "kgorch.db"), budget)
+        engine = open_url(f"sqlite:///{folder}/kgorch.db", guard=imported.guard(budget))
         try:
             yield engine
         finally:
             engine.dispose()
 
 
+def _bounded(budget: Budget, folder: str) -> Callable[[int], None]:
+    """Asked before so many bytes are copied into the folder: half of what is free there stays free, whoever else needs it."""
+    left = shutil.disk_usage(folder).free // 2
+
+    def read(count: int) -> None:
+        nonlocal left
+        budget.spend(count)
+        left -= count
+        if left < 0:
+            raise OSError(errno.ENOSPC, "no room for a copy of it", folder)
+
+    return read
+
+
+def names(engine: Engine, limit: int) -> list[str]:
+    """Of runs that a database knows, for a person who has mistyped one."""
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT DISTINCT name FROM runs LIMIT ?", (limit,)).scalars()
+        return [imported.shown(name) for name in found if isinstance(name, str)]
+
+
 def read(engine: Engine, name: str) -> list[Rows]:
     """All that is remembered of the runs of that name, the newest first.
 
-    Raises: ValueError for a value that is not of its column's type: SQLite keeps any.
+    Raises: imported.Odd for a value that kgorch does not write: SQLite keeps any.
     """
-    with Orm(engine) as orm:
-        found = orm.scalars(select(Run).where(Run.name == name).order_by(Run.number.desc())).all()
+    with engine.connect() as connection:
+        reader = Reader(connection)
+        found = reader.rows("runs", "name = ?", name, order="number")[::-1]
         return [
-            _rows(orm, run, outdated=position > 0 or run.state == "superseded") for position, run in enumerate(found)
+            _rows(reader, run, outdated=position > 0 or run["state"] == "superseded")
+            for position, run in enumerate({run["id"]: run for run in found}.values())
         ]
 
 
@@ -136,7 +166,7 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
     """Sessions that are not known here, and what belongs to them. Returns our ids by theirs."""
     known = {row.started_at: row for row in orm.scalars(select(Session).where(Session.run_id == run.id))}
     number = max((row.number for row in known.values()), default=0)
-    ids, new = {}, set()
+    ids, new, attempts = {}, set(), _by_session(rows.attempts)
     for columns in rows.sessions:
         if (row := known.get(columns["started_at"])) is None:
             number = max(columns["number"], number + 1)
@@ -144,9 +174,8 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
             orm.add(row)
             orm.flush()
             new.add(columns["id"])
-            for attempt in rows.attempts:
-                if attempt["session_id"] == columns["id"]:
-                    _take_attempt(orm, attempt, row, f"{run.folder}/attempts", rows.curves)
+            for attempt in attempts[columns["id"]].values():
+                _take_attempt(orm, attempt, row, f"{run.folder}/attempts", rows.curves)
         ids[columns["id"]] = row.id
     told = {(row.at, row.kind) for row in orm.scalars(select(EventRow).where(EventRow.run_id == run.id))}
     for event in rows.events:
@@ -159,7 +188,7 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
     _take_charges(orm, rows.charges, ids)
     for rung in rows.rungs:
         if rung["session_id"] in new:
-            orm.add(RungRow(**rung | {"id": None, "run_id": run.id, "session_id": ids[rung["session_id"]]}))
+            orm.add(RungRow(**_past(rung) | {"id": None, "run_id": run.id, "session_id": ids[rung["session_id"]]}))
     return ids
 
 
@@ -169,6 +198,19 @@ def _take_attempt(orm: Orm, columns: Columns, session: Session, folder: str, cur
     orm.flush()
     mine = (piece for piece in curves if piece["attempt_id"] == columns["id"])
     orm.add_all(Curve(**piece | {"id": None, "attempt_id": made.id}) for piece in mine)
+
+
+def _past(rung: Columns) -> Columns:
+    """One of the future would set checkpoints aside that are not saved yet."""
+    return rung | {"at": min(rung["at"], now())}
+
+
+def _by_session(attempts: Sequence[Columns]) -> Mapping[int, dict[int, Columns]]:
+    """By session and number, each once: another's table need not be as strict as ours."""
+    found: dict[int, dict[int, Columns]] = defaultdict(dict)
+    for attempt in attempts:
+        found[attempt["session_id"]][attempt["number"]] = attempt
+    return found
 
 
 def _take_rungs(orm: Orm, run_id: str, told: Sequence[Columns]) -> None:
@@ -181,7 +223,7 @@ def _take_rungs(orm: Orm, run_id: str, told: Sequence[Columns]) -> None:
     known = {what(row) for row in _all(orm, select(RungRow).where(RungRow.run_id == run_id))}
     for row in told:
         if what(row) not in known:
-            taken = RungRow(**row | {"run_id": run_id, "session_id": None})
+            taken = RungRow(**_past(row) | {"run_id": run_id, "session_id": None})
             orm.add_all([taken, rungs.told(taken)])
 
 
@@ -192,6 +234,8 @@ def _take_charges(orm: Orm, theirs: Sequence[Columns], ids: Mapping[int, int]) -
     mine = Charge.session_id.in_(ids.values()) | (Charge.session_id.is_(None) & Charge.pool.in_(pools))
     ours = {(row.session_id, row.pool, row.from_at): row for row in orm.scalars(select(Charge).where(mine))}
     for columns in theirs:
+        if columns["session_id"] is not None and columns["session_id"] not in ids:
+            continue
         session_id = None if columns["session_id"] is None else ids[columns["session_id"]]
         known = ours.get((session_id, columns["pool"], columns["from_at"]))
         if not _can_be(columns):
@@ -205,15 +249,16 @@ def _take_charges(orm: Orm, theirs: Sequence[Columns], ids: Mapping[int, int]) -
 def _can_be(charge: Columns) -> bool:
     """A stranger's database may hold any number: no use lasts ten years, or costs nothing."""
     used_s, factor = charge["used_s"], charge["factor"]
-    least_s = -MAX_USE_S if charge["session_id"] is None else 0.0
-    return bool(least_s <= used_s <= MAX_USE_S and 0.0 < factor <= MAX_FACTOR)
+    least_s = -imported.TEN_YEARS_S if charge["session_id"] is None else 0.0
+    return bool(least_s <= used_s <= imported.TEN_YEARS_S and 0.0 < factor <= MAX_FACTOR)
 
 
 def _ended(session: Columns) -> Columns:
     """A session that was alive when its database was kept has lasted until it was last heard of, for all we know."""
+    heard_at = session["beat_at"] or session["started_at"]
     if session["phase"] in OVER:
-        return session
-    return session | {"phase": "cut off", "why": GONE, "ended_at": session["beat_at"] or session["started_at"]}
+        return session | {"boot_id": "", "ended_at": session["ended_at"] or heard_at}
+    return session | {"boot_id": "", "phase": "cut off", "why": GONE, "ended_at": heard_at}
 
 
 def _attempt(columns: Columns, session: Session, folder: str) -> Attempt:
@@ -260,31 +305,25 @@ def _take_checkpoints(
                 setattr(row, name, value)
 
 
-def _rows(orm: Orm, run: Run, *, outdated: bool) -> Rows:
-    if not all(isinstance(item, str) for item in run.overrides):
-        raise ValueError(f"runs.overrides holds {run.overrides!r:.60}")
-    sessions = select(Session.id).where(Session.run_id == run.id)
-    attempts = select(Attempt.id).where(Attempt.session_id.in_(sessions))
+def _rows(reader: Reader, run: Columns, *, outdated: bool) -> Rows:
+    mine, run_id = "session_id IN (SELECT id FROM sessions WHERE run_id = ?)", run["id"]
+    pools = f"SELECT pool FROM charges WHERE {mine} AND pool <> ''"  # corrections of the pools that its sessions used
     return Rows(
-        _columns(run),
+        run,
         outdated,
-        _all(orm, select(Stage).where(Stage.run_id == run.id).order_by(Stage.position)),
-        _all(orm, select(Session).where(Session.run_id == run.id).order_by(Session.number)),
-        _all(orm, select(Attempt).where(Attempt.session_id.in_(sessions)).order_by(Attempt.id)),
-        _all(orm, select(Checkpoint).where(Checkpoint.run_id == run.id).order_by(Checkpoint.id)),
-        _all(orm, select(EventRow).where(EventRow.run_id == run.id).order_by(EventRow.id)),
-        _all(orm, _charges_of(run.id)),
-        _all(orm, select(RungRow).where(RungRow.run_id == run.id).order_by(RungRow.id)),
-        _all(orm, select(Curve).where(Curve.attempt_id.in_(attempts)).order_by(Curve.attempt_id, Curve.number)),
+        sorted(reader.rows("stages", "run_id = ?", run_id), key=lambda row: row["position"]),
+        sorted(reader.rows("sessions", "run_id = ?", run_id), key=lambda row: row["number"]),
+        reader.rows("attempts", mine, run_id),
+        reader.rows("checkpoints", "run_id = ?", run_id),
+        reader.rows("events", "run_id = ? AND kind <> 'chosen'", run_id),
+        reader.rows("charges", f"{mine} OR (session_id IS NULL AND why <> '' AND pool IN ({pools}))", run_id, run_id),
+        reader.rows("rungs", "run_id = ?", run_id),
+        sorted(
+            reader.rows("curves", f"attempt_id IN (SELECT id FROM attempts WHERE {mine})", run_id),
+            key=lambda row: (row["attempt_id"], row["number"]),
+        ),
+        reader.left_out,
     )
-
-
-def _charges_of(run_id: str) -> Select[Any]:
-    """Those of the run's sessions, and the corrections of the pools that these used."""
-    sessions = select(Session.id).where(Session.run_id == run_id)
-    pools = select(Charge.pool).where(Charge.session_id.in_(sessions), Charge.pool != "")
-    corrections = Charge.session_id.is_(None) & (Charge.why != "") & Charge.pool.in_(pools)
-    return select(Charge).where(Charge.session_id.in_(sessions) | corrections).order_by(Charge.id)
 
 
 def _all(orm: Orm, chosen: Select[Any]) -> list[Columns]:
@@ -292,21 +331,4 @@ def _all(orm: Orm, chosen: Select[Any]) -> list[Columns]:
 
 
 def _columns(row: Base) -> Columns:
-    found = {}
-    for column in row.__table__.columns:
-        value = found[column.key] = getattr(row, column.key)
-        kind: type = dict if isinstance(column.type, JSON) else column.type.python_type
-        expected = list if column.key == "overrides" else kind
-        if not (isinstance(value, expected) or (value is None and column.nullable)):
-            raise ValueError(f"{column} holds {value!r:.60}")
-    return found
-
-
-def _copy_regular(source: Path, target: Path) -> None:
-    """Raises: OSError, also for what is no plain file or larger than any database of ours."""
-    with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
-            raise OSError(f"{source} is no plain file, or too large")
-        with open(target, "xb") as copy:
-            shutil.copyfileobj(file, copy)
+    return {column.key: getattr(row, column.key) for column in row.__table__.columns}

@@ -10,8 +10,10 @@ import json
 import os
 import re
 import stat
+import time
+from collections.abc import Callable, Iterator
 from io import FileIO
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,104 @@ MAX_JSON_BYTES = 64 << 20
 MAX_VALUES = 4 << 20
 """Values in one document: each takes some 70 bytes of memory, so a document takes at most some hundred megabytes."""
 MAX_DEPTH = 100
+COPY_BYTES = 1 << 20
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _PROOF = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
+
+
+class BudgetSpent(Exception):
+    """What was to be read takes more time or more bytes than may be spent on all of it."""
+
+
+class Budget:
+    """Bounds the time and the bytes that are spent on what comes from elsewhere, over all files together.
+
+    One bound for each file would not do: a folder may hold as many of them as it likes.
+    """
+
+    def __init__(self, seconds: float, size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._until_s, self._seconds = clock, clock() + seconds, seconds
+        self._left, self._size = size, size
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left < 0 or self._clock() > self._until_s
+
+    def spend(self, count: int) -> None:
+        """Before `count` bytes are read. Raises: BudgetSpent."""
+        self._left -= count
+        if self._left < 0:
+            raise BudgetSpent(f"more than {self._size >> 20} MiB were to be read")
+        if self._clock() > self._until_s:
+            raise BudgetSpent(f"it took longer than {self._seconds:g} s")
+
+
+class SourceUnreadable(OSError):
+    """It is the file to be copied that cannot be read, not its copy that cannot be written."""
+
+
+def copy_file(
+    source: Path, target: Path, read: Callable[[int], None], most: int | None = None, *, durable: bool = False
+) -> None:
+    """A new file `target` with the bytes and the holes of a regular file: of a sparse one only what it really holds is copied.
+
+    Args:
+        read: is told how many bytes come next; what it raises ends the copying.
+        most: the largest size, holes included.
+    Raises: SourceUnreadable; OSError of the copy.
+    """
+    with open(target, "xb") as copy:
+        for at, chunk in _pieces(source, read, most):
+            copy.seek(at)
+            copy.write(chunk)
+        copy.truncate(copy.tell())  # a hole at the end
+        copy.flush()
+        if durable:
+            os.fsync(copy.fileno())
+
+
+def _pieces(source: Path, read: Callable[[int], None], most: int | None) -> Iterator[tuple[int, bytes]]:
+    """Where each piece of data stands, and the piece; last where the file ends, and nothing."""
+    try:
+        with open_file(source.parent, source.name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if most is not None and size > most:
+                raise OSError(errno.EFBIG, f"{size} bytes, more than {most}", str(source))
+            for start, end in _extents(file.fileno(), size):
+                while start < end and (chunk := os.pread(file.fileno(), min(COPY_BYTES, end - start), start)):
+                    read(len(chunk))
+                    yield start, chunk
+                    start += len(chunk)
+                read(0)
+            yield size, b""
+    except OSError as error:
+        raise SourceUnreadable(error.errno, error.strerror, str(source)) from None
+
+
+def data_bytes(path: Path) -> int:
+    """How much of a regular file is no hole, looked up in its first 10,000 pieces; its size where the file system cannot tell.
+
+    Raises: OSError.
+    """
+    with open_file(path.parent, path.name) as file:
+        pieces = _extents(file.fileno(), os.fstat(file.fileno()).st_size)
+        return sum(end - start for start, end in islice(pieces, 10_000))
+
+
+def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """The parts of a file that are no holes; all of it where the file system does not know of holes."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                return
+            start, at = at, size
+        yield start, at
 
 
 def open_file(folder: Path, name: str) -> FileIO:

@@ -390,9 +390,13 @@ class HealthPart(_Part):
 
 
 class ResumePart(_Part):
-    """Read-only folders in which the state of earlier sessions may lie; without `sources`, where the platform puts it."""
+    """Read-only folders in which the state of earlier sessions may lie; without `sources`, where the platform puts it.
+
+    `required`: there must be state to go on with, here or there; only --fresh begins a new run.
+    """
 
     sources: list[str] | None = None
+    required: bool = False
 
     @field_validator("sources")
     @classmethod

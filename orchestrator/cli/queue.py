@@ -127,6 +127,7 @@ def add_plan(
     fresh: bool = False,
     run_id: str | None = None,
     consent: Consent | None = None,
+    required: bool = False,
     as_json: bool = False,
 ) -> int:
     from orchestrator.cli.session import Copying
@@ -147,6 +148,7 @@ def add_plan(
             fresh=fresh,
             run_id=run_id,
             consent=consent or NONE,
+            required=required,
             watcher=watcher,
         )
     run, nothing = (found.run, found) if isinstance(found, choosing.Nothing) else (found, None)

@@ -23,12 +23,13 @@ from orchestrator.errors import ExitCode, KgorchError
 @click.option(
     "--extend", is_flag=True, help="Train a finished run longer, by a plan with more to do, from its final checkpoint."
 )
+@click.option("--continue", "required", is_flag=True, help="Only go on: an error where there is no state of the run.")
 @click.option("--run", "run_id", metavar="RUN_ID", help="Which run, where the sources hold several of this name.")
 @click.option("--accept-changes", is_flag=True, help="Go on also by a plan whose changes would be refused.")
 @click.option(
     "--accept-plan",
     is_flag=True,
-    help="Trust the settings that a run keeps which is found in a source: they decide what runs.",
+    help="Trust settings and arguments that a run keeps which is found in a source: they decide what runs.",
 )
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @click.option("--queue", "queued", is_flag=True, help="Begin no session: put the run into the daemon's queue.")
@@ -39,6 +40,7 @@ def command(
     overrides: tuple[str, ...],
     fresh: bool,
     extend: bool,
+    required: bool,
     run_id: str | None,
     accept_changes: bool,
     accept_plan: bool,
@@ -68,15 +70,20 @@ def command(
         raise click.UsageError("--fresh begins a new run, --extend goes on with a finished one: give one of them")
     if fresh and run_id:
         raise click.UsageError("--fresh begins a new run, --run goes on with one: give one of them")
+    if fresh and required:
+        raise click.UsageError("--fresh begins a new run, --continue never does: give one of them")
     if queued and (until or detach):
         raise click.UsageError("--queue begins no session: --until and --detach are of one, leave them out")
     loaded, text = load_plan(plan, overrides)
     if queued:
         from orchestrator.cli.queue import add_plan
 
-        return add_plan(plan, text, overrides, fresh=fresh, run_id=run_id, consent=consent, as_json=as_json)
+        return add_plan(
+            plan, text, overrides, fresh=fresh, run_id=run_id, consent=consent, required=required, as_json=as_json
+        )
     if detach:
         options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
+        options += ["--continue"] if required else []
         options += ["--accept-changes"] if accept_changes else []
         options += ["--accept-plan"] if accept_plan else []
         options += ["--extend"] if extend else []
@@ -97,6 +104,7 @@ def command(
             consent=consent,
             watcher=watcher,
             until=until,
+            required=required,
         )
     if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +17,11 @@ from db.records import RunInfo
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import changes, finding, launcher, taking
-from orchestrator.runtime.finding import Found, Watcher
+from orchestrator.runtime import changes, finding, launcher, rungs, taking
+from orchestrator.runtime.finding import Found, Place, Search, Watcher
 from orchestrator.runtime.home import checkpoints_folder, make_run_folder, newest_left, run_folder
 
+OTHERS_LOOKED_AT = 200
 SHOWN, SHOWN_LETTERS = 20, 200
 """Of what a database from elsewhere would have decided: so much is shown."""
 
@@ -41,33 +44,96 @@ class Consent(NamedTuple):
 NONE = Consent()
 
 
+class Looked(NamedTuple):
+    """What a look into the sources came to.
+
+    Attributes:
+        found: what they hold of the run to go on with, as far as that is more than is here; None for nothing.
+        search: None where there are no sources.
+        furthest: of what is here already.
+    """
+
+    found: Found | None
+    search: Search | None
+    furthest: Place = finding.NOWHERE
+
+
 def look_around(
-    engine: Engine, home: Path, plan: Plan, profile: Profile, workdir: Path, wanted: str | None, watcher: Watcher
-) -> Found | None:
+    engine: Engine,
+    home: Path,
+    plan: Plan,
+    profile: Profile,
+    workdir: Path,
+    wanted: str | None,
+    watcher: Watcher,
+    *,
+    remembers: bool = True,
+) -> Looked:
     """What the plan's sources, else the platform's, hold of the run to go on with.
 
     A run that a person asks for is remembered, so that its rivals are none the next time.
 
     Raises: KgorchError that lists the rivals; NotFound.
     """
-    sources = profile.sources if plan.resume.sources is None else plan.resume.sources
+    given = sources = profile.sources if plan.resume.sources is None else plan.resume.sources
     mine = runs.of_name(engine, plan.name)
     known = mine[0] if mine else None
     if known is None:
         sources = [*sources, *_left_without_database(home, plan)]
     stages = [stage.name for stage in plan.stage]
-    found = finding.find(sources, workdir, plan.name, [home, *(Path(run.checkpoints) for run in mine)], watcher)
+    search = finding.find(sources, workdir, plan.name, [home, *(Path(run.checkpoints) for run in mine)], watcher)
+    search = replace(search, sources=tuple(given))
+    _leave_others_alone(engine, plan.name, search, watcher)
     foreign = {run.id for run in mine[1:]}
     ours = None
     if known:
         foreign |= {key for facts in sessions.told(engine, known.id, "chosen") for key in facts["not"]}
         ours = finding.of_run(known.id, Path(known.checkpoints), stages)
-    chosen = finding.choose(found, ours, foreign, wanted, stages)
-    if known and wanted == known.id:
-        sessions.note(engine, known.id, *_choice(known.id, found))
+    chosen = finding.choose(search.runs, ours, foreign, wanted, stages)
+    if known and wanted == known.id and remembers:
+        sessions.note(engine, known.id, *_choice(known.id, search.runs))
     elif chosen and wanted:
-        chosen.events.append(_choice(wanted, found))
-    return chosen
+        chosen.events.append(_choice(wanted, search.runs))
+    furthest = ours.place(stages) if ours else finding.NOWHERE
+    if chosen and known and chosen.run_id == known.id and chosen.place(stages) <= furthest:
+        chosen = None
+    return Looked(chosen, search if given else None, furthest)
+
+
+def _leave_others_alone(engine: Engine, name: str, search: Search, watcher: Watcher) -> None:
+    """Another run of ours may bear the id that a source claims: nothing is written into that one."""
+    for run_id in list(search.runs):
+        ours = runs.by_id(engine, run_id)
+        if ours and ours.name != name:
+            where = search.runs.pop(run_id)
+            place = where.database or next(item.folder for item in where.checkpoints)
+            watcher.note(f"{place} was passed over: its run id {run_id} is that of {ours.name!r} here")
+
+
+def announce(engine: Engine, plan: Plan, workdir: Path, looked: Looked, *, required: bool, watcher: Watcher) -> None:
+    """Before a new run is begun: say where its state was looked for, and what else is there.
+
+    Raises: NotFound where a person (--continue) or the plan has said that there must be state to go on with.
+    """
+    said = [looked.search.in_words(plan.name)] if looked.search else []
+    folder = str(workdir)
+    for run in runs.everyone(engine, limit=OTHERS_LOOKED_AT):
+        if run.workdir == folder and run.state == "active" and run.name != plan.name:
+            last = sessions.last(engine, run.id)
+            at = f"is at step {last.step}" if last else "has not trained yet"
+            said.append(f"{run.name!r}, begun in this folder, {at}: a plan of another name begins another run")
+            break
+    if required:
+        raise NotFound(
+            f"there is no state of {plan.name!r} to go on with, and a new run was not wanted",
+            *(said or ["there is none in the state folder, and no sources are named"]),
+            next_step="attach the output of the session before (or name its folder in [resume] sources), then start again; or"
+            " begin a new run: without --continue and [resume] required, or with --fresh",
+        )
+    for text in said[:1]:
+        watcher.note(f"{text}; a new run begins")
+    for text in said[1:]:
+        watcher.note(text)
 
 
 def bring(
@@ -86,17 +152,10 @@ def bring(
     Raises: as taking.bring; PlanError; KgorchError where it keeps overrides that were neither given nor consented to.
     """
     theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": [], "number": 1}
-    given = {_key(item) for item in overrides}
-    kept = [str(item) for item in theirs["overrides"] if _key(str(item)) not in given]
-    if kept and not consent.plan:
-        raise KgorchError(
-            f"the run {theirs.get('name', '')!r:.100} was found with settings from its command line, which decide what runs",
-            *_shown("--set ", kept),
-            "a database that was found is not trusted with that: whoever wrote it could run any program here",
-            next_step="give those that you want with --set, or take all of them with --accept-plan",
-        )
+    kept = check_overrides(found, overrides, consent)
     merged = [*kept, *overrides]
     plan = parse(text, str(where), merged)
+    check_settings(found, plan, consent)
     known = runs.newest(engine, plan.name)
     if known:
         refuse_while_training(engine, known)
@@ -112,7 +171,7 @@ def bring(
         "plan": text,
         "overrides": merged,
         "plan_hash": plan.hash,
-        "created_at": theirs.get("created_at") or datetime.now(UTC),
+        "created_at": min(theirs.get("created_at") or datetime.now(UTC), datetime.now(UTC)),
     }
     ended = theirs.get("state") in ("finished", "failed")
     columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else taking.GOES_ON
@@ -127,6 +186,56 @@ def bring(
     return run
 
 
+def check_overrides(found: Found, overrides: Sequence[str], consent: Consent = NONE) -> list[str]:
+    """Settings from the command line that a found run keeps and that are not given now.
+
+    Raises: KgorchError where there are some and nobody has consented to them.
+    """
+    theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": []}
+    given = {_key(item) for item in overrides}
+    kept = [str(item) for item in theirs["overrides"] if _key(str(item)) not in given]
+    if kept and not consent.plan:
+        raise KgorchError(
+            f"the run {theirs.get('name', '')!r:.100} was found with settings from its command line, which decide what runs",
+            *_shown("--set ", kept),
+            "a database that was found is not trusted with that: whoever wrote it could run any program here",
+            next_step="give those that you want with --set, or take all of them with --accept-plan",
+        )
+    return kept
+
+
+def check_settings(found: Found, plan: Plan, consent: Consent = NONE) -> None:
+    """What was found may have changed arguments of a stage, which are the training script's: by a rung of the memory ladder, by a
+    remedy. Those that this plan names itself may hold.
+
+    Raises: KgorchError for others, where nobody has consented to them.
+    """
+    if consent.plan:
+        return
+    strange = []
+    for change in (one for one in found.changes if one.stage in {stage.name for stage in plan.stage}):
+        named, anew = rungs.arguments_of(plan, change.stage)
+        allowed = {_item(name, value) for one in named for name, value in one.items()}
+        arguments = json.loads(change.arguments)
+        items = {_item(name, value) for name, value in arguments.items()}
+        strange += [f"{change.stage}: {item}" for item in sorted(items - allowed)]
+        may_begin_anew = any({_item(name, value) for name, value in one.items()} <= items for one in anew)
+        if change.anew_at and not may_begin_anew:
+            strange.append(f"{change.stage}: begin anew, without its checkpoints")
+    if strange:
+        raise KgorchError(
+            f"the state of {plan.name!r} that was found changes what its training is given, and this plan does not name that",
+            *_shown("stage ", list(dict.fromkeys(strange))),
+            "what was found is not trusted with that: whoever wrote it could hand the script any argument",
+            next_step="put it into [memory] ladder of the plan as { set = … }, or take it with --accept-plan",
+        )
+
+
+def _item(name: str, value: Any) -> str:
+    """An argument as text: 1, 1.0 and true are three things to a script."""
+    return f"{name} = {json.dumps(value, sort_keys=True)}"
+
+
 def by_name(
     engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
 ) -> RunInfo:
@@ -134,9 +243,12 @@ def by_name(
 
     Raises: NotFound; KgorchError without consent to that plan; as bring.
     """
-    held = finding.choose(finding.find(profile.sources, Path.cwd(), name, [home], watcher), None, (), None, ())
+    search = finding.find(profile.sources, Path.cwd(), name, [home], watcher)
+    _leave_others_alone(engine, name, search, watcher)
+    held = finding.choose(search.runs, None, (), None, ())
     if held is None:
-        raise NotFound(f"there is no run named {name!r}", next_step="`kgorch status` lists the runs")
+        said = [search.in_words(name)] if profile.sources else []
+        raise NotFound(f"there is no run named {name!r}", *said, next_step="`kgorch status` lists the runs")
     if held.rows is None:
         raise NotFound(
             f"the sources hold checkpoints of {name!r} and no database that keeps its plan",

@@ -74,13 +74,23 @@ def run_of(
     run_id: str | None,
     watcher: Watcher,
     consent: Consent = NONE,
+    required: bool = False,
 ) -> tuple[RunInfo, Plan, Found | None]:
     """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
-    source has further of it."""
+    source has further of it.
+
+    Args:
+        required: there must be one to go on with. So may the plan say.
+    Raises: NotFound where there is none; as bringing.look_around and bringing.bring.
+    """
     workdir = where.absolute().parent
     known, found = runs.newest(engine, plan.name), None
     if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
-        found = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
+        looked = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
+        found = looked.found
+        if known is None and found is None:
+            needed = required or plan.resume.required
+            bringing.announce(engine, plan, workdir, looked, required=needed, watcher=watcher)
         if found and (known is None or known.id != found.run_id):
             known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher, consent)
             found = None
@@ -89,6 +99,8 @@ def run_of(
             return known, plan, None
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
         plan = read(plan_text, str(where), merged)
+        if found:
+            bringing.check_settings(found, plan, consent)
         if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
             known = _take_changed_plan(
                 engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher

@@ -18,8 +18,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import curves, sessions
+from db.imported import Columns
 from db.records import AttemptInfo, EventInfo, RunInfo
-from db.transfer import Columns, Rows
+from db.transfer import Rows
 from orchestrator.core import curve
 from orchestrator.core.curve import FILE_NAME, Record, Stretch
 from orchestrator.wire import boottime_s
@@ -155,7 +156,7 @@ def brought(rows: Rows, folder: Path | None) -> Rows:
     numbers = {session["id"]: session["number"] for session in rows.sessions}
     kept: list[Columns] = []
     for attempt in rows.attempts:
-        name = f"{numbers[attempt['session_id']]}.{attempt['number']}"
+        name = f"{numbers.get(attempt['session_id'])}.{attempt['number']}"
         in_file = read(folder / name) if folder and not (folder / name).is_symlink() else []
         in_rows = curve.decode("\n".join(lines[attempt["id"]])[-READ_BYTES:])
         records = max(in_file, in_rows, key=_last_step)

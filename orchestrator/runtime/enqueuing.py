@@ -34,6 +34,7 @@ def enqueue(
     run_id: str | None = None,
     consent: Consent = NONE,
     watcher: Watcher = SILENT,
+    required: bool = False,
 ) -> RunInfo | Nothing:
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
@@ -45,7 +46,7 @@ def enqueue(
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
             return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
         run, plan, found = choosing.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
         )
         if run.state == "finished":
             return Nothing(run, "finished")

@@ -2,31 +2,50 @@
 
 A source is a folder that another session left: a Kaggle input, a disk that was carried over. Nothing is written into it, no
 link in it is followed, and its names prove nothing: a checkpoint belongs to the run that its manifest says. A mounted data
-set may have a million files, so the search takes the folders in turns, a slice at a time, and ends at a bound.
+set may have a million files, so the search takes the folders in turns, a slice at a time, and ends at a bound. Time and bytes
+are bounded over all that is read together, and of a manifest is kept what is compared: who attaches a data set may have put
+thousands of them into it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import json
 import os
 import re
+import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import xxhash
 
 from db import transfer
+from db.imported import shown
 from db.transfer import Rows
 from orchestrator import manifest
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound, nearest
+from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import Manifest
 from orchestrator.runtime import rungs
 
 DEPTH, ENTRIES = 16, 300_000
 SLICE = 2_000
+SEARCH_S, SEARCH_BYTES = 60.0, 256 << 20
+"""What one search of all sources may take: manifests and databases of an honest run are read in a second."""
+
+CHECKPOINTS = 20_000
+NAMES = 50
+"""Other runs that are remembered, for a person who has mistyped a name or renamed a run."""
+
+RIVALS, NOTES = 20, 8
+"""So many are shown."""
+
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 DATABASE = "kgorch.db"
 _LEFTOVER = re.compile(manifest.FOLDER.pattern + r"\..+")
@@ -60,10 +79,59 @@ class _Silent:
 SILENT = _Silent()
 
 
+class Change(NamedTuple):
+    """A rung or a remedy that a checkpoint or a database tells of, as far as it could decide what runs here.
+
+    Attributes:
+        arguments: of the stage, as JSON. anew_at: when the stage began anew with it, so that older checkpoints do not fit.
+    """
+
+    stage: str
+    arguments: str
+    anew_at: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """A checkpoint that was found.
+
+    Attributes:
+        manifest: without its files, metrics, versions and changes: there may be many. It is read again when it is copied.
+        bytes: of its files. essence: a hash of what must still be the same then.
+    """
+
     folder: Path
     manifest: Manifest
+    bytes: int
+    essence: str
+    changes: tuple[Change, ...] = ()
+
+    @staticmethod
+    def of(folder: Path, described: Manifest) -> Candidate:
+        bare = replace(described, files={}, metrics={}, versions={}, changes=())
+        told = tuple(_changes(rungs.told_by(described)[0]))
+        return Candidate(folder, bare, described.total_bytes, essence_of(described), told)
+
+
+def essence_of(described: Manifest) -> str:
+    """A hash of what a checkpoint is: whose, where it stands, and its files."""
+    files = sorted((name, entry.bytes, entry.xxh3_128) for name, entry in described.files.items())
+    position = [getattr(described.position, name) for name in described.position.__slots__]
+    told = [described.run_id, described.stage, position, described.final, files]
+    return xxhash.xxh3_128(json.dumps(told).encode()).hexdigest()
+
+
+def _changes(rows: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
+    """Those of a list of rungs that set arguments or began a stage anew, each once."""
+    found: dict[Change, None] = {}
+    for row in rows:
+        settings = row["settings"]
+        arguments = settings.get("settings", settings).get("arguments") or {}
+        anew = bool(settings.get(rungs.ANEW))
+        if arguments or anew:
+            at = min(row["at"], datetime.now(UTC)) if anew else None
+            found[Change(row["stage"], json.dumps(arguments, sort_keys=True), at)] = None
+    yield from found
 
 
 @dataclass(slots=True)
@@ -86,11 +154,21 @@ class Found:
     def is_outdated(self) -> bool:
         return self.rows is not None and self.rows.outdated
 
+    @property
+    def changes(self) -> list[Change]:
+        """What its rows and its checkpoints tell of, each once."""
+        told = [
+            *_changes(self.rows.rungs if self.rows else []),
+            *(one for item in self.checkpoints for one in item.changes),
+        ]
+        return list(dict.fromkeys(told))
+
     def drop_overtaken(self) -> None:
         """Checkpoints of a stage that has begun anew since: its weights no longer fit."""
-        told = [row for item in self.checkpoints for row in rungs.told_by(item.manifest)[0]]
-        taken = sorted([*(self.rows.rungs if self.rows else []), *told], key=lambda row: row["at"])
-        anew = {row["stage"]: row["at"] for row in taken if row["settings"].get(rungs.ANEW)}
+        anew: dict[str, datetime] = {}
+        for change in self.changes:
+            if change.anew_at:
+                anew[change.stage] = max(change.anew_at, anew.get(change.stage, change.anew_at))
         self.checkpoints = [
             item
             for item in self.checkpoints
@@ -104,11 +182,57 @@ class Found:
 
 @dataclass(slots=True)
 class Seen:
-    """What a search came by; a note is why something was passed over."""
+    """What a search came by; a note is why something was passed over.
+
+    Attributes:
+        others: runs of other names, and where one was seen.
+        cut: what the search ended at, where it has not seen all.
+    """
 
     checkpoints: list[Candidate] = field(default_factory=list)
     databases: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    others: dict[str, Path] = field(default_factory=dict)
+    cut: str = ""
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < 1000:
+            self.notes.append(text)
+
+    def saw(self, name: str, where: Path) -> None:
+        if len(self.others) < NAMES:
+            self.others.setdefault(name, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The result of a search.
+
+    Attributes:
+        runs: of the name, by run id.
+        sources: where it looked, as the plan or the platform says.
+    """
+
+    runs: dict[str, Found]
+    sources: tuple[str, ...]
+    others: Mapping[str, Path]
+    cut: str = ""
+
+    def in_words(self, name: str) -> str:
+        """What a person is told who may have expected something there."""
+        where = ", ".join(self.sources[:3]) + (f" and {len(self.sources) - 3} more" if self.sources[3:] else "")
+        if not self.runs:
+            far = f" (the search ended at {self.cut})" if self.cut else ""
+            others = f"; it holds {_quoted(self.others)}{nearest(name, self.others)}" if self.others else ""
+            return f"looked in {where}: no state of {name!r}{far}{others}"
+        return f"looked in {where}: {len(self.runs)} run{'s' if len(self.runs) > 1 else ''} of the name {name!r}"
+
+
+def _quoted(names: Iterable[str], most: int = 5) -> str:
+    known = sorted(names)
+    return ", ".join(repr(shown(name)) for name in known[:most]) + (
+        f" and {len(known) - most} more" if known[most:] else ""
+    )
 
 
 def place_of(stages: Sequence[str], described: Manifest) -> Place:
@@ -116,26 +240,31 @@ def place_of(stages: Sequence[str], described: Manifest) -> Place:
     return position, described.step, described.final
 
 
-def find(sources: Sequence[str], base: Path, name: str, skip: Iterable[Path], watcher: Watcher) -> dict[str, Found]:
-    """What the sources hold of the runs of that name, by run id.
+def find(
+    sources: Sequence[str], base: Path, name: str, skip: Iterable[Path], watcher: Watcher, budget: Budget | None = None
+) -> Search:
+    """What the sources hold of the runs of that name.
 
     Args:
         sources: folders or globs, relative to `base`.
         skip: our own folders, which a source may enclose.
+        budget: of the whole search; default: `SEARCH_S` and `SEARCH_BYTES`.
     """
+    budget = budget or Budget(SEARCH_S, SEARCH_BYTES)
     folders, notes = roots(sources, base)
-    seen = search(folders, name, skip=frozenset(path.resolve() for path in skip))
+    seen = search(folders, name, skip=frozenset(path.resolve() for path in skip), budget=budget)
     found: dict[str, Found] = {}
     for item in seen.checkpoints:
         found.setdefault(item.manifest.run_id, Found(item.manifest.run_id)).checkpoints.append(item)
-    for database in seen.databases:
+    for number, database in enumerate(seen.databases):
         try:
-            with transfer.copy_of(database) as engine:
-                remembered = [rows for rows in transfer.read(engine, name) if RUN_ID.fullmatch(rows.run["id"])]
-            for row in (row for rows in remembered for row in rows.rungs):
-                rungs.check(row["settings"])
+            remembered = _remembered(database, name, seen, budget)
         except Exception as error:  # whatever a file that is no database of ours makes SQLite or Alembic say
-            seen.notes.append(f"the database {database} was passed over: {str(error).splitlines()[0]}")
+            if budget.is_spent:
+                seen.cut = seen.cut or _in_words(budget)
+                seen.notes.insert(0, f"{len(seen.databases) - number} databases were not read to the end: {seen.cut}")
+                break
+            seen.note(f"the database {database} was passed over: {_first_line(error)}")
             continue
         for rows in remembered:
             known = found.setdefault(rows.run["id"], Found(rows.run["id"]))
@@ -145,11 +274,40 @@ def find(sources: Sequence[str], base: Path, name: str, skip: Iterable[Path], wa
         known.drop_overtaken()
     for note in (
         *notes,
-        *seen.notes[:8],
-        *([f"{len(seen.notes) - 8} more were passed over"] if seen.notes[8:] else []),
+        *seen.notes[:NOTES],
+        *([f"{len(seen.notes) - NOTES} more were passed over"] if seen.notes[NOTES:] else []),
     ):
         watcher.note(note)
-    return found
+    others = {other: where for other, where in seen.others.items() if other != name}
+    return Search(found, tuple(sources), others, seen.cut)
+
+
+def _remembered(database: Path, name: str, seen: Seen, budget: Budget) -> list[Rows]:
+    """What a database knows of the runs of that name. Raises: as transfer.copy_of and transfer.read."""
+    with transfer.copy_of(database, budget) as engine:
+        told = [rows for rows in transfer.read(engine, name) if RUN_ID.fullmatch(rows.run["id"])]
+        with contextlib.suppress(sqlite3.Error):
+            for other in transfer.names(engine, NAMES):
+                seen.saw(other, database)
+    for rows in told:
+        for row in rows.rungs:
+            rungs.check(row["settings"])
+        for table, count in rows.left_out.items():
+            seen.note(f"the database {database}: {count} rows of {table} that cannot be were left out")
+    return told
+
+
+def _first_line(error: Exception) -> str:
+    """For a note; some errors say nothing."""
+    return shown((str(error).splitlines() or [""])[0] or type(error).__name__, 300)
+
+
+def _in_words(budget: Budget) -> str:
+    try:
+        budget.spend(0)
+    except BudgetSpent as error:
+        return str(error)
+    return ""
 
 
 def choose(
@@ -189,7 +347,7 @@ def choose(
 def of_run(run_id: str, root: Path, stages: Sequence[str]) -> Found:
     """What lies under our own checkpoint folder: of each stage the newest that can be read."""
     newest = [
-        next((Candidate(*pair) for pair in manifest.newest_readable(root / stage) if pair[1].run_id == run_id), None)
+        next((Candidate.of(*pair) for pair in manifest.newest_readable(root / stage) if pair[1].run_id == run_id), None)
         for stage in stages
     ]
     return Found(run_id, [item for item in newest if item])
@@ -201,12 +359,30 @@ def roots(sources: Sequence[str], base: Path) -> tuple[list[Path], list[str]]:
     notes = []
     for source in sources:
         told = str(base / Path(source.removesuffix("**") or ".").expanduser())
-        matches = sorted(islice(glob.iglob(told), ENTRIES)) if glob.has_magic(told) else [told]  # noqa: PTH207
-        matched = [Path(match).resolve() for match in matches if Path(match).is_dir()]
+        if glob.has_magic(told):
+            matches = sorted(islice(glob.iglob(told), ENTRIES))  # noqa: PTH207
+            matched = [Path(match) for match in matches if _leads_nowhere_else(told, match)]
+        else:
+            matched = [Path(told)]
+        matched = [path.resolve() for path in matched if path.is_dir()]
         folders |= dict.fromkeys(matched)
         if not matched:
             notes.append(f"the source {source} names no folder")
     return list(folders), notes
+
+
+def _leads_nowhere_else(pattern: str, match: str) -> bool:
+    """Whether no link below the part of the pattern that a person has spelled out was followed: whoever filled the folder
+    made it."""
+    spelled = Path(*(part for part in _before_magic(Path(pattern).parts)))
+    return Path(match).resolve() == spelled.resolve() / Path(match).relative_to(spelled)
+
+
+def _before_magic(parts: Sequence[str]) -> Iterator[str]:
+    for part in parts:
+        if glob.has_magic(part):
+            return
+        yield part
 
 
 def search(
@@ -216,23 +392,29 @@ def search(
     skip: frozenset[Path] = frozenset(),
     depth: int = DEPTH,
     entries: int = ENTRIES,
+    budget: Budget | None = None,
 ) -> Seen:
     """Checkpoints of runs of that name, and databases, in these folders and below, the shallow ones first.
 
-    Looks at no more than `entries` names, `depth` levels deep, and notes where that was not all.
+    Looks at no more than `entries` names, `depth` levels deep, for as long as the budget lasts, and notes where that was not all.
     """
+    budget = budget or Budget(SEARCH_S, SEARCH_BYTES)
     seen, left, too_deep = Seen(), entries, False
     queue: deque[tuple[Path, int, Iterator[os.DirEntry[str]] | None]] = deque((folder, 0, None) for folder in folders)
-    while queue and left > 0:
+    while queue and left > 0 and len(seen.checkpoints) < CHECKPOINTS:
         folder, level, scan = queue.popleft()
         if folder in skip:
             continue
         try:
+            budget.spend(0)
             scan = scan or os.scandir(folder)
             batch = list(islice(scan, min(SLICE, left)))
-            below = _look_at(seen, folder, batch, name)
+            below = _look_at(seen, folder, batch, name, budget)
+        except BudgetSpent as error:
+            seen.cut = str(error)
+            break
         except OSError as error:
-            seen.notes.append(f"{folder} was passed over: {error.strerror}")
+            seen.note(f"{folder} was passed over: {error.strerror}")
             continue
         left -= len(batch)
         if len(batch) == SLICE or left <= 0:
@@ -240,25 +422,33 @@ def search(
         if level < depth:
             queue.extend((path, level + 1, None) for path in below)
         too_deep = too_deep or (level == depth and bool(below))
-    if left <= 0 or too_deep:
-        bound = f"{entries} names" if left <= 0 else f"{depth} levels"
-        seen.notes.insert(0, f"the search ended at {bound} and has not seen all: name the folder in resume.sources")
+    if not seen.cut and (left <= 0 or too_deep):
+        seen.cut = f"{entries} names" if left <= 0 else f"{depth} levels"
+    if not seen.cut and queue:
+        seen.cut = f"{CHECKPOINTS} checkpoints"
+    if seen.cut:
+        what = f"the search ended at its bound ({seen.cut}) and has not seen all"
+        seen.notes.insert(0, f"{what}: name the folder in resume.sources")
     return seen
 
 
-def _look_at(seen: Seen, folder: Path, batch: Sequence[os.DirEntry[str]], name: str) -> list[Path]:
-    """Take in what the folder is; the folders below it that are still to be looked at."""
-    files = {entry.name for entry in batch if entry.is_file(follow_symlinks=False)}
+def _look_at(seen: Seen, folder: Path, batch: Sequence[os.DirEntry[str]], name: str, budget: Budget) -> list[Path]:
+    """Take in what the folder is; the folders below it that are still to be looked at. Raises: BudgetSpent."""
+    files = {entry.name: entry for entry in batch if entry.is_file(follow_symlinks=False)}
     if manifest.NAME in files:
+        budget.spend(min(files[manifest.NAME].stat(follow_symlinks=False).st_size, manifest.MAX_MANIFEST_BYTES))
         try:
             described = manifest.described(folder)
         except (CheckpointBroken, CheckpointUnreadable) as error:
             if manifest.FOLDER.fullmatch(folder.name):
-                seen.notes.append(f"{folder} was passed over: {error.what}")
+                seen.note(f"{folder} was passed over: {error.what}")
         else:
             if described.run == name and RUN_ID.fullmatch(described.run_id):
-                seen.checkpoints.append(Candidate(folder, described))
-                seen.notes.extend(f"{folder}: passed over {wrong}" for wrong in rungs.told_by(described)[1])
+                seen.checkpoints.append(Candidate.of(folder, described))
+                for wrong in rungs.told_by(described)[1][:NOTES]:
+                    seen.note(f"{folder}: passed over {wrong}")
+            else:
+                seen.saw(described.run, folder)
             return []
     if DATABASE in files:
         seen.databases.append(folder / DATABASE)
@@ -282,4 +472,5 @@ def _lines(items: Iterable[Found], stages: Sequence[str]) -> list[str]:
         else:
             text = "no checkpoint, here"
         lines.setdefault(item.run_id, f"{item.run_id}: {text}")
-    return list(lines.values())
+    more = [f"… {len(lines) - RIVALS} more"] if len(lines) > RIVALS else []
+    return [*list(lines.values())[:RIVALS], *more]

@@ -104,6 +104,7 @@ def start(
     consent: Consent = NONE,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
+    required: bool = False,
 ) -> Opened | Nothing:
     """Go on with the run of this plan's name, which may lie here or in a source, or begin it.
 
@@ -112,7 +113,9 @@ def start(
         run_id: which run, where there are several of the name.
         consent: to what would be refused otherwise; a person knows better.
         until: when this session, and no later one, shall be over.
-    Raises: PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several runs.
+        required: there must be a run to go on with.
+    Raises: NotFound without one, PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that
+        lists several runs, or asks for consent.
     """
     plan = choosing.checked(plan_text, where, overrides)
     lock = Lock(lock_path(home, plan.name))
@@ -124,7 +127,7 @@ def start(
             return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
         here = config.platform(plan.platform, profile)
         run, plan, found = choosing.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent
+            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
         )
         if run.state == "finished":
             lock.release()

@@ -70,6 +70,13 @@ def check(settings: Any) -> None:
         health.check_change(settings)
 
 
+def arguments_of(plan: Plan, stage: str) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """What the plan's own ladder and remedies may set of a stage's arguments, and what of it begins the stage anew."""
+    rungs = [rung for rung in plan.rungs_of(stage) if rung.arguments]
+    remedies = [remedy.change["arguments"] for remedy in plan.health.remedies if "arguments" in remedy.change]
+    return [*(rung.arguments for rung in rungs), *remedies], [rung.arguments for rung in rungs if rung.begins_anew]
+
+
 def changes(engine: Engine, run: RunInfo, stage: str) -> list[dict[str, Any]]:
     """`changes` of a launch: the stage's rows, as its checkpoints will tell them to whoever has no database.
 

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,25 @@ import xxhash
 from sqlalchemy import Engine
 
 from db import sessions, transfer
+from db.imported import Columns
 from db.records import RunInfo
-from db.transfer import Columns
-from orchestrator import manifest
+from orchestrator import foreign, manifest
 from orchestrator.core import retention
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
+from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
 from orchestrator.runtime import checkpoints, curves, keeping, rungs
-from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, of_run, place_of
+from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, essence_of, of_run, place_of
 from orchestrator.wire import plain_text
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]
 GOES_ON = {"state": "active", "why": "", "finished_at": None}
 RESERVE_BYTES = 1 << 20
+RATED_S, RATED_BYTES = 20.0, 64 << 20
+"""What manifests of a source are read again for, to find the best of them."""
+OUTPUTS = 100_000
 
 
 def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watcher) -> RunInfo:
@@ -92,8 +97,7 @@ def _write_down(
         folder = Path(run["checkpoints"]) / row["stage"] / manifest.folder_name(row["step"], final=row["final"])
         return str(folder) if row["stage"] in stages else None
 
-    root = Path(run["checkpoints"])
-    used = [item.manifest for item in found.checkpoints if str(_target(root, item)) in copied]
+    used = [manifest.read(Path(path)) for path in copied]  # of our copies: the search has kept none of it
     told = sorted((row for described in used for row in rungs.told_by(described)[0]), key=lambda row: row["at"])
     rows = curves.brought(found.rows, _folder_of(found, "attempts")) if found.rows else None
     return transfer.take_in(engine, run, stages, finished, rows, copied, path_of, events, told)
@@ -111,7 +115,7 @@ def _copy(
     of_stage = ([item for item in found.furthest_first(stages) if item.manifest.stage == name] for name in stages[::-1])
     by_stage = [items for items in of_stage if items]
     first = [next((item for item in items if not n or item.manifest.final), None) for n, items in enumerate(by_stage)]
-    outputs = _outputs_of(found)
+    outputs = _outputs_of(found, watcher)
     with _writing(root):
         total = _room_for([item for item in first if item], outputs, root)
         moved = _counter(watcher, total)
@@ -126,10 +130,11 @@ def _copy(
                     watcher.note(f"{item.folder} was passed over: {error}")
                     events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
                     continue
-                copied[str(target)] = columns = _columns(item)
+                described = manifest.read(target)
+                copied[str(target)] = columns = _columns(item.folder, described)
                 facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
                 events.append(("found", facts | {"run": found.run_id}))
-                watcher.found(item.manifest, item.folder)
+                watcher.found(described, item.folder)
                 break
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
             _copy_output(path, Path(run["folder"], "outputs", path.relative_to(folder)), moved, watcher)
@@ -153,18 +158,21 @@ def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns
                 watcher.note(f"the best checkpoint of stage {stage.name}, {item.folder}, was passed over: {error}")
                 events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
                 continue
-            copied[str(_target(root, item))] = columns = _columns(item)
+            described = manifest.read(_target(root, item))
+            copied[str(_target(root, item))] = columns = _columns(item.folder, described)
             facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
             events.append(("found", facts | {"run": found.run_id}))
-            watcher.found(item.manifest, item.folder)
+            watcher.found(described, item.folder)
             break
     return events
 
 
 def _rated(folders: Iterable[str]) -> Iterator[retention.Kept]:
-    """Checkpoints as retention compares them."""
+    """Checkpoints as retention compares them: as many of a source's as may be read for it."""
+    budget = Budget(RATED_S, RATED_BYTES)
     for folder in folders:
-        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable):
+        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError, BudgetSpent):
+            budget.spend(Path(folder, manifest.NAME).lstat().st_size)
             told = manifest.read(Path(folder))
             order = told.step + 0.5 * told.final
             rated = retention.Kept(
@@ -191,7 +199,7 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
         for name, entry in described.files.items():
             _copy_file(item.folder, aside / name, moved, entry)
         _copy_file(item.folder, aside / manifest.NAME, moved, None)
-        if _essence(manifest.read(aside)) != _essence(item.manifest):
+        if essence_of(manifest.read(aside)) != item.essence:
             raise CheckpointBroken(f"{item.folder} changed while it was copied")
         manifest.fsync_folder(aside)
         aside.rename(target)
@@ -225,21 +233,24 @@ def _copy_output(path: Path, target: Path, moved: Moved, watcher: Watcher) -> No
     aside = target.with_name(target.name + ".part")
     aside.unlink(missing_ok=True)
     try:
-        _copy_file(path.parent, aside, moved, None)
+        foreign.copy_file(path, aside, moved, durable=True)
         aside.rename(target)
-    except (CheckpointBroken, CheckpointUnreadable) as error:
+    except foreign.SourceUnreadable as error:
         watcher.note(f"the output {path} was passed over: {error}")
     finally:
         aside.unlink(missing_ok=True)
 
 
-def _outputs_of(found: Found) -> dict[Path, Path]:
+def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
     """The plain files that the run had made, by their paths, where they lie beside the database that knows it."""
     top = _folder_of(found, "outputs")
     if top is None:
         return {}
-    files = (Path(folder, name) for folder, _, names in os.walk(top) for name in names)
-    return {path: top for path in files if stat.S_ISREG(path.lstat().st_mode)}
+    names = ((Path(folder), name) for folder, _, names in os.walk(top) for name in names)
+    files = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
+    if len(files) > OUTPUTS:
+        watcher.note(f"{top} holds more than {OUTPUTS} files: the first {OUTPUTS} of them are copied")
+    return {path: top for path in files[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
 
 
 def _folder_of(found: Found, name: str) -> Path | None:
@@ -252,8 +263,10 @@ def _folder_of(found: Found, name: str) -> Path | None:
 
 def _room_for(first: Sequence[Candidate], outputs: Iterable[Path], root: Path) -> int:
     """Bytes that are to be copied. Raises: StateUnusable when they do not fit."""
-    needed = sum(item.manifest.total_bytes for item in first if not _target(root, item).is_dir())
-    needed += sum(path.lstat().st_size for path in outputs)
+    needed = sum(item.bytes for item in first if not _target(root, item).is_dir())
+    for path in outputs:
+        with contextlib.suppress(OSError):  # of the source: it is passed over when it is copied
+            needed += foreign.data_bytes(path)
     root.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(root).free < needed + RESERVE_BYTES:
         raise _no_room(root, f"{needed} bytes are to be copied, {shutil.disk_usage(root).free} are free")
@@ -297,19 +310,14 @@ def _target(root: Path, item: Candidate) -> Path:
     return root / item.manifest.stage / manifest.folder_name(item.manifest.step, final=item.manifest.final)
 
 
-def _essence(described: Manifest) -> tuple[Any, ...]:
-    """Without the metrics, one of which may be NaN and unequal to itself."""
-    return described.run_id, described.stage, described.position, described.final, dict(described.files)
-
-
-def _columns(item: Candidate) -> Columns:
+def _columns(folder: Path, described: Manifest) -> Columns:
     return {
-        "stage": item.manifest.stage,
-        "step": item.manifest.step,
-        "final": item.manifest.final,
-        "bytes": item.manifest.total_bytes,
-        "metrics": dict(item.manifest.metrics),
-        "measured": dict(item.manifest.measured),
-        "created_at": datetime.fromisoformat(item.manifest.created_at),
-        "source": plain_text(str(item.folder)),
+        "stage": described.stage,
+        "step": described.step,
+        "final": described.final,
+        "bytes": described.total_bytes,
+        "metrics": dict(described.metrics),
+        "measured": dict(described.measured),
+        "created_at": datetime.fromisoformat(described.created_at),
+        "source": plain_text(str(folder)),
     }

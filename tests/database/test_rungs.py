@@ -182,8 +182,9 @@ def test_rungs_travel_with_their_run(engine, run, plan, session, tmp_path):
     rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))
     elsewhere = open_database(tmp_path / "elsewhere")
     [found] = transfer.read(engine, "ink")
+    ours = found.run | {"folder": "/f", "checkpoints": "/f/checkpoints"}
     for _ in range(2):
-        transfer.take_in(elsewhere, found.run, ["train"], {}, found, {}, lambda _: None, [])
+        transfer.take_in(elsewhere, ours, ["train"], {}, found, {}, lambda _: None, [])
     [row] = rows.of_run(elsewhere, run.id)
     assert (row.step, row.rung, row.device) == (10, "microbatch/2", "Tesla T4")
     assert rungs.standing(elsewhere, run, plan, HERE) == rungs.standing(engine, run, plan, HERE)
