@@ -59,9 +59,7 @@ def _make(path: Path) -> None:
             raise PermissionError(f"{path} may not be read and written, or its disk is read-only") from None
 
 
-def open_url(
-    url: str, home: Path | None = None, guard: Callable[[sqlite3.Connection], None] | None = None
-) -> Engine:
+def open_url(url: str, home: Path | None = None, guard: Callable[[sqlite3.Connection], None] | None = None) -> Engine:
     """A database, made or migrated where needed.
 
     Args:

@@ -104,7 +104,9 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     detected, home, engine = state()
     plan = config.applied(said, config.load())
     profile = config.platform(plan.platform, detected)
-    lines = preflight.lines(engine, home, profile, plan, path.parent, elsewhere=device_memory is not None)
+    lines = preflight.lines(
+        engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
+    )
     probed, failed = list[probing.Probed](), ""
     free = memory.free_bytes()
     if probes and not any(line.verdict == preflight.FAIL for line in lines):

@@ -1,4 +1,6 @@
-"""A database in which somebody has written by hand: every verb answers, or names the row; nothing outside is touched."""
+"""A database in which somebody has written by hand: every verb answers, or names the row; nothing outside is touched.
+
+Ours first; then a stranger's that lies in a source: whatever it holds, the plan that is typed decides what runs."""
 
 from __future__ import annotations
 
@@ -7,21 +9,29 @@ import json
 import os
 import shutil
 import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import xxhash
 from answered import ALLOWED, PLAN, code_of, make_state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from db import soundness
+from db import sessions, soundness
 from db.engine import open_database
+from db.facts import SHAPES
 from db.soundness import PHASES, first_oddity
 from db.tables import Base
+from orchestrator import manifest
 from orchestrator.cli import cause
 from orchestrator.core import windows
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
+from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.plan import parse
+from orchestrator.runtime import remedies
+from orchestrator.runtime import rungs as ladder
 from orchestrator.runtime.home import check_kept_folder
 
 READERS = {"pools.resets": windows.parse, "runs.folder": check_kept_folder}
@@ -249,3 +259,168 @@ def test_any_value_in_any_row_is_answered_or_named(at_home, capfd, cells, verb):
     assert outside(at_home) == before, (taken, verb)
     if "--json" in verb and code == 0:
         json.loads(told.out)
+
+
+# A stranger's database
+
+MINE = """
+name = "digits"
+[[stage]]
+name = "train"
+entry = "t.py"
+args = { lr = 0.1 }
+[memory]
+ladder = ["microbatch/2", { set = { crop = 96 } }]
+[resume]
+sources = ["../foreign/**"]
+"""
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A person's folder with a plan, and a source with a state folder as kgorch has written it, which its owner then edits."""
+    root = tmp_path_factory.mktemp("stranger")
+    for name in ("here", "elsewhere", "sound"):
+        (root / name).mkdir()
+    (root / "here" / "plan.toml").write_text(MINE)
+    (root / "here" / "t.py").write_text("")
+    (root / "elsewhere" / "dear").write_text("dear")
+    make_state(root / "sound", root / "here")
+    saved = root / "sound" / "runs" / "digits" / "1" / "checkpoints" / "train" / "step-00000010"
+    (saved / "rank0.safetensors").write_bytes(b"weights")
+    files = {"rank0.safetensors": FileEntry(7, xxhash.xxh3_128(b"weights").hexdigest())}
+    at = "2026-11-20T10:00:00+00:00"
+    manifest.write(saved, Manifest("digits", "digits", "train", Position(step=10), 1, at, files=files))
+    with closing(sqlite3.connect(root / "sound" / "kgorch.db")) as connection:
+        connection.execute("UPDATE runs SET overrides = '[]'")  # else each start would end at them
+        connection.commit()
+    return root
+
+
+def hostile(marker: Path) -> list[object]:
+    """What would run a command, lead out of the folder or hand the script an argument, if anybody believed it."""
+    touch = f'["touch", "{marker}"]'
+    arguments = {"out": str(marker), "shell": True}
+    return [
+        json.dumps([f"notify.command={touch}"]),
+        json.dumps([f'stage=[{{name="train",entry="subprocess:call",ranks=1,args={{args="touch {marker}",shell=true}}}}]']),
+        json.dumps(['checkpoint.mirror="/tmp"', 'checkpoint.dir="/tmp"', 'stage.train.entry="os:getpid"', "data.cache=['/etc']"]),
+        MINE.replace('"t.py"', '"subprocess:call"') + f"[notify]\ncommand = {touch}\n",
+        json.dumps({"settings": {"arguments": arguments}}),
+        json.dumps({"skip": True, "arguments": arguments}),
+        json.dumps({"settings": {}, "begins_anew": True}),
+        json.dumps({"not": ["digits"], "stage": 5, "failing": [], "end_at": "x", "metrics": None}),
+        "/etc", str(marker), "../../../elsewhere", "chosen", "notices_failed", "forecast", "weights_partly_loaded",
+    ]  # fmt: skip
+
+
+READ_AFTERWARDS = [
+    ["status", "digits"], ["status", "digits", "--json"], ["history", "digits"], ["history", "digits", "--json"],
+    ["history", "digits", "--events"], ["checkpoints", "list", "digits", "--dropped"], ["doctor", "digits"], ["quota"],
+]  # fmt: skip
+
+
+def pick_up(root: Path, cells: list[tuple[tuple[str, str], object]], patch: pytest.MonkeyPatch) -> list[object]:
+    """`kgorch start` beside a source in which these cells were edited, up to where it would train. What it would train."""
+    shutil.rmtree(root / "home", ignore_errors=True)
+    shutil.rmtree(root / "foreign", ignore_errors=True)
+    shutil.copytree(root / "sound", root / "foreign")
+    with closing(sqlite3.connect(root / "foreign" / "kgorch.db")) as connection:
+        for (table, column), value in cells:
+            with suppress(sqlite3.IntegrityError):
+                connection.execute(f'UPDATE "{table}" SET "{column}" = ?', (value,))
+        connection.commit()
+    trained: list[object] = []
+
+    def train(engine, opened, **_):
+        place = ladder.Place("train", "cpu", 2)
+        trained.append((opened, ladder.standing(engine, opened.run, opened.plan, place)))
+        opened.claim.release()
+        opened.lock.release()
+        return int(ExitCode.SUSPENDED)
+
+    patch.setattr("orchestrator.cli.start.run_session", train)
+    return trained
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+STRANGERS = [cell for cell in COLUMNS if cell[0] not in ("resumes", "samples", "pools")]
+
+
+@given(data=st.data())
+@settings(
+    max_examples=60 * FUZZ, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_a_strangers_database_holds_the_plan_that_is_typed_decides_what_runs(stranger, capfd, data):
+    marker = stranger / "elsewhere" / "PWNED"
+    value = st.one_of(values, st.sampled_from(hostile(marker)))
+    cells = data.draw(st.lists(st.tuples(st.sampled_from(STRANGERS), value), min_size=1, max_size=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(stranger / "here")
+        patch.setenv("KGORCH_HOME", str(stranger / "home"))
+        patch.setenv("XDG_CONFIG_HOME", str(stranger / "config"))
+        trained = pick_up(stranger, cells, patch)
+        before, source = outside(stranger), bytes_of(stranger / "foreign")
+        verbs = [["start", "plan.toml"], *(READ_AFTERWARDS if data.draw(st.booleans()) else READ_AFTERWARDS[-3:])]
+        for verb in verbs:
+            code = code_of(verb, within_s=60)
+            told = capfd.readouterr()
+            assert code in ALLOWED and "Traceback" not in told.err, (cells, verb, told.err)
+            if "--json" in verb and code == 0:
+                json.loads(told.out)
+        assert outside(stranger) == before and not marker.exists(), cells
+        assert bytes_of(stranger / "foreign") == source, cells
+    for opened, standing in trained:
+        assert opened.plan.model_dump() == parse(MINE, "plan.toml").model_dump(), cells
+        assert (opened.run.plan, opened.run.overrides, opened.run.workdir) == (MINE, [], str(stranger / "here")), cells
+        assert not standing.settings.arguments and not remedies.arguments(standing.schedule), cells
+        home = str(stranger / "home")
+        assert opened.run.folder.startswith(home) and opened.run.checkpoints.startswith(home), cells
+
+
+def test_the_stranger_whose_cells_are_edited_is_gone_on_from(stranger, capfd):
+    """Else the property above would hold of a database that nobody reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(stranger / "here")
+        patch.setenv("KGORCH_HOME", str(stranger / "home"))
+        for cells, code in (
+            ([], ExitCode.SUSPENDED),
+            ([(("runs", "overrides"), hostile(Path("/x"))[0])], ExitCode.MISTAKE),
+            ([(("rungs", "settings"), hostile(Path("/x"))[4])], ExitCode.MISTAKE),
+        ):
+            trained = pick_up(stranger, cells, patch)
+            assert code_of(["start", "plan.toml"]) == code
+            if code == ExitCode.SUSPENDED:
+                [(opened, _)] = trained
+                assert (opened.run.id, opened.row.number, opened.row.first_step) == ("digits", 2, 10)
+        assert "shell = true" in capfd.readouterr().err
+
+
+def test_no_event_of_any_shape_breaks_what_reads_the_journal(at_home, capfd):
+    """A journal of before may hold any: they were taken over as they came."""
+    kinds = [*SHAPES, "weights_partly_loaded", "SaveFailed", "snapshots_off", "data_cached", "mirror_failed", "exactness", "stacks",
+             "memory_facts", "longest_seen", "launched", "Attached"]  # fmt: skip
+    odd = [{}, {"stage": "train"}, {"stage": 5, "metrics": 5, "failing": 5, "not": 5, "longest_s": 5, "rank0": []}]
+    change(at_home, [])
+    engine = open_database(at_home / "changed")
+    for run in ("ink", "digits"):
+        for kind in kinds:
+            for facts in (*odd, [], 5, None):
+                sessions.note(engine, run, kind, facts, 1 if run == "ink" else 2)
+    engine.dispose()
+    with closing(sqlite3.connect(at_home / "changed" / "kgorch.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM events").fetchone()[0] > 150
+    for run in ("ink", "digits"):
+        for verb in (
+            ["status"],
+            ["history"],
+            ["history", "--events"],
+            ["doctor"],
+            ["history", "--plot", "dice"],
+            ["logs"],
+        ):
+            assert code_of([verb[0], run, *verb[1:]]) in ALLOWED, verb
+            assert "Traceback" not in capfd.readouterr().err

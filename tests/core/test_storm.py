@@ -161,6 +161,7 @@ DOCTORED = {
         replace(SOUND, trace=replace(SOUND.trace, expects=(("event SaveFailed", "No space left"),))),
     ],
     "nothing_outside": [replace(SOUND, strays=("/tmp/left",))],
+    "nothing_foreign_runs": [replace(SOUND, foreign=("PWNED was made",))],
     "no_bug": [
         replace(SOUND, events=(*SOUND.events, {"kind": "bug", "facts": {"what": "KeyError"}})),
         replace(SOUND, said=(Said("kgorch start", 1, "error"),)),

@@ -30,7 +30,8 @@ from orchestrator.errors import KgorchError, NotFound
 from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import Change
 from orchestrator.plan import parse
-from orchestrator.runtime import finding
+from orchestrator.platforms.profile import Profile
+from orchestrator.runtime import finding, preflight
 from orchestrator.runtime import rungs as ladder
 from orchestrator.runtime.finding import Candidate
 
@@ -535,3 +536,51 @@ def test_a_manifest_that_changes_between_search_and_copy_is_not_used(here, sourc
     with pytest.raises(KgorchError, match="changed while it was copied"):
         here.start()
     assert made.is_dir()
+
+
+# What `kgorch check` says of it
+
+
+def checked(place, text=PLAN, overrides=()):
+    """The lines that `kgorch check` has about checkpoints and sources; nothing must have changed by it."""
+    engine, plan = open_database(place.home), parse(text, "plan.toml", list(overrides))
+    try:
+        before = sorted((place.home / "runs").rglob("*"))
+        told = list(preflight._checkpoint(engine, place.home, Profile("test"), plan, place.work, overrides))
+        assert sorted((place.home / "runs").rglob("*")) == before
+        return [(line.verdict, line.said) for line in told]
+    finally:
+        engine.dispose()
+
+
+def test_a_check_says_what_a_start_would_go_on_from_in_a_source(here, source):
+    assert checked(here) == [("pass", "looked in ../source/**: no state of 'ink'; a start begins a new run")]
+    folder = state(source)
+    [(verdict, said)] = checked(here)
+    assert verdict == "pass" and f"train, step 20, in {folder}/checkpoints/train/step-00000020, read back" in said
+    (folder / "checkpoints/train/step-00000020/rank0.safetensors").write_bytes(b"x" * 140)
+    [(broken, _), (verdict, said)] = checked(here)
+    assert (broken, verdict) == ("warn", "pass") and "step 10" in said
+    assert here.start()[0].row.first_step == 10
+    [(broken, _), (_, said)] = checked(here)
+    assert broken == "warn" and said == "train, step 10, read back; a start goes on from it"
+
+
+def test_a_check_fails_where_a_start_would_be_refused(here, source, tmp_path):
+    required = PLAN + "required = true"
+    assert checked(here, required)[0][0] == "fail"
+    state(source, overrides=["session.wall=1h"])
+    [(verdict, said)] = checked(here)
+    assert verdict == "fail" and "--set session.wall=1h" in said
+    assert checked(here, overrides=["session.wall=2h"])[0][0] == "pass"
+    state(tmp_path / "source" / "second", (5,), run_id="r2")
+    [(verdict, said)] = checked(here)
+    assert verdict == "fail" and "2 runs of this name" in said
+
+
+def test_a_check_of_a_finished_run_says_that_a_start_does_nothing(here):
+    opened, _ = here.start()
+    engine = open_database(here.home)
+    runs.set_state(engine, opened.run.id, "finished")
+    engine.dispose()
+    assert checked(here) == [("pass", "the run ink is finished: a start does nothing")]

@@ -100,8 +100,8 @@ class Said:
 class Facts:
     """`promised`: path → step of all that was ever seen verified; `damaged`: those that a fault has broken since.
     `over`: the run is finished and nothing is to live any more. `bits`: hashes of a stage's last state and an uninterrupted run's,
-    by its name. `metrics`: by stage, name and epoch, ours and an uninterrupted run's.
-    A step counts those of the stages before it, too (`looking.FURTHER`)."""
+    by its name. `metrics`: by stage, name and epoch, ours and an uninterrupted run's. `foreign`: what a stranger's database has had done here. A step counts those of the stages before it, too
+    (`looking.FURTHER`)."""
 
     history: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -112,6 +112,7 @@ class Facts:
     doubles: str = ""
     charges: tuple[Charged, ...] = ()
     strays: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     said: tuple[Said, ...] = ()
     stuck: str = ""
     trace: Trace | None = None
@@ -262,6 +263,11 @@ def nothing_outside(facts: Facts) -> list[str]:
     return [f"{path} lies outside of the state folder" for path in facts.strays]
 
 
+def nothing_foreign_runs(facts: Facts) -> list[str]:
+    """What lies in a source decides nothing: no command of its, no argument, no path."""
+    return [f"of a stranger's database: {what}" for what in facts.foreign]
+
+
 def no_bug(facts: Facts) -> list[str]:
     """Nothing that we call our own fault: no exit code 1, no traceback, no event that says so."""
     broken = [f"event bug: {event['facts']}" for event in facts.events if event["kind"] == "bug"]
@@ -299,6 +305,7 @@ INVARIANTS: dict[str, Callable[[Facts], list[str]]] = {
         quota_charged_once,
         log_tells_the_cause,
         nothing_outside,
+        nothing_foreign_runs,
         no_bug,
         comes_back,
     )

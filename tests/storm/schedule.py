@@ -113,6 +113,7 @@ class Episode:
         wall: of each session, in what a whole uninterrupted run takes on this machine; None for none.
         every_ms: the most between two saves.
         stages: one after another. program: what is trained.
+        stranger: what lies in its source was doctored (stranger.py).
     """
 
     seed: int
@@ -131,6 +132,7 @@ class Episode:
     faults: tuple[Fault, ...]
     stages: int = 1
     program: str = "weathers"
+    stranger: bool = False
 
     @property
     def name(self) -> str:
@@ -169,6 +171,7 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
         every_ms=chance.choice([700, 1500, 3000, 20_000]),
         faults=(),
         stages=chance.choice([1, 1, 2]),
+        stranger=random.Random(f"{seed}.{number}.stranger").random() < 0.3,  # on its own: what else is drawn stays
     )
     [program] = chance.choices(list(PROGRAMS), list(PROGRAMS.values()))
     needed: dict[str, Any] = {need: True for kind in only for need in KINDS[kind].needs}

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import random
 import re
 import shutil
 import signal
@@ -22,7 +23,7 @@ from harness import Kgorch, processes_of, weekly_reset
 
 from orchestrator.runtime import channel
 from orchestrator.runtime import processes as identities
-from storm import looking, programs
+from storm import looking, programs, stranger
 from storm.invariants import Facts, Said, Trace
 from storm.machine import Disk, Weather
 from storm.reference import Reference, write_plan, write_source
@@ -49,6 +50,9 @@ NOT_OURS = re.compile(r"pymp-[^/]+/.*|tmp[a-z0-9_]{8}")
 """What a rank with loading processes that is killed leaves behind: folders of multiprocessing's sockets, and the files by which
 PyTorch's DataLoader finds out, when a process of it has died, whether too many are open."""
 
+
+NOT_TRUSTED = re.compile(r"not trusted with that: ")
+"""A stranger's run was found, and what it would have run: who reads it begins a run of their own."""
 
 MOVE_ASIDE = re.compile(r"next: .*\bmv (\S+/kgorch\.db) (\S+):")
 
@@ -95,8 +99,10 @@ class World:
         self.driver = driver.build(folder) if episode.driver else None
         self.kgorch = Kgorch(folder / "work", folder / "home", extra_env=self._env())
         identities.boot_id = lambda: self.weather.boot.read_text().strip()  # as all its processes have it
+        self.marker, self.wants_fresh = folder / "PWNED", False
         self._write_source()
         self._write_plan()
+        self._write_stranger()
 
     def _env(self) -> dict[str, str]:
         found = {"TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder / "person")}
@@ -108,8 +114,16 @@ class World:
         if self.episode.source:
             write_source(self.folder / "work" / "source")
 
+    def _write_stranger(self) -> None:
+        if self.episode.stranger:
+            stage = next(iter(self.reference.digests))
+            chance = random.Random(self.episode.name)
+            stranger.write(self.folder / "input" / "data" / "kgorch", "test", stage, self.marker, chance)
+
     def _write_plan(self) -> None:
         episode, extra = self.episode, []
+        if episode.stranger:
+            extra += ["[resume]", 'sources = ["../input/**"]']
         if episode.quota:
             extra += ["[quota]", "hours = 100", f'resets = "{weekly_reset()}"']
         if episode.daemon:
@@ -150,17 +164,24 @@ class World:
             self._heed(self.supervisor, self.daemon)
         if not self.episode.daemon:
             if idle:
-                self.supervisor = self.run("start", "plan.toml")
+                self.supervisor = self.run("start", "plan.toml", *self._fresh())
             return
         self.keep_daemon()
         if idle and (self.wants_start or looking.waits_for_a_person(self.kgorch.home)):
-            self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue"), False
+            self.supervisor, self.wants_start = self.run("start", "plan.toml", "--queue", *self._fresh()), False
+
+    def _fresh(self) -> list[str]:
+        wants, self.wants_fresh = self.wants_fresh, False
+        return ["--fresh"] if wants else []
 
     def _heed(self, *commands: Command | None) -> None:
-        """A database whose log was deleted while it was being written back is malformed: moved aside, as the error says."""
+        """What an error says is done: a run of our own in place of a stranger's; a database whose log was deleted while it was
+        being written back is malformed, and is moved aside."""
         for command in (item for item in commands if item and not item.heeded):
             said = command.said()
             command.heeded = said.code is not None
+            if said.code == 2 and NOT_TRUSTED.search(said.text):
+                self.wants_fresh = self.wants_start = True
             if said.code == 2 and (told := MOVE_ASIDE.search(said.text)) and Path(told[1]).exists():
                 Path(told[1]).rename(told[2])
                 self.forget_paths()
@@ -321,6 +342,7 @@ class World:
             trace=trace,
             over=over and not self.stuck,
             clock_moved=self.clock_moved,
+            foreign=tuple(stranger.strays(self.marker, self.kgorch.home)),
         )
         return dataclasses.replace(told, **self._at_the_end()) if over and not self.stuck else told
 
