@@ -309,6 +309,7 @@ def _consent(value: Any) -> Any:
     """Text, or a list of texts, as it stands: nothing is done with it before a person has seen it."""
     if not isinstance(value, str):
         raise ValueError
+    foreign.check_toml(value)
     return value
 
 

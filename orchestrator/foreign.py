@@ -23,6 +23,9 @@ MAX_JSON_BYTES = 64 << 20
 MAX_VALUES = 4 << 20
 """Values in one document: each takes some 70 bytes of memory, so a document takes at most some hundred megabytes."""
 MAX_DEPTH = 100
+MAX_TOML, MAX_TOML_DOTS = 256 << 10, 1_000_000
+"""Letters; and the sum of the squares of the dots in each line, some 100 bytes each when they are parsed."""
+
 COPY_BYTES = 1 << 20
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -178,6 +181,17 @@ def check(content: bytes) -> None:
     depths = accumulate(1 if bracket in b"[{" else -1 for bracket in bare.translate(None, _NO_BRACKETS))
     if any(depth > MAX_DEPTH for depth in depths):
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
+
+
+def check_toml(text: str) -> None:
+    """Before TOML from elsewhere is parsed: tomllib takes memory with the square of a dotted key's parts.
+
+    Raises: ValueError.
+    """
+    if len(text) > MAX_TOML:
+        raise ValueError(f"{len(text)} letters of TOML, more than {MAX_TOML}")
+    if sum(line.count(".") ** 2 for line in text.splitlines()) > MAX_TOML_DOTS:
+        raise ValueError("TOML with keys of very many parts")
 
 
 def verdict(error: OSError, what: str, fact: str) -> CheckpointBroken | CheckpointUnreadable:

@@ -297,21 +297,30 @@ def stranger(tmp_path_factory):
     return root
 
 
-def hostile(marker: Path) -> list[object]:
+def hostile(marker: Path) -> dict[tuple[str, str], list[object]]:
     """What would run a command, lead out of the folder or hand the script an argument, if anybody believed it."""
     touch = f'["touch", "{marker}"]'
     arguments = {"out": str(marker), "shell": True}
-    return [
-        json.dumps([f"notify.command={touch}"]),
-        json.dumps([f'stage=[{{name="train",entry="subprocess:call",ranks=1,args={{args="touch {marker}",shell=true}}}}]']),
-        json.dumps(['checkpoint.mirror="/tmp"', 'checkpoint.dir="/tmp"', 'stage.train.entry="os:getpid"', "data.cache=['/etc']"]),
-        MINE.replace('"t.py"', '"subprocess:call"') + f"[notify]\ncommand = {touch}\n",
-        json.dumps({"settings": {"arguments": arguments}}),
-        json.dumps({"skip": True, "arguments": arguments}),
-        json.dumps({"settings": {}, "begins_anew": True}),
-        json.dumps({"not": ["digits"], "stage": 5, "failing": [], "end_at": "x", "metrics": None}),
-        "/etc", str(marker), "../../../elsewhere", "chosen", "notices_failed", "forecast", "weights_partly_loaded",
-    ]  # fmt: skip
+    stage = f'stage=[{{name="train",entry="subprocess:call",ranks=1,args={{args="touch {marker}",shell=true}}}}]'
+    elsewhere = [
+        'checkpoint.mirror="/tmp"',
+        'checkpoint.dir="/tmp"',
+        'stage.train.entry="os:getpid"',
+        "data.cache=['/etc']",
+    ]
+    paths = ["/etc", str(marker), "../../../elsewhere", "/"]
+    return {
+        ("runs", "overrides"): [json.dumps(item) for item in ([f"notify.command={touch}"], [stage], elsewhere, ["x={a.b=[[[["])],
+        ("runs", "plan"): [MINE.replace('"t.py"', '"subprocess:call"') + f"[notify]\ncommand = {touch}\n", "a" + ".a" * 50_000],
+        ("rungs", "settings"): [
+            json.dumps({"settings": {"arguments": arguments}}), json.dumps({"skip": True, "arguments": arguments}),
+            json.dumps({"settings": {}, "begins_anew": True}), json.dumps({"settings": {"arguments": {"crop": 97}}}),
+        ],
+        ("events", "facts"): [json.dumps(item) for item in ({}, {"not": ["digits"], "stage": 5, "failing": [], "end_at": "x"})],
+        ("events", "kind"): ["chosen", "notices_failed", "forecast", "weights_partly_loaded", "epoch", "SaveFailed"],
+        ("runs", "workdir"): paths, ("runs", "folder"): paths, ("runs", "checkpoints"): paths, ("attempts", "folder"): paths,
+        ("checkpoints", "path"): paths, ("runs", "state"): ["finished", "failed"], ("runs", "id"): ["../..", "ink"],
+    }  # fmt: skip
 
 
 READ_AFTERWARDS = [
@@ -356,8 +365,9 @@ STRANGERS = [cell for cell in COLUMNS if cell[0] not in ("resumes", "samples", "
 )
 def test_whatever_a_strangers_database_holds_the_plan_that_is_typed_decides_what_runs(stranger, capfd, data):
     marker = stranger / "elsewhere" / "PWNED"
-    value = st.one_of(values, st.sampled_from(hostile(marker)))
-    cells = data.draw(st.lists(st.tuples(st.sampled_from(STRANGERS), value), min_size=1, max_size=3))
+    any_cell = st.tuples(st.sampled_from(STRANGERS), values)
+    aimed = st.sampled_from([(cell, value) for cell, wanted in hostile(marker).items() for value in wanted])
+    cells = data.draw(st.lists(any_cell | aimed, min_size=1, max_size=3))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(stranger / "here")
         patch.setenv("KGORCH_HOME", str(stranger / "home"))
@@ -369,6 +379,7 @@ def test_whatever_a_strangers_database_holds_the_plan_that_is_typed_decides_what
             code = code_of(verb, within_s=60)
             told = capfd.readouterr()
             assert code in ALLOWED and "Traceback" not in told.err, (cells, verb, told.err)
+            assert code == 0 or verb[0] == "start" or not trained, (cells, verb, told.err)
             if "--json" in verb and code == 0:
                 json.loads(told.out)
         assert outside(stranger) == before and not marker.exists(), cells
@@ -388,8 +399,8 @@ def test_the_stranger_whose_cells_are_edited_is_gone_on_from(stranger, capfd):
         patch.setenv("KGORCH_HOME", str(stranger / "home"))
         for cells, code in (
             ([], ExitCode.SUSPENDED),
-            ([(("runs", "overrides"), hostile(Path("/x"))[0])], ExitCode.MISTAKE),
-            ([(("rungs", "settings"), hostile(Path("/x"))[4])], ExitCode.MISTAKE),
+            ([(("runs", "overrides"), hostile(Path("/x"))["runs", "overrides"][0])], ExitCode.MISTAKE),
+            ([(("rungs", "settings"), hostile(Path("/x"))["rungs", "settings"][0])], ExitCode.MISTAKE),
         ):
             trained = pick_up(stranger, cells, patch)
             assert code_of(["start", "plan.toml"]) == code
@@ -399,8 +410,9 @@ def test_the_stranger_whose_cells_are_edited_is_gone_on_from(stranger, capfd):
         assert "shell = true" in capfd.readouterr().err
 
 
-def test_no_event_of_any_shape_breaks_what_reads_the_journal(at_home, capfd):
-    """A journal of before may hold any: they were taken over as they came."""
+@pytest.mark.parametrize("are_tables", [True, False])
+def test_no_event_of_any_shape_breaks_what_reads_the_journal(at_home, capfd, are_tables):
+    """A journal of before may hold any: they were taken over as they came. What is no table is an oddity that may be named."""
     kinds = [*SHAPES, "weights_partly_loaded", "SaveFailed", "snapshots_off", "data_cached", "mirror_failed", "exactness", "stacks",
              "memory_facts", "longest_seen", "launched", "Attached"]  # fmt: skip
     odd = [{}, {"stage": "train"}, {"stage": 5, "metrics": 5, "failing": 5, "not": 5, "longest_s": 5, "rank0": []}]
@@ -408,19 +420,11 @@ def test_no_event_of_any_shape_breaks_what_reads_the_journal(at_home, capfd):
     engine = open_database(at_home / "changed")
     for run in ("ink", "digits"):
         for kind in kinds:
-            for facts in (*odd, [], 5, None):
+            for facts in odd if are_tables else ([], 5, None):
                 sessions.note(engine, run, kind, facts, 1 if run == "ink" else 2)
     engine.dispose()
-    with closing(sqlite3.connect(at_home / "changed" / "kgorch.db")) as connection:
-        assert connection.execute("SELECT count(*) FROM events").fetchone()[0] > 150
     for run in ("ink", "digits"):
-        for verb in (
-            ["status"],
-            ["history"],
-            ["history", "--events"],
-            ["doctor"],
-            ["history", "--plot", "dice"],
-            ["logs"],
-        ):
-            assert code_of([verb[0], run, *verb[1:]]) in ALLOWED, verb
-            assert "Traceback" not in capfd.readouterr().err
+        for verb in (["status"], ["history"], ["history", "--events"], ["doctor"]):
+            code = code_of([verb[0], run, *verb[1:]])
+            told = capfd.readouterr()
+            assert (code == 0 if are_tables else code in ALLOWED) and "Traceback" not in told.err, (verb, run, told.err)

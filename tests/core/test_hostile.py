@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchEr
 from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.runtime import launcher
 from orchestrator.runtime.export import export
+from orchestrator.runtime.finding import Candidate
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 """How much longer: `make soak`."""
@@ -95,6 +97,10 @@ MANIFEST = {
     "world_size": 2, "created_at": "2026-11-20T10:00:00+00:00", "final": False, "plan_hash": "h",
     "metrics": {"loss": 0.5}, "versions": {"torch": "2.9"},
     "files": {"rank0.safetensors": {"bytes": 7, "xxh3_128": "0" * 32}, "state.json": {"bytes": 2, "xxh3_128": "1" * 32}},
+    "changes": [{
+        "step": 3, "rung": "set crop=64", "why": "memory ran out", "at": "2026-11-20T10:00:00+00:00", "device": "cpu", "world": 1,
+        "up": False, "changes_result": True, "settings": {"settings": {"arguments": {"crop": 64}}, "begins_anew": True},
+    }],
 }  # fmt: skip
 
 
@@ -107,10 +113,16 @@ def _is_manifest_or_refused(content: bytes) -> None:
     assert 1 <= found.world_size <= manifest.MAX_WORLD and 0 <= found.step < 2**63
     assert all(manifest.FILE.fullmatch(name) and 0 <= entry.bytes < 2**63 for name, entry in found.files.items())
     json.dumps([found.run, found.stage, *found.metrics, *found.versions], ensure_ascii=False).encode()
+    for change in Candidate.of(Path("/nowhere"), found).changes:  # what a search keeps of it, to be shown and compared
+        assert isinstance(json.loads(change.arguments), dict)
+        assert change.anew_at is None or change.anew_at <= datetime.now(UTC)
 
 
 def test_the_manifest_that_the_cases_begin_with_is_one():
-    assert manifest.parse(json.dumps(MANIFEST).encode()).position == Position(0, 1, 2, 3, 4)
+    found = manifest.parse(json.dumps(MANIFEST).encode())
+    assert found.position == Position(0, 1, 2, 3, 4)
+    [change] = Candidate.of(Path("/nowhere"), found).changes
+    assert change.arguments == '{"crop": 64}' and change.anew_at
 
 
 @settings(MANY, max_examples=700)

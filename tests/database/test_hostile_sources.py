@@ -17,6 +17,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sources import LADDER, PLAN, TRUSTED, Told, checkpoint, session_of, state
 from sqlalchemy import JSON
 
@@ -35,6 +37,7 @@ from orchestrator.runtime import finding, preflight
 from orchestrator.runtime import rungs as ladder
 from orchestrator.runtime.finding import Candidate
 
+FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 ENOUGH = Budget(3600, 1 << 40)
 
 
@@ -197,7 +200,8 @@ def test_each_column_of_each_table_has_a_rule_or_is_not_read():
     ("cell", "value"),
     [
         ("runs.number", 2**40), ("runs.created_at", "9999-01-01 00:00:00"), ("runs.state", "superb"),
-        ("runs.overrides", '{"a": 1}'), ("runs.overrides", "[1]"),
+        ("runs.overrides", '{"a": 1}'), ("runs.overrides", "[1]"), ("runs.plan", "a" + ".a" * 100_000 + " = 1"),
+        ("runs.overrides", '["x={a' + ".a" * 100_000 + '=1}"]'), ("runs.plan", "#" * 300_000),
         ("sessions.phase", "trainin"), ("sessions.step", -1), ("sessions.step", 2**62), ("sessions.step_s", 9e999),
         ("sessions.lead_s", -1.0), ("sessions.lead_s", 1e12), ("sessions.started_at", "tomorrow"), ("sessions.why", b"\xff\x00"),
         ("sessions.metrics", "[" * 200 + "]" * 200), ("attempts.last_step", 1.5), ("attempts.gained", 7),
@@ -468,6 +472,34 @@ def test_rivals_without_number_are_listed_up_to_a_bound(here, source):
     with pytest.raises(KgorchError, match="60 runs of this name") as refused:
         here.start()
     assert len(refused.value.facts) == finding.RIVALS + 1 and refused.value.facts[-1] == "… 40 more"
+
+
+def a_database(tmp_path):
+    state(tmp_path / "whole")
+    with closing(sqlite3.connect(tmp_path / "whole" / "kgorch.db")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return (tmp_path / "whole" / "kgorch.db").read_bytes()
+
+
+def test_a_database_with_changed_bytes_is_read_or_passed_over(tmp_path):
+    content = a_database(tmp_path)
+    (tmp_path / "in").mkdir()
+    edits = st.lists(
+        st.tuples(st.integers(0, len(content) - 1), st.binary(min_size=1, max_size=40)), min_size=1, max_size=8
+    )
+
+    @given(edits)
+    @settings(max_examples=60 * FUZZ, deadline=None, database=None)
+    def run(edits):
+        changed = bytearray(content)
+        for at, put in edits:
+            changed[at : at + len(put)] = put
+        (tmp_path / "in" / "kgorch.db").write_bytes(changed)
+        found = finding.find(["in"], tmp_path, "ink", [], told := Told(), Budget(60, 1 << 30))
+        assert found.runs.keys() <= {"r1"} or all(finding.RUN_ID.fullmatch(run_id) for run_id in found.runs)
+        assert all(note.isprintable() for note in told.notes)
+
+    run()
 
 
 # What is said
