@@ -100,8 +100,8 @@ class Said:
 class Facts:
     """`promised`: path → step of all that was ever seen verified; `damaged`: those that a fault has broken since.
     `over`: the run is finished and nothing is to live any more. `bits`: hashes of a stage's last state and an uninterrupted run's,
-    by its name. `metrics`: by stage, name and epoch, ours and an uninterrupted run's. `foreign`: what a stranger's database has had done here. A step counts those of the stages before it, too
-    (`looking.FURTHER`)."""
+    by its name. `metrics`: by stage, name and epoch, ours and an uninterrupted run's. `foreign`: what a stranger's database has
+    had done here. A step counts those of the stages before it, too (`looking.FURTHER`)."""
 
     history: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
