@@ -18,8 +18,8 @@ FORECASTS = 1000
 
 
 def of_run(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, lives: bool) -> dict[str, Any] | None:
-    """None for a run that is over, or has not trained yet."""
-    if run.state not in ("active", "failed"):
+    """None for a run that is over, which one that has failed is, or that has not trained yet."""
+    if run.state != "active":
         return None
     found = foretelling.foretell(engine, run, row, now, lives=lives)
     return _view(found) if found else None
@@ -80,18 +80,19 @@ def held(engine: Engine, run: RunInfo) -> tuple[int, int, float] | None:
     time that was left the middle was off, in the median. None without one."""
     told = sessions.of_kind(engine, run.id, "forecast", limit=FORECASTS)
     last = sessions.last(engine, run.id)
-    if not (run.finished_at and told and last):
+    ended_at = run.finished_at
+    if not (ended_at and told and last):
         return None
     offs, inside = [], 0
     for item in told:
         if item.facts["stage"] != last.stage:
             continue
-        early, middle, late = (item.facts[name] for name in ("earliest_at", "end_at", "latest_at"))
-        inside += bool(early) and early <= _iso(run.finished_at) and (late is None or _iso(run.finished_at) <= late)
-        off_s = abs((datetime.fromisoformat(middle) - run.finished_at).total_seconds())
-        offs.append(off_s / max((run.finished_at - item.at).total_seconds(), 1.0))
+        early, middle, late = (_instant(item.facts[name]) for name in ("earliest_at", "end_at", "latest_at"))
+        inside += early is not None and early <= ended_at and (late is None or ended_at <= late)
+        off_s = abs((middle - ended_at).total_seconds()) if middle else 0.0
+        offs.append(off_s / max((ended_at - item.at).total_seconds(), 1.0))
     return (len(offs), inside, sorted(offs)[len(offs) // 2]) if offs else None
 
 
-def _iso(at: datetime) -> str:
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+def _instant(told: str | None) -> datetime | None:
+    return datetime.fromisoformat(told) if told else None
