@@ -115,26 +115,20 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        print(
-            "error: the working folder is gone\nnext: cd to a folder that is there, then the same again",
-            file=sys.stderr,
-        )
+        _say("error: the working folder is gone\nnext: cd to a folder that is there, then the same again")
         sys.exit(int(ExitCode.MISTAKE))
     words = list(sys.argv[1:] if args is None else args)
     try:
         status = cli.main(args=list(words), prog_name="kgorch", standalone_mode=False, obj=words)
     except KgorchError as error:
-        from orchestrator.cli.render import printable
-
-        print(printable(f"error: {error}"), file=sys.stderr)
+        _say(f"error: {error}")
         sys.exit(int(error.code))
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        from orchestrator.cli.render import printable
         from orchestrator.cli.usage import told
 
-        print(printable(told(error)), file=sys.stderr)
+        _say(told(error))
         sys.exit(int(ExitCode.MISTAKE))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our pipe has enough
@@ -142,7 +136,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except Exception as error:
         if not (said := _no_bug(error)):
             raise
-        print(said, file=sys.stderr)
+        _say(said)
         sys.exit(int(ExitCode.MISTAKE))
     sys.exit(status if isinstance(status, int) else 0)
 
@@ -156,6 +150,12 @@ def _open_closed_streams() -> None:
             if nowhere != number:
                 os.close(nowhere)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
+def _say(text: str) -> None:
+    from orchestrator.cli import render
+
+    render.echo(text, err=True)
 
 
 def _no_bug(error: Exception) -> str | None:

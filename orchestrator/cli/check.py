@@ -86,11 +86,11 @@ def command(
         render.as_json(found)
     else:
         for section in sections(found):
-            click.echo(f"\n{section.title}")
+            render.echo(f"\n{section.title}")
             render.table(section.head, section.rows)
-        click.echo(f"\n{found['verdict']}: {found['why']}")
+        render.echo(f"\n{found['verdict']}: {found['why']}")
         if html:
-            click.echo(f"written: {html}", err=True)
+            render.echo(f"written: {html}", err=True)
     return int(ExitCode.FAILED) if found["verdict"].startswith("does not") else 0
 
 
@@ -122,7 +122,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
                 if device_memory and plan.session.gpus:
                     stages = [_as_on(plan.session.gpus, stage) for stage in stages]
                 for number, stage in enumerate(stages, 1):
-                    click.echo(f"probing stage {stage.name} ({number} of {len(stages)})", err=True)
+                    render.echo(f"probing stage {stage.name} ({number} of {len(stages)})", err=True)
                     try:
                         limit = _limit_of_a_rank(free, stage.ranks, device_memory)
                         probed.append(
@@ -142,7 +142,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
         try:
             check.keep(home, plan, found)
         except OSError as error:
-            click.echo(f"kgorch history will not know of this check: {error}", err=True)
+            render.echo(f"kgorch history will not know of this check: {error}", err=True)
     return found
 
 

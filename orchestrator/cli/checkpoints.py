@@ -101,7 +101,7 @@ def verify(run: str | None, replay: int | None, step: int | None, as_json: bool)
         except CheckpointBroken as error:
             results.append({"path": str(folder), "step": None, "verified": False, "why": str(error)})
         if not as_json:
-            click.echo(f"{'verified' if results[-1]['verified'] else 'BROKEN'}\t{folder}")
+            render.echo(f"{'verified' if results[-1]['verified'] else 'BROKEN'}\t{folder}")
     if as_json:
         render.as_json(results)
     broken = [item for item in results if not item["verified"]]
@@ -139,7 +139,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
                 next_step=f"kgorch checkpoints list {run.name}",
             )
         found = replay.replay(
-            engine, run, plan_of(run), Path(chosen.path), steps, lambda text: click.echo(text, err=True)
+            engine, run, plan_of(run), Path(chosen.path), steps, lambda text: render.echo(text, err=True)
         )
     finally:
         lock.release()
@@ -148,7 +148,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     trained = f"{found.to_step - found.from_step} steps from step {found.from_step} twice"
     if found.equal:
         if not as_json:
-            click.echo(f"{trained}: equal bits ({found.tensors} tensors, {render.size(found.bytes)})")
+            render.echo(f"{trained}: equal bits ({found.tensors} tensors, {render.size(found.bytes)})")
         return 0
     shown = [*(_difference(item) for item in found.differing[: replay.MEASURED]), *found.other[: replay.MEASURED]]
     raise ReplayFailed(
@@ -191,7 +191,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
             update={"checkpoint": part.model_copy(update={"keep": part.keep.model_copy(update={"last": keep})})}
         )
     for folder in keeping.doomed(engine, found.id, plan):
-        click.echo(f"{'would drop' if dry_run else 'dropped'}\t{folder}")
+        render.echo(f"{'would drop' if dry_run else 'dropped'}\t{folder}")
         if not dry_run:
             checkpoints.drop(folder, Path(found.checkpoints))
             rows.set_state(engine, str(folder), "dropped")
@@ -243,7 +243,7 @@ def export(
             manifest.verify(folder)
             count = write(folder, out, None if everything else (only or "model"))
             what = f"step {row.step} of {row.stage}{figure}"
-            click.echo(f"{out}: {count} tensors of {what}, {render.size(out.stat().st_size)}", err=True)
+            render.echo(f"{out}: {count} tensors of {what}, {render.size(out.stat().st_size)}", err=True)
             return 0
     raise NotFound(f"{found.name} has no such checkpoint", next_step=f"kgorch checkpoints list {found.name}")
 

@@ -57,7 +57,7 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     protection.begin()
     logs.configure(home)
     if not logs.is_journal():  # there the log's own line is read
-        click.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
+        render.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
     Daemon(engine, home, at_once=at_once, stop_timeout_s=stop_timeout_s).run()
     return 0
 
@@ -84,7 +84,7 @@ def status(as_json: bool) -> int:
         render.as_json(None if found is None else {name: found.get(name) for name in fields})
         return 0
     if found is None:
-        click.echo("no daemon lives; `kgorch daemon` starts one, `kgorch systemd install` has it started")
+        render.echo("no daemon lives; `kgorch daemon` starts one, `kgorch systemd install` has it started")
         return 0
     next_due = f", the next at {render.clock(found['next_due_at'])}" if found["next_due_at"] else ""
     for label, value in (
@@ -94,7 +94,7 @@ def status(as_json: bool) -> int:
         ("queue", f"{found['due']} due of {found['waiting']}{next_due}"),
         *([("trouble", found["trouble"])] if found["trouble"] else []),
     ):
-        click.echo(f"{label:<8} {value}")
+        render.echo(f"{label:<8} {value}")
     return 0
 
 
@@ -112,12 +112,12 @@ def stop(wait: bool) -> int:
     _, home, _ = state()
     found = _ask(home, "stop")
     if found is None:
-        click.echo("no daemon lives")
+        render.echo("no daemon lives")
         return 0
     ticks = started_ticks(found["pid"])
     while wait and ticks is not None and started_ticks(found["pid"]) == ticks:
         time.sleep(0.1)
-    click.echo(f"the daemon, pid {found['pid']}, {'has stopped' if wait else 'is asked to stop'}")
+    render.echo(f"the daemon, pid {found['pid']}, {'has stopped' if wait else 'is asked to stop'}")
     return 0
 
 

@@ -37,8 +37,7 @@ def command(run: str | None, as_json: bool) -> int:
     if as_json:
         render.as_json(found)
         return 0
-    for label, text in [*_machine(found["machine"]), *(_run(found["run"]) if found["run"] else ())]:
-        click.echo(f"{label:<11} {text}")
+    render.labelled([*_machine(found["machine"]), *(_run(found["run"]) if found["run"] else ())])
     return 0
 
 

@@ -7,7 +7,7 @@ import textwrap
 
 import click
 
-from orchestrator.cli import template
+from orchestrator.cli import render, template
 from orchestrator.cli.completion import plan_keys
 from orchestrator.errors import NotFound, nearest
 
@@ -23,13 +23,13 @@ def command(key: str | None) -> int:
     """
     if key is None:
         for name in _known():
-            click.echo(name)
-        click.echo("next: kgorch explain KEY, or kgorch init --print for all of them", err=True)
+            render.echo(name)
+        render.echo("next: kgorch explain KEY, or kgorch init --print for all of them", err=True)
         return 0
     chosen = _meant(key.strip("[]").strip("."))
     for number, name in enumerate(chosen):
         if number:
-            click.echo()
+            render.echo()
         _print(name)
     return 0
 
@@ -62,16 +62,16 @@ def _meant(key: str) -> list[str]:
 def _print(key: str) -> None:
     width = min(shutil.get_terminal_size().columns, 100)
     entries = template.of(key)
-    click.echo(key)
+    render.echo(key)
     for entry in entries:
         if entry.written:
-            click.echo(textwrap.fill(entry.written, width, initial_indent="  ", subsequent_indent="    "))
+            render.echo(textwrap.fill(entry.written, width, initial_indent="  ", subsequent_indent="    "))
         else:
-            click.echo("  [[stage]]" if entry.key == "stage" else f"  [{entry.key}]")
+            render.echo("  [[stage]]" if entry.key == "stage" else f"  [{entry.key}]")
         if entry.text:
             indent = "      " if entry.written else "  "
-            click.echo(textwrap.fill(entry.text, width, initial_indent=indent, subsequent_indent=indent))
+            render.echo(textwrap.fill(entry.text, width, initial_indent=indent, subsequent_indent=indent))
     inside = [name for name in _known() if name.startswith(f"{key}.")]
     if inside and not any(entry.key in inside for entry in entries):
         names = ", ".join(name.removeprefix(f"{key}.") for name in inside)
-        click.echo(textwrap.fill(f"keys in it: {names}", width, initial_indent="  ", subsequent_indent="  "))
+        render.echo(textwrap.fill(f"keys in it: {names}", width, initial_indent="  ", subsequent_indent="  "))

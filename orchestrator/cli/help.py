@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.usage import UnknownVerb
 
 
@@ -32,5 +33,5 @@ def command(ctx: click.Context, verb: tuple[str, ...]) -> int:
         if found is None:
             raise UnknownVerb(word, known, at)
         at = click.Context(found, info_name=word, parent=at)
-    click.echo(at.get_help())
+    render.echo(at.get_help())
     return 0

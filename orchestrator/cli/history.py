@@ -78,7 +78,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
 def _say_what_is_left_out(entries: list[dict[str, Any]]) -> None:
     if entries and entries[0]["number"] > 1:
         last = entries[-1]["number"]
-        click.echo(f"and {entries[0]['number'] - 1} older; -n {last} shows all", err=True)
+        render.echo(f"and {entries[0]['number'] - 1} older; -n {last} shows all", err=True)
 
 
 def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
@@ -87,11 +87,10 @@ def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
     from orchestrator.report import forecast, view
 
     if ahead := view.of_run(engine, found)["forecast"]:
-        for label, text in forecast_rows(ahead):
-            click.echo(f"{label:<11} {text}", err=True)
+        render.labelled(forecast_rows(ahead), err=True)
     elif past := forecast.held(engine, found):
         count, inside, off = past
-        click.echo(
+        render.echo(
             f"{inside} of {count} forecasts held the end; the middle was off by {100 * off:.0f}% of the time left",
             err=True,
         )
@@ -106,7 +105,7 @@ def _say_how_the_check_held(engine: Engine, found: RunInfo) -> None:
         show = render.size if one.what == "a rank's process" else render.duration
         off = f"{one.foretold / one.came - 1:+.0%}" if one.came else "–"
         where = f"{one.stage}: " if one.stage else ""
-        click.echo(f"checked: {where}{one.what} {show(one.foretold)}, came {show(one.came)} ({off})", err=True)
+        render.echo(f"checked: {where}{one.what} {show(one.foretold)}, came {show(one.came)} ({off})", err=True)
 
 
 def _rung(taken: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli import template
+from orchestrator.cli import render, template
 from orchestrator.errors import KgorchError, NotFound, nearest
 
 COPIED = (".py", ".toml", ".md")
@@ -47,7 +47,7 @@ def command(path: Path | None, workload: str | None, only_print: bool, force: bo
     if only_print:
         if workload or path or force:
             raise click.UsageError("--print writes nothing: leave the others out")
-        click.echo(template.plan_text(), nl=False)
+        render.echo(template.plan_text(), nl=False)
         return 0
     if workload:
         return _copy(workload, path, force=force)
@@ -59,12 +59,12 @@ def command(path: Path | None, workload: str | None, only_print: bool, force: bo
     _write(path, template.plan_text())
     script = path.parent / "train.py"
     if os.path.lexists(script):
-        click.echo(f"{script} is there already and stays as it is; the plan's stage runs it")
-        click.echo(f"next: make the plan's stages fit it, then: kgorch check {_typed(path)}")
+        render.echo(f"{script} is there already and stays as it is; the plan's stage runs it")
+        render.echo(f"next: make the plan's stages fit it, then: kgorch check {_typed(path)}")
     else:
         _write(script, template.script_text())
-        click.echo(f"{script} is written: a small training that the plan runs")
-        click.echo(f"next: kgorch start {_typed(path)}")
+        render.echo(f"{script} is written: a small training that the plan runs")
+        render.echo(f"next: kgorch start {_typed(path)}")
     return 0
 
 
@@ -84,8 +84,8 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
         text = file.read_text().replace(f"from workloads.{name}.", "from ").replace(f"workloads.{name}.", "")
         text = text.replace(f"workloads/{name}/", "")
         _write(folder / file.name, text, says=False)
-    click.echo(f"{len(files)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
-    click.echo(f"next: kgorch check {_typed(folder / 'plan.toml')}")
+    render.echo(f"{len(files)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
+    render.echo(f"next: kgorch check {_typed(folder / 'plan.toml')}")
     return 0
 
 
@@ -113,9 +113,9 @@ def _write(path: Path, text: str, *, says: bool = True) -> None:
     except OSError as error:
         raise KgorchError(f"{path} cannot be written", str(error), next_step="name another folder") from None
     if kept:
-        click.echo(f"the former {path.name} is kept as {kept}")
+        render.echo(f"the former {path.name} is kept as {kept}")
     if says and path.suffix == ".toml":
-        click.echo(f"{path} is written: a plan with every key explained")
+        render.echo(f"{path} is written: a plan with every key explained")
 
 
 def _kept_beside(path: Path) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
 from orchestrator.errors import NotFound
 from orchestrator.runtime.rotation import older
@@ -22,9 +23,17 @@ BLOCK_BYTES, LINE_BYTES, BACK_BYTES = 64 << 10, 10_000, 32 << 20
 @click.option("--launcher", "of_launcher", is_flag=True, help="torchrun's own words instead.")
 @click.option("--stacks", "of_stacks", is_flag=True, help="Where all ranks stood in the newest hang instead.")
 @click.option("-n", "--lines", default=50, show_default=True, help="How many lines from the end; 0 for all.")
+@click.option("--raw", is_flag=True, help="Bytes as they are, control characters too; else colours are the most.")
 @click.option("--attempt", metavar="SESSION.NUMBER", help="An attempt other than the newest.")
 def command(
-    run: str | None, follow: bool, rank: int, of_launcher: bool, of_stacks: bool, lines: int, attempt: str | None
+    run: str | None,
+    follow: bool,
+    rank: int,
+    of_launcher: bool,
+    of_stacks: bool,
+    lines: int,
+    raw: bool,
+    attempt: str | None,
 ) -> int:
     """What a rank of RUN prints, standard output and errors in their order.
 
@@ -48,26 +57,26 @@ def command(
         raise NotFound(f"{found.name} has no attempt" + (f" {attempt}" if attempt else " yet"))
     if of_stacks:
         return _print_stacks([Path(item.folder) for item in attempts])
-    at, path, cut = 0, Path(attempts[-1].folder, name), LongLines()
+    at, path, output = 0, Path(attempts[-1].folder, name), Output(raw=raw)
     if path.exists():
-        at = _print_older(path, lines, cut)
+        at = _print_older(path, lines, output)
     elif not path.exists() and not follow:
         raise NotFound(
             f"there is no {name} in {path.parent}", next_step="see --rank, or --launcher for torchrun's own words"
         )
     while True:
-        at = _print_from(path, at, cut)
+        at = _print_from(path, at, output)
         if not follow:
-            click.echo(cut.end(), nl=False)
+            output.end()
             return 0
         last = sessions.last(engine, found.id)
         newest = sessions.attempts(engine, found.id)[-1]
         if not attempt and Path(newest.folder) != path.parent:
             at, path = 0, Path(newest.folder, name)
-            click.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
+            render.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
         elif last is None or not view.is_supervised(last):
-            _print_from(path, at, cut)
-            click.echo(cut.end(), nl=False)
+            _print_from(path, at, output)
+            output.end()
             return 0
         else:
             time.sleep(0.3)
@@ -78,8 +87,9 @@ def _print_stacks(folders: list[Path]) -> int:
     for folder in reversed(folders):
         if found := [path for path in sorted(folder.glob("rank*.stacks")) if path.stat().st_size]:
             for path in found:
-                click.echo(f"── {path}", err=True)
-                _print_from(path, 0, LongLines())
+                render.echo(f"── {path}", err=True)
+                _print_from(path, 0, output := Output(raw=False))
+                output.end()
             return 0
     raise NotFound("no attempt has hung, so nobody wrote its stacks down")
 
@@ -106,13 +116,30 @@ class LongLines:
         return b" [and %d bytes more]\n" % more if more > 0 else b""
 
 
-def _print_older(path: Path, lines: int, cut: LongLines) -> int:
+class Output:
+    """A training's output on its way to the terminal. `raw`: bytes as they are, long lines and control characters too."""
+
+    def __init__(self, *, raw: bool) -> None:
+        self._cut, self._text = LongLines(), None if raw else render.LogText()
+
+    def show(self, block: bytes) -> None:
+        if self._text:
+            render.echo_log(self._text.feed(self._cut.feed(block)))
+        else:
+            render.echo_bytes(block)
+
+    def end(self) -> None:
+        if self._text:
+            render.echo_log(self._text.feed(self._cut.end(), is_last=True))
+
+
+def _print_older(path: Path, lines: int, output: Output) -> int:
     """Print those of the last `lines` (0: of all) that lie in the log's older part. Returns where to go on in the log itself."""
     at, found = _start_of_last(path, lines) if lines else (0, -1)
     before = older(path)
     if at == 0 and found < lines and before.exists():
         left = lines - found if lines else 0  # its last line goes on in the log
-        _print_from(before, _start_of_last(before, left)[0] if left else 0, cut)
+        _print_from(before, _start_of_last(before, left)[0] if left else 0, output)
     return at
 
 
@@ -135,14 +162,14 @@ def _start_of_last(path: Path, lines: int) -> tuple[int, int]:
     return at, found
 
 
-def _print_from(path: Path, at: int, cut: LongLines) -> int:
+def _print_from(path: Path, at: int, output: Output) -> int:
     """What the file holds from there on. Returns where it ends now."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         if file.seek(0, 2) < at:  # its older part was cut off meanwhile
-            click.echo(f"── {path.name} was cut: {older(path)} holds what was before", err=True)
+            render.echo(f"── {path.name} was cut: {older(path)} holds what was before", err=True)
             at = 0
         file.seek(at)
         while block := file.read(BLOCK_BYTES):
-            click.echo(cut.feed(block), nl=False)
+            output.show(block)
             at += len(block)
     return at

@@ -113,7 +113,7 @@ def _print_table(found: Curve) -> None:
 
     entries = metrics.table(found)
     if not entries and sys.stdout.isatty():
-        click.echo("nothing was reported yet: session.report(loss=loss) in the training script does", err=True)
+        render.echo("nothing was reported yet: session.report(loss=loss) in the training script does", err=True)
     rows = [
         [
             item["stage"],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import click
-
+from orchestrator.cli import render
 from orchestrator.errors import KgorchError, NotFound, nearest
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def _picture(title: str, points: Series, label: str) -> None:
     plotext.clear_figure()
     plotext.plot_size(min(plotext.terminal_width() or 100, 120), 16)
     plotext.theme("clear")
-    plotext.title(title)
+    plotext.title(render.printable(title))
     plotext.xlabel(label)
     plotext.plot([x for x, _ in shown], [y for _, y in shown], marker="braille")
     text = plotext.build()
-    click.echo(text if sys.stdout.isatty() else plotext.uncolorize(text))
+    render.echo(text if render.is_terminal(sys.stdout) else plotext.uncolorize(text), colours=True)

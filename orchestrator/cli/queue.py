@@ -54,7 +54,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
         render.as_json(found)
         return 0
     if not found:
-        click.echo("nothing waits")
+        render.echo("nothing waits")
         return 0
     rows = [
         [
@@ -110,11 +110,11 @@ def drop(run: str | None) -> int:
     _, _, engine = state()
     found = find_run(engine, run)
     if queue.drop(engine, found.id):
-        click.echo(f"{found.name} goes on when you say so: kgorch resume {found.name}")
+        render.echo(f"{found.name} goes on when you say so: kgorch resume {found.name}")
     elif (row := queue.open_resume(engine, found.id)) and row.state == "claimed":
-        click.echo(f"{found.name} is being begun just now; nothing was changed\nnext: kgorch stop {found.name}")
+        render.echo(f"{found.name} is being begun just now; nothing was changed\nnext: kgorch stop {found.name}")
     else:
-        click.echo(f"{found.name} does not wait for an hour; nothing was changed")
+        render.echo(f"{found.name} does not wait for an hour; nothing was changed")
     return 0
 
 
@@ -166,10 +166,10 @@ def _say(home: Path, run: RunInfo, nothing: Nothing | None, due_at: datetime) ->
     from orchestrator.runtime import daemonapi
 
     if nothing:
-        click.echo(f"{run.name} is {nothing.why}; nothing was queued")
+        render.echo(f"{run.name} is {nothing.why}; nothing was queued")
         return 0
     lives = daemonapi.wake(home)
     when = "now" if due_at <= datetime.now(UTC) else f"at {render.clock(due_at.isoformat())}"
-    click.echo(f"{run.name} is queued: due {when}" + ("" if lives else "; no daemon lives that would begin it"))
-    click.echo(f"next: {'kgorch status ' + run.name + ' --watch' if lives else 'kgorch daemon'}")
+    render.echo(f"{run.name} is queued: due {when}" + ("" if lives else "; no daemon lives that would begin it"))
+    render.echo(f"next: {'kgorch status ' + run.name + ' --watch' if lives else 'kgorch daemon'}")
     return 0

@@ -63,14 +63,16 @@ def show(pool: str | None = None, as_json: bool = False) -> int:
     """
     from orchestrator.report import hours
 
-    _, _, engine = state()
-    found = hours.everyone(engine)
-    if pool:
-        found = [item for item in found if item["pool"] == _known(engine, pool)]
+    profile, _, engine = state()
+    known = _known(engine, pool) if pool else None
+    found = [item for item in hours.everyone(engine) if known in (None, item["pool"])]
     if as_json:
         render.as_json(found)
     elif not found:
-        click.echo("no hours are counted: no session has run under a quota yet")
+        render.echo("no hours are counted yet: no session has run whose plan has [quota] hours")
+        if profile.quota_hours:
+            counted = f"{render.duration(3600 * profile.quota_hours)} are counted here by themselves ({profile.name})"
+            render.echo(f"{counted}, and only while a session has an accelerator")
     else:
         _print(found)
     return 0
@@ -106,10 +108,10 @@ def correct(used: str, pool: str | None, as_json: bool) -> int:
     if as_json:
         render.as_json(found | made)
         return 0
-    click.echo(f"{name}: {render.duration(told_s)} used; the charges had said {render.duration(made['computed_s'])}")
+    render.echo(f"{name}: {render.duration(told_s)} used; the charges had said {render.duration(made['computed_s'])}")
     _print([found])
     if made["resumed"]:
-        click.echo(f"{made['resumed']} that waited for hours may go on now\nnext: kgorch resume")
+        render.echo(f"{made['resumed']} that waited for hours may go on now\nnext: kgorch resume")
     return 0
 
 
@@ -130,14 +132,14 @@ def _known(engine: Engine, pool: str | None) -> str:
 
 def _print(found: list[dict[str, Any]]) -> None:
     for item in found:
-        click.echo(f"{item['pool']:<12} {_bar(item)}{render.quota(item)}")
+        render.echo(f"{item['pool']:<12} {_bar(item)}{render.quota(item)}")
         for line in _details(item):
-            click.echo(f"{'':<12} {line}")
+            render.echo(f"{'':<12} {line}")
 
 
 def _bar(item: dict[str, Any]) -> str:
     """Only on a terminal: a pipe wants words."""
-    if item["hours"] is None or not sys.stdout.isatty():
+    if item["hours"] is None or not render.is_terminal(sys.stdout):
         return ""
     per_s = WIDTH / (3600 * item["hours"])
     used = min(WIDTH, round(item["used_s"] * per_s))

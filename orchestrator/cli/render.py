@@ -1,14 +1,30 @@
-"""How things look: durations, sizes, tables, JSON. Tables are plain text when piped."""
+"""How things look: durations, sizes, tables, JSON. Tables are plain text when piped.
+
+The one way to the terminal, too: nothing else in this package prints (tests/core/test_house.py), so that all text passes
+`core.text.printable` first.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
+
+from orchestrator.core import text as texts
+
+printable = texts.printable
+
+METRICS, NAME = 12, 60
+"""So many metrics are shown, and so many columns of a name: a training may report thousands, and --json has all."""
+
+INDENT = 12
+"""Columns of the label before a value."""
 
 
 def duration(seconds: float | None) -> str:
@@ -75,8 +91,13 @@ def span(dates: Mapping[str, Any]) -> str:
     return f"{dated(middle)} (between {short(early)} and {short(late)})"
 
 
-def metrics(values: dict[str, float | None]) -> str:
-    return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in values.items())
+def metrics(values: Mapping[str, float | None]) -> str:
+    shown = [metric(name, value) for name, value in list(values.items())[:METRICS]]
+    return "  ".join(shown) + (f"  and {len(values) - METRICS} more (--json)" if len(values) > METRICS else "")
+
+
+def metric(name: str, value: float | None) -> str:
+    return f"{texts.cut(texts.in_one_line(name), NAME)} {'nan' if value is None else f'{value:.4g}'}"
 
 
 def quota(found: Mapping[str, Any]) -> str:
@@ -93,26 +114,101 @@ def rung(taken: Mapping[str, Any]) -> str:
     return f"{taken['rung']} from step {taken['step']}{changes}: {printable(taken['why'])}"
 
 
-def printable(text: str) -> str:
-    """A folder of a stranger's may have any name: nothing of it moves the cursor."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+def echo(said: str = "", *, err: bool = False, nl: bool = True, colours: bool = False) -> None:
+    """Print text: on stdout what was asked for, with `err` on stderr what is told besides.
+
+    Args:
+        colours: of a picture or a training's output; else nothing that a terminal would obey is printed.
+    Raises: OSError: a pipe whose reader has gone, a full disk.
+    """
+    _write(texts.coloured(said) if colours else printable(said), err=err, nl=nl)
+
+
+def echo_log(cleaned: str) -> None:
+    """What a LogText has cleaned; colours stay in a pipe, too: what reads it knows what to do with them."""
+    _write(cleaned, nl=False, colours=True)
+
+
+def echo_bytes(content: bytes) -> None:
+    """As it is, control characters too: for who asked for it."""
+    click.echo(content, nl=False)
+
+
+def _write(clean: str, *, err: bool = False, nl: bool = True, colours: bool | None = None) -> None:
+    """`colours`: None where a terminal has them and a pipe has not."""
+    try:
+        click.echo(clean, err=err, nl=nl, color=colours)
+    except UnicodeEncodeError:  # a terminal that is set to ASCII or Latin-1
+        encoding = (sys.stderr if err else sys.stdout).encoding
+        click.echo(clean.encode(encoding, "replace").decode(encoding), err=err, nl=nl, color=colours)
 
 
 def as_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+    click.echo(json.dumps(value, indent=2))  # its strings are ASCII, control characters are written as \\u001b
+
+
+def labelled(rows: Iterable[tuple[str, str]], *, err: bool = False) -> None:
+    """Lines of `label  value`; on a terminal a long value goes on below its own beginning."""
+    stream = sys.stderr if err else sys.stdout
+    columns = terminal_width(stream) if is_terminal(stream) else None
+    for line in labelled_lines(rows, columns):
+        echo(line, err=err)
+
+
+def labelled_lines(rows: Iterable[tuple[str, str]], columns: int | None = None) -> list[str]:
+    """As `labelled`; without `columns` each row is one line."""
+    lines = []
+    for label, value in rows:
+        one = texts.in_one_line(value)
+        first, *others = texts.folded(one, columns - INDENT) if columns and columns > 2 * INDENT else [one]
+        lines += [f"{label:<{INDENT - 1}} {first}", *(" " * INDENT + part for part in others)]
+    return lines
+
+
+def is_terminal(stream: Any) -> bool:
+    """Also of a stream that is closed, or that is none."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def terminal_width(stream: Any) -> int:
+    """Columns; 80 where the terminal does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):
+        return 80
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A rich table on a terminal; columns set apart by tabs when piped, for cut and awk."""
-    if not sys.stdout.isatty():
-        for row in (head, *rows):
-            click.echo("\t".join(row))
+    cells = [[texts.in_one_line(cell) for cell in row] for row in rows]
+    if not is_terminal(sys.stdout):
+        for row in (head, *cells):
+            _write("\t".join(row))
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(*head, box=box.SIMPLE_HEAD, header_style="bold")
-    for row in rows:
-        made.add_row(*row)
+    for row in cells:
+        made.add_row(*(Text(cell) for cell in row))  # as text: "[train]" would be taken for a style
     Console().print(made)
+
+
+class LogText:
+    """A training's output for a terminal, in the pieces in which a growing file is read."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, content: bytes, *, is_last: bool = False) -> str:
+        """What can be shown by now: half of a letter or of an escape sequence waits for the other half."""
+        text = self._rest + self._decoder.decode(content, is_last)
+        begun = None if is_last else texts.BEGUN.search(text, max(text.rfind("\x1b"), 0))
+        text, self._rest = (text[: begun.start()], begun[0]) if begun else (text, "")
+        return texts.coloured(text)

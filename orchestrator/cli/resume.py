@@ -6,6 +6,7 @@ from datetime import datetime
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.common import json_option, run_argument, state, until_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
 
@@ -41,7 +42,7 @@ def command(run: str | None, accept_plan: bool, claimed: str | None, until: date
         else:
             opened = opening.resume(engine, home, profile, run, watcher, until, consent=Consent(plan=accept_plan))
     if opened is None:
-        click.echo("null" if as_json else "there is no run to go on with")
+        render.echo("null" if as_json else "there is no run to go on with")
         return 0
     if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)

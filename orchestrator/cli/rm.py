@@ -48,7 +48,7 @@ def command(runs: tuple[str, ...], dry_run: bool, yes: bool, checkpoints: bool, 
             if as_json:
                 render.as_json([_view(what, checkpoints=checkpoints, removed=False) for what in found])
             else:
-                click.echo("nothing was removed (--dry-run)")
+                render.echo("nothing was removed (--dry-run)")
             return 0
         _ask(runs, yes=yes, as_json=as_json)
         left = []
@@ -58,7 +58,7 @@ def command(runs: tuple[str, ...], dry_run: bool, yes: bool, checkpoints: bool, 
         render.as_json([_view(what, checkpoints=checkpoints, removed=True) for what in found])
     else:
         freed = sum(what.folder_bytes + (what.checkpoints_bytes if checkpoints else 0) for what in found)
-        click.echo(f"removed {len(found)} run{'s' if len(found) > 1 else ''}, {render.size(freed)}")
+        render.echo(f"removed {len(found)} run{'s' if len(found) > 1 else ''}, {render.size(freed)}")
     if left:
         raise KgorchError(
             "the runs are removed, and some of their files could not be deleted",
@@ -71,13 +71,13 @@ def command(runs: tuple[str, ...], dry_run: bool, yes: bool, checkpoints: bool, 
 def _say(what: Removal, *, checkpoints: bool) -> None:
     run = what.run
     where = f"{what.folder}, {render.size(what.folder_bytes)}" if what.folder else "its folder is gone already"
-    click.echo(render.printable(f"{run.name}/{run.number}  {run.state}, {where}"))
+    render.echo(render.printable(f"{run.name}/{run.number}  {run.state}, {where}"))
     if what.waits:
-        click.echo("  leaves the queue")
+        render.echo("  leaves the queue")
     if what.checkpoints:
         kept = "go, too" if checkpoints else "stay; --checkpoints removes them"
         text = f"  checkpoints in {what.checkpoints}, {render.size(what.checkpoints_bytes)}: {kept}"
-        click.echo(render.printable(text))
+        render.echo(render.printable(text))
 
 
 def _ask(names: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
@@ -89,7 +89,7 @@ def _ask(names: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
             "removing cannot be undone, and nobody is here to be asked", next_step=f"kgorch rm {' '.join(names)} --yes"
         )
     if not click.confirm("Remove this? It cannot be undone"):
-        click.echo("nothing was removed")
+        render.echo("nothing was removed")
         raise click.exceptions.Exit(0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
 from orchestrator.errors import KgorchError
 
@@ -36,7 +37,7 @@ def command(run: str | None, wait: bool) -> int:
     while wait and time.monotonic() < deadline:
         now = checkpoints.newest_verified(engine, found.id)
         if now and (before is None or now.path != before.path):
-            click.echo(f"{found.name}: step {now.step} is saved and verified in {now.path}")
+            render.echo(f"{found.name}: step {now.step} is saved and verified in {now.path}")
             return 0
         for event in sessions.events(engine, found.id, limit=20):
             if event.kind == "SaveFailed" and event.at >= asked_at:
@@ -49,5 +50,5 @@ def command(run: str | None, wait: bool) -> int:
             f"no checkpoint of {found.name} was verified within {PATIENCE_S:.0f} s; the save goes on, if it can",
             next_step=f"kgorch status {found.name}",
         )
-    click.echo(f"{found.name}: asked")
+    render.echo(f"{found.name}: asked")
     return 0

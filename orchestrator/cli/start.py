@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state, until_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
 from orchestrator.errors import ExitCode, KgorchError
@@ -142,13 +143,13 @@ def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str
         if child.returncode not in (0, None, ExitCode.QUOTA_SPENT):
             raise KgorchError(said.removeprefix("error: ") or f"the supervisor ended with {child.returncode}")
         if not as_json:
-            click.echo(said)
+            render.echo(said)
             return child.returncode or 0
     if as_json:
         from orchestrator.cli.status import print_status
 
         print_status(name, as_json=True)
     else:
-        click.echo(f"supervising from the background as pid {child.pid}; its words go to {log}")
-        click.echo("next: kgorch status --watch, kgorch logs -f, kgorch stop")
+        render.echo(f"supervising from the background as pid {child.pid}; its words go to {log}")
+        render.echo("next: kgorch status --watch, kgorch logs -f, kgorch stop")
     return child.returncode or 0

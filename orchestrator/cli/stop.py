@@ -44,22 +44,22 @@ def command(run: str | None, wait: bool) -> int:
                 f"{found.name} trains on without a supervisor that could stop it",
                 next_step=f"kgorch resume {found.name} takes it over; Ctrl-C there, or kgorch stop, then saves and stops",
             )
-        click.echo(f"{found.name} is not running")
+        render.echo(f"{found.name} is not running")
         _say_what_comes(engine, found)
         return 0
     if wait:
         while (last := sessions.last(engine, found.id)) and view.is_supervised(last):
             time.sleep(0.1)
         if last and last.phase not in sessions.OVER and (ending := endings.read(Path(found.folder), last.number)):
-            click.echo(f"{found.name}: {ending['phase']}; the database could not be written, the next start does it")
+            render.echo(f"{found.name}: {ending['phase']}; the database could not be written, the next start does it")
             return 0
         if last and last.phase not in sessions.OVER:
             raise KgorchError(
                 f"the supervisor of {found.name} has died meanwhile", next_step=f"kgorch status {found.name}"
             )
-        click.echo(f"{found.name}: {last.phase if last else 'over'} at step {last.step if last else 0}")
+        render.echo(f"{found.name}: {last.phase if last else 'over'} at step {last.step if last else 0}")
         return 0
-    click.echo(f"{found.name}: {answer.text}")
+    render.echo(f"{found.name}: {answer.text}")
     return 0
 
 
@@ -69,7 +69,7 @@ def _say_what_comes(engine: Engine, run: RunInfo) -> None:
 
     row = queue.open_resume(engine, run.id)
     if row and row.state == "claimed":
-        click.echo(f"it is being begun just now\nnext: kgorch stop {run.name}")
+        render.echo(f"it is being begun just now\nnext: kgorch stop {run.name}")
     elif row and row.due_at:
-        click.echo(f"it goes on by itself: due at {render.clock(row.due_at.isoformat())}")
-        click.echo(f"next: kgorch queue drop {run.name}")
+        render.echo(f"it goes on by itself: due at {render.clock(row.due_at.isoformat())}")
+        render.echo(f"next: kgorch queue drop {run.name}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.cli import render
 from orchestrator.cli.usage import Group
 from orchestrator.errors import KgorchError
 
@@ -64,7 +65,7 @@ def print_unit(unit: str, manager: Manager, home: Path | None, account: str | No
     Example:
       kgorch systemd print kgorch@.service --user
     """
-    click.echo(_texts(manager, home, account)[unit], nl=False)
+    render.echo(_texts(manager, home, account)[unit], nl=False)
     return 0
 
 
@@ -98,15 +99,15 @@ def install(
     if into:
         return 0
     if not units.is_booted(manager):
-        click.echo(f"no {manager} systemd runs here: nothing was enabled")
+        render.echo(f"no {manager} systemd runs here: nothing was enabled")
         return 0
     for words in _steps(manager, now=now):
         units.systemctl(manager, *words)
-    click.echo(f"{units.DAEMON} begins at boot" + (" and runs now" if now else ""))
+    render.echo(f"{units.DAEMON} begins at boot" + (" and runs now" if now else ""))
     if manager == "user" and not units.lingers(getpass.getuser()):
-        click.echo("next: loginctl enable-linger    (else it ends when you log out)")
+        render.echo("next: loginctl enable-linger    (else it ends when you log out)")
     elif not now:
-        click.echo(f"next: systemctl --{manager} start kgorch")
+        render.echo(f"next: systemctl --{manager} start kgorch")
     return 0
 
 
@@ -157,17 +158,17 @@ def _say_what_would_be(changes: list[Change], steps: list[list[str]], manager: M
     from orchestrator.runtime import units
 
     for change in changes:
-        click.echo(
+        render.echo(
             f"{change.path}: would be {change.what}" if change.what != "unchanged" else f"{change.path}: unchanged"
         )
     runs_here = units.is_booted(manager)
     for words in steps:
-        click.echo(
+        render.echo(
             f"would {'run' if runs_here else 'not run, no systemd is here'}: systemctl --{manager} {' '.join(words)}"
         )
-    click.echo("nothing was changed (--dry-run)")
+    render.echo("nothing was changed (--dry-run)")
 
 
 def _say(changes: list[Change]) -> None:
     for change in changes:
-        click.echo(f"{change.path}: {change.what}")
+        render.echo(f"{change.path}: {change.what}")

@@ -26,7 +26,7 @@ def command(as_json: bool) -> int:
         render.as_json(found)
     else:
         for name, version in found.items():
-            click.echo(f"{name:<7} {version or 'not installed'}")
+            render.echo(f"{name:<7} {version or 'not installed'}")
     return 0
 
 
