@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +42,77 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: st
 def weekly_reset(days: int = 3) -> str:
     """A quota's weekly reset so many days from today: none falls into the test."""
     return f"{(datetime.now(UTC) + timedelta(days=days)):%A} 00:00 UTC"
+
+
+class Terminal:
+    """A program on a pseudoterminal, and what it has written there.
+
+    Attributes:
+        text: all of it, escape sequences too. code: its exit status, once it has ended.
+    """
+
+    def __init__(
+        self, command: list[str], folder: Path, env: dict[str, str], columns: int, lines: int, within_s: float
+    ) -> None:
+        env = {name: value for name, value in env.items() if name != "COLUMNS"}
+        self.text, self.code, self._content = "", -1, b""
+        self._until_s = time.monotonic() + within_s
+        self._ours, theirs = pty.openpty()
+        self.resize(columns, lines)
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C and changes of size are signals then
+        )
+        os.close(theirs)
+
+    def resize(self, columns: int, lines: int) -> None:
+        """As a window that is drawn smaller or larger; the program hears of it by SIGWINCH."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def type(self, keys: str) -> None:
+        """As on the keyboard; "\x03" is Ctrl-C."""
+        os.write(self._ours, keys.encode())
+
+    def read_until(self, text: str) -> str:
+        """What came until then, that text included; the rest is for later."""
+        while text not in self.text:
+            assert self._read(), f"it ended without {text!r}: {self.text[-2000:]!r}"
+        at = self.text.index(text) + len(text)
+        before, self.text = self.text[:at], self.text[at:]
+        return before
+
+    def end(self) -> Terminal:
+        """Wait for its end."""
+        while self._read():
+            pass
+        self.code = self.process.wait(timeout=60)
+        os.close(self._ours)
+        return self
+
+    def _read(self) -> bool:
+        assert time.monotonic() < self._until_s, f"not within time: {self.text[-2000:]!r}"
+        if not select.select([self._ours], [], [], 1.0)[0]:
+            return True
+        try:
+            content = os.read(self._ours, 65536)
+        except OSError:  # all who wrote to it are gone
+            return False
+        self._content += content
+        try:
+            self.text, self._content = self.text + self._content.decode(), b""
+        except UnicodeDecodeError as error:
+            assert error.reason == "unexpected end of data", error  # the rest of the letter comes
+        return bool(content)
+
+
+NOTEBOOKS = ("JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG", "MPLBACKEND")
+"""By these kgorch knows a notebook: a test that runs in one is none."""
 
 
 @dataclass
@@ -90,6 +166,15 @@ class Kgorch:
         )
         self.started.append(process)
         return process
+
+    def on_terminal(
+        self, *args: str, columns: int = 80, lines: int = 24, env: dict[str, str] | None = None, within_s: float = 120
+    ) -> Terminal:
+        """A verb on a terminal of its own of that size, as in a window, or behind a notebook's `!`."""
+        outside = {name: value for name, value in self.env().items() if name not in NOTEBOOKS}
+        return Terminal(
+            self.command(*args), self.folder, {**outside, "TERM": "xterm", **(env or {})}, columns, lines, within_s
+        )
 
     def look(self, *args: str) -> Any:
         """What a verb that only looks prints as JSON. In this process: a command's imports would keep a core busy while a

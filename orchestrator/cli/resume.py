@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, run_argument, state, until_option
+from orchestrator.cli.progress import progress_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
 
 
@@ -18,8 +19,11 @@ from orchestrator.cli.session import Copying, report_nothing, run_session
 )
 @click.option("--claimed", hidden=True, help="The daemon's claim of the run's place in the queue.")
 @until_option
+@progress_option
 @json_option
-def command(run: str | None, accept_plan: bool, claimed: str | None, until: datetime | None, as_json: bool) -> int:
+def command(
+    run: str | None, accept_plan: bool, claimed: str | None, until: datetime | None, progress: str, as_json: bool
+) -> int:
     """Go on with RUN, or with the newest run that is not finished, by the plan that it keeps.
 
     A RUN that is not known here is looked for where the platform puts the state of earlier sessions.
@@ -46,4 +50,4 @@ def command(run: str | None, accept_plan: bool, claimed: str | None, until: date
         return 0
     if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
-    return run_session(engine, opened, as_json=as_json)
+    return run_session(engine, opened, as_json=as_json, progress=progress)

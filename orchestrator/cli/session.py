@@ -6,13 +6,14 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from orchestrator.cli import USUAL_GC, render
+from orchestrator.cli.progress import Figures, Printer, figures_of, mode_of
+from orchestrator.core import session as core
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
 from orchestrator.wire import boottime_s
@@ -33,16 +34,18 @@ EXIT = {
 }
 WAITING = (Phase.SUSPENDED, Phase.CUT_OFF)
 
+AGAIN_S = 60.0
+"""A save that fails for the same reason is told again after so long, with how often it was: some fail every few seconds."""
 
-def run_session(engine: Engine, opened: Opened, *, as_json: bool) -> int:
+
+def run_session(engine: Engine, opened: Opened, *, as_json: bool, progress: str = "auto") -> int:
     from orchestrator.report import view
 
     gc.set_threshold(*USUAL_GC)  # from here on hours
-    line = Progress(opened)
-    line.begin()
-    _tell_ready()
-    ended = opened.supervise(engine, line.show)
-    line.end()
+    with Progress(engine, opened, mode_of(progress, sys.stderr)) as shown:
+        shown.begin()
+        _tell_ready()
+        ended = opened.supervise(engine, shown.show, shown.hear)
     found = view.of_run(engine, _again(engine, opened))
     if as_json:
         render.as_json(found)
@@ -59,24 +62,24 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
         render.as_json(found)
     elif nothing.why == "live":
         pid = found["session"]["supervisor"]["pid"] if found["session"] else "?"
-        click.echo(
+        render.echo(
             f"{nothing.run.name} is live: pid {pid} supervises it, {found['phase']}, step {found['step']}; nothing was started"
         )
-        click.echo(f"next: kgorch status {nothing.run.name}")
+        render.echo(f"next: kgorch status {nothing.run.name}")
     elif nothing.why == "quota":
-        click.echo(f"{nothing.run.name}: the quota is spent; {_again_at(nothing.due_at)}")
-        click.echo("next: kgorch quota")
+        render.echo(f"{nothing.run.name}: the quota is spent; {_again_at(nothing.due_at)}")
+        render.echo("next: kgorch quota")
     elif nothing.why == "stopped":
-        click.echo(f"{nothing.run.name} was stopped by a person; nothing was started")
-        click.echo(f"next: kgorch resume {nothing.run.name}")
+        render.echo(f"{nothing.run.name} was stopped by a person; nothing was started")
+        render.echo(f"next: kgorch resume {nothing.run.name}")
     else:
-        click.echo(f"{nothing.run.name} is finished; nothing was started")
+        render.echo(f"{nothing.run.name} is finished; nothing was started")
         for difference in nothing.changed:
-            click.echo(render.printable(f"  the plan has changed since: {difference}"))
+            render.echo(f"  the plan has changed since: {difference}")
         if nothing.changed:
-            click.echo("next: kgorch start PLAN --extend goes on from the final checkpoint, --fresh begins a new run")
+            render.echo("next: kgorch start PLAN --extend goes on from the final checkpoint, --fresh begins a new run")
         else:
-            click.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
+            render.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
     return int(ExitCode.QUOTA_SPENT if nothing.why == "quota" else ExitCode.DONE)
 
 
@@ -99,10 +102,10 @@ class Copying:
             self._bar.stop()
 
     def note(self, text: str) -> None:
-        print(render.printable(f"note: {text}"), file=sys.stderr, flush=True)
+        render.echo(f"note: {text}", err=True)
 
     def copying(self, done_bytes: int, total_bytes: int) -> None:
-        if not sys.stderr.isatty():
+        if mode_of("auto", sys.stderr) != "live":
             return
         if self._bar is None:
             from rich.console import Console
@@ -119,66 +122,110 @@ class Copying:
 
     def found(self, described: Manifest, folder: Path) -> None:
         size = render.size(described.total_bytes)
-        text = f"found step {described.step} of stage {described.stage} in {folder}, {size}, verified"
-        print(render.printable(text), file=sys.stderr, flush=True)
+        render.echo(f"found step {described.step} of stage {described.stage} in {folder}, {size}, verified", err=True)
 
 
 class Progress:
-    """One line that follows the session on a terminal; a line a change of phase or stage when piped."""
+    """What a session says of itself while it runs: how far it is, each phase, and what went wrong with where and what to do."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened = opened
+    def __init__(self, engine: Engine, opened: Opened, mode: str) -> None:
+        self._engine, self._opened = engine, opened
+        self._row: SessionInfo | None = None
         self._last = ("", "")
-        self._tty = sys.stderr.isatty()
-        self._status = None
-        if self._tty:
-            from rich.console import Console
+        self._state_bytes = 0
+        self._causes: dict[str, int] = {}  # how often each was told
+        self._failed_saves: dict[str, tuple[float, int]] = {}  # when each was told, and how often it came since
+        self._printer = Printer(mode, self._figures)
 
-            self._console = Console(stderr=True)
-            self._status = self._console.status("")
+    def __enter__(self) -> Progress:
+        self._printer.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._printer.__exit__(*error)
 
     def begin(self) -> None:
         row = self._opened.row
         wall = "" if row.wall_at is None else f", wall at {render.clock(row.wall_at.isoformat())}"
         how = "taken over" if self._opened.adopted else "opened"
-        self._say(f"{self._opened.run.name}: session {row.number} {how} at step {row.step}{wall}")
-        if self._status:
-            self._status.start()
+        self._printer.say(f"{self._opened.run.name}: session {row.number} {how} at step {row.step}{wall}")
 
     def show(self, row: SessionInfo) -> None:
-        if self._status:
-            self._status.update(self._text(row))
+        self._row = row
         now = ("training" if row.phase == "saving" else row.phase, row.stage)  # saves beside training are no news
         if now != self._last and row.stage:
-            self._say(f"{row.stage}: {now[0]}" + (f" (step {row.step})" if row.step else ""))
+            self._printer.say(f"{row.stage}: {now[0]}" + (f" (step {row.step})" if row.step else ""))
             self._last = now
 
-    def end(self) -> None:
-        if self._status:
-            self._status.stop()
+    def hear(self, event: core.Event) -> None:
+        """An event of the supervisor's, in its thread."""
+        match event:
+            case core.Attached(state_bytes):
+                self._state_bytes = state_bytes or self._state_bytes
+            case core.SaveFailed(why):
+                self._say_what_failed_to_save(why)
+            case core.StopRequested(core.PERSONS_STOP, None):
+                self._printer.say(f"{self._opened.run.name}: saving; Ctrl-C again to stop at once")
+            case core.StopRequested(core.PERSONS_STOP):
+                self._printer.say(f"{self._opened.run.name}: stopping at once")
+            case core.StopRequested(why):
+                self._printer.say(f"{self._opened.run.name}: {why}: saving")
+            case core.AttemptCrashed(cause) | core.OutOfMemory(cause) | core.Unwell(cause) | core.Diagnosed(cause):
+                self._say_what_failed(cause)
 
-    def _text(self, row: SessionInfo) -> str:
-        from rich.markup import escape
+    def _say_what_failed(self, cause: str) -> None:
+        """With its place and the end of its traceback the first time; then that it came again."""
+        stage, step = (self._row.stage, self._row.step) if self._row else ("", 0)
+        times = self._causes[cause] = self._causes.get(cause, 0) + 1
+        if times > 1:
+            self._printer.say(f"{stage}: failed again at step {step}, for the {_nth(times)} time: {cause}")
+            return
 
-        total = f"/{row.steps_total}" if row.steps_total else ""
-        epochs = f"  epoch {row.epoch}/{row.epochs_total}" if row.epochs_total else ""
-        left_s = None if row.boot_wall_s is None else row.boot_wall_s - boottime_s()
-        left = "" if left_s is None else f"  wall in {render.duration(max(left_s, 0.0))}"
-        to_go_s = (row.steps_total - row.step) * row.step_s if row.steps_total else 0.0
-        eta = f"  {render.duration(to_go_s)} to go" if to_go_s > 0 else ""
-        return escape(
-            f"{row.stage} {row.phase}  step {row.step}{total}{epochs}  {render.metrics(dict(row.metrics))}{eta}{left}"
-        )
+        def told() -> str:
+            where, lines = self._cause()
+            head = f"{stage}: failed at step {step}: {cause}" + (f" ({where})" if where else "")
+            return "\n".join([head, *(f"  {line}" for line in lines)])
 
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a log on a full disk; the training is not
-            if self._status:
-                self._console.print(text, highlight=False)
-            else:
-                print(text, file=sys.stderr, flush=True)
+        self._printer.say(told)
+
+    def _cause(self) -> tuple[str | None, list[str]]:
+        """Where the newest attempt that is over has failed, as its ranks wrote it down."""
+        from db import sessions
+        from orchestrator.report import failure
+
+        try:
+            over = [item for item in sessions.attempts_of(self._engine, [self._opened.row.id]) if item.outcome]
+            return failure.of_attempt(over[-1]) if over else (None, [])
+        except Exception:  # the database or the disk cannot be read now; the cause is told all the same
+            return None, []
+
+    def _say_what_failed_to_save(self, why: str) -> None:
+        now_s = time.monotonic()
+        told_s, since = self._failed_saves.get(why, (now_s - AGAIN_S, 0))
+        if now_s < told_s + AGAIN_S:
+            self._failed_saves[why] = (told_s, since + 1)
+            return
+        self._failed_saves[why] = (now_s, 0)
+        folder, state_bytes = Path(self._opened.run.checkpoints), self._state_bytes
+
+        def told() -> str:
+            from orchestrator.report import saving
+
+            again = f" ({since + 1} times since it was told last)" if since else ""
+            todo = saving.advice(folder, state_bytes)
+            return f"error: a save failed{again}: {why}" + (f"\nnext: {todo}" if todo else "")
+
+        self._printer.say(told)
+
+    def _figures(self) -> Figures | None:
+        return figures_of(self._row, boottime_s()) if self._row else None
 
 
-def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
+def _nth(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def _say_how_it_ended(found: dict[str, Any], phase: Phase) -> None:
     name, checkpoint = found["run"], found["checkpoint"]
     at = f"step {checkpoint['step']}, verified" if isinstance(checkpoint, dict) else "no checkpoint yet"
     if phase is Phase.FINISHED:
@@ -187,13 +234,35 @@ def _say_how_it_ended(found: dict[str, object], phase: Phase) -> None:
         if checkpoint:
             text += f"\nnext: kgorch checkpoints export {name} model.safetensors{best}"
     elif phase is Phase.FAILED:
-        text = f"error: {name} failed and will not be retried\n  {found['why']}\n  newest checkpoint: {at}"
-        text += f"\nnext: kgorch logs {name}; then kgorch resume {name}"
+        text = "\n".join(_failure_lines(found, at))
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
         text = f"{name}: session {phase.value} by {found['why']}; {how}: {at}\nnext: kgorch resume {name}"
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        text += _who_goes_on(found["next"])
+    with contextlib.suppress(OSError):  # a log on a full disk; the training is not
+        render.echo(text, err=True)
+
+
+def _failure_lines(found: dict[str, Any], at: str) -> list[str]:
+    """What failed, where, and the end of the traceback: a notebook would need another cell for it."""
+    name, failure = found["run"], found["failure"] or {"where": None, "traceback": []}
+    where = f" ({failure['where']})" if failure["where"] else ""
+    return [
+        f"error: {name} failed and will not be retried",
+        f"  {found['why']}{where}",
+        *(f"    {line}" for line in failure["traceback"]),
+        f"  newest checkpoint: {at}",
+        f"next: kgorch logs {name}; then kgorch resume {name}",
+    ]
+
+
+def _who_goes_on(following: dict[str, Any]) -> str:
+    """A resume that is queued is carried out by a daemon, and by nobody else."""
+    if not following["at"]:
+        return ""
+    if following["daemon_alive"]:
+        return f"    (or leave it to the daemon: due {render.clock(following['at'])})"
+    return "    (a resume is queued, and no daemon lives that would begin it)"
 
 
 def _again(engine: Engine, opened: Opened):  # type: ignore[no-untyped-def]

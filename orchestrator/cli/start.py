@@ -13,6 +13,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state, until_option
+from orchestrator.cli.progress import progress_option
 from orchestrator.cli.session import Copying, report_nothing, run_session
 from orchestrator.errors import ExitCode, KgorchError
 
@@ -35,6 +36,7 @@ from orchestrator.errors import ExitCode, KgorchError
 @click.option("--detach", is_flag=True, help="Supervise from the background; return once training is under way.")
 @click.option("--queue", "queued", is_flag=True, help="Begin no session: put the run into the daemon's queue.")
 @until_option
+@progress_option
 @json_option
 def command(
     plan: Path,
@@ -48,6 +50,7 @@ def command(
     detach: bool,
     queued: bool,
     until: datetime | None,
+    progress: str,
     as_json: bool,
 ) -> int:
     """Begin the run of PLAN (plan.toml, if left out), or go on with it where it was saved: here, or in the sources that
@@ -109,7 +112,7 @@ def command(
         )
     if isinstance(opened, choosing.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
-    return run_session(engine, opened, as_json=as_json)
+    return run_session(engine, opened, as_json=as_json, progress=progress)
 
 
 def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str], *, as_json: bool) -> int:
@@ -117,7 +120,7 @@ def _detach(plan: Path, name: str, overrides: tuple[str, ...], options: list[str
     _, home, _ = state()
     log = home / "supervisor.log"
     command = [sys.executable, "-m", "orchestrator.cli", "start", str(plan.absolute())]
-    command += options
+    command += [*options, "--progress", "none"]  # what happens goes into the log; how far it is, status tells
     for override in overrides:
         command += ["--set", override]
     ready, told = os.pipe()

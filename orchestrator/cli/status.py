@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -27,8 +26,10 @@ def command(run: str | None, as_json: bool, watch: bool, everyone: bool, limit: 
     """
     if everyone:
         return _list(as_json, limit)
-    if watch and sys.stdout.isatty() and not as_json:
-        return _watch(run)
+    if watch and not as_json:
+        from orchestrator.cli import watch as watching
+
+        return watching.watch(lambda: _look(run), rows)
     while True:
         found = print_status(run, as_json=as_json)
         if not watch or not (found["session"] or {}).get("training_alive"):
@@ -41,14 +42,13 @@ def print_status(name: str | None, *, as_json: bool) -> dict[str, Any]:
     if as_json:
         render.as_json(found)
     else:
-        for line in lines(found):
-            click.echo(line)
+        render.labelled(rows(found))
     return found
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """The view as lines of `label  value`."""
-    session, checkpoint = found["session"], found["checkpoint"]
+def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The view as labels and values."""
+    session = found["session"]
     stages = " → ".join(_stage(item, found["stage"]) for item in found["stages"])
     total = f" of {found['steps_total']}" if found["steps_total"] else ""
     epochs = f", epoch {found['epoch']} of {found['epochs_total']}" if found["epochs_total"] else ""
@@ -57,43 +57,57 @@ def lines(found: dict[str, Any]) -> list[str]:
         if found["step_s"] and session and session["training_alive"]
         else ""
     )
-    rows = [
+    lines = [
         ("run", f"{found['run']}" + (f" (number {found['run_number']})" if found["run_number"] > 1 else "")),
-        ("phase", found["phase"] + (f": {found['why']}" if found["why"] else "")),
+        ("phase", _phase(found)),
         ("stages", stages),
     ]
     if found["step"]:
         samples = (
             f", {found['samples']} samples" if found["samples"] else ""
         )  # known once the session's ranks have told
-        rows.append(("step", f"{found['step']}{total}{epochs}{samples}{pace}"))
+        lines.append(("step", f"{found['step']}{total}{epochs}{samples}{pace}"))
     if session:
-        rows.append(("session", _session_line(session)))
-        rows.append(("supervisor", _supervisor_line(found, session)))
-    if checkpoint:
-        verified = "verified" if checkpoint["verified"] else "not verified"
-        where = f"step {checkpoint['step']} of {checkpoint['stage']}, {verified}, {render.ago(checkpoint['at'])}"
-        rows.append(("checkpoint", f"{where}, {render.size(checkpoint['bytes'])}"))
-    else:
-        rows.append(("checkpoint", "none yet"))
+        lines.append(("session", _session_line(session)))
+        lines.append(("supervisor", _supervisor_line(found, session)))
+    lines.append(("checkpoint", _checkpoint_line(found)))
     if best := found["best"]:
         value = "nan" if best["value"] is None else f"{best['value']:.6g}"
-        rows.append(("best", f"step {best['step']} of {best['stage']}: {best['by'].rpartition(':')[0]} {value}"))
+        lines.append(("best", f"step {best['step']} of {best['stage']}: {best['by'].rpartition(':')[0]} {value}"))
     if held := found["snapshot"]:
-        rows.append(("snapshot", f"step {held['step']} of {held['stage']}, in memory, {render.ago(held['at'])}"))
+        lines.append(("snapshot", f"step {held['step']} of {held['stage']}, in memory, {render.ago(held['at'])}"))
     if found["telemetry"] and session and session["training_alive"]:
-        rows += gauges.rows(found["telemetry"]["values"])
+        lines += gauges.rows(found["telemetry"]["values"])
     if found["metrics"]:
-        rows.append(("metrics", render.metrics(found["metrics"])))
+        lines.append(("metrics", render.metrics(found["metrics"])))
     if found["exactness"]:
-        rows.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
-    rows += [("memory", render.rung(rung)) for rung in (found["memory"] or {"rungs": []})["rungs"]]
-    rows += [("quota", render.quota(found["quota"]))] if found["quota"] else []
-    rows += forecast_rows(found["forecast"]) if found["forecast"] else []
-    rows += _failure_rows(found["failure"]) if found["failure"] else []
-    rows += [("notice", text) for text in found["notices"]]
-    rows.append(("next", _next_line(found["next"])))
-    return [f"{label:<11} {value}" for label, value in rows]
+        lines.append(("exactness", ". ".join(f"{what}: {held}" for what, held in found["exactness"].items())))
+    lines += [("memory", render.rung(rung)) for rung in (found["memory"] or {"rungs": []})["rungs"]]
+    lines += [("quota", render.quota(found["quota"]))] if found["quota"] else []
+    lines += forecast_rows(found["forecast"]) if found["forecast"] else []
+    lines += _failure_rows(found["failure"]) if found["failure"] else []
+    lines += [("notice", text) for text in found["notices"]]
+    lines.append(("next", _next_line(found)))
+    return lines
+
+
+def _phase(found: dict[str, Any]) -> str:
+    """A phase that nobody is there to leave is none: its supervisor has died, and the ranks with it."""
+    session = found["session"]
+    if session and not session["ended_at"] and not session["training_alive"]:
+        return "ended without a supervisor"
+    return str(found["phase"]) + (f": {found['why']}" if found["why"] else "")
+
+
+def _checkpoint_line(found: dict[str, Any]) -> str:
+    """The newest that a resume would begin with: one that lies on the disk counts, whoever has written it down."""
+    if saved := found["on_disk"]:
+        what = "on disk, read back when the run goes on"
+    elif saved := found["checkpoint"]:
+        what = "verified" if saved["verified"] else "not verified"
+    else:
+        return "none yet"
+    return f"step {saved['step']} of {saved['stage']}, {what}, {render.ago(saved['at'])}, {render.size(saved['bytes'])}"
 
 
 def forecast_rows(forecast: dict[str, Any]) -> list[tuple[str, str]]:
@@ -133,27 +147,40 @@ def _target_line(target: dict[str, Any]) -> str:
 def _failure_rows(failure: dict[str, Any]) -> list[tuple[str, str]]:
     times = f", {failure['times']} attempts in a row" if failure["times"] > 1 else ""
     first = "" if failure["rank"] is None else f"rank {failure['rank']} first, "
-    when = f" {render.ago(failure['at'])}" if failure["at"] else ""
-    rows = [("failed", f"{first}at step {failure['step']}{when}{times}")]
+    when = f", {render.ago(failure['at'])}" if failure["at"] else ""
+    where = f", {failure['where']}" if failure["where"] else ""
+    rows = [("failed", f"{first}at step {failure['step']}{where}{when}{times}")]
     rows += [("", line) for line in failure["traceback"]]
     return [*rows, ("whole log", f"{failure['log']} ({failure['command']})")]
 
 
 def _stage(item: dict[str, Any], current: str) -> str:
-    steps = f" {item['step']}" if item["step"] else ""
+    """`prepare ✓ (20 steps) → train (at step 1316) → predict`"""
     if item["done"]:
-        return f"{item['name']}{steps} ✓"
-    return f"[{item['name']}{steps}]" if item["name"] == current else str(item["name"])
+        return f"{item['name']} ✓" + (f" ({item['step']} steps)" if item["step"] else "")
+    if item["name"] == current:
+        return f"{item['name']} (at step {item['step'] or 0})"
+    return str(item["name"])
 
 
 def _session_line(session: dict[str, Any]) -> str:
     began = f"number {session['number']}, {session['place']}, since {render.clock(session['started_at'])}"
     if session["ended_at"]:
         return f"{began} until {render.clock(session['ended_at'])}"
+    if not session["training_alive"]:
+        return began + (
+            f", its wall {_was_or_is(session)} at {render.clock(session['wall_at'])}" if session["wall_at"] else ""
+        )
     if session["left_s"] is None:
         return f"{began}, no wall"
     lead = f"last save asked for {render.duration(session['lead_s'])} before"
+    if session["left_s"] <= 0:
+        return f"{began}, at its wall ({lead})"
     return f"{began}, wall in {render.duration(session['left_s'])} ({lead})"
+
+
+def _was_or_is(session: dict[str, Any]) -> str:
+    return "is" if session["left_s"] else "was"
 
 
 def _supervisor_line(found: dict[str, Any], session: dict[str, Any]) -> str:
@@ -167,7 +194,8 @@ def _supervisor_line(found: dict[str, Any], session: dict[str, Any]) -> str:
     return f"dead (pid {session['supervisor']['pid']}), and nothing of the session runs any more; last heard {heard}"
 
 
-def _next_line(following: dict[str, Any]) -> str:
+def _next_line(found: dict[str, Any]) -> str:
+    following, session = found["next"], found["session"]
     match following["what"]:
         case "nothing":
             return "nothing: the run is finished"
@@ -177,7 +205,14 @@ def _next_line(following: dict[str, Any]) -> str:
             return f"mend the cause, then {following['command']}"
         case "adopt":
             return f"{following['command']} takes it over"
-    return f"{following['command']}" + (f" (due {render.clock(following['at'])})" if following["at"] else "")
+    is_cut_off = session is not None and not session["ended_at"]  # what a person stopped, no daemon begins
+    if following["daemon_alive"] and (following["at"] or is_cut_off):
+        when = f", due {render.clock(following['at'])}" if following["at"] else ""
+        return f"the daemon goes on with it{when}; or {following['command']}"
+    if following["at"]:
+        due = f"due {render.clock(following['at'])}"
+        return f"{following['command']} ({due}, and no daemon lives that would begin it)"
+    return str(following["command"])
 
 
 def _look(name: str | None) -> dict[str, Any]:
@@ -190,19 +225,6 @@ def _look(name: str | None) -> dict[str, Any]:
         engine.dispose()
 
 
-def _watch(name: str | None) -> int:
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(refresh_per_second=4) as live:
-        while True:
-            found = _look(name)
-            live.update(Text("\n".join(lines(found))))
-            if not (found["session"] or {}).get("training_alive"):
-                return 0
-            time.sleep(1)
-
-
 def _list(as_json: bool, limit: int) -> int:
     from db import runs
     from orchestrator.report import view
@@ -213,8 +235,8 @@ def _list(as_json: bool, limit: int) -> int:
         render.as_json(found)
     else:
         columns = ("run", "run_number", "state", "phase", "stage", "step")
-        rows = [[*(str(item[name]) for name in columns), _next_line(item["next"])] for item in found]
+        rows = [[*(str(item[name]) for name in columns), _next_line(item)] for item in found]
         render.table(["run", "number", "state", "phase", "stage", "step", "next"], rows)
         if (more := runs.count(engine) - len(found)) > 0:
-            click.echo(f"and {more} older; -n {limit + more} shows all", err=True)
+            render.echo(f"and {more} older; -n {limit + more} shows all", err=True)
     return 0

@@ -16,9 +16,10 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
-from orchestrator.report import forecast, hours
+from orchestrator.report import forecast, hours, saving
+from orchestrator.runtime import checkpoints as disk
 from orchestrator.runtime import processes, snapshots
-from orchestrator.runtime.home import is_held
+from orchestrator.runtime.home import home_of_run, is_held
 from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
@@ -54,6 +55,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "session": _session(row, alive, training, now) if row else None,
         "checkpoint": _checkpoint(newest),
         "best": _best(checkpoints.best(engine, run.id)),
+        "on_disk": _on_disk(engine, run, row, newest) if row and not alive else None,
         "snapshot": _snapshot(run, now) if alive or training else None,
         "metrics": plain(row.metrics) if row else {},
         "telemetry": _telemetry(engine, row) if row else None,
@@ -189,6 +191,19 @@ def _best(found: CheckpointInfo | None) -> View | None:
     }
 
 
+def _on_disk(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointInfo | None) -> View | None:
+    """A checkpoint that ranks have saved and no supervisor has taken in: newer than the newest verified one. None without one."""
+    if run.state == "finished" or not row.stage:
+        return None
+    known = {Path(item.path).name for item in checkpoints.of_run(engine, run.id) if item.stage == row.stage}
+    after = newest.step if newest and newest.stage == row.stage else -1
+    found = disk.newest_described(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
+    if found is None:
+        return None
+    folder, told, at = found
+    return {"stage": told.stage, "step": told.step, "at": stamp(at), "bytes": told.total_bytes, "path": str(folder)}
+
+
 def _snapshot(run: RunInfo, now: datetime) -> View | None:
     """What the keeper holds in memory, asked for just now."""
     held = snapshots.newest(Path(run.folder), timeout_s=0.2)
@@ -268,7 +283,9 @@ def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[
     """Of the newest session: that its last save failed, that memory allows no snapshots."""
     last = sessions.newest_event(engine, run.id, ("SaveFailed", "CheckpointVerified"), session_id=row.id)
     if last and last.kind == "SaveFailed":
-        yield f"the last save failed: {last.facts.get('why')}"
+        known = checkpoints.newest_verified(engine, run.id)
+        todo = saving.advice(Path(run.checkpoints), known.bytes if known else 0)
+        yield f"the last save failed: {last.facts.get('why')}" + (f"; {todo}" if todo else "")
     if off := sessions.newest_event(engine, run.id, ("snapshots_off",), session_id=row.id):
         yield str(off.facts.get("what"))
 
@@ -322,16 +339,25 @@ def _mirror_notice(
 
 
 def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:
-    command = f"kgorch resume {run.name}"
+    command: str | None = f"kgorch resume {run.name}"
+    at = None
     if run.state == "finished":
-        return {"what": "nothing", "at": None, "command": None}
-    if run.state == "failed":
-        return {"what": "mend", "at": None, "command": command}
-    if row is not None and row.phase not in sessions.OVER:
-        if alive:
-            return {"what": "train", "at": None, "command": None}
-        return {"what": "adopt" if training else "resume", "at": None, "command": command}
-    return {"what": "resume", "at": stamp(resume.due_at) if resume else None, "command": command}
+        what, command = "nothing", None
+    elif run.state == "failed":
+        what = "mend"
+    elif row is not None and row.phase not in sessions.OVER:
+        what, command = ("train", None) if alive else ("adopt" if training else "resume", command)
+    else:
+        what, at = "resume", stamp(resume.due_at) if resume else None
+    return {"what": what, "at": at, "command": command, "daemon_alive": _is_daemon_alive(run)}
+
+
+def _is_daemon_alive(run: RunInfo) -> bool:
+    """By its lock: it answers nobody while it is busy, and a question would wait for it."""
+    try:
+        return is_held(home_of_run(run) / "daemon.lock")
+    except (OSError, ValueError):
+        return False
 
 
 def _is_training(engine: Engine, row: SessionInfo) -> bool:

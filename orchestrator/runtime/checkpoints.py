@@ -7,7 +7,8 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import manifest
@@ -37,6 +38,24 @@ def newest_verified(
             folder,
             KgorchError(f"{folder} belongs to another run", f"expected {run_id}, found {found.run_id} ({found.run})"),
         )
+    return None
+
+
+def newest_described(root: Path, run_id: str, *, after: int, but: Set[str]) -> tuple[Path, Manifest, datetime] | None:
+    """The newest checkpoint under `root` by its manifest alone, and when that was written: quick, and nothing is changed.
+
+    Args:
+        after: a step; only what is newer counts. but: names of folders that do not count.
+    """
+    try:
+        for folder in manifest.checkpoints(root):
+            found = manifest.described(folder)
+            if found.step <= after:
+                return None
+            if folder.name not in but and found.run_id == run_id:
+                return folder, found, datetime.fromtimestamp((folder / manifest.NAME).stat().st_mtime, UTC)
+    except (OSError, KgorchError):  # broken, or not to be read now: who resumes finds out
+        pass
     return None
 
 

@@ -73,7 +73,7 @@ def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
     folder = Path(entry.folder)
     with open(folder / "supervisor.log", "ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", "resume", entry.run, "--claimed", token],
+            [sys.executable, "-m", "orchestrator.cli", "resume", entry.run, "--claimed", token, "--progress", "none"],
             start_new_session=True,
             cwd=folder,
             stdin=subprocess.DEVNULL,

@@ -47,7 +47,7 @@ from orchestrator.runtime.home import Lock, home_of_run, lock_path
 from orchestrator.runtime.journal import say
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
-from orchestrator.runtime.supervisor import Observer, Supervisor
+from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
 from orchestrator.wire import boottime_s
 
@@ -65,7 +65,9 @@ class Opened:
     walls: Walls
     claim: claims.Claim
 
-    def supervise(self, engine: Engine, observer: Observer = lambda _: None) -> Session:
+    def supervise(
+        self, engine: Engine, observer: Observer = lambda _: None, listener: Listener = lambda _: None
+    ) -> Session:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
             kept = ownership.Kept(Path(self.run.folder), self.run.name)
@@ -79,6 +81,7 @@ class Opened:
                     walls=self.walls,
                     claim=self.claim,
                     observer=observer,
+                    listener=listener,
                 ).run(self.adopted)
             kept.check()
             try:

@@ -97,6 +97,7 @@ OUTCOMES: dict[type[Event], str] = {
 }
 
 Observer = Callable[[SessionInfo], None]
+Listener = Callable[[Event], None]
 
 
 class Supervisor:
@@ -106,6 +107,7 @@ class Supervisor:
         row: the session's row, just opened, or a living one to adopt.
         session: where the core shall begin.
         observer: is shown the session's row after each change; for a live line of progress.
+        listener: is told each event once it is written down.
     """
 
     def __init__(
@@ -120,10 +122,11 @@ class Supervisor:
         claim: Claim | None = None,
         clock: Clock | None = None,
         observer: Observer = lambda _: None,
+        listener: Listener = lambda _: None,
     ) -> None:
         self._walls, self._claim = walls or Walls(), claim or Claim()
         self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
-        self._clock, self._observer = clock or SystemClock(), observer
+        self._clock, self._observer, self._listener = clock or SystemClock(), observer, listener
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._journal = Journal(engine, run.id, row.id)
         if self._walls.ledger:
@@ -329,6 +332,7 @@ class Supervisor:
             self._act(action, event)
         self._tell_people(core_notices.of(event, self._session, number=self._row.number))
         self._tell_deadline()
+        self._try(lambda: self._listener(event))
         self._show()
 
     def _tell_people(self, notice: core_notices.Notice | None) -> None:

@@ -287,7 +287,7 @@ def test_every_promised_field_is_documented():
 
 def test_status_tells_where_the_run_stands(kgorch, run):
     text = kgorch("status").stdout
-    assert "[train 15] → predict" in text
+    assert "train (at step 15) → predict" in text
     assert "15 of 40, epoch 1 of 4" in text
     assert f"alive, pid {os.getpid()}" in text
     assert "step 12 of train, verified" in text and "2.0 KiB" in text

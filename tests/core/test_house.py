@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,23 @@ def test_a_daemon_that_waits_keeps_in_memory_what_it_needs():
 def test_the_shim_stays_small():
     loaded = _loaded_by("import orchestrator.runtime.shim")
     assert not loaded & {"torch", "sqlalchemy", "psutil", "pydantic", "apscheduler"}
+
+
+SCREENS = {"render", "watch", "session", "check"}
+"""Modules that have a rich console: tables, a whole screen, a bar of copying, and a page that is a file. What they are given has
+passed the door."""
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("orchestrator/cli/*.py")), ids=lambda path: path.stem)
+def test_the_command_line_prints_through_one_door(path):
+    """render.echo and what calls it: no text reaches a terminal with what a terminal would obey."""
+    if path.stem == "render":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        assert called not in ("print", "click.echo", "click.secho", "click.echo_via_pager"), (
+            f"{path}:{node.lineno}: {called}"
+        )
+        assert not re.match(r"sys\.(__)?std(out|err)", called), f"{path}:{node.lineno}: {called}"
+        assert called != "error.show" or node.args, f"{path}:{node.lineno}: an error of click's goes into a text first"
+        assert path.stem in SCREENS or not called.endswith("Console"), f"{path}:{node.lineno}: {called}"

@@ -251,12 +251,14 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     kgorch.wait_for_step(step + 10)
     assert kgorch.status()["checkpoint"] == good, "the verified one stays"
     assert kgorch.events("SaveFailed")
+    assert "free some space in" in " ".join(kgorch.status()["notices"])
     assert [path.name for path in small_disk.glob("test-*/train/*")] == [Path(good["path"]).name], "no leftovers"
     (small_disk / "filler").unlink()
     kgorch("save")
     assert kgorch.status()["checkpoint"]["step"] > good["step"]
     kgorch("stop")
-    supervisor.wait(timeout=90)
+    said, _ = supervisor.communicate(timeout=90)
+    assert said.count("error: a save failed") == 1 and "next: free some space in" in said and "checkpoint.dir" in said
 
 
 @pytest.mark.soak  # the storm does it at any moment

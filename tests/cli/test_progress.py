@@ -1,0 +1,157 @@
+"""What a session in the foreground prints: one row of a terminal, or lines that a notebook can keep for nine hours."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from orchestrator.cli import progress
+from orchestrator.cli.progress import Cadence, Figures, LiveLine, live_line, mode_of, plain_line
+from orchestrator.core import text
+
+NOW = Figures(
+    stage="train",
+    phase="training",
+    epoch=8,
+    epochs_total=40,
+    step=718,
+    steps_total=3200,
+    step_s=0.04,
+    metrics={"loss": 0.003086, "accuracy": 0.9539},
+    left_s=29_520.0,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_plain_line_says_when_how_far_and_how_long_still():
+    assert plain_line(NOW, "00:12:31") == (
+        "00:12:31  epoch 8/40  step 718/3200  loss 0.003086  accuracy 0.9539  wall in 8h 12m"
+    )
+
+
+def test_the_live_line_says_where_to_it_counts_and_fits_into_any_terminal():
+    assert live_line(NOW, 200) == (
+        "train  22%  epoch 8/40  step 718/3200  loss 0.003086  accuracy 0.9539  train ends in 1m 39s  wall in 8h 12m"
+    )
+    assert live_line(NOW, 90) == (
+        "train  22%  epoch 8/40  step 718/3200  loss 0.003086  train ends in 1m 39s  wall in 8h 12m"
+    ), "metrics give way before the end"
+    many = NOW._replace(metrics={f"größe損\x1b[2J{number}": 1.0 for number in range(50)})
+    for columns in range(20, 200):
+        line = live_line(many, columns)
+        assert text.width(line) <= columns and line.isprintable()
+
+
+def test_nothing_is_said_of_what_is_not_known():
+    starting = Figures("", "starting", 0, 0, 0, 0, 0.0, {}, None)
+    assert live_line(starting, 80) == "starting"
+    assert plain_line(starting, "00:12:31") == "00:12:31  starting"
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({"TERM": "xterm"}, "live"),
+        ({"TERM": "xterm-color", "JPY_PARENT_PID": "12"}, "plain"),
+        ({"TERM": "xterm", "KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, "plain"),
+        ({"TERM": "xterm", "COLAB_RELEASE_TAG": "release"}, "plain"),
+        ({"TERM": "xterm", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}, "plain"),
+        ({"TERM": "dumb"}, "plain"),
+        ({}, "plain"),
+    ],
+)
+def test_a_notebook_gets_plain_lines_although_its_commands_run_on_a_terminal(environ, mode):
+    assert mode_of("auto", Terminal(), environ) == mode
+    assert mode_of("auto", io.StringIO(), environ) == "plain"
+    assert mode_of("auto", None, environ) == "plain", "stderr is closed"
+    assert mode_of("live", io.StringIO(), environ) == "live" and mode_of("none", Terminal(), environ) == "none"
+
+
+def lines_of(hours: float, epochs: int, metrics: dict[str, float]) -> list[str]:
+    """Of a session that is looked at every second."""
+    seconds, cadence, lines = int(hours * 3600), Cadence(0.0), []
+    for second in range(seconds):
+        now = NOW._replace(
+            epoch=second * epochs // seconds,
+            epochs_total=epochs,
+            step=second * 10,
+            steps_total=seconds * 10,
+            metrics=metrics,
+            left_s=seconds - second,
+        )
+        if cadence.is_due(now, float(second)):
+            lines.append(plain_line(now, f"{datetime.fromtimestamp(second, UTC):%H:%M:%S}") + "\n")
+    return lines
+
+
+def bytes_in_a_notebook(lines: list[str]) -> int:
+    """What a cell's outputs take in an .ipynb, which is written with this indent: nbclient keeps every line as an output."""
+    outputs = [{"name": "stdout", "output_type": "stream", "text": [line.replace("\n", "\r\n")]} for line in lines]
+    return len(json.dumps({"cells": [{"outputs": outputs}]}, indent=1, ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize("epochs", [1, 40, 1000, 30_000])
+@pytest.mark.parametrize(
+    "metrics", [{"loss": 0.0031, "accuracy": 0.954}, {"m" * 30 + str(n): 1 / 3 for n in range(99)}]
+)
+def test_nine_hours_add_less_than_100_kilobytes_to_a_notebook(epochs, metrics):
+    lines = lines_of(9, epochs, metrics)
+    assert bytes_in_a_notebook(lines) < 100_000
+    assert 300 <= len(lines) <= 300 + progress.EPOCHS + 1
+
+
+def test_in_the_first_hour_there_is_a_line_a_minute_and_later_one_every_two():
+    minutes = [int(line[0:2]) * 60 + int(line[3:5]) for line in lines_of(9, 1, {})]
+    gaps = {later - earlier for earlier, later in itertools.pairwise(minutes)}
+    assert gaps == {1, 2} and len(lines_of(1, 1, {})) == 60
+
+
+def test_each_of_a_few_epochs_has_its_line():
+    told = {line.split("epoch ")[1].split("/")[0] for line in lines_of(9, 40, {})}
+    assert told == {str(epoch) for epoch in range(40)}
+    starts = [line.split()[0] for line in lines_of(1, 4, {}) if "epoch 1/4" in line]
+    assert starts[0].endswith(":15:00"), "at the epoch's end, not a minute later"
+
+
+def test_the_live_line_is_written_anew_only_when_it_has_changed():
+    terminal = Terminal()
+    line = LiveLine(terminal)
+    for _ in range(10):
+        line.show("train  22%")
+    assert terminal.getvalue() == "\r\x1b[2Ktrain  22%"
+    line.above("train: saving")
+    line.clear()
+    assert terminal.getvalue().endswith("\r\x1b[2Ktrain: saving\ntrain  22%\r\x1b[2K")
+    assert "\n" not in terminal.getvalue().replace("train: saving\n", ""), "one row, never two"
+
+
+def test_what_others_write_to_stderr_comes_above_the_live_line(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.Printer("live", lambda: NOW) as printer:
+        printer.say("digits: session 1 opened")
+        print("kgorch: the database \x1b[2Jcannot be written", file=sys.stderr)
+    assert sys.stderr is terminal
+    plain = terminal.getvalue().replace("\r\x1b[2K", "|")
+    assert "\x1b" not in plain and "kgorch: the database ?[2Jcannot be written\n" in plain
+    assert plain.startswith("|digits: session 1 opened\n") and plain.endswith("|"), "nothing of the line is left"
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_up_who_speaks(monkeypatch):
+    class Held(Terminal):
+        def write(self, said: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Held())
+    with progress.Printer("live", lambda: NOW) as printer:
+        for number in range(100):
+            printer.say(f"line {number}")
