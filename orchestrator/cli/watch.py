@@ -147,8 +147,16 @@ def _barred(found: View, label: str, value: str, columns: int) -> Line:
     if label == "session" and session and session["wall_at"] and session["left_s"] is not None:
         began, ends = (datetime.fromisoformat(session[name]) for name in ("started_at", "wall_at"))
         whole_s = (ends - began).total_seconds()
-        return Line("session", _bar(1 - session["left_s"] / whole_s if whole_s > 0 else 1.0, size), value)
+        share = 1 - session["left_s"] / whole_s if whole_s > 0 else 1.0
+        return Line("session", _bar(share, size), _until_the_wall(session))
     return Line(label, "", value)
+
+
+def _until_the_wall(session: View) -> str:
+    """What matters first: a small terminal cuts the rest."""
+    left = f"wall in {render.duration(session['left_s'])}" if session["left_s"] > 0 else "at its wall"
+    lead = f"last save asked for {render.duration(session['lead_s'])} before"
+    return f"{left} ({lead}), number {session['number']}, since {render.clock(session['started_at'])}"
 
 
 def _bar(share: float, size: int) -> str:

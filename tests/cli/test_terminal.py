@@ -350,7 +350,13 @@ def rows():
 FOUND = {
     "step": 1316,
     "steps_total": 3200,
-    "session": {"started_at": "2026-11-20T10:00:00Z", "wall_at": "2026-11-20T19:00:00Z", "left_s": 16_200.0},
+    "session": {
+        "number": 2,
+        "started_at": "2026-11-20T10:00:00Z",
+        "wall_at": "2026-11-20T19:00:00Z",
+        "left_s": 16_200.0,
+        "lead_s": 90.0,
+    },
 }
 
 
@@ -372,6 +378,8 @@ def test_the_view_fits_and_what_matters_most_does_not_fall_off(rows, columns, li
 
 def test_two_bars_tell_how_far_the_run_and_the_session_are(rows):
     bars = {line.label: line.bar for line in watch.frame(FOUND, rows, 80, 24) if line.bar}
+    [session] = [line.text for line in watch.frame(FOUND, rows, 60, 24) if line.label == "session"][:1]
+    assert session.startswith("wall in 4h 30m"), "what matters is not what is cut"
     assert "41%" in bars["progress"] and "50%" in bars["session"]
     assert bars["session"].count(watch.FULL) == bars["session"].count(watch.EMPTY)
     endless = {**FOUND, "steps_total": None, "session": {**FOUND["session"], "wall_at": None, "left_s": None}}
