@@ -104,7 +104,7 @@ def _print_csv(found: Curve) -> None:
 
     head, rows = metrics.as_rows(found)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow([render.printable(str(name)) for name in head])
     writer.writerows(rows)
 
 
@@ -112,7 +112,7 @@ def _print_table(found: Curve) -> None:
     from orchestrator.report import metrics
 
     entries = metrics.table(found)
-    if not entries and sys.stdout.isatty():
+    if not entries and render.is_terminal(sys.stdout):
         render.echo("nothing was reported yet: session.report(loss=loss) in the training script does", err=True)
     rows = [
         [

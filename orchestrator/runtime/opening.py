@@ -3,6 +3,7 @@ or adopt the living one."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -282,9 +283,11 @@ def _open_on(
             f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
             next_step="give the session more time",
         )
-    if session.wall_why == WALL and session.wall_s is not None and session.wall_s - now_s <= session.least_lead_s:
+    began_before_us = profile.began != "start"  # else what we have done since has used the time up: copied a found state, perhaps
+    left_s = math.inf if session.wall_s is None else session.wall_s - now_s
+    if session.wall_why == WALL and began_before_us and left_s <= session.least_lead_s:
         raise KgorchError(
-            f"the session's wall is over, or nearer than a save takes: {session.wall_s - now_s:.0f} s are left of {length_s:g} s",
+            f"the session's wall is over, or nearer than a save takes: {left_s:.0f} s are left of {length_s:g} s",
             f"it counts from the beginning of the {profile.began}, {now_s - beginning.began_s(profile.began):.0f} s ago",
             next_step='give this session an end (--until 19:30), or count from its own start ([platform] began = "start")',
         )

@@ -45,7 +45,8 @@ def brought_to(home, engine, folder=None) -> dict[str, list[Record]]:
     """The curve of the run in another database, to which it was taken."""
     [remembered] = transfer.read(engine, "ink")
     there = open_database(home)
-    columns = remembered.run | {"folder": str(home / "runs" / "ink" / "1")}
+    here = home / "runs" / "ink" / "1"
+    columns = remembered.run | {"folder": str(here), "checkpoints": str(here / "checkpoints")}
     found = curves.brought(remembered, folder)
     run = transfer.take_in(there, columns, ["train"], {}, found, {}, lambda row: None, [])
     try:
@@ -142,7 +143,7 @@ def test_a_piece_that_is_no_text_is_refused_with_the_database(source, value):
     engine.dispose()
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE curves SET lines = ?", (value,))
-    with pytest.raises(ValueError, match=r"curves\.lines holds"):
+    with pytest.raises(ValueError, match=r"curves\.lines"):
         transfer.read(engine, "ink")
 
 
