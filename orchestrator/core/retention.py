@@ -1,4 +1,4 @@
-"""Which checkpoints stay and which may go. The newest verified one always stays, and so does each stage's final one.
+"""Which checkpoints stay and which may go. The newest verified one always stays, and so does each stage's newest final one.
 
 The best is the best of those whose weights were measured: a figure that was reported last says nothing of weights that were
 trained on since. Of equals the first wins, which is the least trained; what is no number, or infinite, never does. A checkpoint
@@ -57,7 +57,8 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
     verified = sorted((item for item in checkpoints if item.verified), key=lambda item: item.order)
     if not verified:
         return ()
-    sacred = {verified[-1].key} | {item.key for item in verified if item.final}
+    finals = {item.stage: item.key for item in verified if item.final}  # the newest: an extended stage has an older one, too
+    sacred = {verified[-1].key, *finals.values()}
     wanted, best, each = set(sacred), set[str](), set[str]()
     for stage in {item.stage for item in verified}:
         of_stage = [item for item in verified if item.stage == stage]
