@@ -35,7 +35,12 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
     assert over["checkpoint"]["step"] == over["step"] > at_save["checkpoint"]["step"], (
         "saved at the step at which it stopped"
     )
-    assert over["next"] == {"what": "resume", "at": None, "command": "kgorch resume test"}
+    assert over["next"] == {
+        "what": "resume",
+        "at": None,
+        "command": "kgorch resume test",
+        "daemon_alive": False,
+    }
     assert not processes_of(kgorch.home)
 
     again = kgorch.background("resume")
