@@ -61,7 +61,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# every figure beside the last one kept in git (benchmarks/results), and docs/benchmarks.md: an hour or two; one alone: make bench WHAT=walls
+# every figure beside the last one kept in git (benchmarks/results), and docs/benchmarks.md: some three hours; one alone: make bench WHAT=walls
 WHAT ?= goodput overhead checkpoints recovery scale walls
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
@@ -78,7 +78,7 @@ bench-quick: setup
 
 bench-ladder: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
-	$(BIN)/python benchmarks/ladder.py
+	$(BIN)/python benchmarks/ladder.py --json benchmarks/results/ladder.json --docs
 
 bench-workloads: setup
 	$(BIN)/python benchmarks/workloads.py

@@ -1,6 +1,6 @@
 """What saving and loading cost, beside the peers: one run, ratios, medians.   python benchmarks/checkpoints.py [--quick] [--docs]
 
-Two gloo ranks under a real `kgorch start` train in steps of about 10 ms; every way of saving saves their state (531 MB)
+Two gloo ranks under a real `kgorch start` train in steps of about 10 ms; every way of saving saves their state (532 MB)
 in turns, in the same processes. Targets: the blocking part ≤ 1.15 × one memory copy of the rank's share; training time
 lost per save ≤ half of dcp.async_save's; end to end ≤ 0.9 × dcp.save; verify and load ≥ 0.8 × the speed of reading the
 files; host memory at most two snapshots; snapshots at ≤ 0.5% of the training's time. Then the same saves for other
