@@ -57,7 +57,9 @@ def to_drop(checkpoints: Sequence[Kept], rule: Rule) -> tuple[str, ...]:
     verified = sorted((item for item in checkpoints if item.verified), key=lambda item: item.order)
     if not verified:
         return ()
-    finals = {item.stage: item.key for item in verified if item.final}  # the newest: an extended stage has an older one, too
+    finals = {
+        item.stage: item.key for item in verified if item.final
+    }  # the newest: an extended stage has an older one, too
     sacred = {verified[-1].key, *finals.values()}
     wanted, best, each = set(sacred), set[str](), set[str]()
     for stage in {item.stage for item in verified}:

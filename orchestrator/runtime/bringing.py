@@ -50,12 +50,13 @@ class Looked(NamedTuple):
     Attributes:
         found: what they hold of the run to go on with, as far as that is more than is here; None for nothing.
         search: None where there are no sources.
-        furthest: of what is here already.
+        furthest: of what is here already. order: of the stages, by which places are compared (finding.order_of).
     """
 
     found: Found | None
     search: Search | None
     furthest: Place = finding.NOWHERE
+    order: Sequence[str] = ()
 
 
 def look_around(
@@ -94,10 +95,15 @@ def look_around(
         sessions.note(engine, known.id, *_choice(known.id, search.runs))
     elif chosen and wanted:
         chosen.events.append(_choice(wanted, search.runs))
-    furthest = ours.place(stages) if ours else finding.NOWHERE
-    if chosen and known and chosen.run_id == known.id and chosen.place(stages) <= furthest:
+    done = {stage.name for stage in runs.stages(engine, known.id) if stage.finished_at} if known else None
+    is_known = chosen is not None and known is not None and chosen.run_id == known.id
+    order = finding.order_of(
+        stages, chosen.rows.finished if chosen and chosen.rows else None, done if is_known else None
+    )
+    furthest = ours.place(order) if ours else finding.NOWHERE
+    if chosen and is_known and chosen.place(order) <= furthest:
         chosen = None
-    return Looked(chosen, search if given else None, furthest)
+    return Looked(chosen, search if given else None, furthest, order)
 
 
 def _leave_others_alone(engine: Engine, name: str, search: Search, watcher: Watcher) -> None:

@@ -40,15 +40,24 @@ def judge_found(found: Found, new: Plan) -> Judgement | None:
 
     Its checkpoints are copied to where the new plan says, so that is no change.
     """
-    if found.rows is None:
-        return None
-    try:
-        old = parse(found.rows.run["plan"], "the plan kept in the source", found.rows.run["overrides"])
-    except PlanError:
+    old = plan_of_found(found)
+    if old is None or found.rows is None:
         return None
     begun, done = {item.manifest.stage for item in found.checkpoints}, set(found.rows.finished)
     judged = plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
     return replace(judged, for_good=())
+
+
+def plan_of_found(found: Found) -> Plan | None:
+    """The plan that a source keeps of a run, to compare and to show: it decides nothing here. None for none that can be read."""
+    try:
+        return (
+            parse(found.rows.run["plan"], "the plan kept in the source", found.rows.run["overrides"])
+            if found.rows
+            else None
+        )
+    except PlanError:
+        return None
 
 
 def refuse(name: str, judged: Judgement, *, accept: bool) -> None:

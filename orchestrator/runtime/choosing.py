@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import RunInfo
 from orchestrator import config
-from orchestrator.errors import KgorchError
+from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
@@ -92,7 +92,10 @@ def run_of(
             needed = required or plan.resume.required
             bringing.announce(engine, plan, workdir, looked, required=needed, watcher=watcher)
         if found and (known is None or known.id != found.run_id):
+            longer = _longer_than_found(found, plan, consent)
             known = bringing.bring(engine, home, plan_text, where, workdir, overrides, found, watcher, consent)
+            if longer:
+                known = extension.reopen(engine, known, longer)
             found = None
     if known and not fresh:
         if known.state == "finished" and not consent.extend:
@@ -106,13 +109,34 @@ def run_of(
                 engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher
             )
         elif known.state == "finished":
-            extension.stages_to_do(known, plan, plan)  # refuses: nothing has changed
+            extension.stages_to_do(known.name, plan, plan)  # refuses: nothing has changed
         return known, plan, found
     if known:
         bringing.refuse_while_training(engine, known)
         runs.supersede(engine, known.id, "--fresh began another run of this name")
     number = max(known.number if known else 0, newest_left(home, plan.name)) + 1
     return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
+
+
+def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
+    """The stages that a plan has more to do in than a finished run did that a source holds.
+
+    Raises: PlanError where it does and nobody has asked for that, or where --extend finds nothing to do.
+    """
+    if found.rows is None or found.rows.run["state"] != "finished":
+        return []
+    old, judged = changes.plan_of_found(found), changes.judge_found(found, plan)
+    if consent.extend:
+        if old is None:
+            raise PlanError(f"the plan of the finished run {found.run_id} in {found.database} cannot be read")
+        return extension.stages_to_do(plan.name, old, plan)
+    if judged and any(item.key.startswith("stage") for item in judged.differences):
+        raise PlanError(
+            f"the run {plan.name!r} in {found.database} is finished, and the plan asks for more",
+            *map(str, judged.differences),
+            next_step="kgorch start PLAN --extend trains it longer, --fresh begins a new run",
+        )
+    return []
 
 
 def bring_by_name(
@@ -162,18 +186,19 @@ def _take_changed_plan(
     Raises: PlanError that shows what differs.
     """
     old = plan_of(run)
-    longer = extension.stages_to_do(run, old, plan) if run.state == "finished" else []
+    longer = extension.stages_to_do(run.name, old, plan) if run.state == "finished" else []
     judged = changes.judge(engine, run, old, plan, longer)
     changes.refuse(run.name, judged, accept=accept)
     for difference in judged.differences:
         watcher.note(f"the plan has changed: {difference}")
+    if longer:  # before the plan is the new one: cut between the two, it can be done again
+        run = extension.reopen(engine, run, longer)
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
     facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
     sessions.note(engine, run.id, "plan_changed", facts)
     (Path(run.folder) / "plan.toml").write_text(text)
-    run = run._replace(**changed)
-    return extension.reopen(engine, run, longer) if longer else run
+    return run._replace(**changed)
 
 
 def difference_of_finished(engine: Engine, run: RunInfo, plan: Plan) -> Sequence[str]:

@@ -117,7 +117,7 @@ class Import:
     def __init__(
         self,
         engine: Engine,
-        submit: Callable[[Callable[[], None]], None],
+        submit: Callable[[Callable[[], None]], object],
         write: Callable[[Callable[[], None]], None],
     ) -> None:
         self._engine, self._submit, self._write = engine, submit, write

@@ -1,8 +1,9 @@
 """A finished run that is trained longer: `kgorch start PLAN --extend`, with a plan that has more to do.
 
-The first stage that the plan changes is opened again, and all stages after it, which were made from its result. A stage that
-is opened again goes on from its final checkpoint. The journal keeps the step of that checkpoint (`extended`), so that a session
-that ends before its first save, or a place that takes the run over, goes on there too.
+The first stage that the plan changes is opened again, and all stages after it, whose scripts run again: a prediction is made
+anew. A stage that is opened again goes on from its final checkpoint, so one of unchanged epochs trains nothing. The journal
+keeps the step of that checkpoint (`extended`), so that a session that ends before its first save, or a place that takes the
+run over, goes on there too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RECENT = 1000
 """Events of that kind that are looked through, the newest."""
 
 
-def stages_to_do(run: RunInfo, old: Plan, new: Plan) -> list[str]:
+def stages_to_do(name: str, old: Plan, new: Plan) -> list[str]:
     """The stages that a longer plan opens again or adds.
 
     Raises: PlanError when there are none.
@@ -32,7 +33,7 @@ def stages_to_do(run: RunInfo, old: Plan, new: Plan) -> list[str]:
     todo = [stage.name for stage in itertools.dropwhile(lambda stage: _is_known(stage, old), new.stage)]
     if not todo:
         raise PlanError(
-            f"there is nothing to extend: the stages of {run.name!r} are as they were when it finished",
+            f"there is nothing to extend: the stages of {name!r} are as they were when it finished",
             next_step="give a stage more to do in the plan (its epochs, perhaps), or add a stage to it",
         )
     return todo
@@ -41,7 +42,10 @@ def stages_to_do(run: RunInfo, old: Plan, new: Plan) -> list[str]:
 def reopen(engine: Engine, run: RunInfo, todo: Sequence[str]) -> RunInfo:
     """Make a finished run active again, with these stages to do."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
-    for name in (name for name in todo if name in finished):
+    again = [name for name in todo if name in finished]
+    for name in again:
+        _refuse_older(run, name)
+    for name in again:
         step = _final_step(run, name)
         sessions.note(engine, run.id, EVENT, {"stage": name, "step": step})
         runs.reopen_stage(engine, run.id, name, note=f"extended from step {step}")
@@ -59,6 +63,18 @@ def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
 def _is_known(stage: Stage, old: Plan) -> bool:
     before = next((known for known in old.stage if known.name == stage.name), None)
     return before is not None and before.model_dump() == stage.model_dump()
+
+
+def _refuse_older(run: RunInfo, stage: str) -> None:
+    """Raises: PlanError for a final checkpoint of an earlier kgorch, which does not say at which epoch its loop ended."""
+    root = Path(run.checkpoints) / stage
+    newest = next((found for _, found in manifest.newest_readable(root) if found.final), None)
+    at = newest.position if newest else None
+    if at and at.step and at.loop and not (at.epoch or at.batch):
+        raise PlanError(
+            f"stage {stage!r} of {run.name!r} was finished by an earlier kgorch and cannot be extended",
+            next_step="begin anew with --fresh and its weights: [[stage]] weights = FILE of kgorch checkpoints export",
+        )
 
 
 def _final_step(run: RunInfo, stage: str) -> int:

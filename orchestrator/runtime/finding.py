@@ -16,7 +16,7 @@ import os
 import re
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -233,6 +233,18 @@ def _quoted(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(repr(shown(name)) for name in known[:most]) + (
         f" and {len(known) - most} more" if known[most:] else ""
     )
+
+
+def order_of(stages: Sequence[str], *finished: Collection[str] | None) -> list[str]:
+    """The stages with the one that is trained as the last: how far a run is tells its newest checkpoint. In a run that was extended
+    stages behind that one have final checkpoints, too.
+
+    Args:
+        finished: the stages that are done, as each database that knows the run has it; None for none.
+    """
+    trained = [next((name for name in stages if name not in done), None) for done in finished if done is not None]
+    last = max((name for name in trained if name), key=stages.index, default=None)
+    return [*(name for name in stages if name != last), last] if last else list(stages)
 
 
 def place_of(stages: Sequence[str], described: Manifest) -> Place:

@@ -379,7 +379,7 @@ def _checkpoint(
             yield Line("sources", WARN, note)
     if looked.found:
         is_ours = known is not None and known.id == looked.found.run_id
-        lines = list(_found(looked.found, plan, looked.furthest if is_ours else NOWHERE))
+        lines = list(_found(looked.found, looked.order, plan.name, looked.furthest if is_ours else NOWHERE))
         yield from lines
         if any(line.verdict == PASS for line in lines) or not is_ours:
             return
@@ -390,9 +390,8 @@ def _checkpoint(
         yield Line("checkpoint", PASS, f"{where}a start begins a new run")
 
 
-def _found(found: Found, plan: Plan, beyond: Place) -> Iterator[Line]:
+def _found(found: Found, stages: Sequence[str], name: str, beyond: Place) -> Iterator[Line]:
     """Of what the sources hold beyond a place: the furthest that is whole."""
-    stages = [stage.name for stage in plan.stage]
     for item in found.furthest_first(stages):
         if place_of(stages, item.manifest) <= beyond:
             break
@@ -405,7 +404,7 @@ def _found(found: Found, plan: Plan, beyond: Place) -> Iterator[Line]:
     if beyond != NOWHERE:
         return
     if found.checkpoints:
-        said = f"none of those that the sources hold of {plan.name!r} is whole"
+        said = f"none of those that the sources hold of {name!r} is whole"
         yield Line("checkpoint", FAIL, said, "have its whole state in a source, or begin anew with --fresh")
     else:
         yield Line("checkpoint", PASS, f"{found.database} knows the run, and no checkpoint of it: its stage begins")

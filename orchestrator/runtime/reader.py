@@ -44,7 +44,9 @@ class Reader:
         self._root = Path(run.checkpoints)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
+        """False where it is shut down, for the session is over: the job is not done."""
+
         def guarded() -> None:
             try:
                 job()
@@ -52,14 +54,17 @@ class Reader:
                 why = f"{type(error).__name__}: {error}"
                 self._post(lambda: self._listener.reader_failed(why))
 
-        with contextlib.suppress(RuntimeError):  # shut down: the session is over
+        try:
             self._pool.submit(guarded)
+        except RuntimeError:
+            return False
+        return True
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 
-    def drop(self, folder: Path) -> None:
-        self.submit(lambda: checkpoints.drop(folder, self._root))
+    def drop(self, folder: Path) -> bool:
+        return self.submit(lambda: checkpoints.drop(folder, self._root))
 
     def read_back(self, saved: Saved) -> None:
         """In the reader: see whether what was saved is what was to be saved."""

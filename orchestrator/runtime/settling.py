@@ -35,9 +35,12 @@ def settle(
         curves.take_in(engine, attempt)
     if ending := endings.read(Path(run.folder), last.number):
         sessions.record(engine, run.id, last.id, **ending)
+        if attempt and ending.get("kind") in (core.StageFinished.__name__, core.RunFinished.__name__):
+            runs.finish_stage(engine, run.id, attempt.stage)
         endings.forget(Path(run.folder), last.number)
         if attempt and attempt.stage:
             _take_in(engine, run, attempt.stage, last)
+            keeping.mark_best(engine, run.id, plan)
         return _row(engine, run)
     step = last.step
     event: Event = core.SessionLost("nothing of it was running any more")

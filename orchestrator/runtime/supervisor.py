@@ -308,7 +308,7 @@ class Supervisor:
         """A session is over before its first step. Once may be chance; a second time in a row the third would do no better."""
         if attempt.row.number > 1:  # a stage before it was finished, or it has crashed: that is told already
             return event
-        look_s = 0.5 * (self._left_s() if self._session.wall_s is not None else 0.0)
+        look_s = min(2.0, 0.5 * self._left_s())
         found = [] if self._attached else stacks.dumped(attempt.folder, attempt.row.ranks, look_s)
         where = next((f"; rank {stack.rank} is at {stack}" for stack in found if stack.frames), "")
         waits = "its first step took longer" if self._attached else "the script had not attached"
@@ -316,7 +316,7 @@ class Supervisor:
         cause = f"the wall came before the first step: {waits}, {took_s:.0f} s after its launch{where}"
         self._journal.note("no_step", {"attempt": attempt.name, "why": cause})
         repeats = self._session.wall_why == WALL and attempt.without_progress > 0  # a spot notice may come at any time
-        return core.RetriesExhausted(f"{cause}; so it was in the session before") if repeats else event
+        return core.RetriesExhausted(f"{cause}; the attempt before it came to no step either") if repeats else event
 
     # What happens
 
@@ -443,7 +443,7 @@ class Supervisor:
             return  # stopped meanwhile
         try:
             self._claim.check()
-            self._known = self._written_down()
+            self._known &= self._written_down()  # what the journal has not written yet is known besides
             attempt, launch = attempts.prepare(
                 self._engine, self._run, self._plan, self._row, self._session, stage, found, self._data
             )
@@ -565,6 +565,8 @@ class Supervisor:
         self._show()
 
     def _write_beat(self, row: SessionInfo, attempt: Running) -> None:
+        if self._attempt is not attempt:
+            return  # its end is written down, or waits before this
         names = ("epoch", "step", "samples", "step_s", "steps_total", "epochs_total", "lead_s")
         figures = {name: getattr(row, name) for name in names}
         sessions.beat(self._engine, row.id, attempt.row.id, **figures, metrics=dict(row.metrics))
@@ -576,7 +578,6 @@ class Supervisor:
     def _judge(self, attempt: Running) -> None:
         """In the reader: an attempt's processes are gone. Take in what it saved and nobody told of, then how it ended."""
         try:
-            self._curves.read(attempt.row)
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
             self._reader.read_untold(self._root(attempt))
@@ -587,6 +588,7 @@ class Supervisor:
             if attempt.missed_a_checkpoint():
                 again = attempts.open_again(self._engine, self._run, attempt.row.stage, self._reader.skipped)
                 attempt.opened_again.extend(again)
+            self._curves.read(attempt.row)
             if self._session.phase is not Phase.STOPPING:  # remedies that were taken decide what is next
                 self._journal.flush(min(WRITTEN_S, self._left_s()))
         finally:  # whatever the disk does: that it has ended is known
@@ -617,9 +619,9 @@ class Supervisor:
     ) -> None:
         if self.is_known(str(folder)):  # told by the keeper, and found on disk besides; or measured since
             self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
-            if self._session.phase is Phase.SAVING or (found.final and not self._session.phase.is_over):
+            if self._session.phase is Phase.SAVING or (self._ends(found) and not self._session.phase.is_over):
                 self._happened(
-                    core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes, final=found.final)
+                    core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes, final=self._ends(found))
                 )
             return
         self._known.add(str(folder))
@@ -634,20 +636,24 @@ class Supervisor:
                 self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
             )
         )
+        if self._mirror:
+            self._journal.write(self._mirror.wake)  # it asks the database what there is
         self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
         if not self._session.phase.is_over:
             self._happened(
-                core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, found.final)
+                core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, self._ends(found))
             )
         self._journal.write(self._drop_doomed)
-        if self._mirror:
-            self._mirror.wake()
+
+    def _ends(self, found: Manifest) -> bool:
+        """Whether the training of the stage that runs is over; a word of the stage before may come late."""
+        return found.final and found.stage == self._row.stage
 
     def _drop_doomed(self) -> None:
         """In the journal's thread, once what was verified is written down."""
         for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
-            self._reader.drop(doomed)
-            checkpoint_rows.set_state(self._engine, str(doomed), "dropped")
+            if self._reader.drop(doomed):  # else the session is over, and the next one clears up
+                checkpoint_rows.set_state(self._engine, str(doomed), "dropped")
 
     def save_failed(self, why: str) -> None:
         self._happened(core.SaveFailed(why))
@@ -718,6 +724,7 @@ class Supervisor:
             before, until_s = self._signals, self._clock.now_s() + mirror.END_S
             if self._session.wall_s is not None:
                 until_s = min(until_s, self._session.wall_s - self._session.margin_s)
+            self._journal.flush(min(WRITTEN_S, self._left_s()))
             self._mirror.wake(now=True)
             while self._mirror.is_busy and self._clock.now_s() < until_s and self._signals == before:
                 self._turn()

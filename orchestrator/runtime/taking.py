@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 from sqlalchemy import Engine
 
-from db import sessions, transfer
+from db import runs, sessions, transfer
 from db.imported import Columns
 from db.records import RunInfo
 from orchestrator import foreign, manifest
@@ -30,7 +30,17 @@ from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
 from orchestrator.runtime import checkpoints, curves, keeping, rungs
-from orchestrator.runtime.finding import NOWHERE, Candidate, Found, Place, Watcher, essence_of, of_run, place_of
+from orchestrator.runtime.finding import (
+    NOWHERE,
+    Candidate,
+    Found,
+    Place,
+    Watcher,
+    essence_of,
+    of_run,
+    order_of,
+    place_of,
+)
 from orchestrator.wire import plain_text
 
 Events = list[tuple[str, dict[str, Any]]]
@@ -48,7 +58,8 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
     Raises: CheckpointBroken when none of its checkpoints is whole; CheckpointUnreadable; StateUnusable (disk full).
     """
     stages = [stage.name for stage in plan.stage]
-    copied, told = _copy(found, stages, run, NOWHERE, watcher)
+    order = order_of(stages, found.rows.finished if found.rows else None)
+    copied, told = _copy(found, order, run, NOWHERE, watcher)
     remembered = found.rows.checkpoints if found.rows else []
     if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
         raise CheckpointBroken(
@@ -68,11 +79,13 @@ def catch_up(engine: Engine, run: RunInfo, plan: Plan, found: Found, watcher: Wa
     Raises: CheckpointUnreadable; StateUnusable.
     """
     stages = [stage.name for stage in plan.stage]
-    here = of_run(run.id, Path(run.checkpoints), stages).place(stages)
-    if found.place(stages) <= here:
+    done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
+    order = order_of(stages, found.rows.finished if found.rows else None, done)
+    here = of_run(run.id, Path(run.checkpoints), stages).place(order)
+    if found.place(order) <= here:
         return
     columns = run._asdict()
-    copied, told = _copy(found, stages, columns, here, watcher)
+    copied, told = _copy(found, order, columns, here, watcher)
     if not copied:
         for kind, facts in told:
             sessions.note(engine, run.id, kind, facts)

@@ -22,7 +22,7 @@ def test_a_session_over_before_its_first_step_says_where_the_time_went_and_the_s
     [note] = kgorch.events("no_step")
     assert "the script had not attached" in note["facts"]["why"] and "mine.py:3" in note["facts"]["why"]
     failed = kgorch("start", str(plan), code=20)
-    assert "mine.py:3" in failed.stderr and "so it was in the session before" in failed.stderr
+    assert "mine.py:3" in failed.stderr and "came to no step either" in failed.stderr
 
 
 def test_an_exception_that_comes_again_at_the_same_line_and_step_is_tried_twice_only(kgorch):
