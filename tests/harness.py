@@ -54,7 +54,9 @@ class Terminal:
     def __init__(
         self, command: list[str], folder: Path, env: dict[str, str], columns: int, lines: int, within_s: float
     ) -> None:
-        env = {name: value for name, value in env.items() if name != "COLUMNS"}
+        env = {
+            name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")
+        }  # which go before its size
         self.text, self.code, self._content = "", -1, b""
         self._until_s = time.monotonic() + within_s
         self._ours, theirs = pty.openpty()

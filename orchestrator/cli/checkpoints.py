@@ -224,7 +224,7 @@ def export(
     Example:
       kgorch checkpoints export ink-demo model.safetensors --step 400
       kgorch checkpoints export ink-demo model.safetensors --best
-      kgorch checkpoints export ink-demo model.safetensors --best dice:max
+      kgorch checkpoints export ink-demo model.safetensors --best accuracy:max
     """
     from orchestrator import manifest
     from orchestrator.runtime import export as exporting

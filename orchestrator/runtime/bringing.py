@@ -97,9 +97,9 @@ def look_around(
         chosen.events.append(_choice(wanted, search.runs))
     done = {stage.name for stage in runs.stages(engine, known.id) if stage.finished_at} if known else None
     is_known = chosen is not None and known is not None and chosen.run_id == known.id
-    order = finding.order_of(
-        stages, chosen.rows.finished if chosen and chosen.rows else None, done if is_known else None
-    )
+    training = (chosen.training if chosen else set()) | (ours.training if ours else set())
+    theirs = chosen.rows.finished if chosen and chosen.rows else None
+    order = finding.order_of(stages, training, theirs, done if is_known else None)
     furthest = ours.place(order) if ours else finding.NOWHERE
     if chosen and is_known and chosen.place(order) <= furthest:
         chosen = None

@@ -147,6 +147,15 @@ class Found:
     def furthest_first(self, stages: Sequence[str]) -> list[Candidate]:
         return sorted(self.checkpoints, key=lambda item: place_of(stages, item.manifest), reverse=True)
 
+    @property
+    def training(self) -> set[str]:
+        """Stages whose newest checkpoint is not their final one."""
+        newest: dict[str, tuple[int, bool]] = {}
+        for item in self.checkpoints:
+            at = item.manifest.step, item.manifest.final
+            newest[item.manifest.stage] = max(newest.get(item.manifest.stage, at), at)
+        return {stage for stage, (_, final) in newest.items() if not final}
+
     def place(self, stages: Sequence[str]) -> Place:
         return max((place_of(stages, item.manifest) for item in self.checkpoints), default=NOWHERE)
 
@@ -235,15 +244,16 @@ def _quoted(names: Iterable[str], most: int = 5) -> str:
     )
 
 
-def order_of(stages: Sequence[str], *finished: Collection[str] | None) -> list[str]:
+def order_of(stages: Sequence[str], training: Collection[str], *finished: Collection[str] | None) -> list[str]:
     """The stages with the one that is trained as the last: how far a run is tells its newest checkpoint. In a run that was extended
     stages behind that one have final checkpoints, too.
 
     Args:
+        training: stages whose newest checkpoint is not their final one.
         finished: the stages that are done, as each database that knows the run has it; None for none.
     """
     trained = [next((name for name in stages if name not in done), None) for done in finished if done is not None]
-    last = max((name for name in trained if name), key=stages.index, default=None)
+    last = max((name for name in trained if name and name in training), key=stages.index, default=None)
     return [*(name for name in stages if name != last), last] if last else list(stages)
 
 

@@ -58,7 +58,7 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
     Raises: CheckpointBroken when none of its checkpoints is whole; CheckpointUnreadable; StateUnusable (disk full).
     """
     stages = [stage.name for stage in plan.stage]
-    order = order_of(stages, found.rows.finished if found.rows else None)
+    order = order_of(stages, found.training, found.rows.finished if found.rows else None)
     copied, told = _copy(found, order, run, NOWHERE, watcher)
     remembered = found.rows.checkpoints if found.rows else []
     if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
@@ -80,8 +80,9 @@ def catch_up(engine: Engine, run: RunInfo, plan: Plan, found: Found, watcher: Wa
     """
     stages = [stage.name for stage in plan.stage]
     done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
-    order = order_of(stages, found.rows.finished if found.rows else None, done)
-    here = of_run(run.id, Path(run.checkpoints), stages).place(order)
+    ours = of_run(run.id, Path(run.checkpoints), stages)
+    order = order_of(stages, found.training | ours.training, found.rows.finished if found.rows else None, done)
+    here = ours.place(order)
     if found.place(order) <= here:
         return
     columns = run._asdict()

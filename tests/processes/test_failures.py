@@ -138,11 +138,11 @@ def test_a_crash_that_comes_again_and_again_ends_the_run_with_its_first_cause(kg
     plan = kgorch.plan("crashes.py", ranks=1, args={"at": 5})
     done = kgorch("start", str(plan), code=20)
     assert "ValueError: the loss went wrong at step 5" in done.stderr and "next:" in done.stderr
-    assert len(kgorch.history()[0]["attempts"]) == 4, "one that came further, and three that did not"
+    assert len(kgorch.history()[0]["attempts"]) == 2, "the same line and step again: a third would end in the same way"
     status = kgorch.status()
     assert status["state"] == "failed" and "ValueError" in status["why"]
     failure = status["failure"]
-    assert (failure["rank"], failure["step"], failure["times"]) == (0, 5, 4)
+    assert (failure["rank"], failure["step"], failure["times"]) == (0, 5, 2)
     assert "crashes.py" in failure["traceback"][-3] and failure["traceback"][-1].startswith("ValueError: the loss went")
     shown = kgorch("status").stdout
     assert (
@@ -188,9 +188,9 @@ def test_a_wall_that_no_save_fits_into_is_refused(kgorch):
     assert "session.wall = 2 s is over before a save would be" in done.stderr
 
 
-def test_a_wall_before_the_first_step_is_tried_three_times_then_the_run_says_why(kgorch):
+def test_a_wall_before_the_first_step_is_tried_twice_then_the_run_says_why_and_may_be_mended(kgorch):
     plan = kgorch.plan("never_attaches.py", wall="12s", args={"sleep": 600})
-    assert [kgorch("start", str(plan), code=None).returncode for _ in range(3)] == [10, 10, 20]
+    assert [kgorch("start", str(plan), code=None).returncode for _ in range(2)] == [10, 20]
     assert "the wall came before the first step" in kgorch.status()["why"]
     kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.sleep=0")  # mended, it goes on
 
@@ -323,7 +323,8 @@ def test_a_training_that_fills_the_disk_is_said_to_have_done_so_though_nothing_c
         table.unlink()
         assert supervisor.wait(timeout=120) == 0, supervisor.communicate()[0]
         first = kgorch.history()[0]["attempts"][0]
-        assert (first["outcome"], first["cause"]) == ("crashed", "rank 0: OSError: [Errno 28] No space left on device")
+        assert first["outcome"] == "crashed"
+        assert first["cause"].startswith("rank 0: OSError: [Errno 28] No space left on device (crashes.py:")
         [record] = kgorch.home.glob("runs/*/*/attempts/1.1/rank0.status.json")
         assert "table.write" in record.read_text()
 
@@ -389,7 +390,7 @@ def test_a_person_may_insist_on_a_plan_that_would_be_refused(suspended):
 
 
 def test_a_last_save_that_fails_is_never_called_finished(kgorch, small_disk):
-    (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 300_000))
+    (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 800_000))
     plan = kgorch.plan(ranks=1, args={"epochs": 2, "sleep": 0, "pad": 45_000}, every="600s")
     plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
     done = kgorch("start", str(plan), code=20)

@@ -70,7 +70,7 @@ def test_a_whole_number_beyond_all_floats_is_infinite(value, figure):
 
 def test_metrics_of_an_older_checkpoint_that_are_too_many_are_cut_when_it_is_gone_on_from():
     reported = Metrics()
-    reported.restore({f"loss/{number}": 1.0 for number in range(25_000)})
+    reported.restore({f"loss/{number}": 1.0 for number in range(25_000)}, {})
     assert len(reported.values) == wire.MAX_METRICS and reported.dropped
 
 
