@@ -224,9 +224,16 @@ class World:
     def settle(self, plan: Played, last: Any) -> None:
         ledger.complete(self.engine, last, None, plan.terms)
         ended, _ = core.advance(Session(phase=Phase(last.phase)), core.SessionLost("the machine was gone"), 0.0)
+        if attempt := sessions.last_attempt(self.engine, last.id):
+            sessions.close_attempt(self.engine, **_end_of(attempt, "lost", last.step))
         sessions.record(
             self.engine, plan.name, last.id, kind="SessionLost", phase=ended.phase.value, facts={}, why=ended.why
         )
+
+
+def _end_of(attempt: Any, outcome: str, step: int) -> dict[str, Any]:
+    gained = step > attempt.first_step
+    return {"attempt_id": attempt.id, "outcome": outcome, "cause": "", "last_step": step, "gained": gained}
 
 
 class Training:
@@ -259,6 +266,9 @@ class Training:
             pool=self.plan.pool, step=int(self.world.saved_s[self.plan.name]),
             first_step=int(self.world.saved_s[self.plan.name]),
         )  # fmt: skip
+        self.attempt = sessions.open_attempt(
+            self.engine, self.row.id, stage="train", ranks=1, first_step=self.row.first_step, folder_of=str
+        )
         self.ledger.begin(self.plan.name, self.row.id)
         queue.taken(self.engine, self.plan.name, by="daemon", **us._asdict())
         self.world.counts["sessions"] += 1
@@ -305,6 +315,7 @@ class Training:
             self.engine, self.plan.name, self.row.id, kind=type(event).__name__, phase=self.session.phase.value,
             facts={}, resume={"why": resume.why, "due_at": due_at} if resume else None, step=step,
             beat_at=self.clock.at, lead_s=self.session.lead_s,
+            closes=_end_of(self.attempt, "wall", step) if self.session.phase.is_over else None,
         )  # fmt: skip
         for action in actions:
             if isinstance(action, core.AskToSave | core.AskToStop):
@@ -336,6 +347,8 @@ class Training:
         """SIGKILL of everything: nobody writes down an end, and its last charge is up to two seconds old."""
         last_beat = self.clock.at - timedelta(seconds=self.world.chance.uniform(0.0, 2.0))
         self.ledger.charge((last_beat - BEGIN).total_seconds() + 86400.0)
+        step = int(self.world.saved_s[self.plan.name] + self.trained_s())
+        sessions.beat(self.engine, self.row.id, self.attempt.id, step=step)
         sessions.update_session(self.engine, self.row.id, beat_at=last_beat, supervisor_started_ticks=-1)
         self.over(was_killed=True, code=-9)
 

@@ -97,8 +97,9 @@ def queue_resume(orm: Orm, run_id: str, *, why: str, due_at: datetime | None, pl
 
 def _came_further(orm: Orm, session: Session) -> bool:
     """Whether an attempt of the session finished a stage, or came to a step of its stage that none before it had come to: steps of
-    two stages are never compared."""
-    further = Attempt.gained.is_(True) | (Attempt.outcome == "finished")
+    two stages are never compared. One that nobody has ended yet, for all was killed, counts by the steps that it did."""
+    is_open = Attempt.ended_at.is_(None) & (Attempt.last_step > Attempt.first_step)
+    further = Attempt.gained.is_(True) | (Attempt.outcome == "finished") | is_open
     return orm.scalar(select(Attempt.id).where(Attempt.session_id == session.id, further).limit(1)) is not None
 
 

@@ -155,6 +155,19 @@ def test_a_session_that_ends_in_a_shorter_stage_than_it_began_in_has_come_furthe
         assert queue.open_resume(engine, run).tries == 0
 
 
+def test_a_session_that_was_killed_with_all_else_has_come_further_by_the_steps_that_it_told_of(engine):
+    """The daemon puts it into the queue before anybody has ended its attempt."""
+    run = make(engine, ranks=1)
+    for step, expected in ((0, 1), (7, 0)):
+        queue.claim(engine, queue.open_resume(engine, run).id, WE, by="daemon", seen=ANY)
+        session = sessions.open_session(engine, run, boot_id="b")
+        queue.taken(engine, run, by="x", **WE._asdict())
+        row = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+        sessions.beat(engine, session.id, row.id, step=step)
+        queue.put(engine, run, why="lost", due_at=datetime.now(UTC))
+        assert queue.open_resume(engine, run).tries == expected
+
+
 def test_an_attempt_is_closed_with_the_session_that_it_ends_and_counts_for_it(engine):
     run = make(engine, ranks=1)
     session = sessions.open_session(engine, run, boot_id="b")
