@@ -257,5 +257,6 @@ def metrics(document: dict[str, Any]) -> dict[str, float]:
             total = found.setdefault(f"{point['stage']}: {name} of epoch {point['epoch']}", [0.0, 0.0])
             total[0] += weight * (math.nan if value is None else value)
             total[1] += weight
-    counts = {f"{key}, steps": total[1] for key, total in found.items()}
+    # a value of between two epochs stands beside the last mean, whose steps a save has divided
+    counts = {f"{key}, steps": total[1] for key, total in found.items() if f": {FIGURE} of" not in key}
     return {key: total[0] / total[1] for key, total in found.items()} | counts
