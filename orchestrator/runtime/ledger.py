@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -94,6 +95,7 @@ class Ledger:
         self._written = from_at  # the beginning of the newest piece that is written down
         self._wall: Wall | None = None
         self._next_s, self._has_looked = 0.0, False
+        self._charges = threading.Lock()  # the loop charges at the end, a thread beside it before
         self.look_beside: Callable[[Callable[[], None]], None] | None = None
 
     @classmethod
@@ -158,6 +160,10 @@ class Ledger:
 
     def charge(self, now_s: float) -> None:
         """Write down what is not: the pieces that began since, and the newest one, as long as it is by now."""
+        with self._charges:
+            self._charge(now_s)
+
+    def _charge(self, now_s: float) -> None:
         if self._session_id is None:
             return
         pool, until_at = self.terms.quota.pool, self._utc(now_s)
