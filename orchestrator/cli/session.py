@@ -237,8 +237,9 @@ def _say_how_it_ended(found: dict[str, Any], phase: Phase) -> None:
         text = "\n".join(_failure_lines(found, at))
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
-        text = f"{name}: session {phase.value} by {found['why']}; {how}: {at}\nnext: kgorch resume {name}"
-        text += _who_goes_on(found["next"])
+        text = (
+            f"{name}: session {phase.value} by {found['why']}; {how}: {at}\nnext: {_next_session(name, found['next'])}"
+        )
     with contextlib.suppress(OSError):  # a log on a full disk; the training is not
         render.echo(text, err=True)
 
@@ -254,6 +255,15 @@ def _failure_lines(found: dict[str, Any], at: str) -> list[str]:
         f"  newest checkpoint: {at}",
         f"next: kgorch logs {name}; then kgorch resume {name}",
     ]
+
+
+def _next_session(name: str, following: dict[str, Any]) -> str:
+    """What to do for it. Where a session's machine goes with it, its state comes back as an input of the next one."""
+    from orchestrator.platforms.detect import detect
+
+    if sources := detect().sources:
+        return f"attach this session's output to the next one (it is looked for in {', '.join(sources)}), then: kgorch start PLAN"
+    return f"kgorch resume {name}{_who_goes_on(following)}"
 
 
 def _who_goes_on(following: dict[str, Any]) -> str:

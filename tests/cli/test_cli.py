@@ -579,3 +579,19 @@ def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_written_there(k
     assert done.returncode in (0, 2), done
     done = subprocess.run(["sh", "-c", command.format("status")], cwd=kgorch.folder, env=kgorch.env())
     assert done.returncode == 2, done
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"), [("", "next: kgorch resume ink"), ("Interactive", "attach this session's output")]
+)
+def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(monkeypatch, capsys, kernel, expected):
+    from orchestrator.cli import session
+    from orchestrator.core.session import Phase
+
+    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
+    if kernel:
+        monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", kernel)
+    following = {"at": None, "daemon_alive": False}
+    session._say_how_it_ended({"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED)
+    said = capsys.readouterr().err
+    assert expected in said and ("kgorch start PLAN" in said) == bool(kernel)
