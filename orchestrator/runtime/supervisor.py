@@ -368,7 +368,8 @@ class Supervisor:
             outcome = "stopped"
         closes = self._end_attempt(outcome, getattr(event, "cause", "")) if outcome else None
         entry = {"kind": kind, "phase": phase, "facts": facts, "resume": resume, "closes": closes, **columns}
-        if self._session.phase.is_over:
+        if self._session.phase.is_over:  # its last beat may not have been written
+            entry |= {"epoch": self._row.epoch, "step": self._row.step, "samples": self._row.samples}
             self._end = entry
         self._journal.write(lambda: sessions.record(self._engine, self._run.id, self._row.id, **entry))
 
