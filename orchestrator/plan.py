@@ -27,7 +27,7 @@ from pydantic import (
 from orchestrator import document
 from orchestrator.core import hang, health, memory, notices, room, trend, windows
 from orchestrator.core.memory import Rung
-from orchestrator.core.naming import NAME
+from orchestrator.core.names import NAME
 from orchestrator.document import misplaced
 from orchestrator.errors import PlanError, nearest
 from orchestrator.platforms.detect import BY_NAME

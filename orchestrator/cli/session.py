@@ -209,10 +209,10 @@ class Progress:
         folder, state_bytes = Path(self._opened.run.checkpoints), self._state_bytes
 
         def told() -> str:
-            from orchestrator.report import saving
+            from orchestrator.report import save_advice
 
             again = f" ({since + 1} times since it was told last)" if since else ""
-            todo = saving.advice(folder, state_bytes)
+            todo = save_advice.advice(folder, state_bytes)
             return f"error: a save failed{again}: {why}" + (f"\nnext: {todo}" if todo else "")
 
         self._printer.say(told)

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
-from orchestrator.report import forecast, hours, saving
+from orchestrator.report import forecast, hours, save_advice
 from orchestrator.runtime import checkpoints as disk
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import home_of_run, is_held
@@ -284,7 +284,7 @@ def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[
     last = sessions.newest_event(engine, run.id, ("SaveFailed", "CheckpointVerified"), session_id=row.id)
     if last and last.kind == "SaveFailed":
         known = checkpoints.newest_verified(engine, run.id)
-        todo = saving.advice(Path(run.checkpoints), known.bytes if known else 0)
+        todo = save_advice.advice(Path(run.checkpoints), known.bytes if known else 0)
         yield f"the last save failed: {last.facts.get('why')}" + (f"; {todo}" if todo else "")
     if off := sessions.newest_event(engine, run.id, ("snapshots_off",), session_id=row.id):
         yield str(off.facts.get("what"))

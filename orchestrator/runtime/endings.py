@@ -14,6 +14,11 @@ from typing import Any
 from orchestrator.wire import write_whole
 
 INSTANTS = ("due_at", "wall_at")
+NEEDED = frozenset({"kind", "phase", "facts"})
+KNOWN = NEEDED | {
+    "resume", "closes", "why", "lead_s", "boot_wall_s", "wall_why", "wall_at", "epoch", "step", "samples",
+}  # fmt: skip
+"""What an entry holds; one that another version wrote with more is none that can be taken."""
 
 
 def write(folder: Path, number: int, entry: dict[str, Any]) -> None:
@@ -25,13 +30,13 @@ def read(folder: Path, number: int) -> dict[str, Any] | None:
     """None where the session left no such file, or one that nobody wrote whole."""
     try:
         entry = json.loads(_path(folder, number).read_text())
-        for part in (entry, entry["resume"] or {}):
+        for part in (entry, entry.get("resume") or {}):
             for name in INSTANTS:
                 if part.get(name):
                     part[name] = datetime.fromisoformat(part[name])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return entry if isinstance(entry, dict) else None
+    return entry if isinstance(entry, dict) and NEEDED <= entry.keys() <= KNOWN else None
 
 
 def forget(folder: Path, number: int) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from db.records import RunInfo
-from orchestrator.core.naming import NAME
+from orchestrator.core.names import NAME
 from orchestrator.errors import NotFound, StateUnusable
 from orchestrator.platforms.profile import Profile
 

@@ -137,7 +137,8 @@ def no_room(folder: Path, need_bytes: int, free_bytes: int) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    room = os.statvfs(folder)
+    """On the disk of a folder, which need not be there: a person may have moved it away."""
+    room = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
     return room.f_bavail * room.f_frsize
 
 

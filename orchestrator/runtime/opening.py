@@ -283,9 +283,8 @@ def _open_on(
             f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
             next_step="give the session more time",
         )
-    began_before_us = (
-        profile.began != "start"
-    )  # else what we have done since has used the time up: copied a found state, perhaps
+    # Of a session that began with us, what we have done since has used the time up: copied a state that was found, perhaps.
+    began_before_us = profile.began != "start"
     left_s = math.inf if session.wall_s is None else session.wall_s - now_s
     if session.wall_why == WALL and began_before_us and left_s <= session.least_lead_s:
         raise KgorchError(

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
 from orchestrator import manifest
-from orchestrator.core.naming import NAME
+from orchestrator.core.names import NAME
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import ledger, processes
 from orchestrator.runtime.home import Lock, is_held, run_folder

@@ -93,9 +93,7 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
         outcome = "out of memory"
     elif isinstance(event, core.Unwell | core.AttemptUnsaved):
         outcome = "unwell" if isinstance(event, core.Unwell) else "unsaved"
-    elif (
-        running.failed_by_itself()
-    ):  # else its processes were killed with all others, which is no fault of the training
+    elif running.failed_by_itself():  # else all was killed, which is no fault of the training
         outcome = "crashed"
     cause = getattr(event, "cause", "")
     sessions.close_attempt(

@@ -147,11 +147,15 @@ def test_what_others_write_to_stderr_comes_above_the_live_line(monkeypatch):
 
 
 def test_a_terminal_that_takes_nothing_does_not_hold_up_who_speaks(monkeypatch):
+    tried = []
+
     class Held(Terminal):
         def write(self, said: str) -> int:
+            tried.append(said)
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Held())
     with progress.Printer("live", lambda: NOW) as printer:
         for number in range(100):
             printer.say(f"line {number}")
+    assert tried, "its error ends nothing: neither who speaks nor the session"

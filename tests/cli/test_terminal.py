@@ -23,7 +23,7 @@ from orchestrator.cli import render, watch
 from orchestrator.core import text
 from orchestrator.errors import ExitCode
 from orchestrator.manifest import Manifest, Position
-from orchestrator.report import failure, forecast, saving
+from orchestrator.report import failure, forecast, save_advice
 from orchestrator.runtime import processes
 from orchestrator.runtime.home import Lock
 
@@ -300,21 +300,21 @@ def test_a_run_that_failed_foretells_nothing(kgorch, cut_off):
 def test_the_failure_says_where_it_was_in_a_persons_own_code():
     told = """Traceback (most recent call last):
   File "<frozen runpy>", line 88, in _run_code
-  File "/work/train.py", line 17, in <module>
+  File "/home/me/train.py", line 17, in <module>
     main()
   File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 5, in forward
     raise ValueError("shape")
 ValueError: shape
 """
-    assert failure.where(told) == "/work/train.py:17" and failure.where("killed") is None
-    assert failure.where(told.replace("/work/", "/venv/lib/python3.11/")).endswith("module.py:5")
+    assert failure.where(told) == "/home/me/train.py:17" and failure.where("killed") is None
+    assert failure.where(told.replace("/home/me/", "/venv/lib/python3.11/")).endswith("module.py:5")
 
 
 def test_a_save_that_failed_says_what_to_do_where_the_disk_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "free_bytes", lambda folder: 1_000_000)
-    assert "checkpoint.dir" in saving.advice(tmp_path / "not" / "there", 2_673_050)
-    assert saving.advice(tmp_path, 10_000) is None, "there is room: something else was wrong"
-    assert saving.advice(tmp_path, 0), "of an unknown size, on a disk that is nearly full"
+    monkeypatch.setattr(save_advice, "free_bytes", lambda folder: 1_000_000)
+    assert "checkpoint.dir" in save_advice.advice(tmp_path / "not" / "there", 2_673_050)
+    assert save_advice.advice(tmp_path, 10_000) is None, "there is room: something else was wrong"
+    assert save_advice.advice(tmp_path, 0), "of an unknown size, on a disk that is nearly full"
 
 
 def test_the_quota_of_a_pool_that_is_not_there_is_a_mistake(kgorch):

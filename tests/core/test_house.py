@@ -69,7 +69,7 @@ MAY = {
         "orchestrator.core.hang",
         "orchestrator.core.windows",
         "orchestrator.platforms",  # the names that a plan may give
-        "orchestrator.core.naming",
+        "orchestrator.core.names",
         "orchestrator.core.trend",
         "orchestrator.core.notices",
     },

@@ -172,3 +172,10 @@ def test_a_reader_that_is_closed_says_that_it_drops_nothing(tmp_path):
     reader = Reader(run, None, lambda job: None)
     reader.close()
     assert not reader.drop(folder) and folder.exists()
+
+
+def test_an_end_of_another_version_is_none_that_can_be_taken(tmp_path):
+    entry = {"kind": "RunFinished", "phase": "finished", "facts": {}, "resume": None, "closes": None}
+    endings.write(tmp_path, 1, entry)
+    endings.write(tmp_path, 2, entry | {"of_the_future": 1})
+    assert endings.read(tmp_path, 1) == entry and endings.read(tmp_path, 2) is None

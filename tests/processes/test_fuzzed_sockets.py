@@ -101,21 +101,6 @@ class Crowd:
         if len(self._peers) > OPEN:
             self._peers.pop(0).close()
 
-    def _act(self, peer: socket.socket, what: str, data: bytes) -> None:
-        match what:
-            case "send":
-                peer.send(data)
-            case "send in pieces":
-                for at in range(min(len(data), 300)):
-                    peer.send(data[at : at + 1])
-            case "flood":
-                for _ in range(200):
-                    peer.send(data)
-            case "read":
-                peer.recv(65536)
-            case "leave":
-                self._peers.pop().close()
-
     def fill(self) -> None:
         while len(self._peers) < OPEN:
             self.do("come", b"")

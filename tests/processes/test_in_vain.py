@@ -173,3 +173,16 @@ with attach() as session:
 def test_a_script_that_never_attaches_fails_the_check(kgorch):
     checked = kgorch("check", str(script(kgorch, "print('trains')\n")), code=None)
     assert checked.returncode != 0 and "never called orchestrator.worker.attach()" in checked.stdout, checked.stdout
+
+
+def test_checkpoints_that_were_taken_away_are_missed_by_name_and_not_by_a_traceback(kgorch):
+    supervisor = kgorch.background("start", str(kgorch.plan(args={"epochs": 500, "sleep": 0.05})))
+    kgorch.wait_for_step(3)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    [folder] = kgorch.home.glob("runs/*/*/checkpoints")
+    folder.rename(kgorch.folder / "elsewhere")
+    assert (
+        "no checkpoint of stage 'train' can be used"
+        in kgorch("start", str(kgorch.folder / "plan.toml"), code=20).stderr
+    )
