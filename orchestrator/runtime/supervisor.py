@@ -1,4 +1,4 @@
-"""The only loop: take what happened, ask the core, write it down, do it.
+"""The only loop: take what happened, ask the core, hand it to the journal to be written, do it.
 
 Everything comes through one queue: what ranks and command line say (channel), what the keeper has saved (watcher), that
 an attempt's processes are gone (a thread that waits on their lock), results of the reader (one thread that reads
@@ -321,7 +321,7 @@ class Supervisor:
     # What happens
 
     def _happened(self, event: Event) -> None:
-        """Ask the core, write phase and event down in one transaction, then act."""
+        """Ask the core, hand phase and event to the journal as one transaction, act."""
         try:
             self._session, actions = core.advance(self._session, event, self._clock.now_s())
         except core.IllegalTransition as error:
