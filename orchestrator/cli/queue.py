@@ -79,7 +79,11 @@ def command(ctx: click.Context, as_json: bool) -> int:
     callback=as_instant,
     help="When it goes on: 18:30 (the next one), or 2026-11-22T03:00+01:00; default: now.",
 )
-def add(what: str, at: datetime | None) -> int:
+@click.option("--continue", "required", is_flag=True, help="Of a plan: only go on, as in kgorch start.")
+@click.option(
+    "--accept-plan", is_flag=True, help="Of a plan: trust what a run found in a source says, as in kgorch start."
+)
+def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> int:
     """Put a run into the queue, by its name, or by its plan where it is to begin.
 
     \b
@@ -88,7 +92,12 @@ def add(what: str, at: datetime | None) -> int:
     """
     due_at = at or datetime.now(UTC)
     if what.endswith(".toml"):
-        return add_plan(Path(what), load_plan(Path(what))[1], (), due_at=due_at)
+        from orchestrator.runtime.bringing import Consent
+
+        consent = Consent(plan=accept_plan)
+        return add_plan(Path(what), load_plan(Path(what))[1], (), due_at=due_at, consent=consent, required=required)
+    if required or accept_plan:
+        raise click.UsageError(f"{what} is a run of this machine: --continue and --accept-plan are for a PLAN.toml")
     from orchestrator.runtime import enqueuing
 
     _, home, engine = state()

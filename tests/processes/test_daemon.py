@@ -402,7 +402,10 @@ def test_resume_from_anywhere_without_a_terminal_and_with_the_plan_file_gone(kgo
 
 def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
     plan = kgorch.plan(ranks=2)
+    assert "there is no state of 'test' to go on with" in kgorch("queue", "add", str(plan), "--continue", code=2).stderr
+    assert json.loads(kgorch("queue", "--json").stdout) == []
     assert "no daemon lives" in kgorch("queue", "add", str(plan), "--at", "2099-01-02T03:04:00Z").stdout
+    assert "are for a PLAN.toml" in kgorch("queue", "add", "test", "--accept-plan", code=2).stderr
     [entry] = json.loads(kgorch("queue", "--json").stdout)
     assert (entry["run"], entry["due_at"], entry["ranks"]) == ("test", "2099-01-02T03:04:00.000Z", 2)
     assert kgorch.status()["next"]["at"] == "2099-01-02T03:04:00.000Z"
