@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from orchestrator import wire
 from orchestrator.wire import Deadline, Hello, Launch, Message, Order
@@ -31,6 +32,7 @@ class Link:
         self._connection: socket.socket | None = None
         self._lines = wire.Lines()
         self._outbox: collections.deque[Message] = collections.deque(maxlen=1000)
+        self._greeting: Hello | None = None  # of this connection
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._closing = threading.Event()
@@ -102,13 +104,17 @@ class Link:
             self._connection = wire.connect(self._launch.socket)
         except OSError:
             return
-        self._lines = wire.Lines()
+        self._lines, self._greeting = wire.Lines(), None
         selector.register(self._connection, selectors.EVENT_READ)
         self._outbox.appendleft(self._hello())
 
     def _flush(self, selector: selectors.BaseSelector) -> None:
         while self._connection is not None and self._outbox:
-            line = wire.encode(self._outbox[0])
+            message = self._outbox[0]
+            if isinstance(message, Hello) and self._has_greeted(message):
+                self._outbox.popleft()
+                continue
+            line = wire.encode(message)
             if (
                 len(line) > wire.MAX_LINE_BYTES
             ):  # the supervisor would end the connection, and this be sent again without end
@@ -116,9 +122,14 @@ class Link:
                 continue
             try:
                 self._connection.sendall(line)
+                self._greeting = message if isinstance(message, Hello) else self._greeting
                 self._outbox.popleft()
             except OSError:
                 self._drop(selector)
+
+    def _has_greeted(self, hello: Hello) -> bool:
+        """Whether this connection has said it already: one that was made late begins with what was waiting to be said."""
+        return self._greeting is not None and hello == replace(self._greeting, step=hello.step)
 
     def _receive(self, selector: selectors.BaseSelector) -> None:
         assert self._connection is not None

@@ -91,7 +91,7 @@ def test_an_earlier_stage_whose_last_checkpoint_broke_is_trained_to_its_end_agai
     alone = Kgorch(tmp_path / "alone", tmp_path / "alone" / "home")
     alone("start", str(in_two_stages(alone)))
 
-    kgorch.background("start", str(in_two_stages(kgorch, 0.08, 0.15)))
+    kgorch.background("start", str(in_two_stages(kgorch, 0.08, 0.6)))
     wait_until(lambda: (now := kgorch.try_status()) and now["stage"] == "tune" and now["step"] > 8, within_s=90)
     kgorch("stop")
     stopped_at = kgorch.status()["step"]
@@ -189,7 +189,7 @@ def test_a_wall_that_no_save_fits_into_is_refused(kgorch):
 
 
 def test_a_wall_before_the_first_step_is_tried_twice_then_the_run_says_why_and_may_be_mended(kgorch):
-    plan = kgorch.plan("never_attaches.py", wall="12s", args={"sleep": 600})
+    plan = kgorch.plan("never_attaches.py", wall="20s", args={"sleep": 600})
     assert [kgorch("start", str(plan), code=None).returncode for _ in range(2)] == [10, 20]
     assert "the wall came before the first step" in kgorch.status()["why"]
     kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.sleep=0")  # mended, it goes on
