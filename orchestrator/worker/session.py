@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from orchestrator import __version__, manifest
+from orchestrator import __version__
 from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
@@ -41,6 +41,7 @@ from orchestrator.worker import (
     state,
     stored,
     virtual,
+    weights,
 )
 from orchestrator.worker.backward import Backward, Guard, Work
 from orchestrator.worker.best import Best
@@ -57,6 +58,7 @@ from orchestrator.worker.probe import Probe
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
 from orchestrator.worker.vitals import Gauges
+from orchestrator.worker.weights import Weights
 from orchestrator.worker.whereabouts import Whereabouts
 
 AFTER_A_MISS = 5.0
@@ -361,30 +363,19 @@ class Session:
             kind = "weights_partly_loaded" if facts.keys() > {"file", "into", "loaded"} else "weights_loaded"
             self._link.send(Note(launch.attempt, kind, facts))
 
-    def weights(self, stage: str, name: str = "model") -> dict[str, torch.Tensor]:
-        """What the module `name` held at the end of another stage of this run, by the names of its state_dict.
+    def weights(self, stage: str, name: str = "model", *, which: str | None = None) -> Weights:
+        """What the module `name` of another stage of this run held, by the names of its state_dict (weights.py).
 
-        Every byte is read back and compared with the manifest first.
-
-        Raises: CannotRestore when that stage has left no final checkpoint; CheckpointBroken.
+        Args:
+            which: "best", of the stage's best checkpoint by the plan's `keep.best`; "final", at its end. None is the best where the
+                plan keeps one and it was measured, else the final one. `.label` of what is returned says which it is.
+        Raises: CannotRestore when that stage has left no such checkpoint; CheckpointBroken: every byte is compared first.
         """
+        if which not in (None, "best", "final"):
+            raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
         if not self._launch:
             raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
-        root = Path(self._launch.checkpoints).parent / stage
-        for folder, described in manifest.newest_readable(root):
-            if not described.final or described.run_id != self._launch.run_id:
-                continue
-            manifest.verify(folder)
-            tree = manifest.document(folder, described, "state.json")
-            if not isinstance(tree.get(name), dict):
-                raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
-            shards = state.Shards(folder, described, 0)
-            return {
-                key: shards.fetch(item["$tensor"])
-                for key, item in tree[name].items()
-                if isinstance(item, dict) and isinstance(item.get("$tensor"), str)
-            }
-        raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
+        return weights.read(self._launch, stage, name, which)
 
     # Loops
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
+from orchestrator.worker.weights import Weights
 from workloads.timeseries import predict
 from workloads.timeseries.data import COLUMNS, FIGURES, DataError, Prices, read
 from workloads.timeseries.make_prices import BASE_S, make_symbol
@@ -232,7 +233,7 @@ def test_a_quick_test_writes_of_the_windows_that_came(root, tmp_path):
     calls.logits_MN[:, 3:5] = torch.tensor([2.0, -2.0])
     calls.asked_N[3:5] = 1
     session = SimpleNamespace(output=tmp_path, report=lambda **figures: told.update(figures))
-    predict.write(session, data, calls)
+    predict.write(session, data, calls, {name: Weights({}, "w", "file") for name in MODELS})
     times = [line["time"] for line in csv.DictReader((tmp_path / "predictions" / "mlp.csv").open())]
     assert times == [str(data[index].at[1].item()) for index in (3, 4)]
     assert set(told) == {f"{name}_accuracy" for name in MODELS} and (tmp_path / "predictions.png").exists()
