@@ -12,7 +12,7 @@ import pytest
 import ranks
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
@@ -180,7 +180,7 @@ def test_every_window_of_the_last_part_gets_each_networks_probability_in_order(r
         (i["test_accuracy"] for i in comparison), reverse=True
     )
     net = MODELS["lstm"](len(FRAMES), LENGTH, 8).eval()
-    net.load_state_dict(predict.load_file(weights / "lstm.safetensors"))
+    net.load_state_dict(load_file(weights / "lstm.safetensors"))
     lines = list(csv.DictReader((outputs / "predictions" / "lstm.csv").open()))
     assert len(lines) == len(data)
     right = 0
