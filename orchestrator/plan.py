@@ -350,6 +350,7 @@ class HangPart(_Part):
     step: Seconds | None = None
     evaluation: Seconds | None = None
     save: Seconds | None = None
+    data: Seconds | None = None
     end: Seconds | None = None
 
 

@@ -34,7 +34,7 @@ from orchestrator.plan import Stage as StagePlan
 from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
-from orchestrator.wire import KEEPER_SOCKET, Held, Launch, WireError
+from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError
 
 CRASHED = "crashed"
 
@@ -294,6 +294,7 @@ def prepare(
         socket=str(Path(run.folder) / "control.sock"),
         checkpoints=str(checkpoint_root(run, stage.name)),
         output=str(Path(run.folder) / "outputs"),
+        cached=str(Path(run.folder) / CACHED),
         plan_hash=run.plan_hash,
         seed=plan.seed,
         resume=str(found.checkpoint[0]) if found.checkpoint and not found.snapshot else None,

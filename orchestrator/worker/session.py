@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import json
 import math
 import os
 import signal
@@ -32,6 +33,7 @@ from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note
 from orchestrator.worker import (
     activation,
     batches,
+    cached,
     collector,
     group,
     image,
@@ -144,6 +146,9 @@ class Session:
         self._gauges = Gauges(self.device)
         self._place = Whereabouts()
         self._data = Data(launch, self.rank)
+        self._store = cached.Store(Path(launch.cached) if launch and launch.cached else None)
+        self._shared = cached.Shared(self.rank, self.world_size)
+        self._progress = cached.Progress(self._note)
         self._board: Board | None = None
         self._ladder: Ladder | None = None
         self._health: Health | None = None
@@ -376,6 +381,50 @@ class Session:
         if not self._launch:
             raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
         return weights.read(self._launch, stage, name, which)
+
+    def cached(self, name: str, compute: Callable[[], Any], *, key: Any) -> Any:
+        """What `compute` gives, computed once in a run: headers of many files, say. All ranks call this together.
+
+        Rank 0 calls `compute` where no earlier session has left the value under this name and key; the other ranks wait for it,
+        however long that takes, and all get the same. A computation of many minutes should call `session.progress` now and then.
+
+        A value that came with the state of another machine may have been written by anybody: check what it says before you rely
+        on it, as you would with a file that you downloaded.
+
+        Args:
+            name: plain letters; of the file in the run's folder.
+            compute: gives what JSON can hold, at most 64 MiB of it. Tuples come back as lists, keys of tables as text.
+            key: what the value hangs on, as JSON: a list's size and time, options. Another key has it computed again.
+        Raises: KgorchError for a value or key that is no JSON, or too large; what `compute` raises, on rank 0.
+        """
+        cached.check_name(name)
+        hashed, before = cached.key_of(key), self._place.where
+        self._place.enter("data" if self.rank == 0 else "wait")
+        content = self._shared.of_first(lambda: self._cached(name, compute, hashed))
+        self._place.enter(before)
+        return json.loads(content)
+
+    def _cached(self, name: str, compute: Callable[[], Any], key: str) -> bytes:
+        if (found := self._store.read(name, key)) is not None:
+            return found
+        value = cached.value_of(name, compute())
+        try:
+            self._store.write(name, key, value)
+        except OSError as error:  # a full disk: the next session computes it again
+            print(f"kgorch: session.cached({name!r}) is not kept: {error}", flush=True)
+            self._note("not_cached", {"name": name, "why": str(error)[:500]})
+        return value
+
+    def progress(self, what: str, done: int, total: int | None = None) -> None:
+        """How far something is that takes long without steps, in `session.cached` or an evaluation: for the log, for `status`, and
+        so that the rank does not count as hung. It may be called as often as one likes."""
+        if self._place.where in ("data", "evaluation"):
+            self._place.enter(self._place.where)
+        self._progress.to(what, done, total)
+
+    def _note(self, kind: str, facts: dict[str, str]) -> None:
+        if self._launch:
+            self._link.send(Note(self._launch.attempt, kind, facts))
 
     # Loops
 
