@@ -55,6 +55,7 @@ class Launch:
         health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
         extends: the final checkpoint to go on from is trained further: the plan has more epochs now.
         cached: the folder of values that the run computes once (worker/cached.py); empty where none are kept.
+        collective_timeout_s: of the process group; None for none.
         best: the plan's `keep.best`: {"metric": …, "highest": …, "value": …}, the value of the best checkpoint so far or None.
         quick: a quick test: one epoch of one batch, and of every other loader two. probe: the same, measured (worker/probe.py).
     """
@@ -92,6 +93,7 @@ class Launch:
     data: dict[str, str] = field(default_factory=dict)
     extends: bool = False
     cached: str = ""
+    collective_timeout_s: float | None = None
     best: dict[str, Any] | None = None
     quick: bool = False
     probe: dict[str, Any] | None = None

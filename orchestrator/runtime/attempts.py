@@ -310,6 +310,7 @@ def prepare(
         ladder=list(plan.memory.ladder),
         device=device,
         health=remedies.told(engine, run, plan, stage.name),
+        collective_timeout_s=plan.health.collective_timeout_s,
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         best=keeping.best_for_ranks(engine, run.id, plan, stage.name),

@@ -157,6 +157,7 @@ def _launch(
         memory_bytes=plan.checkpoint.memory,
         settings=settings.as_dict(),
         ladder=LADDER,
+        collective_timeout_s=plan.health.collective_timeout_s,
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         quick=True,

@@ -121,7 +121,9 @@ class Session:
         gpus = launch.device if launch and launch.device not in NO_GPU else ""
         level = deterministic or (launch.deterministic if launch else "off")
         self._determinism = Determinism(level, on_cuda=torch.cuda.is_available())  # before CUDA starts
-        self._member = group.join(supervised=self.supervised, gpus=gpus)
+        self._member = group.join(
+            supervised=self.supervised, gpus=gpus, timeout_s=launch.collective_timeout_s if launch else None
+        )
         self.rank, self.world_size, self.device = self._member.rank, self._member.world_size, self._member.device
         self.output = output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
