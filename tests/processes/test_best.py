@@ -138,5 +138,6 @@ def test_a_later_stage_has_the_best_weights_and_the_next_best_where_those_broke(
     made = json.loads((outputs / "again.json").read_text())
     assert made["weights"]["checkpoint"] == "train/step-00000018-final" and made["weights"]["value"] == 0.9
     assert made["norm"] == made["last_norm"]
+    assert made["first"] == "predictions.json", "computed once in the run, and kept in its folder"
     assert [event["facts"]["checkpoint"] for event in kgorch.events("set_aside")] == ["step-00000012.broken"]
     assert not kgorch.events("stage_opened_again")

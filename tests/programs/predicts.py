@@ -1,4 +1,4 @@
-"""A stage that writes down which weights another one has left it."""
+"""A stage that writes down which weights another one has left it, and which stage of the run was the first to ask for a value."""
 
 import argparse
 import json
@@ -21,7 +21,9 @@ def main(hold: str, out: str) -> None:
             float(torch.cat([weight.double().flatten() for weight in weights.values()]).norm())
             for weights in (found, last)
         )
-        (session.output / out).write_text(json.dumps({"weights": found.facts, "norm": norm, "last_norm": last_norm}))
+        first = session.cached("first", lambda: out, key="the same")
+        made = {"weights": found.facts, "norm": norm, "last_norm": last_norm, "first": first}
+        (session.output / out).write_text(json.dumps(made))
 
 
 if __name__ == "__main__":
