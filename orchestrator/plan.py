@@ -350,6 +350,7 @@ class HangPart(_Part):
     step: Seconds | None = None
     evaluation: Seconds | None = None
     save: Seconds | None = None
+    data: Seconds | None = None
     end: Seconds | None = None
 
 
@@ -365,12 +366,14 @@ class HealthPart(_Part):
     """`nan`: what is done, in this order, when a loss or a weight is no number (core/health.py); an empty list for nothing.
 
     `spike`: a loss so many robust deviations above the last ones is a trouble, too. `hang`: when ranks that do not move are
-    ended and launched again; None for never.
+    ended and launched again; None for never. `collective_timeout`: that of the process group, after which a rank that waits for
+    another one in a collective fails; by default there is none (worker/group.py).
     """
 
     nan: list[str | dict[str, Any]] = list(health.DEFAULT)
     spike: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     hang: Annotated[HangPart | None, BeforeValidator(_hang)] = HangPart()
+    collective_timeout: Literal["off"] | Seconds = "off"
 
     @field_validator("nan")
     @classmethod
@@ -382,6 +385,10 @@ class HealthPart(_Part):
     @property
     def remedies(self) -> list[health.Remedy]:
         return [health.parse_remedy(remedy) for remedy in self.nan]
+
+    @property
+    def collective_timeout_s(self) -> float | None:
+        return None if self.collective_timeout == "off" else self.collective_timeout
 
     @property
     def hang_s(self) -> dict[str, float] | None:

@@ -5,7 +5,9 @@ instructions (wire.Place). A rank that falls silent stays where it was last hear
 run, earlier sessions included, sets the time-out:
 
 - `start`, from the launch until the first batch is asked for; `first_step`, with its compilation; `step`; `evaluation`, what a
-  script does between two epochs, or in a step with its model in eval(); `save`, for as long as training stands still for it.
+  script does between two epochs, or in a step with its model in eval(); `save`, for as long as training stands still for it;
+  `data`, what session.cached computes on rank 0, from one word of its progress to the next.
+- `wait`, of the other ranks meanwhile, has none: rank 0 is looked at.
 - After the session (`end`) the script is on its own: no time-out, unless the plan names one.
 
 The clock alone does not make a hang where the script chose what takes so long: the first validation may take hours. So its
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.core.session import Hung, Instant
 
-WAITED_FOR = ("start", "evaluation", "save")
+WAITED_FOR = ("start", "evaluation", "save", "data")
 """Where a rank may be alone while all others wait for it in a collective."""
 
 STILL_S = 60.0
@@ -59,6 +61,8 @@ RULES: Mapping[str, Rule] = {
     "evaluation": Rule(3600.0, 900.0, 3.0),
     # A rank gives a last save up by itself after 600 s (worker/save.py).
     "save": Rule(1800.0, 900.0, 3.0),
+    # Headers of a whole data set on a cold mount: no figure of an earlier session tells how long that takes.
+    "data": Rule(3600.0, 1800.0, 3.0),
 }
 
 PLACES = (*RULES, "end")

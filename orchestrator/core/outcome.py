@@ -98,7 +98,8 @@ class Ended:
         rung: that is taken when memory ran out; empty when none is left.
         repeats: the attempt before it ended of the same exception, at the same line and step.
         has_final: the final checkpoint that the ranks left is verified; True where they track nothing.
-        opened_again: an earlier stage, whose last checkpoint no rank could read, is trained to its end again first.
+        can_read_another: the checkpoint of an earlier stage that no rank could read is out of the way: that stage is trained to its
+            end again first, or its next best one is taken.
         remedies: the plan's, for a loss or weights gone bad. past: those taken, oldest first.
     """
 
@@ -113,7 +114,7 @@ class Ended:
     rung: str = ""
     repeats: bool = False
     has_final: bool = True
-    opened_again: bool = False
+    can_read_another: bool = False
     remedies: Sequence[Remedy] = ()
     past: Sequence[Taken] = ()
 
@@ -150,7 +151,7 @@ def verdict(ended: Ended) -> Event:
         if not ended.gained:
             advice = "; give the evaluation smaller batches" if where == memory.EVALUATION else ""
             return RetriesExhausted(f"{cause} (the ladder is exhausted: no rung of it is left{advice})")
-    if any(_is_hopeless(record) for record in ended.records) and not ended.opened_again:
+    if any(_is_hopeless(record) for record in ended.records) and not ended.can_read_another:
         return RetriesExhausted(cause)
     if ended.repeats and not ended.gained:
         return RetriesExhausted(f"{cause} ({SAME_ERRORS} attempts in a row ended of the same error in the same step)")

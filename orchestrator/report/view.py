@@ -257,6 +257,7 @@ def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Chec
         yield from _saving_notices(engine, run, row)
         yield from _metrics_notice(engine, run, row)
         yield from _best_notice(engine, run, row)
+        yield from _reading_notice(engine, run, row)
         yield from _data_notice(engine, run, row)
         yield from _telling_notice(engine, run, row)
     begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
@@ -314,6 +315,14 @@ def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str
             yield f"{source} has a whole copy in {copy}, used from an epoch's end on"
         else:
             yield f"{source} is read where it lies: {why}"
+
+
+def _reading_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """How far a long computation before the first step is (worker/cached.py)."""
+    told = sessions.newest_event(engine, run.id, ("reading", "Attached", "launched"), session_id=row.id)
+    if told and told.kind == "reading" and (total := told.facts.get("total")) != (done := told.facts.get("done")):
+        left = f", {told.facts.get('left_s')} s left" if told.facts.get("left_s") else ""
+        yield f"{told.facts.get('what')}: {done}{f' of {total}' if total else ''}{left}"
 
 
 def _telling_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:

@@ -27,14 +27,14 @@ from orchestrator.core.outcome import (
     verdict,
 )
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
-from orchestrator.errors import KgorchError
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
 from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
-from orchestrator.wire import KEEPER_SOCKET, Held, Launch, WireError
+from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError
 
 CRASHED = "crashed"
 
@@ -52,6 +52,7 @@ class Running:
         from_snapshot: the number of the snapshot that it went on from.
         before: the records of the attempt before it, where that one crashed.
         unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
+        lost_best: stages before it whose best checkpoint was set aside: another attempt takes the next best.
     """
 
     row: AttemptInfo
@@ -64,6 +65,7 @@ class Running:
     before: Sequence[RankRecord] = ()
     unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
     opened_again: list[str] = field(default_factory=list)
+    lost_best: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -99,7 +101,7 @@ class Running:
             kernel_kills=launcher.kernel_kills(self.folder, self.unwritten),
             sigkilled=launcher.was_sigkilled(self.folder, self.unwritten),
             repeats=is_same_error(self.before, self._records()),
-            opened_again=bool(self.opened_again),
+            can_read_another=bool(self.opened_again or self.lost_best),
         )
 
     def _records(self) -> list[RankRecord]:
@@ -159,6 +161,24 @@ def open_again(engine: Engine, run: RunInfo, before: str, skipped: Skipped) -> I
         if not newest or not newest[1].final:
             runs.reopen_stage(engine, run.id, stage.name, note="its final checkpoint cannot be used any more")
             yield stage.name
+
+
+def set_aside_broken_best(engine: Engine, run: RunInfo, plan: Plan, before: str, skipped: Skipped) -> Iterator[str]:
+    """Stages before that one whose best checkpoint was broken, and is out of the way now. Slow."""
+    rule = keeping.rule_of(plan).best
+    for stage in itertools.takewhile(lambda item: item.name != before, plan.stage if rule else ()):
+        while rule and (best := keeping.best_of(engine, run.id, stage.name, *rule)):
+            try:
+                manifest.verify(Path(best.key))
+                break
+            except CheckpointUnreadable:
+                break
+            except CheckpointBroken as error:
+                place = checkpoints.set_aside(Path(best.key), Path(run.checkpoints))
+                skipped(place, error)
+                yield stage.name
+                if place == Path(best.key):  # it could not be renamed, and would be found again
+                    break
 
 
 def more_after(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> bool:
@@ -274,6 +294,7 @@ def prepare(
         socket=str(Path(run.folder) / "control.sock"),
         checkpoints=str(checkpoint_root(run, stage.name)),
         output=str(Path(run.folder) / "outputs"),
+        cached=str(Path(run.folder) / CACHED),
         plan_hash=run.plan_hash,
         seed=plan.seed,
         resume=str(found.checkpoint[0]) if found.checkpoint and not found.snapshot else None,
@@ -289,6 +310,7 @@ def prepare(
         ladder=list(plan.memory.ladder),
         device=device,
         health=remedies.told(engine, run, plan, stage.name),
+        collective_timeout_s=plan.health.collective_timeout_s,
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         best=keeping.best_for_ranks(engine, run.id, plan, stage.name),

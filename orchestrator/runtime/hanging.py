@@ -25,6 +25,7 @@ WORDS = {
     "step": "a step",
     "evaluation": "an evaluation",
     "save": "a save",
+    "data": "what session.cached computes",
 }
 
 Note = Callable[[str, dict[str, Any]], None]

@@ -8,6 +8,7 @@ runs/NAME/NUMBER/                 one run
     checkpoints/STAGE/step-…      (or under the plan's checkpoint.dir)
     attempts/SESSION.NUMBER/      launch.json, lock, logs and records of one launch
     outputs/                      what the run makes
+    cached/NAME.json              what it computes once (worker/cached.py)
 """
 
 from __future__ import annotations

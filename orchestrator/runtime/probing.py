@@ -22,7 +22,7 @@ from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
 from orchestrator.plan import Plan, Stage
 from orchestrator.runtime import devices, launcher, snapshots
-from orchestrator.wire import KEEPER_SOCKET, Launch, boottime_s
+from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
 
 SECONDS = 20.0
 """For the trials of all stages together; the steps under way are done."""
@@ -149,6 +149,7 @@ def _launch(
         socket=str(root / "control.sock"),
         checkpoints=str(root / "checkpoints" / stage.name),
         output=str(root / "outputs"),
+        cached=str(root / CACHED),
         plan_hash=plan.hash,
         seed=plan.seed,
         keeper=str(root / KEEPER_SOCKET),
@@ -156,6 +157,7 @@ def _launch(
         memory_bytes=plan.checkpoint.memory,
         settings=settings.as_dict(),
         ladder=LADDER,
+        collective_timeout_s=plan.health.collective_timeout_s,
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         quick=True,

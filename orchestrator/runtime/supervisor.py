@@ -587,7 +587,10 @@ class Supervisor:
                 snapshots.persist(self.folder, timeout_s=self._left_s(), again=True)
                 self._reader.read_untold(self._root(attempt))
             if attempt.missed_a_checkpoint():
-                again = attempts.open_again(self._engine, self._run, attempt.row.stage, self._reader.skipped)
+                before, skipped = attempt.row.stage, self._reader.skipped
+                lost = attempts.set_aside_broken_best(self._engine, self._run, self._plan, before, skipped)
+                attempt.lost_best.extend(lost)
+                again = attempts.open_again(self._engine, self._run, before, skipped)
                 attempt.opened_again.extend(again)
             self._curves.read(attempt.row)
             if self._session.phase is not Phase.STOPPING:  # remedies that were taken decide what is next

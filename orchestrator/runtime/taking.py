@@ -41,7 +41,7 @@ from orchestrator.runtime.finding import (
     order_of,
     place_of,
 )
-from orchestrator.wire import plain_text
+from orchestrator.wire import CACHED, MAX_CACHED_BYTES, plain_text
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]
@@ -50,6 +50,8 @@ RESERVE_BYTES = 1 << 20
 RATED_S, RATED_BYTES = 20.0, 64 << 20
 """What manifests of a source are read again for, to find the best of them."""
 OUTPUTS = 100_000
+VALUES = 64
+"""Files of `session.cached` that are taken from a source at most."""
 
 
 def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watcher) -> RunInfo:
@@ -129,7 +131,7 @@ def _copy(
     of_stage = ([item for item in found.furthest_first(stages) if item.manifest.stage == name] for name in stages[::-1])
     by_stage = [items for items in of_stage if items]
     first = [next((item for item in items if not n or item.manifest.final), None) for n, items in enumerate(by_stage)]
-    outputs = _outputs_of(found, watcher)
+    outputs = {**_values_of(found, Path(run["folder"])), **_outputs_of(found, watcher)}
     with _writing(root):
         total = _room_for([item for item in first if item], outputs, root)
         moved = _counter(watcher, total)
@@ -151,7 +153,7 @@ def _copy(
                 watcher.found(described, item.folder)
                 break
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
-            _copy_output(path, Path(run["folder"], "outputs", path.relative_to(folder)), moved, watcher)
+            _copy_output(path, Path(run["folder"], folder.name, path.relative_to(folder)), moved, watcher)
     return copied, events
 
 
@@ -265,6 +267,19 @@ def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
     if len(files) > OUTPUTS:
         watcher.note(f"{top} holds more than {OUTPUTS} files: the first {OUTPUTS} of them are copied")
     return {path: top for path in files[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
+
+
+def _values_of(found: Found, ours: Path) -> dict[Path, Path]:
+    """What the run had computed once (worker/cached.py) and has not here, as `_outputs_of`. A rank reads such a value as a
+    stranger's: bounded JSON, under the very key that it asks for."""
+    top, values = _folder_of(found, CACHED), dict[Path, Path]()
+    with contextlib.suppress(OSError):  # there is none, or it cannot be read now: it is computed again
+        for entry in islice(os.scandir(top), OUTPUTS) if top else ():
+            is_one = manifest.FILE.fullmatch(entry.name) and entry.name.endswith(".json")
+            is_one = is_one and entry.is_file(follow_symlinks=False) and not Path(ours, CACHED, entry.name).exists()
+            if is_one and entry.stat(follow_symlinks=False).st_size <= MAX_CACHED_BYTES and len(values) < VALUES:
+                values[Path(entry.path)] = Path(entry.path).parent
+    return values
 
 
 def _folder_of(found: Found, name: str) -> Path | None:

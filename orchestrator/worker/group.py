@@ -15,8 +15,9 @@ import torch.distributed as dist
 from orchestrator.errors import KgorchError
 
 UNLIMITED = timedelta(days=7)
-"""The time-out of collectives under kgorch, longer than any session: a rank may validate alone for hours while the others wait for
-it in an all-reduce. PyTorch's 30 minutes would end such a run; kgorch looks for hangs itself (core/hang.py)."""
+"""The time-out of collectives under kgorch unless the plan names one, longer than any session: a rank may validate alone for hours
+while the others wait for it in an all-reduce. PyTorch's 10 minutes (NCCL) or 30 (gloo) would end such a run; kgorch looks for hangs
+itself, by what each part of the run has taken (core/hang.py), which one figure for all collectives cannot."""
 
 
 class CudaUnusable(RuntimeError):
@@ -38,11 +39,12 @@ class Member(NamedTuple):
     shares_gpu: bool = False
 
 
-def join(*, supervised: bool = False, gpus: str = "") -> Member:
+def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = None) -> Member:
     """Choose the device and join the process group, which may exist already; a process alone makes a group of one.
 
     Args:
         gpus: the model of the GPUs that the driver shows to this process; empty where there is none, or it is not known.
+        timeout_s: the plan's `[health] collective_timeout`; None for UNLIMITED under kgorch, and for PyTorch's own when alone.
     Raises: KgorchError, CudaUnusable: there is a GPU, this PyTorch was built for CUDA, and it cannot use it. Training on the
         CPU instead would spend the session's hours on a hundredth of the steps.
     """
@@ -57,7 +59,7 @@ def join(*, supervised: bool = False, gpus: str = "") -> Member:
     if dist.is_initialized():
         return Member(dist.get_rank(), dist.get_world_size(), device, False, shares_gpu)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not shares_gpu else "gloo"
-    timeout = UNLIMITED if supervised else None
+    timeout = timedelta(seconds=timeout_s) if timeout_s is not None else UNLIMITED if supervised else None
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import json
 import math
 import os
 import signal
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from orchestrator import __version__, manifest
+from orchestrator import __version__
 from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
@@ -32,6 +33,7 @@ from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note
 from orchestrator.worker import (
     activation,
     batches,
+    cached,
     collector,
     group,
     image,
@@ -41,6 +43,7 @@ from orchestrator.worker import (
     state,
     stored,
     virtual,
+    weights,
 )
 from orchestrator.worker.backward import Backward, Guard, Work
 from orchestrator.worker.best import Best
@@ -57,6 +60,7 @@ from orchestrator.worker.probe import Probe
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
 from orchestrator.worker.vitals import Gauges
+from orchestrator.worker.weights import Weights
 from orchestrator.worker.whereabouts import Whereabouts
 
 AFTER_A_MISS = 5.0
@@ -117,7 +121,9 @@ class Session:
         gpus = launch.device if launch and launch.device not in NO_GPU else ""
         level = deterministic or (launch.deterministic if launch else "off")
         self._determinism = Determinism(level, on_cuda=torch.cuda.is_available())  # before CUDA starts
-        self._member = group.join(supervised=self.supervised, gpus=gpus)
+        self._member = group.join(
+            supervised=self.supervised, gpus=gpus, timeout_s=launch.collective_timeout_s if launch else None
+        )
         self.rank, self.world_size, self.device = self._member.rank, self._member.world_size, self._member.device
         self.output = output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
@@ -142,6 +148,9 @@ class Session:
         self._gauges = Gauges(self.device)
         self._place = Whereabouts()
         self._data = Data(launch, self.rank)
+        self._store = cached.Store(Path(launch.cached) if launch and launch.cached else None)
+        self._shared = cached.Shared(self.rank, self.world_size)
+        self._progress = cached.Progress(self._note)
         self._board: Board | None = None
         self._ladder: Ladder | None = None
         self._health: Health | None = None
@@ -361,30 +370,63 @@ class Session:
             kind = "weights_partly_loaded" if facts.keys() > {"file", "into", "loaded"} else "weights_loaded"
             self._link.send(Note(launch.attempt, kind, facts))
 
-    def weights(self, stage: str, name: str = "model") -> dict[str, torch.Tensor]:
-        """What the module `name` held at the end of another stage of this run, by the names of its state_dict.
+    def weights(self, stage: str, name: str = "model", *, which: str | None = None) -> Weights:
+        """What the module `name` of another stage of this run held, by the names of its state_dict (weights.py).
 
-        Every byte is read back and compared with the manifest first.
-
-        Raises: CannotRestore when that stage has left no final checkpoint; CheckpointBroken.
+        Args:
+            which: "best", of the stage's best checkpoint by the plan's `keep.best`; "final", at its end. None is the best where the
+                plan keeps one and it was measured, else the final one. `.label` of what is returned says which it is.
+        Raises: CannotRestore when that stage has left no such checkpoint; CheckpointBroken: every byte is compared first.
         """
+        if which not in (None, "best", "final"):
+            raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
         if not self._launch:
             raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
-        root = Path(self._launch.checkpoints).parent / stage
-        for folder, described in manifest.newest_readable(root):
-            if not described.final or described.run_id != self._launch.run_id:
-                continue
-            manifest.verify(folder)
-            tree = manifest.document(folder, described, "state.json")
-            if not isinstance(tree.get(name), dict):
-                raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
-            shards = state.Shards(folder, described, 0)
-            return {
-                key: shards.fetch(item["$tensor"])
-                for key, item in tree[name].items()
-                if isinstance(item, dict) and isinstance(item.get("$tensor"), str)
-            }
-        raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
+        return weights.read(self._launch, stage, name, which)
+
+    def cached(self, name: str, compute: Callable[[], Any], *, key: Any) -> Any:
+        """What `compute` gives, computed once in a run: headers of many files, say. All ranks call this together.
+
+        Rank 0 calls `compute` where no earlier session has left the value under this name and key; the other ranks wait for it,
+        however long that takes, and all get the same. A computation of many minutes should call `session.progress` now and then.
+
+        A value that came with the state of another machine may have been written by anybody: check what it says before you rely
+        on it, as you would with a file that you downloaded.
+
+        Args:
+            name: plain letters; of the file in the run's folder.
+            compute: gives what JSON can hold, at most 64 MiB of it. Tuples come back as lists, keys of tables as text.
+            key: what the value hangs on, as JSON: a list's size and time, options. Another key has it computed again.
+        Raises: KgorchError for a value or key that is no JSON, or too large; what `compute` raises, on rank 0.
+        """
+        cached.check_name(name)
+        hashed, before = cached.key_of(key), self._place.where
+        self._place.enter("data" if self.rank == 0 else "wait")
+        content = self._shared.of_first(lambda: self._cached(name, compute, hashed))
+        self._place.enter(before)
+        return json.loads(content)
+
+    def _cached(self, name: str, compute: Callable[[], Any], key: str) -> bytes:
+        if (found := self._store.read(name, key)) is not None:
+            return found
+        value = cached.value_of(name, compute())
+        try:
+            self._store.write(name, key, value)
+        except OSError as error:  # a full disk: the next session computes it again
+            print(f"kgorch: session.cached({name!r}) is not kept: {error}", flush=True)
+            self._note("not_cached", {"name": name, "why": str(error)[:500]})
+        return value
+
+    def progress(self, what: str, done: int, total: int | None = None) -> None:
+        """How far something is that takes long without steps, in `session.cached` or an evaluation: for the log, for `status`, and
+        so that the rank does not count as hung. It may be called as often as one likes."""
+        if self._place.where in ("data", "evaluation"):
+            self._place.enter(self._place.where)
+        self._progress.to(what, done, total)
+
+    def _note(self, kind: str, facts: dict[str, str]) -> None:
+        if self._launch:
+            self._link.send(Note(self._launch.attempt, kind, facts))
 
     # Loops
 

@@ -133,6 +133,15 @@ def _shape(value):
     return "null" if value is None else type(value).__name__
 
 
+def test_status_tells_how_far_headers_are_read_until_the_training_attaches(kgorch, engine, run):
+    row = sessions.last(engine, run.id)
+    told = {"what": "headers", "done": "4000", "total": "10000", "left_s": "90"}
+    sessions.note(engine, run.id, "reading", told, row.id)
+    assert "headers: 4000 of 10000, 90 s left" in kgorch.status()["notices"]
+    sessions.record(engine, run.id, row.id, kind="Attached", phase="training", facts={}, stage="train")
+    assert not [line for line in kgorch.status()["notices"] if "headers" in line]
+
+
 @pytest.mark.parametrize(
     ("verb", "promise"),
     [

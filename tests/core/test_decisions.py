@@ -360,6 +360,6 @@ def test_a_platform_is_known_by_its_environment(environ, name, wall_h, tmp_path)
 def test_a_checkpoint_that_cannot_be_read_ends_the_run_unless_its_stage_is_trained_to_its_end_again_first():
     unread = _record(0, "failed", error_type="orchestrator.errors.CheckpointBroken", message="step-8-final …")
     assert isinstance(verdict(_ended(unread, ranks=1)), RetriesExhausted)
-    assert isinstance(verdict(_ended(unread, ranks=1, opened_again=True)), AttemptCrashed)
-    over = verdict(_ended(unread, ranks=1, opened_again=True, gained=False, without_progress=2))
+    assert isinstance(verdict(_ended(unread, ranks=1, can_read_another=True)), AttemptCrashed)
+    over = verdict(_ended(unread, ranks=1, can_read_another=True, gained=False, without_progress=2))
     assert isinstance(over, RetriesExhausted), "not for ever"

@@ -160,6 +160,14 @@ def test_no_time_out_is_shorter_than_what_was_seen(longest, place, without_progr
     assert limit_s is not None and limit_s > longest.get(place, 0.0) and place in PLACES
 
 
+def test_a_long_computation_with_progress_is_no_hang_and_one_without_is_the_computing_ranks():
+    watch = in_places({}, "data", "wait")
+    for now in range(4, 2 * 3600, 4):
+        watch = after(after(watch.looking(now), 0, "data", 1.0, now, still_s=0.0), 1, "wait", float(now), now)
+        assert watch.hung(now) is None
+    assert looked_at(watch, 12 * 3600.0) == Hung(0, "data", pytest.approx(3600.0, abs=10.0))
+
+
 DUMP = """
 ── 2026-01-01T00:00:00+00:00 rank 0, pid 7, sleeping
 Thread 0x00007f0956ad26c0 (most recent call first):

@@ -22,6 +22,7 @@ MAY = {
         "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
         "orchestrator.core.health",
         "orchestrator.core.curve",
+        "orchestrator.core.retention",  # which checkpoint of another stage is its best
         "orchestrator.wire",
         "orchestrator.manifest",
         "orchestrator.foreign",

@@ -708,6 +708,23 @@ def test_what_may_not_be_read_is_passed_over_with_a_note(tmp_path, monkeypatch):
     assert len(seen.checkpoints) == 1 and "closed was passed over: Permission denied" in seen.notes[0]
 
 
+def test_values_that_were_computed_once_come_along_as_plain_bounded_files(here, source):
+    theirs = state(source) / "cached"
+    theirs.mkdir()
+    (theirs / "headers.json").write_bytes(b"{}\n[1]")
+    (theirs / "notes.txt").write_text("no value")
+    (theirs / ".hidden.json").write_text("1")
+    (theirs / "link.json").symlink_to("/etc/passwd")
+    os.mkfifo(theirs / "pipe.json")
+    (theirs / "huge.json").touch()
+    os.truncate(theirs / "huge.json", 1 << 40)
+    (theirs / "folder.json").mkdir()
+    here.start()
+    ours = here.home / "runs/ink/1/cached"
+    assert [path.name for path in ours.iterdir()] == ["headers.json"]
+    assert (ours / "headers.json").read_bytes() == b"{}\n[1]"
+
+
 def test_outputs_are_plain_files_alone(here, source):
     folder = state(source)
     (folder / "outputs" / "deep").mkdir()

@@ -102,3 +102,42 @@ def test_export_says_what_it_lacks_to_choose_the_best(kgorch):
     ):
         assert text in kgorch("checkpoints", "export", "test", "out.safetensors", *options, code=2).stderr
     assert kgorch.status()["best"] is None
+
+
+AFTER_TRAINING = """
+[[stage]]
+name = "predict"
+entry = "predicts.py"
+args = { out = "predictions.json" }
+[[stage]]
+name = "again"
+entry = "predicts.py"
+args = { out = "again.json", hold = "wait" }
+"""
+
+
+def test_a_later_stage_has_the_best_weights_and_the_next_best_where_those_broke(kgorch):
+    (kgorch.folder / "wait").touch()
+    plan = kgorch.plan(
+        "evaluates.py", args={"accuracies": "0.5_0.95_0.9", "sleep": 0.02}, every="60s", extra=AFTER_TRAINING
+    )
+    supervisor = kgorch.background("start", str(plan), *BEST)
+    wait_until(lambda: list(kgorch.home.glob("runs/*/*/attempts/1.3/rank0.log")), within_s=90)
+    [outputs], norms = kgorch.home.glob("runs/*/*/outputs"), told(kgorch)
+    made = json.loads((outputs / "predictions.json").read_text())
+    assert made["weights"] == {
+        "checkpoint": "train/step-00000012", "which": "best", "step": 12, "metric": "accuracy", "value": 0.95,
+    }  # fmt: skip
+    assert made["norm"] == pytest.approx(norms[0.95], rel=1e-6) and made["last_norm"] == pytest.approx(norms[0.9])
+    assert made["norm"] != pytest.approx(made["last_norm"], rel=1e-6)
+
+    [shard] = kgorch.home.glob("runs/*/*/checkpoints/train/step-00000012/*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    (kgorch.folder / "wait").unlink()
+    assert supervisor.wait(timeout=120) == 0, supervisor.communicate()[0]
+    made = json.loads((outputs / "again.json").read_text())
+    assert made["weights"]["checkpoint"] == "train/step-00000018-final" and made["weights"]["value"] == 0.9
+    assert made["norm"] == made["last_norm"]
+    assert made["first"] == "predictions.json", "computed once in the run, and kept in its folder"
+    assert [event["facts"]["checkpoint"] for event in kgorch.events("set_aside")] == ["step-00000012.broken"]
+    assert not kgorch.events("stage_opened_again")

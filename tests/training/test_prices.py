@@ -12,10 +12,11 @@ import pytest
 import ranks
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
+from orchestrator.worker.weights import Weights
 from workloads.timeseries import predict
 from workloads.timeseries.data import COLUMNS, FIGURES, DataError, Prices, read
 from workloads.timeseries.make_prices import BASE_S, make_symbol
@@ -179,7 +180,7 @@ def test_every_window_of_the_last_part_gets_each_networks_probability_in_order(r
         (i["test_accuracy"] for i in comparison), reverse=True
     )
     net = MODELS["lstm"](len(FRAMES), LENGTH, 8).eval()
-    net.load_state_dict(predict.load_file(weights / "lstm.safetensors"))
+    net.load_state_dict(load_file(weights / "lstm.safetensors"))
     lines = list(csv.DictReader((outputs / "predictions" / "lstm.csv").open()))
     assert len(lines) == len(data)
     right = 0
@@ -232,7 +233,7 @@ def test_a_quick_test_writes_of_the_windows_that_came(root, tmp_path):
     calls.logits_MN[:, 3:5] = torch.tensor([2.0, -2.0])
     calls.asked_N[3:5] = 1
     session = SimpleNamespace(output=tmp_path, report=lambda **figures: told.update(figures))
-    predict.write(session, data, calls)
+    predict.write(session, data, calls, {name: Weights({}, "w", "file") for name in MODELS})
     times = [line["time"] for line in csv.DictReader((tmp_path / "predictions" / "mlp.csv").open())]
     assert times == [str(data[index].at[1].item()) for index in (3, 4)]
     assert set(told) == {f"{name}_accuracy" for name in MODELS} and (tmp_path / "predictions.png").exists()

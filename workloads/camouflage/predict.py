@@ -16,13 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import load_file
 
 from orchestrator.worker import attach
 from workloads import cli
 from workloads.camouflage.data import Pair, Pairs, Sample, read
 from workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
 from workloads.common.files import picture, tell_left_out
+from workloads.common.trained import trained
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
@@ -43,19 +43,22 @@ def main(
     heads: int = 8,
     width: int = 64,
     weights: str | None = None,
+    which: str | None = None,
     names: str = "*",
     skip_broken: bool = False,
     num_workers: int = 0,
 ) -> None:
     """Write masks/NAME.png at the pictures' own size, predictions/NAME.png, overview.png and scores.json to the output folder.
 
-    --dims, --depths, --heads, --width and --size as they were in training; --stage is the one whose weights are taken;
-    --weights is a safetensors file instead, needed when run without kgorch.
+    --dims, --depths, --heads, --width and --size as they were in training; --stage is the one whose weights are taken,
+    --which is best or final, where not the best that the plan keeps; --weights is a safetensors file instead, needed when run
+    without kgorch.
     """
     with attach() as session:
         pairs = Pairs(data, part, size, names=names, skip_broken=skip_broken)
         net = CamouflageNet(dims, depths, heads, width)
-        net.load_state_dict(load_file(weights) if weights else session.weights(stage, "model"))
+        found = trained(session, stage, file=weights, which=which)
+        net.load_state_dict(found)
         net.to(session.device).eval()
         session.track(model=net)  # so that a cut stage knows how far it came
         tell_left_out(session, pairs.broken)
@@ -73,7 +76,8 @@ def main(
         iou = score(session, made, folders[0])
         session.report(test_iou=iou)
         if session.rank == 0:
-            (session.output / "scores.json").write_text(json.dumps({"iou": iou, "pictures": len(made)}) + "\n")
+            scores = {"iou": iou, "pictures": len(made), "weights": found.facts}
+            (session.output / "scores.json").write_text(json.dumps(scores) + "\n")
             overview(made, folders[1]).save(session.output / "overview.png")
 
 

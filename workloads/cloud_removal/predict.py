@@ -17,7 +17,6 @@ import rasterio
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.worker import attach
@@ -25,9 +24,11 @@ from workloads import cli
 from workloads.cloud_removal.data import FULL, DataError, Sample, Scene, Scenes, opened
 from workloads.cloud_removal.model import CloudRemover, scores
 from workloads.common.files import tell_left_out
+from workloads.common.trained import trained
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
+    from orchestrator.worker.weights import Weights
 
 RED_GREEN_BLUE, BRIGHT = [3, 2, 1], 0.3
 """Bands B4, B3 and B2, and the reflectance that is shown as white: little on the ground is brighter."""
@@ -59,19 +60,22 @@ def main(
     heads: int = 4,
     taps: int = 3,
     weights: str | None = None,
+    which: str | None = None,
     skip_broken: bool = False,
     num_workers: int = 0,
 ) -> None:
     """Write predictions/NAME.tif, predictions/NAME.png, predictions.csv and predictions.json to the output folder.
 
     A picture shows, side by side, the cloudy image, radar, the prediction and the truth. --part is test or val; the
-    network's arguments are as they were in training; --weights is a safetensors file, needed when run without kgorch.
+    network's arguments are as they were in training; --which is best or final, where not the best that the plan keeps;
+    --weights is a safetensors file, needed when run without kgorch.
     """
     with attach() as session:
         scenes = Scenes(data, part, skip_broken=skip_broken)
         see_that_names_differ(scenes)
         net = CloudRemover(width, growth, blocks, layers, window=window, heads=heads, taps=taps)
-        net.load_state_dict(load_file(weights) if weights else session.weights("train", "model"))
+        found = trained(session, "train", file=weights, which=which)
+        net.load_state_dict(found)
         net.to(session.device).eval()
         kept = Scores(len(scenes)).to(session.device)
         session.track(scores=kept)
@@ -90,7 +94,7 @@ def main(
                 draw(folder, scenes, batch, clear_BCHW)
             kept.add(found_NF)
         if session.rank == 0:
-            summarise(session, scenes, kept.figures_NF)
+            summarise(session, scenes, kept.figures_NF, found)
 
 
 def see_that_names_differ(scenes: Scenes) -> None:
@@ -148,7 +152,7 @@ def seen(image_CHW: Tensor) -> Tensor:
     return (image_CHW[RED_GREEN_BLUE] / BRIGHT).clamp(0, 1)
 
 
-def summarise(session: Session, scenes: Scenes, figures_NF: Tensor) -> None:
+def summarise(session: Session, scenes: Scenes, figures_NF: Tensor, weights: Weights) -> None:
     """predictions.csv, a line an image, and predictions.json, the means."""
     with open(session.output / "predictions.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -157,7 +161,7 @@ def summarise(session: Session, scenes: Scenes, figures_NF: Tensor) -> None:
             table.writerow([scene.name, *(f"{value:.4f}" for value in figures)])
     means = dict(zip(FIGURES, figures_NF.double().mean(0).tolist(), strict=True))
     session.report(**{f"test_{name}": value for name, value in means.items()})
-    found = {"images": len(scenes), **means, "left_out": scenes.left_out}
+    found = {"images": len(scenes), **means, "left_out": scenes.left_out, "weights": weights.facts}
     (session.output / "predictions.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

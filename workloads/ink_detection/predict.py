@@ -7,19 +7,20 @@ Axes: H rows, W columns.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
 from workloads.common.files import tell_left_out
+from workloads.common.trained import trained
 from workloads.ink_detection.data import Fragments, Tile
 from workloads.ink_detection.model import InkUNet
 
@@ -64,19 +65,22 @@ def main(
     channels: list[int] = [16, 32, 64],  # noqa: B006  (read only)
     threshold: float = 0.5,
     weights: str | None = None,
+    which: str | None = None,
     num_workers: int = 0,
     prefetch: int = 3,
     skip_broken: bool = False,
 ) -> None:
-    """Write predictions/FRAGMENT.png (probability) and predictions/binary/FRAGMENT.png to the output folder.
+    """Write predictions/FRAGMENT.png (probability), predictions/binary/FRAGMENT.png and predictions.json to the output folder.
 
     --layers, --tile and --channels as they were in training; --stride is the step between tiles, which
-    overlap and are averaged (at most 255 times a pixel); --weights is a safetensors file, needed when run without kgorch.
+    overlap and are averaged (at most 255 times a pixel); --which is best or final, where not
+    the best that the plan keeps; --weights is a safetensors file, needed when run without kgorch.
     """
     with attach() as session:
         dataset = Fragments(data, "all", layers=layers, tile=tile, stride=stride, skip_broken=skip_broken)
         model = InkUNet(channels)
-        model.load_state_dict(load_file(weights) if weights else session.weights("train", "model"))
+        found = trained(session, "train", file=weights, which=which)
+        model.load_state_dict(found)
         model.to(session.device).eval()
         canvas = Canvas(dataset).to(session.device)
         session.track(canvas=canvas)
@@ -89,6 +93,9 @@ def main(
             if session.weight:  # else this rank has no tile left, and was lent another rank's
                 canvas.paint(batch, ink_probability(session, model, batch))
         write(session, dataset, canvas, threshold)
+        if session.rank == 0:
+            made = {"fragments": [fragment.name for fragment in dataset.fragments], "weights": found.facts}
+            (session.output / "predictions.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
 @torch.no_grad()

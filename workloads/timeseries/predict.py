@@ -17,18 +17,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image, ImageDraw, ImageFont
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
 from workloads.common.files import tell_left_out
+from workloads.common.trained import trained
 from workloads.timeseries.data import Prices, Window
 from workloads.timeseries.model import MODELS, hidden_of
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
+    from orchestrator.worker.weights import Weights
 
 BUCKETS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0)
 """Of the probability of the side that was said; half is no opinion at all."""
@@ -62,18 +63,23 @@ def main(
     horizon: int = 4,
     global_batch: int = 256,
     weights: str | None = None,
+    which: str | None = None,
     num_workers: int = 0,
     prefetch: int = 2,
     skip_broken: bool = False,
 ) -> None:
     """Write predictions/MODEL.csv, comparison.json (the best network first) and predictions.png to the output folder.
 
-    --frames, --length and --horizon as they were in training; --weights is the folder that holds MODEL.safetensors, needed when
-    run without kgorch.
+    --frames, --length and --horizon as they were in training; --which is best or final, where not the best that the plan keeps;
+    --weights is the folder that holds MODEL.safetensors, needed when run without kgorch.
     """
     with attach() as session:
         prices = Prices(data, "test", frames=frames, length=length, horizon=horizon, skip_broken=skip_broken)
-        nets = [network(session, name, weights, len(frames), length) for name in MODELS]
+        found = {
+            name: trained(session, name, file=weights and str(Path(weights, f"{name}.safetensors")), which=which)
+            for name in MODELS
+        }
+        nets = [network(session, name, found[name], len(frames), length) for name in MODELS]
         calls = Calls(len(prices)).to(session.device)
         session.track(calls=calls)
         tell_left_out(session, prices.left_out)
@@ -90,12 +96,11 @@ def main(
                 index_B, logits_MB = index_B[:0], torch.zeros(len(nets), 0, device=session.device)
             calls.add(index_B, logits_MB, first, min(global_batch, len(prices) - first))
         if session.rank == 0:
-            write(session, prices, calls)
+            write(session, prices, calls, found)
 
 
-def network(session: Session, name: str, folder: str | None, frames: int, length: int) -> nn.Module:
+def network(session: Session, name: str, found: Weights, frames: int, length: int) -> nn.Module:
     """One of the three as it was trained, as wide as its weights are: a rung of memory's ladder may have changed that."""
-    found = load_file(Path(folder, f"{name}.safetensors")) if folder else session.weights(name, "model")
     net = MODELS[name](frames, length, hidden_of(found))
     try:
         net.load_state_dict(found)
@@ -115,7 +120,7 @@ def logits(session: Session, net: nn.Module, batch: Window) -> Tensor:
         return torch.cat([net(piece.to(session.device)) for piece in pieces]).float()
 
 
-def write(session: Session, prices: Prices, calls: Calls) -> None:
+def write(session: Session, prices: Prices, calls: Calls, weights: dict[str, Weights]) -> None:
     """The three results; of a quick test those windows alone that were asked."""
     asked = torch.nonzero(calls.asked_N.cpu()).flatten().tolist()
     windows = [place_of(prices, index) for index in asked]
@@ -132,9 +137,8 @@ def write(session: Session, prices: Prices, calls: Calls) -> None:
             for (symbol, at_s, up), probability in zip(windows, found_N, strict=True):
                 table.writerow([symbol, at_s, f"{probability:.4f}", int(up)])
         accuracy = float(((found_N > 0.5) == up_N).mean())
-        comparison.append(
-            {"model": name, "test_accuracy": accuracy, "windows": len(asked), "buckets": buckets(found_N, up_N)}
-        )
+        line = {"model": name, "test_accuracy": accuracy, "windows": len(asked), "buckets": buckets(found_N, up_N)}
+        comparison.append(line | {"weights": weights[name].facts})
     session.report(**{f"{item['model']}_accuracy": item["test_accuracy"] for item in comparison})
     comparison.sort(key=lambda item: -item["test_accuracy"])
     (session.output / "comparison.json").write_text(json.dumps(comparison, indent=1) + "\n")

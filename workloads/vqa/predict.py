@@ -24,6 +24,7 @@ from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
 from workloads.common.files import picture, tell_left_out
+from workloads.common.trained import trained
 from workloads.vqa import parts
 from workloads.vqa.curriculum import answer_in
 from workloads.vqa.data import Asked, Questions
@@ -66,23 +67,27 @@ def main(
     eval_batch: int = 4,
     pictures: int = 24,
     weights: str | None = None,
+    which: str | None = None,
     num_workers: int = 0,
     prefetch: int = 2,
     skip_broken: bool = False,
 ) -> None:
-    """Write predictions/answers.jsonl, and predictions/NAME.png of the first --pictures pictures, to the output folder.
+    """Write predictions/answers.jsonl, predictions.json, and predictions/NAME.png of the first --pictures pictures, to the output
+    folder.
 
-    --part names the listing; lengths, layers and folders as they were in training; --weights is a safetensors file, needed when
-    run without kgorch.
+    --part names the listing; lengths, layers and folders as they were in training; --which is best or final, where not the best
+    that the plan keeps; --weights is a safetensors file, needed when run without kgorch.
     """
     with attach() as session:
         folders = [str(Path(students, name)) for name in (image_encoder, text_encoder, decoder)]
         ask, tell = parts.question_tokens(folders[1], question_length), parts.answer_tokens(folders[2])
         student = Student(*folders, layers=fusion_layers)
+        found = trained(session, "train", file=weights, which=which)
         if weights:
-            load_model(student, weights)
+            load_model(student, weights)  # one of save_model lacks the second names of tied tensors
         else:
-            student.load_state_dict(session.weights("train", "model"))
+            student.load_state_dict(found)
+        found.clear()  # the student has them: 1.5 GB that need not be held twice
         student.to(session.device).eval()
         dataset = Questions(
             data, part, ask, tell, size=student.image.config.image_size, question_length=question_length,
@@ -112,7 +117,10 @@ def main(
         if session.rank == 0:
             texts = tell.batch_decode(said_NT, skip_special_tokens=True)
             said = [(dataset.asked(index), text) for index, text in enumerate(texts)]
-            session.report(**write(said, Path(data), session.output / "predictions", pictures))
+            figures = write(said, Path(data), session.output / "predictions", pictures)
+            session.report(**figures)
+            summary = {"questions": len(said), **figures, "weights": found.facts}
+            (session.output / "predictions.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def write(said: list[Said], root: Path, folder: Path, pictures: int) -> dict[str, float]:

@@ -1,0 +1,23 @@
+"""The weights that a prediction is made with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file
+
+from orchestrator.worker.weights import Weights
+
+if TYPE_CHECKING:
+    from orchestrator.worker.session import Session
+
+
+def trained(session: Session, stage: str, *, file: str | None = None, which: str | None = None) -> Weights:
+    """Those of the stage's best checkpoint where the plan keeps one, else its last ones; or of a safetensors `file`.
+
+    Rank 0 prints which they are; `.facts` says the same in what is predicted. `which`: as session.weights has it.
+    """
+    found = Weights(load_file(file), file, "file") if file else session.weights(stage, which=which)
+    if session.rank == 0:
+        print(f"weights: {found.label}", flush=True)
+    return found
