@@ -47,6 +47,7 @@ _UNITS_BYTES = {
 }
 LONGEST_S = 10 * 365 * 86400.0
 SNAPSHOT_S = 2.0
+FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -130,8 +131,10 @@ class Stage(_Part):
     """One program of the run: `module:function`, called with `args`, or a script path, given them as flags.
 
     `weights`: what it begins with when there is nothing to resume; a path, or a table of `Weights`.
-    `quick_test_of`: another stage, whose entry, ranks, args and weights this one takes over, as far as it gives none itself; it
-    does one step of it, evaluates two batches, saves, and is done.
+    `inputs`: names of args that name files or folders which must exist, and hold something, before a session starts.
+    `preflight`: `module:function`, called before a session starts with those args that it names (runtime/inputs.py).
+    `quick_test_of`: another stage, whose entry, ranks, args, weights, inputs and preflight this one takes over, as far as it gives
+    none itself; it does one step of it, evaluates two batches, saves, and is done.
     """
 
     name: Name
@@ -142,6 +145,8 @@ class Stage(_Part):
     weights: Annotated[
         Weights | None, BeforeValidator(lambda value: {"file": value} if isinstance(value, str) else value)
     ] = None
+    inputs: list[str] = []
+    preflight: str | None = None
 
     @field_validator("args")
     @classmethod
@@ -155,9 +160,36 @@ class Stage(_Part):
     @field_validator("entry")
     @classmethod
     def _is_an_entry(cls, value: str) -> str:
-        if not (value.endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value)):
+        if not (value.endswith(".py") or re.fullmatch(FUNCTION, value)):
             raise ValueError('expected "module:function" or the path of a script, "train.py"')
         return value
+
+    @field_validator("preflight")
+    @classmethod
+    def _is_a_function(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(FUNCTION, value):
+            raise ValueError('expected "module:function"')
+        return value
+
+    @model_validator(mode="after")
+    def _inputs_are_paths_in_args(self) -> Stage:
+        for number, name in enumerate(self.inputs):
+            if name not in self.args:
+                given = ", ".join(self.args) or "none"
+                text = f"args has no {document.shown(name)}{nearest(name, self.args)}; given: {given}"
+                raise misplaced(text, ("inputs", number))
+            if not self.paths_of(name):
+                text = (
+                    f"expected the path of a file or folder, or a list of them; found {document.shown(self.args[name])}"
+                )
+                raise misplaced(text, ("args", name))
+        return self
+
+    def paths_of(self, name: str) -> list[str]:
+        """The paths that an argument names, as the plan writes them; empty where it names none."""
+        value = self.args[name]
+        paths = value if isinstance(value, list) else [value]
+        return paths if all(isinstance(path, str) and path for path in paths) else []
 
 
 class SessionPart(_Part):
@@ -489,8 +521,12 @@ class Plan(_Part):
         A plan that asks for no determinism has the hash that it had before plans could.
         """
         asked = {"deterministic"} if self.deterministic != "off" else set()
-        essence = self.model_dump(mode="json", include={"stage", "seed"} | asked, exclude_none=True)
+        looked_at = {"stage": {"__all__": {"inputs", "preflight"}}}
+        essence = self.model_dump(mode="json", include={"stage", "seed"} | asked, exclude=looked_at, exclude_none=True)
         return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_TAKEN_OVER = ("entry", "ranks", "args", "weights", "inputs", "preflight")
 
 
 def _taken_over(stage: Any, number: int, named: Mapping[str, Any]) -> Any:
@@ -506,7 +542,11 @@ def _taken_over(stage: Any, number: int, named: Mapping[str, Any]) -> Any:
             f"those of the plan: {', '.join(others) or 'none'}",
             ("stage", number, "quick_test_of"),
         )
-    return {key: found[key] for key in ("entry", "ranks", "args", "weights") if key in found} | stage
+    taken = {key: found[key] for key in _TAKEN_OVER if key in found} | stage
+    inputs, args = taken.get("inputs"), stage.get("args")
+    if "inputs" not in stage and isinstance(inputs, list) and isinstance(args, dict):
+        taken["inputs"] = [name for name in inputs if isinstance(name, str) and name in args]
+    return taken
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
@@ -613,21 +653,28 @@ def check_entries(plan: Plan, workdir: Path) -> None:
                     f"stage {stage.name!r}: there is no script {workdir / stage.entry}",
                     next_step="give entry relative to the plan's folder",
                 )
-            continue
-        module, _, function = stage.entry.partition(":")
-        path = _module_file(module, workdir)
-        if path is None:
-            raise PlanError(
-                f"stage {stage.name!r}: there is no module {module!r}",
-                f"looked in {workdir} and among what is installed",
-                next_step="mend the stage's entry",
-            )
-        names = _names_in(path)
-        if names is not None and function not in names:
-            raise PlanError(
-                f"stage {stage.name!r}: {path} has no {function!r}{nearest(function, names)}",
-                next_step="mend the stage's entry",
-            )
+        else:
+            _check_function(stage.name, "entry", stage.entry, workdir)
+        if stage.preflight:
+            _check_function(stage.name, "preflight", stage.preflight, workdir)
+
+
+def _check_function(stage: str, key: str, value: str, workdir: Path) -> None:
+    """Raises: PlanError."""
+    module, _, function = value.partition(":")
+    path = _module_file(module, workdir)
+    if path is None:
+        raise PlanError(
+            f"stage {stage!r}: there is no module {module!r}",
+            f"looked in {workdir} and among what is installed",
+            next_step=f"mend the stage's {key}",
+        )
+    names = _names_in(path)
+    if names is not None and function not in names:
+        raise PlanError(
+            f"stage {stage!r}: {path} has no {function!r}{nearest(function, names)}",
+            next_step=f"mend the stage's {key}",
+        )
 
 
 def _module_file(module: str, workdir: Path) -> Path | None:

@@ -98,6 +98,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     from orchestrator import config
     from orchestrator.report import check
     from orchestrator.runtime import claims, memory, preflight, probing
+    from orchestrator.runtime.verdicts import FAIL
 
     said, _ = load_plan(path, overrides)
     path = path.absolute()
@@ -109,7 +110,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     )
     probed, failed = list[probing.Probed](), ""
     free = memory.free_bytes()
-    if probes and not any(line.verdict == preflight.FAIL for line in lines):
+    if probes and not any(line.verdict == FAIL for line in lines):
         wants = claims.wants(plan)
         try:
             claim = claims.take(home, _Who(f"{plan.name} (check)", ""), wants)

@@ -25,8 +25,9 @@ from orchestrator.report.view import View, stamp
 from orchestrator.runtime import pools
 from orchestrator.runtime.hours import PoolHours
 from orchestrator.runtime.ledger import terms_of
-from orchestrator.runtime.preflight import FAIL, PASS, WARN, Line
+from orchestrator.runtime.preflight import loading_workers
 from orchestrator.runtime.probing import Probed
+from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def _of_probe(
         if not found.get("trials"):
             continue
         busy = one.ranks * (1 + found["num_workers"])
-        if busy > cores:
+        if busy > cores and one.ranks * loading_workers(one.stage) <= cores:  # else it is said already
             said = f"{one.ranks} ranks with {found['num_workers']} loading workers each on {cores} cores"
             lines.append(
                 Line(

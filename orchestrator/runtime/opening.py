@@ -243,7 +243,9 @@ def _go_on(
             next_step="kgorch start NEW/plan.toml, where it lies now",
         )
     notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
-    preflight.check_gpus(plan, watcher.note)
+    preflight.check_gpus(plan, watcher.note, platform=profile.name)
+    stages = attempts.open_stages(engine, run, plan)
+    preflight.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
     return _open_session(engine, run, plan, profile, lock, until)
 
 

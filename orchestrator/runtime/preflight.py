@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -27,26 +27,16 @@ from db.records import RunInfo
 from orchestrator import manifest
 from orchestrator.core import quota as core
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, PlanError
-from orchestrator.plan import Plan, check_entries
+from orchestrator.plan import Plan, Stage, check_entries
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import bringing, claims, devices, gpus, machine, pools
+from orchestrator.runtime import attempts, bringing, claims, devices, gpus, inputs, machine, pools
 from orchestrator.runtime.finding import NOWHERE, Found, Place, place_of
 from orchestrator.runtime.ledger import Terms, terms_of
-
-PASS, WARN, FAIL = "pass", "warn", "fail"
+from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Check, Line
 
 SHM = Path("/dev/shm")
 SHM_OF_LOADERS, SHM_OF_A_RANK = 64 << 20, 32 << 20
 """Bytes. NCCL's segments are 6 to 10 MB each, as its error messages say, several a rank where GPUs do not reach each other."""
-
-
-class Line(NamedTuple):
-    """`do`: what to type or change; empty where nothing is to be done."""
-
-    name: str
-    verdict: str
-    said: str
-    do: str = ""
 
 
 def lines(
@@ -66,10 +56,11 @@ def lines(
     found = machine.described(home)
     looks: list[tuple[str, Callable[[], Iterator[Line]]]] = [
         ("software", lambda: _software(found)),
-        ("gpus", lambda: _gpus(home, plan, elsewhere=elsewhere)),
+        ("gpus", lambda: _gpus(home, plan, profile.name, elsewhere=elsewhere)),
         ("memory", lambda: _memory(found)),
         ("shared memory", lambda: _shared_memory(found["shm_free"], plan)),
         ("paths", lambda: _paths(home, plan, workdir)),
+        ("inputs", lambda: _inputs(_stages_to_do(engine, plan), workdir, profile.name)),
         ("checkpoint", lambda: _checkpoint(engine, home, profile, plan, workdir, overrides)),
         ("ports", _ports),
         ("platform", lambda: _platform(plan, profile)),
@@ -98,44 +89,45 @@ def _software(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("torch", PASS, f"{found['torch']}{build}")
 
 
-class GpuCheck(NamedTuple):
-    """The result of a look at the GPUs. `what`: what is the matter, and where; `facts`: what was expected and what is; `do`: as in
-    Line.
-    """
-
-    name: str
-    verdict: str
-    what: str
-    facts: tuple[str, ...] = ()
-    do: str = ""
-
-    def line(self) -> Line:
-        return Line(self.name, self.verdict, "; ".join((self.what, *self.facts)), self.do)
-
-
-def check_gpus(plan: Plan, note: Callable[[str], None]) -> None:
+def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -> None:
     """Before a session is opened. Warnings go to `note`, a line each. While the driver is silent nothing is said: the claim of
     the GPUs refuses the session then (runtime/claims.py).
 
     Raises: KgorchError where the plan cannot train as it says.
     """
     try:
-        checks = list(examine(devices.accelerators(), plan))
+        checks = list(examine(devices.accelerators(), plan, platform=platform))
     except gpus.DriverSilent:
         return
     for check in checks:
-        if check.verdict == FAIL:
-            raise KgorchError(check.what, *check.facts, next_step=check.do)
+        check.refuse()
     for check in checks:
         if check.verdict == WARN:
-            note("; ".join((check.what, *check.facts, check.do)))
+            note(check.text)
 
 
-def examine(accelerators: devices.Accelerators, plan: Plan, *, elsewhere: bool = False) -> Iterator[GpuCheck]:
+def check_data(stages: Sequence[Stage], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
+    """Before a session is opened: what its stages read. What their own `preflight` answers goes to `note`, and each warning.
+
+    Raises: KgorchError where something is missing, or a stage's `preflight` refuses.
+    """
+    for check in [*_cores(stages), *inputs.paths(stages, workdir, platform)]:
+        check.refuse()
+        if check.verdict == WARN:
+            note(check.text)
+    for check in inputs.calls(stages, workdir):
+        check.refuse()
+        note(f"{check.name}: {check.text}")
+
+
+def examine(
+    accelerators: devices.Accelerators, plan: Plan, *, elsewhere: bool = False, platform: str = ""
+) -> Iterator[Check]:
     """Whether the plan's ranks find the GPUs that they need, and can use them; the first result is named "gpus".
 
     Args:
         elsewhere: it is another machine's GPUs that are meant: fewer here are no failure.
+        platform: whose settings have a GPU switched on (platforms/detect.py); empty where nobody knows.
     """
     visible, minimum = accelerators.visible, plan.session.gpus or 0
     count = len(visible.gpus)
@@ -145,27 +137,27 @@ def examine(accelerators: devices.Accelerators, plan: Plan, *, elsewhere: bool =
         yield _invalid(accelerators)
     elif count < minimum and elsewhere:
         what = f"the plan needs {minimum}; visible: {count} ({models}): its ranks are probed here all the same"
-        yield GpuCheck("gpus", WARN, what, do="kgorch check there, before a start")
+        yield Check("gpus", WARN, what, do="kgorch check there, before a start")
     elif count < minimum:
-        yield _missing(accelerators, minimum)
+        yield _missing(accelerators, minimum, platform)
     elif visible.is_hidden:
         what = f"none is visible: {_hides(accelerators)}; training would run on the CPU"
-        yield GpuCheck("gpus", PASS, what, do="unset CUDA_VISIBLE_DEVICES to use them" if accelerators.gpus else "")
+        yield Check("gpus", PASS, what, do="unset CUDA_VISIBLE_DEVICES to use them" if accelerators.gpus else "")
     elif count and ranks > count and accelerators.torch_cuda != "":
         what = f"{ranks} ranks share {_gpus_in_words(count)} ({models})"
         why = "NCCL refuses two ranks on one GPU, so they communicate over gloo, through host memory, which is slower"
-        yield GpuCheck("gpus", WARN, what, (why,), 'ranks = "auto" starts one rank a GPU')
+        yield Check("gpus", WARN, what, (why,), 'ranks = "auto" starts one rank a GPU')
     else:
-        yield GpuCheck("gpus", PASS, f"{count} visible ({models}); {ranks} ranks at most")
+        yield Check("gpus", PASS, f"{count} visible ({models}); {ranks} ranks at most")
     if count:
         yield from _cuda(accelerators)
         yield from _mig(accelerators)
 
 
-def _invalid(accelerators: devices.Accelerators) -> GpuCheck:
+def _invalid(accelerators: devices.Accelerators) -> Check:
     visible, indices = accelerators.visible, ",".join(str(index) for index in accelerators.gpus)
     rest = ", of which CUDA would use only what comes before that entry" if visible.gpus else ""
-    return GpuCheck(
+    return Check(
         "gpus",
         FAIL,
         f"CUDA_VISIBLE_DEVICES is not valid: {visible.problem}",
@@ -174,7 +166,14 @@ def _invalid(accelerators: devices.Accelerators) -> GpuCheck:
     )
 
 
-def _missing(accelerators: devices.Accelerators, minimum: int) -> GpuCheck:
+_SWITCH = {
+    "kaggle": "in the notebook: Settings, Accelerator, {gpus} (of a pushed one: enable_gpu in kernel-metadata.json)",
+    "colab": "Runtime, Change runtime type, T4 GPU",
+}
+"""Where a platform has a GPU switched on."""
+
+
+def _missing(accelerators: devices.Accelerators, minimum: int, platform: str) -> Check:
     count, total = len(accelerators.visible.gpus), len(accelerators.gpus)
     if accelerators.visible.is_hidden:
         why, do = _hides(accelerators), "unset CUDA_VISIBLE_DEVICES"
@@ -185,11 +184,13 @@ def _missing(accelerators: devices.Accelerators, minimum: int) -> GpuCheck:
     else:
         why = "the driver shows no GPU" if accelerators.inventory else "no NVIDIA driver answers"
         do = "switch the accelerator on, see what nvidia-smi says"
+    if platform in _SWITCH and count == total:
+        do = _SWITCH[platform].format(gpus="GPU T4 x2" if minimum == 2 else "GPU T4 x2 or GPU P100")
     what = f"the plan needs {_gpus_in_words(minimum)} (session.gpus = {minimum}), and CUDA sees {count or 'none'}"
-    return GpuCheck("gpus", FAIL, what, (why,), f"{do}; or take session.gpus out of the plan")
+    return Check("gpus", FAIL, what, (why,), f"{do}; or take session.gpus out of the plan")
 
 
-def _cuda(accelerators: devices.Accelerators) -> Iterator[GpuCheck]:
+def _cuda(accelerators: devices.Accelerators) -> Iterator[Check]:
     """Whether the driver takes the CUDA that PyTorch is built for. Minor versions are compatible within a major one."""
     inventory, cuda = accelerators.inventory, accelerators.torch_cuda
     if inventory is None or cuda is None:
@@ -197,36 +198,34 @@ def _cuda(accelerators: devices.Accelerators) -> Iterator[GpuCheck]:
     on_cpu = "export CUDA_VISIBLE_DEVICES= to train on the CPU"
     if not cuda:
         what = "this PyTorch is built without CUDA and cannot use the GPUs: training would run on the CPU"
-        yield GpuCheck("cuda", WARN, what, do=f"install a PyTorch built for CUDA; or {on_cpu} without this line")
+        yield Check("cuda", WARN, what, do=f"install a PyTorch built for CUDA; or {on_cpu} without this line")
         return
     if inventory.cuda is None:
         what = f"the driver {inventory.driver} does not say which CUDA it takes"
-        yield GpuCheck("cuda", WARN, what, do="see what nvidia-smi says")
+        yield Check("cuda", WARN, what, do="see what nvidia-smi says")
         return
     major, minor = inventory.cuda
     takes = f"the driver {inventory.driver} takes CUDA up to {major}.{minor}"
     if major >= int(cuda.split(".")[0]):
-        yield GpuCheck("cuda", PASS, takes)
+        yield Check("cuda", PASS, takes)
     else:
         what = f"the driver is too old for this PyTorch: {takes}, and PyTorch is built for CUDA {cuda}"
         do = f"update the driver; or install a PyTorch built for CUDA {major}; or {on_cpu}"
-        yield GpuCheck("cuda", FAIL, what, do=do)
+        yield Check("cuda", FAIL, what, do=do)
 
 
-def _mig(accelerators: devices.Accelerators) -> Iterator[GpuCheck]:
+def _mig(accelerators: devices.Accelerators) -> Iterator[Check]:
     visible = accelerators.visible.gpus
     whole = "the memory and utilization that kgorch status shows are the whole GPU's"
     if any(gpu.is_mig for gpu in visible):
         what = "CUDA_VISIBLE_DEVICES names a MIG instance: a process can use one alone, so one rank trains on it"
-        yield GpuCheck("mig", WARN, what, (whole,), 'ranks = 1, or "auto"')
+        yield Check("mig", WARN, what, (whole,), 'ranks = 1, or "auto"')
     elif indices := [
         str(gpu.index) for gpu in visible if gpu.index is not None and accelerators.gpus[gpu.index].has_mig
     ]:
         what = f"GPU {', '.join(indices)}: MIG mode is on, and CUDA_VISIBLE_DEVICES names no instance"
         why = "CUDA takes the first instance that it finds, and no GPU at all where there is none"
-        yield GpuCheck(
-            "mig", WARN, what, (why, whole), "nvidia-smi -L lists them; export CUDA_VISIBLE_DEVICES=MIG-<UUID>"
-        )
+        yield Check("mig", WARN, what, (why, whole), "nvidia-smi -L lists them; export CUDA_VISIBLE_DEVICES=MIG-<UUID>")
 
 
 def _hides(accelerators: devices.Accelerators) -> str:
@@ -243,13 +242,13 @@ def _visible_gpus(accelerators: devices.Accelerators) -> Iterator[devices.Gpu]:
         yield accelerators.gpus[gpu.index] if gpu.index is not None else devices.Gpu(gpu.uuid, gpu.entry, has_mig=True)
 
 
-def _gpus(home: Path, plan: Plan, *, elsewhere: bool) -> Iterator[Line]:
+def _gpus(home: Path, plan: Plan, platform: str, *, elsewhere: bool) -> Iterator[Line]:
     try:
         accelerators = devices.accelerators()
     except gpus.DriverSilent as error:
         yield Line("gpus", FAIL, str(error), "see what nvidia-smi says")
         return
-    for check in examine(accelerators, plan, elsewhere=elsewhere):
+    for check in examine(accelerators, plan, elsewhere=elsewhere, platform=platform):
         yield check.line()
     universe = claims.visible()
     free, shared = claims.states(home, universe)
@@ -319,6 +318,43 @@ def _paths(home: Path, plan: Plan, workdir: Path) -> Iterator[Line]:
         for key, value in stage.args.items():
             if isinstance(value, str) and (workdir / value).exists() and not os.access(workdir / value, os.R_OK):
                 yield Line(f"stage {number + 1}", FAIL, f"{key} = {value!r} cannot be read", "see its permissions")
+
+
+def _stages_to_do(engine: Engine, plan: Plan) -> list[Stage]:
+    known = runs.newest(engine, plan.name)
+    if known is None:
+        return plan.stage
+    return [] if known.state == "finished" else attempts.open_stages(engine, known, plan)
+
+
+def _inputs(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[Line]:
+    """What the stages' own functions say is asked only where all that they read is there."""
+    checks = [*_cores(stages), *inputs.paths(stages, workdir, platform)]
+    for check in checks:
+        yield check.line()
+    if not any(check.verdict == FAIL for check in checks):
+        for check in inputs.calls(stages, workdir):
+            yield check.line()
+
+
+def loading_workers(stage: Stage) -> int:
+    """Of a rank, as far as an argument `num_workers` tells; else 0."""
+    told = stage.args.get("num_workers")
+    return told if isinstance(told, int) else 0
+
+
+def _cores(stages: Sequence[Stage]) -> Iterator[Check]:
+    """Loading workers of all ranks against the cores of this machine: the stage that has most of them."""
+    cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")
+    with contextlib.suppress(gpus.DriverSilent):
+        for stage in stages:
+            workers, ranks = loading_workers(stage), devices.ranks_for(stage.ranks)
+            if ranks * workers > max(cores, worst[0] * worst[1]):
+                worst = ranks, workers, stage.name
+    if worst[0]:
+        ranks, workers, name = worst
+        what = f"stage {name!r} has {ranks * workers} loading workers ({workers} a rank) on {cores} cores"
+        yield Check("cores", WARN, what, do=f"num_workers = {cores // ranks}; kgorch doctor tells which number is best")
 
 
 def _writable(name: str, folder: Path) -> Line:

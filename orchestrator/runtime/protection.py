@@ -47,11 +47,16 @@ def handed_on() -> dict[str, str]:
     return {VARIABLE: f"{_usual[0]}:{_usual[1]}"} if _usual else {}
 
 
+def score_of_ranks() -> int | None:
+    """Of what is started for the person; None in a process that is not protected."""
+    return (_usual[1] if _is_spared else min(_usual[1] + EXPOSED, 1000)) if _usual else None
+
+
 def for_ranks() -> None:
     """In a process that is about to become torchrun."""
-    if _usual:
+    if _usual and (score := score_of_ranks()) is not None:
         os.umask(_usual[0])
-        _set_score(_usual[1] if _is_spared else min(_usual[1] + EXPOSED, 1000))
+        _set_score(score)
 
 
 def _score() -> int:
