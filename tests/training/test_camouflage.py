@@ -12,25 +12,27 @@ import ranks
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
 from torchmetrics.functional.classification import binary_jaccard_index
 
 from orchestrator import manifest
+from orchestrator.errors import KgorchError
 from orchestrator.worker import starting
 from orchestrator.worker.activation import blocks
 from workloads.camouflage import predict, train
-from workloads.camouflage.data import DataError, Pairs, read
+from workloads.camouflage.data import DataError, Pairs, drawn, read
 from workloads.camouflage.edgenext import EdgeNeXt
-from workloads.camouflage.make_animals import make_pair
-from workloads.camouflage.model import (
+from workloads.camouflage.loss import (
     LOSS_LIMIT,
-    CamouflageNet,
-    frozen_at,
-    iou_parts,
+    Loss,
+    mask_loss,
+    outline_loss,
     outline_weight,
-    seven_experts,
+    steepness,
     structure_loss,
-    total_loss,
 )
+from workloads.camouflage.make_animals import make_pair
+from workloads.camouflage.model import CamouflageNet, experts_of, frozen_at, iou_parts
 
 SIZE, TINY = 64, {"dims": [8, 16, 16, 16], "depths": [1, 1, 2, 1], "heads": 2, "width": 16}
 LISTING = Path(__file__).parents[1] / "promises" / "edgenext_base.txt"
@@ -38,9 +40,12 @@ LISTING = Path(__file__).parents[1] / "promises" / "edgenext_base.txt"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for number in range(12):
-        part = "Train" if number < 8 else "Test"
-        make_pair(tmp_path / "animals" / part, f"COD10K-CAM-5-Other-{number}", size=72, seed=0, number=number)
+    """8 pictures to train on, 2 to validate, 4 to test."""
+    names = [f"COD10K-CAM-5-Other-69-Other-{number}" for number in range(99)]
+    validation = [name for name in names if drawn("split", name) < 0.1]
+    others = [name for name in names if name not in validation]
+    for number, name in enumerate([*others[:8], *validation[:2], *others[8:12]]):
+        make_pair(tmp_path / "animals" / ("Train" if number < 10 else "Test"), name, size=72, seed=0, number=number)
     return tmp_path / "animals"
 
 
@@ -60,10 +65,11 @@ def batch_of(root: Path, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_same_seed_makes_the_same_files_and_another_number_others(root, tmp_path):
     make_pair(tmp_path / "again", "a", size=72, seed=0, number=0)
-    for kind, end in (("Image", "jpg"), ("GT_Object", "png")):
+    first, second = Pairs(root, "Train", SIZE).pairs[:2]
+    for kind, end in (("Image", "jpg"), ("GT_Object", "png"), ("GT_Edge", "png")):
         made = (tmp_path / "again" / kind / f"a.{end}").read_bytes()
-        first, second = sorted((root / "Train" / kind).iterdir())[:2]
-        assert made == first.read_bytes() != second.read_bytes()
+        own, other = (root / "Train" / kind / f"{pair.name}.{end}" for pair in (first, second))
+        assert made == own.read_bytes() != other.read_bytes()
 
 
 def test_neither_colour_nor_light_gives_the_animal_away_but_its_grain_does(root):
@@ -117,8 +123,11 @@ def test_nothing_is_read_before_its_turn(root):
 
 def test_masks_may_lie_in_gt_and_names_choose_which_pictures(root):
     (root / "Train" / "GT_Object").rename(root / "Train" / "GT")
-    first = next((root / "Train" / "Image").iterdir())
-    first.rename(first.with_name("COD10K-NonCAM-1.jpg"))  # it has no mask, and is not asked for
+    (root / "Train" / "Image").rename(root / "Train" / "Imgs")
+    first = root / "Train" / "Imgs" / f"{Pairs(root, 'Train', SIZE).pairs[0].name}.jpg"
+    first.rename(
+        first.with_name("COD10K-NonCAM-3-Terrestrial-0-Background-1.jpg")
+    )  # it has no mask, and is not asked for
     assert len(Pairs(root, "Train", SIZE, names="COD10K-CAM-*")) == 7
 
 
@@ -229,7 +238,7 @@ def test_the_backbone_gives_features_at_four_strides_and_the_network_a_mask_and_
 
 
 def test_seven_experts_look_each_in_its_own_way(net):
-    experts = seven_experts(16)
+    experts = experts_of(16)
     assert len(experts) == len(net.mixture.experts) == 7
     dot = torch.zeros(1, 16, 33, 33)
     dot[..., 16, 16] = 1.0
@@ -240,6 +249,13 @@ def test_seven_experts_look_each_in_its_own_way(net):
         rows = seen.abs().sum((0, 1, 3)).nonzero().flatten()
         reached.append((int(rows.max() - rows.min()) + 1, len(rows)))
     assert reached == [(1, 1), (3, 3), (7, 7), (5, 3), (9, 3), (5, 5), (33, 33)]
+
+
+def test_the_number_of_experts_is_an_argument():
+    assert [len(CamouflageNet(**TINY, experts=count).mixture.experts) for count in (1, 3, 7)] == [1, 3, 7]
+    with pytest.raises(KgorchError, match="experts = 8") as caught:
+        CamouflageNet(**TINY, experts=8)
+    assert "1 to 7" in caught.value.facts[0]
 
 
 def test_the_router_weights_the_experts_at_each_place_and_pays_for_using_one_alone(net):
@@ -271,7 +287,7 @@ def test_it_learns_a_batch(net, root):
     first = iou_parts(net(image).mask, mask)[0] / 4
     losses = []
     for _ in range(20):
-        loss = total_loss(net(image), mask, 0.01)
+        loss = Loss()(net(image), mask)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -284,11 +300,12 @@ def test_it_learns_a_batch(net, root):
 # Loss and score
 
 
-def test_every_output_takes_part_in_the_loss(net, root):
+@pytest.mark.parametrize("kind", ["bce_iou_edge", "structure"])
+def test_every_output_takes_part_in_the_loss(net, root, kind):
     answer = net(batch_of(root, 2)[0])
     for part in (answer.mask, *answer.sides, answer.balance):
         part.retain_grad()
-    total_loss(answer, batch_of(root, 2)[1], balance=0.01).backward()
+    Loss(kind)(answer, batch_of(root, 2)[1]).backward()
     assert all(part.grad.abs().sum() > 0 for part in (answer.mask, *answer.sides, answer.balance))
 
 
@@ -305,6 +322,58 @@ def test_the_loss_is_small_for_the_truth_large_for_its_opposite_and_clamped_at_b
     assert structure_loss(lost, mask, weight).isnan().tolist() == [True, False], "what is no number is left to be seen"
 
 
+def test_the_users_loss_is_five_entropies_three_ious_two_edges_and_the_sides_mean(net, root):
+    image, mask = batch_of(root, 2)
+    answer = net(image)
+    found = answer.mask.sigmoid()
+    entropy = torch.nn.functional.binary_cross_entropy(found, mask)
+    ious = [(f * m).sum() / (f + m - f * m).sum() for f, m in zip(found, mask, strict=True)]
+    edge = (steepness(found) - steepness(mask)).square().mean()
+    sides = [
+        torch.nn.functional.binary_cross_entropy(
+            side.sigmoid(), torch.nn.functional.adaptive_avg_pool2d(mask, side.shape[2:])
+        )
+        for side in answer.sides
+    ]
+    expected = 5 * entropy + 3 * (1 - sum(ious) / 2) + 2 * edge + 0.4 * sum(sides) / 4
+    assert Loss(balance=0.0)(answer, mask).item() == pytest.approx(expected.item(), rel=1e-4)
+    assert Loss(balance=0.0, deep=0.0)(answer, mask).item() == pytest.approx(
+        (expected - 0.1 * sum(sides)).item(), rel=1e-4
+    )
+    with pytest.raises(KgorchError, match="did you mean 'structure'"):
+        Loss("structur").check()
+
+
+def test_the_users_loss_knows_the_truth_and_neither_overflow_nor_nan_is_hidden_or_spread(root):
+    _, mask = batch_of(root, 2)
+    surely = (mask * 2 - 1) * 1e4
+    assert mask_loss(surely, mask, edges=True).max() < 1e-2 and mask_loss(-surely, mask, edges=True).min() > 70
+    assert torch.isfinite(mask_loss(surely * float("inf"), mask, edges=True)).all()
+    surely[0, 0, 0, 0] = float("nan")
+    assert mask_loss(surely, mask, edges=True).isnan().tolist() == [True, False]
+    step = torch.zeros(1, 1, 8, 8)
+    step[..., 4:] = 1
+    assert steepness(step)[0, 0, 3].tolist() == pytest.approx([0, 0, 4, 4, 0, 0], abs=4e-3)
+
+
+def test_the_output_for_outlines_learns_those_of_gt_edge_and_takes_the_edge_terms_place(root):
+    edges = torch.stack([Pairs(root, "Train", SIZE, edges=True)[index].edge for index in range(2)])
+    _, mask = batch_of(root, 2)
+    net = CamouflageNet(**TINY, edge=True)
+    answer = net(batch_of(root, 2)[0])
+    answer.edge.retain_grad()
+    plain = (
+        Loss()(answer._replace(edge=None), mask)
+        - 2 * (steepness(answer.mask.sigmoid()) - steepness(mask)).square().mean()
+    )
+    loss = Loss()(answer, mask, edges)
+    assert loss.item() == pytest.approx((plain + 2 * outline_loss(answer.edge, edges).mean()).item(), rel=1e-5)
+    loss.backward()
+    assert answer.edge.grad.abs().sum() > 0
+    assert outline_loss((edges * 2 - 1) * 20, edges).max() < 0.01
+    assert outline_loss((1 - edges * 2) * 20, edges).min() > 0.9
+
+
 def test_the_outline_weighs_more_and_summing_along_the_axes_is_the_mean_around(root):
     _, mask = batch_of(root, 2)
     weight = outline_weight(mask)
@@ -313,13 +382,13 @@ def test_the_outline_weighs_more_and_summing_along_the_axes_is_the_mean_around(r
     assert weight.min() >= 1 and weight.max() <= 6
 
 
-def test_parts_of_a_batch_weighted_by_their_size_give_the_loss_of_the_whole(net, root):
+@pytest.mark.parametrize("kind", ["bce_iou_edge", "structure"])
+def test_parts_of_a_batch_weighted_by_their_size_give_the_loss_of_the_whole(net, root, kind):
     image, mask = batch_of(root, 6)
     with torch.no_grad():
-        whole = total_loss(net(image), mask, 0.01)
+        whole = Loss(kind)(net(image), mask)
         parts = [
-            total_loss(net(image[first:end]), mask[first:end], 0.01) * (end - first) / 6
-            for first, end in ((0, 4), (4, 6))
+            Loss(kind)(net(image[first:end]), mask[first:end]) * (end - first) / 6 for first, end in ((0, 4), (4, 6))
         ]
     assert whole.item() == pytest.approx(sum(parts).item(), rel=1e-5)
 
@@ -357,7 +426,7 @@ def test_a_frozen_part_is_moved_by_neither_gradient_nor_weight_decay_and_a_thawe
     def moved(frozen: int) -> list[bool]:
         before = weights()
         net.freeze(frozen)
-        total_loss(net(image), mask, 0.01).backward()
+        Loss()(net(image), mask).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return [not torch.equal(old, new) for old, new in zip(before, weights(), strict=True)]
@@ -376,7 +445,7 @@ def saved(attempt: ranks.Attempt) -> tuple[Path, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_run_cut_while_a_part_is_frozen_thaws_it_all_the_same_with_the_bits_of_an_uncut_one(root, tmp_path, count):
     args = {**TINY, "data": str(root), "size": SIZE, "global_batch": 4, "epochs": 2, "warmup": 0, "lr": 1e-2,
-            "weight_decay": 0.5, "frozen": 3, "unfreeze_every": 1}  # fmt: skip
+            "weight_decay": 0.5, "frozen": 3, "unfreeze_every": 1, "ema": 0.9, "edges": "GT_Edge", "experts": 3}  # fmt: skip
     entry = f"{train.__name__}:main"
     uncut = ranks.run(tmp_path / "uncut", entry, count, args)
     cut = ranks.run(tmp_path / "cut", entry, count, args, stop_at=1)
@@ -390,6 +459,15 @@ def test_a_run_cut_while_a_part_is_frozen_thaws_it_all_the_same_with_the_bits_of
         uncut.folder / "outputs" / "metrics.csv"
     ).read_text()
 
+    averaged = {name.removeprefix("ema.module."): tensor for name, tensor in thawed.items() if "ema.module." in name}
+    assert resumed.weights.keys() > {"ema.n_averaged"} and averaged.keys() > {"edge.weight", "trained_size"}
+    assert not torch.equal(averaged["edge.weight"], thawed["model.edge.weight"])
+    if count == 1:
+        smaller = ranks.run(tmp_path / "smaller", entry, count, args | {"size": 32}, resume=str(folder))
+        assert smaller.codes == [0] * count, smaller.said()
+        sizes = [int(saved(attempt)[1]["model.trained_size"]) for attempt in (resumed, smaller)]
+        assert sizes == [SIZE, 32], "what a rung of the memory ladder sets, not what was restored"
+
     def moved(*parts: str) -> set[bool]:
         names = [name for name in frozen if name.startswith(tuple(f"model.backbone.{part}." for part in parts))]
         return {not torch.equal(frozen[name], thawed[name]) for name in names}
@@ -397,6 +475,27 @@ def test_a_run_cut_while_a_part_is_frozen_thaws_it_all_the_same_with_the_bits_of
     assert moved("stem", "stages.0", "stages.1") == {False}, "they are frozen to the end"
     assert True in moved("stages.2"), "it thaws in the second epoch"
     assert True in moved("stages.3")
+
+
+def test_with_ema_the_average_is_scored_and_written_and_not_what_the_optimizer_moves(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    moved, judged = [], []
+
+    def wrapped(net: CamouflageNet, **options: object) -> DistributedDataParallel:
+        moved.append(net)
+        return DistributedDataParallel(net, **options)
+
+    monkeypatch.setattr(train, "DistributedDataParallel", wrapped)
+    monkeypatch.setattr(train, "iou", lambda session, net, *rest: judged.append(net) or 0.5)
+    train.main(
+        str(root), **TINY, size=SIZE, global_batch=4, epochs=1, warmup=0, lr=1e-2, weight_decay=0.0, ema=0.75, seed=0
+    )
+    [own], [average] = moved, judged
+    written = load_file("outputs/camouflage.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in average.state_dict().items())
+    assert int(average.trained_size) == SIZE
+    away = [not torch.equal(old, new) for old, new in zip(average.parameters(), own.parameters(), strict=True)]
+    assert average is not own and sum(away) > len(away) / 2
 
 
 def test_what_was_found_is_shown_beside_the_truth_and_in_red_over_the_picture():
@@ -413,17 +512,21 @@ def test_trained_and_painted_alone_with_a_broken_picture_left_out_and_named(root
     monkeypatch.chdir(tmp_path)
     for name in ("KGORCH_LAUNCH", "MASTER_ADDR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    broken = sorted((root / "Test" / "Image").iterdir())[0]
-    broken.write_bytes(broken.read_bytes()[:500])
+    for part in ("Train", "Test"):
+        broken = Pairs(root, part, SIZE).pairs[0].image
+        broken.write_bytes(broken.read_bytes()[:500])
     args = {**TINY, "data": str(root), "size": SIZE, "global_batch": 4, "skip_broken": True}
     train.main(**args, epochs=1, warmup=0, seed=0)
-    assert broken.name in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "left out: COD10K" in said and broken.name not in said, "Test is not looked at"
     table = (tmp_path / "outputs" / "metrics.csv").read_text().splitlines()
-    assert table[0] == "epoch,frozen,iou" and len(table) == 2
+    assert table[0] == "epoch,frozen,size,iou" and len(table) == 2
 
-    predict.main(**args, weights="outputs/camouflage.safetensors")
+    predict.main(str(root), global_batch=4, weights="outputs/camouflage.safetensors", skip_broken=True)
     scores = json.loads((tmp_path / "outputs" / "scores.json").read_text())
     assert scores["pictures"] == 3 and 0 <= scores["iou"] <= 1
+    assert scores["part"] == "Test" and scores["size"] == SIZE, "read off the weights, as the network is"
+    assert scores["weights"]["which"] == "file"
     masks = sorted((tmp_path / "outputs" / "masks").iterdir())
     assert len(masks) == 3 and all(Image.open(path).size == (72, 72) for path in masks)
     assert Image.open(tmp_path / "outputs" / "overview.png").size == (4 * 72, 3 * 72)

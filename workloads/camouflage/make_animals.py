@@ -26,10 +26,18 @@ def make_pair(folder: Path, name: str, size: int, seed: int, number: int) -> Non
     share_HW1 = (0.5 + 0.22 * grain_HW + 0.08 * light_HW).clip(0, 1)[..., None]
     image_HWC = low + (high - low) * share_HW1 + random.normal(0, 4, (size, size, 3))
 
-    for kind in ("Image", "GT_Object"):
+    for kind in ("Image", "GT_Object", "GT_Edge"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     Image.fromarray(image_HWC.clip(0, 255).astype(np.uint8)).save(folder / "Image" / f"{name}.jpg", quality=92)
     Image.fromarray(mask_HW.astype(np.uint8) * 255).save(folder / "GT_Object" / f"{name}.png")
+    Image.fromarray(outline(mask_HW).astype(np.uint8) * 255).save(folder / "GT_Edge" / f"{name}.png")
+
+
+def outline(mask_HW: np.ndarray) -> np.ndarray:
+    """The animal's outermost pixels [H, W]."""
+    around_HW = np.pad(mask_HW, 1, mode="edge")
+    inner_HW = around_HW[:-2, 1:-1] & around_HW[2:, 1:-1] & around_HW[1:-1, :-2] & around_HW[1:-1, 2:]
+    return mask_HW & ~inner_HW
 
 
 def grain(random: np.random.Generator, size: int, wave_px: float) -> np.ndarray:
@@ -60,14 +68,14 @@ def main() -> None:
         epilog="example: python -m workloads.camouflage.make_animals animals --train 320 --size 96",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
-    parser.add_argument("--train", type=int, default=320, help="pictures to train on (default: 320)")
+    parser.add_argument("--train", type=int, default=320, help="pictures to train and validate on (default: 320)")
     parser.add_argument("--test", type=int, default=48, help="pictures to score (default: 48)")
     parser.add_argument("--size", type=int, default=80, help="rows and columns of each (default: 80)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same files (default: 0)")
     options = parser.parse_args()
     for number in range(options.train + options.test):
         part = "Train" if number < options.train else "Test"
-        make_pair(options.out / part, f"COD10K-CAM-5-Other-{number + 1}", options.size, options.seed, number)
+        make_pair(options.out / part, f"COD10K-CAM-5-Other-69-Other-{number + 1}", options.size, options.seed, number)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,24 @@
-"""The network that finds a camouflaged animal: backbone, decoder with a side output at each scale, seven experts at the end.
+"""The network that finds a camouflaged animal: backbone, decoder with a side output at each scale, experts at the end.
 
-Axes: B batch, C channels, H rows, W columns, X experts. Normalised by layer or group and never by batch, and every loss is
-taken of each sample alone and averaged, so microbatches and ranks of any number give the same result.
+Axes: B batch, C channels, H rows, W columns, X experts. Normalised by layer or group and never by batch, so microbatches and
+ranks of any number give the same result. The loss is in loss.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, interpolate
+from torch.nn.functional import avg_pool2d, interpolate
 
+from orchestrator.errors import KgorchError
+from workloads.camouflage.data import DIVISOR
 from workloads.camouflage.edgenext import PARTS, EdgeNeXt
 
-DIVISOR = 32
-"""Sides of a picture must be multiples of it."""
-
-SIDE_WEIGHTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Of the side outputs, the coarsest first, beside 1 for the mask itself (as in F3Net)."""
-
-LOGIT_LIMIT, LOSS_LIMIT = 15.0, 10.0
-"""The two clamps: half precision cannot overflow in a sigmoid, and one picture cannot outweigh all others. Neither hides
-what is no number: clamp(NaN) is NaN, which is for [health] of the plan to see."""
+MOST_EXPERTS = 7
 
 
 class Answer(NamedTuple):
@@ -31,7 +26,8 @@ class Answer(NamedTuple):
 
     mask: Tensor  # logits [B, 1, H, W]
     sides: list[Tensor]  # logits [B, 1, H/s, W/s] for s = 32, 16, 8, 4
-    balance: Tensor  # [B]: 0 when the experts are asked equally, 6 when one does it all
+    balance: Tensor  # [B]: 0 when the experts are asked equally, X - 1 when one does it all
+    edge: Tensor | None = None  # logits [B, 1, H/4, W/4] of the outline, where the network was made with `edge`
 
 
 def conv_norm(before: int, channels: int, kernel: int) -> nn.Sequential:
@@ -84,23 +80,28 @@ class Expert(nn.Module):
         return self.mix(self.norm(self.look(x_BCHW)))
 
 
-def seven_experts(width: int) -> nn.ModuleList:
-    """A point, near, wide, two with gaps, edges, the scene."""
+def experts_of(width: int, count: int = MOST_EXPERTS) -> nn.ModuleList:
+    """The first so many of: a point, near, wide, two with gaps, edges, the scene."""
+    if not 1 <= count <= MOST_EXPERTS:
+        raise KgorchError(
+            f"experts = {count}", f"expected 1 to {MOST_EXPERTS}: each looks in a way of its own",
+            next_step=f"give experts = {min(max(count, 1), MOST_EXPERTS)}",
+        )  # fmt: skip
 
     def depthwise(kernel: int, gap: int = 1) -> nn.Conv2d:
         return nn.Conv2d(width, width, kernel, padding=kernel // 2 * gap, dilation=gap, groups=width)
 
     looks = (nn.Identity(), depthwise(3), depthwise(7), depthwise(3, 2), depthwise(3, 4), Edges(), Scene())
-    return nn.ModuleList(Expert(look, width) for look in looks)
+    return nn.ModuleList(Expert(look, width) for look in looks[:count])
 
 
 class Mixture(nn.Module):
-    """Seven experts, and a router that weights them at each place of each picture; all are asked, softly."""
+    """Experts, and a router that weights them at each place of each picture; all are asked, softly."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, experts: int) -> None:
         super().__init__()
-        self.experts = seven_experts(width)
-        self.near, self.scene = nn.Conv2d(width, len(self.experts), 3, padding=1), nn.Linear(width, len(self.experts))
+        self.experts = experts_of(width, experts)
+        self.near, self.scene = nn.Conv2d(width, experts, 3, padding=1), nn.Linear(width, experts)
         self.mask = nn.Sequential(conv_norm(width, width, 3), nn.Conv2d(width, 1, 1))
 
     def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,16 +114,47 @@ class Mixture(nn.Module):
 
 
 class CamouflageNet(nn.Module):
-    """Args: dims, depths, heads: of the backbone. width: channels of decoder and experts, a multiple of 8."""
+    """Args:
+    dims, depths, heads: of the backbone. width: channels of decoder and experts, a multiple of 8.
+    experts: 1 to 7. edge: with an output for the outline, at the finest scale.
+
+    Attributes:
+        trained_size: int64 scalar, rows and columns of the pictures that it was trained on, 0 before. A buffer, so that every
+            checkpoint and every exported file says it, also where the memory ladder has changed it.
+    """
+
+    trained_size: Tensor
 
     def __init__(
         self, dims: Sequence[int] = (80, 160, 288, 584), depths: Sequence[int] = (3, 3, 9, 3), heads: int = 8,
-        width: int = 64,
+        width: int = 64, *, experts: int = MOST_EXPERTS, edge: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.backbone = EdgeNeXt(dims, depths, heads)
         self.levels = nn.ModuleList(Level(features, width) for features in reversed(dims))
-        self.mixture = Mixture(width)
+        self.mixture = Mixture(width, experts)
+        self.edge = nn.Conv2d(width, 1, 1) if edge else None
+        self.register_buffer("trained_size", torch.tensor(0))
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> CamouflageNet:
+        """The network that these weights are of, with them; its sizes are read off their shapes. Raises KgorchError."""
+        try:
+            stages = range(PARTS)
+            dims = [len(weights[f"backbone.stages.{stage}.blocks.0.norm.weight"]) for stage in stages]
+            blocks = [re.match(r"backbone\.stages\.(\d+)\.blocks\.(\d+)\.", name) for name in weights]
+            depths = [len({found[2] for found in blocks if found and int(found[1]) == stage}) for stage in stages]
+            heads = len(weights[f"backbone.stages.1.blocks.{depths[1] - 1}.xca.temperature"])
+            experts, width = weights["mixture.near.weight"].shape[:2]
+            net = cls(dims, depths, heads, width, experts=experts, edge="edge.weight" in weights)
+            net.load_state_dict(weights)
+        except (KeyError, RuntimeError) as problem:
+            raise KgorchError(
+                "these weights are not of this network",
+                f"expected names like mixture.near.weight, found {len(weights)} like {min(weights, default='none')}: {problem}",
+                next_step="python -m workloads.camouflage.convert FILE OUT.safetensors    (says what a file of weights holds)",
+            ) from problem
+        return net
 
     def freeze(self, parts: int) -> None:
         """From the next forward on the first so many parts of the backbone take no gradients, and cost no backward."""
@@ -144,7 +176,7 @@ class CamouflageNet(nn.Module):
             x_BCHW, side_BCHW = level(features_BCHW, x_BCHW)
             sides.append(side_BCHW)
         mask_BCHW, balance_B = self.mixture(x_BCHW)
-        return Answer(enlarged(mask_BCHW, size), sides, balance_B)
+        return Answer(enlarged(mask_BCHW, size), sides, balance_B, self.edge(x_BCHW) if self.edge else None)
 
 
 def enlarged(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
@@ -159,35 +191,6 @@ def frozen_at(epoch: int, frozen: int, unfreeze_every: int) -> int:
     if not 0 <= frozen <= PARTS:
         raise ValueError(f"frozen = {frozen}: the backbone has {PARTS} parts")
     return max(0, frozen - epoch // unfreeze_every) if unfreeze_every else frozen
-
-
-def total_loss(answer: Answer, mask_BCHW: Tensor, balance: float) -> Tensor:
-    """Of the mask and, by SIDE_WEIGHTS, of each side output; and `balance` times the experts' imbalance. Scalar."""
-    size, outline_BCHW = mask_BCHW.shape[2:], outline_weight(mask_BCHW)
-    loss_B = structure_loss(answer.mask, mask_BCHW, outline_BCHW) + balance * answer.balance
-    for weight, side_BCHW in zip(SIDE_WEIGHTS, answer.sides, strict=True):
-        loss_B = loss_B + weight * structure_loss(enlarged(side_BCHW.float(), size), mask_BCHW, outline_BCHW)
-    return loss_B.mean()
-
-
-def outline_weight(mask_BCHW: Tensor) -> Tensor:
-    """1 where a place is like the 31x31 around it, up to 6 where it is not; along one axis after the other, for speed."""
-    around_BCHW = avg_pool2d(avg_pool2d(mask_BCHW, (31, 1), 1, (15, 0)), (1, 31), 1, (0, 15))
-    return 1 + 5 * (around_BCHW - mask_BCHW).abs()
-
-
-def structure_loss(logits_BCHW: Tensor, mask_BCHW: Tensor, weight_BCHW: Tensor) -> Tensor:
-    """Cross-entropy and 1 - IoU, both weighted by place. [B].
-
-    Source: F3Net (Wei et al., 2020), as PraNet and SINet-V2 use it.
-    """
-    logits_BCHW = logits_BCHW.float().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
-    entropy_BCHW = binary_cross_entropy_with_logits(logits_BCHW, mask_BCHW, reduction="none")
-    entropy_B = (weight_BCHW * entropy_BCHW).sum((1, 2, 3)) / weight_BCHW.sum((1, 2, 3))
-    found_BCHW = logits_BCHW.sigmoid()
-    both_B = (weight_BCHW * found_BCHW * mask_BCHW).sum((1, 2, 3))
-    either_B = (weight_BCHW * (found_BCHW + mask_BCHW)).sum((1, 2, 3)) - both_B
-    return (entropy_B + 1 - (both_B + 1) / (either_B + 1)).clamp(max=LOSS_LIMIT)
 
 
 def iou_parts(logits_BCHW: Tensor, mask_BCHW: Tensor) -> Tensor:

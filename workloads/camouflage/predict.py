@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
+from orchestrator.errors import KgorchError
 from orchestrator.worker import attach
 from workloads import cli
 from workloads.camouflage.data import Pair, Pairs, Sample, read
 from workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
+from workloads.camouflage.trained import weights_of
 from workloads.common.files import picture, tell_left_out
-from workloads.common.trained import trained
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
@@ -36,12 +37,8 @@ def main(
     data: str,
     part: str = "Test",
     stage: str = "stage2",
-    size: int = 352,
+    size: int | None = None,
     global_batch: int = 32,
-    dims: list[int] = [80, 160, 288, 584],  # noqa: B006  (read only)
-    depths: list[int] = [3, 3, 9, 3],  # noqa: B006
-    heads: int = 8,
-    width: int = 64,
     weights: str | None = None,
     which: str | None = None,
     names: str = "*",
@@ -50,15 +47,19 @@ def main(
 ) -> None:
     """Write masks/NAME.png at the pictures' own size, predictions/NAME.png, overview.png and scores.json to the output folder.
 
-    --dims, --depths, --heads, --width and --size as they were in training; --stage is the one whose weights are taken,
-    --which is best or final, where not the best that the plan keeps; --weights is a safetensors file instead, needed when run
-    without kgorch.
+    --stage is the one whose weights are taken, --which is best or final, where not the best that the plan keeps; --weights is
+    a safetensors file instead, needed when run without kgorch. They say what network they are of, and the --size of
+    the pictures that it was trained on, so neither need be told.
     """
     with attach() as session:
-        pairs = Pairs(data, part, size, names=names, skip_broken=skip_broken)
-        net = CamouflageNet(dims, depths, heads, width)
-        found = trained(session, stage, file=weights, which=which)
-        net.load_state_dict(found)
+        found = weights_of(session, stage, which, file=weights)
+        net = CamouflageNet.of(found)
+        size = size or int(net.trained_size)
+        if not size:
+            raise KgorchError(
+                f"{found.label}: it does not say on what size it was trained", next_step="give size, for example 320"
+            )
+        pairs = Pairs(session.data(data), part, size, names=names, skip_broken=skip_broken, session=session)
         net.to(session.device).eval()
         session.track(model=net)  # so that a cut stage knows how far it came
         tell_left_out(session, pairs.broken)
@@ -76,7 +77,7 @@ def main(
         iou = score(session, made, folders[0])
         session.report(test_iou=iou)
         if session.rank == 0:
-            scores = {"iou": iou, "pictures": len(made), "weights": found.facts}
+            scores = {"iou": iou, "part": part, "pictures": len(made), "size": size, "weights": found.facts}
             (session.output / "scores.json").write_text(json.dumps(scores) + "\n")
             overview(made, folders[1]).save(session.output / "overview.png")
 
