@@ -6,6 +6,7 @@ full, by name; with `strict = false` what fits is taken all the same.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import zipfile
@@ -113,7 +114,8 @@ def _read(path: Path) -> Any:
         is_zip = zipfile.is_zipfile(path)
         if is_zip and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
             raise ValueError("it is a TorchScript program")  # which some PyTorch would load in spite of weights_only
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with numpy_numbers():
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # whatever a foreign file makes of its reader
         code = re.search(r"GLOBAL (\S+)", str(error))
         what = f"holds more than weights: loading it would run {code[1]}" if code else "is no file of weights"
@@ -124,6 +126,23 @@ def _read(path: Path) -> Any:
             f"{path}: {said}",
             next_step="give a file of tensors: .safetensors, or what torch.save(model.state_dict(), …) writes",
         ) from None
+
+
+def numpy_numbers() -> contextlib.AbstractContextManager[Any]:
+    """Lets `torch.load` with weights_only read NumPy's numbers: a checkpoint's best score often is one, made by np.mean.
+
+    Such a number is its bytes and its type; to read it runs nothing of the file. NumPy 2 renamed the module that files name.
+    """
+    try:
+        import numpy as np
+    except ImportError:  # PyTorch does without
+        return contextlib.nullcontext()
+    if torch.__version__ < "2.6":  # it cannot be told the name that stands in the file
+        return contextlib.nullcontext()
+    made: Any = np.float64().__reduce__()
+    scalar, (kind, _) = made
+    names: list[Any] = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return torch.serialization.safe_globals([*names, np.dtype, type(kind), type(np.dtype(np.float32))])
 
 
 def _named(content: Any, path: Path, module: nn.Module, prefix: str) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -64,6 +65,13 @@ def test_every_format_that_holds_no_code_is_read(tmp_path, net, how):
         kept = {name: value.half() for name, value in foreign.items()} if how == "half precision" else foreign
         torch.save(kept, path, _use_new_zipfile_serialization=how == "half precision")
     _load(net, path)
+    assert _holds(net, foreign)
+
+
+def test_a_checkpoint_whose_score_is_a_number_of_numpy_is_read(tmp_path, net):
+    foreign = _foreign(net)
+    torch.save({"model_state_dict": foreign, "best_iou": np.mean([0.5, 0.7]), "epoch": 84}, tmp_path / "best_model.pth")
+    _load(net, tmp_path / "best_model.pth")
     assert _holds(net, foreign)
 
 

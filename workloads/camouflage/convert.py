@@ -10,20 +10,18 @@ those of timm's whole model. What this network has not is left out, and said: an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orchestrator.errors import KgorchError, WeightsRefused
-from orchestrator.worker.starting import SAFE_SINCE
+from orchestrator.worker.starting import SAFE_SINCE, numpy_numbers
 from workloads.camouflage.edgenext import EdgeNeXt
 
 WRAPPINGS = ("model_state_dict", "state_dict", "model")
@@ -60,7 +58,7 @@ def tensors_of(file: Path) -> dict[str, Tensor]:
             file=sys.stderr,
         )
     try:
-        with numbers_of_numpy():
+        with numpy_numbers():
             content: Any = (
                 load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
             )
@@ -74,15 +72,6 @@ def tensors_of(file: Path) -> dict[str, Tensor]:
     average = next((content[key] for key in AVERAGES if isinstance(content.get(key), Mapping)), {})
     found = next((content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)), content)
     return {str(name): value for name, value in {**found, **average}.items() if isinstance(value, Tensor)}
-
-
-def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:
-    """Beside tensors a checkpoint may hold a score that np.mean has made: a number and its type, under NumPy's old or new name."""
-    if torch.__version__ < "2.6":
-        return contextlib.nullcontext()
-    scalar, (kind, _) = np.float64().__reduce__()  # type: ignore[misc]
-    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-    return torch.serialization.safe_globals([*names, np.dtype, type(kind), type(np.dtype(np.float32))])
 
 
 def converted(found: Mapping[str, Tensor], file: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
