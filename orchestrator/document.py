@@ -239,7 +239,12 @@ def _is_inherited(place: Place, document: Mapping[str, Any]) -> bool:
     if len(place) < 3 or place[0] != "stage" or not isinstance(place[1], int):
         return False
     stage = document["stage"][place[1]]
-    return isinstance(stage, Mapping) and "quick_test_of" in stage and place[2] not in stage
+    if not isinstance(stage, Mapping) or "quick_test_of" not in stage:
+        return False
+    given = stage.get("args")
+    if place[2] == "args" and len(place) > 3 and isinstance(given, Mapping):
+        return place[3] not in given  # arguments are taken over one by one
+    return place[2] not in stage
 
 
 def dotted(place: Place, document: Mapping[str, Any]) -> str:

@@ -133,8 +133,8 @@ class Stage(_Part):
     `weights`: what it begins with when there is nothing to resume; a path, or a table of `Weights`.
     `inputs`: names of args that name files or folders which must exist, and hold something, before a session starts.
     `preflight`: `module:function`, called before a session starts with those args that it names (runtime/inputs.py).
-    `quick_test_of`: another stage, whose entry, ranks, args, weights, inputs and preflight this one takes over, as far as it gives
-    none itself; it does one step of it, evaluates two batches, saves, and is done.
+    `quick_test_of`: another stage, whose entry, ranks, each of its args, weights, inputs and preflight this one takes over, as far
+    as it gives none itself (with an entry of its own no args); it does one step of it, evaluates two batches, saves, and is done.
     """
 
     name: Name
@@ -543,9 +543,15 @@ def _taken_over(stage: Any, number: int, named: Mapping[str, Any]) -> Any:
             ("stage", number, "quick_test_of"),
         )
     taken = {key: found[key] for key in _TAKEN_OVER if key in found} | stage
-    inputs, args = taken.get("inputs"), stage.get("args")
-    if "inputs" not in stage and isinstance(inputs, list) and isinstance(args, dict):
-        taken["inputs"] = [name for name in inputs if isinstance(name, str) and name in args]
+    args, given = found.get("args"), stage.get("args")
+    if "entry" not in stage and isinstance(args, dict) and isinstance(given, dict):
+        taken["args"] = args | given
+    if (
+        "inputs" not in stage
+        and isinstance(inputs := taken.get("inputs"), list)
+        and isinstance(taken.get("args"), dict)
+    ):
+        taken["inputs"] = [name for name in inputs if isinstance(name, str) and name in taken["args"]]
     return taken
 
 

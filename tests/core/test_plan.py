@@ -254,8 +254,15 @@ args = { epochs = 40, lr = 0.1 }
 
 def test_a_quick_test_takes_over_what_it_does_not_give_itself():
     quick, train = parse(QUICK, "plan.toml").stage
-    assert (quick.entry, quick.ranks, quick.args) == (train.entry, 2, {"epochs": 1})
+    assert (quick.entry, quick.ranks, quick.args) == (train.entry, 2, {"epochs": 1, "lr": 0.1})
     assert quick.quick_test_of == "train" and train.quick_test_of is None
+
+
+def test_a_quick_test_with_an_entry_of_its_own_takes_over_no_argument():
+    quick, _ = parse(
+        QUICK.replace("args = { epochs = 1 }", 'entry = "look.py"\nargs = { fast = true }'), "plan.toml"
+    ).stage
+    assert (quick.entry, quick.args) == ("look.py", {"fast": True})
 
 
 @pytest.mark.parametrize("tested", ["trian", "quick"])

@@ -206,7 +206,7 @@ def test_a_quick_test_takes_both_over_and_what_two_stages_share_is_looked_at_onc
         "stage 'quick', argument lists = 'b.csv'",
     ]
     other = parse(PLAN.replace('of = "train"', 'of = "train"\nargs = { data = "few" }'), "plan.toml")
-    assert other.stage[0].inputs == ["data"], "of its own arguments"
+    assert other.stage[0].inputs == ["data", "lists"] and other.stage[0].args["data"] == "few"
     without = "\n".join(line for line in PLAN.splitlines() if not line.startswith(("inputs", "preflight")))
     assert parse(without, "plan.toml").hash == plan.hash, "no bit of the training hangs on what is looked at"
 
