@@ -535,14 +535,19 @@ def write_down(launch: Launch, name: str, content: dict[str, Any]) -> None:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at `path` that the owner alone can open; a dead one's is taken away first."""
-    path.unlink(missing_ok=True)
+    """A socket at `path` that the owner alone can open, in the place of a dead one's.
+
+    It is there once it listens: who connects as soon as the file exists is not refused.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    name, folder = address(path)
+    name, folder = address(aside)
     try:
         server.bind(name)
-        path.chmod(0o600)
+        aside.chmod(0o600)
         server.listen(128)
+        aside.replace(path)
     except OSError:
         server.close()
         raise
