@@ -71,7 +71,7 @@ PLANS = (
     Played("cloud-removal", 60, "kaggle", 30, "Sat 00:00 UTC", factor=2.0),
     Played("camouflage", 75, "kaggle", 30, "Sat 00:00 UTC", priority=1),
     Played("vqa", 58, "lab", 20, "Mon 09:00 Europe/Berlin", reserve_h=2),
-    Played("ink-detection", 100, "month", 45, "monthly 31 00:00 America/New_York"),
+    Played("surface-detection", 100, "month", 45, "monthly 31 00:00 America/New_York"),
     Played("timeseries", 70, "rolling", 12, "rolling 7d"),
 )
 

@@ -28,14 +28,14 @@ DATA = {
     "cloud_removal": ("make_scenes", "scenes"),
     "camouflage": ("make_animals", "animals"),
     "vqa": ("make_shapes", "shapes"),
-    "ink_detection": ("make_fragments", "fragments"),
+    "surface_detection": ("make_volumes", "volumes"),
     "timeseries": ("make_prices", "prices"),
 }
 EPOCHS = {
     "cloud_removal": {"train": 60},
     "camouflage": {"stage1": 24, "stage2": 24},
     "vqa": {"train": 6},
-    "ink_detection": {"train": 24},
+    "surface_detection": {"train": 24},
     "timeseries": {"lstm": 9, "transformer": 3, "mlp": 18},
 }
 """So that a stage trains for half a minute or more on two cores: the first ten seconds are cold."""

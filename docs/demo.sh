@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job in small: a 3D U-Net that finds ink, trained by two real DDP ranks through sessions of 30 seconds, one of
-# them killed without a word, until the run is finished and the submission is packed.   bash docs/demo.sh [FOLDER]
+# The main job in small: a 3D U-Net that finds papyrus surfaces, trained by two real DDP ranks through sessions of 30 seconds,
+# one of them killed without a word, until the run is finished and the submission is packed.   bash docs/demo.sh [FOLDER]
 set -euo pipefail
 folder=${1:-demo}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,9 +20,9 @@ start() {
     fi
 }
 
-cp "$here/workloads/ink_detection/demo.toml" plan.toml
-say "fragments, laid out as the real data set"
-python -m workloads.ink_detection.make_fragments fragments
+cp "$here/workloads/surface_detection/demo.toml" plan.toml
+say "volumes, laid out as the real data set"
+python -m workloads.surface_detection.make_volumes volumes
 
 code=0; start 0
 [ "$code" = 10 ] || { echo "expected a session that ends at its wall (10), got $code"; exit 1; }
@@ -59,5 +59,5 @@ kgorch checkpoints list
 say "kgorch status"
 kgorch status
 say "what the run made"
-find state/runs/ink-demo/1/outputs -type f -printf '%P\t%s bytes\n'
-test -s state/runs/ink-demo/1/outputs/submission.zip
+find state/runs/surface-demo/1/outputs -type f -printf '%P\t%s bytes\n'
+test -s state/runs/surface-demo/1/outputs/submission.zip

@@ -23,7 +23,7 @@ def command() -> None:
 
     \b
     Example:
-      kgorch checkpoints export ink-demo model.safetensors
+      kgorch checkpoints export surface-demo model.safetensors
     """
 
 
@@ -84,8 +84,8 @@ def verify(run: str | None, replay: int | None, step: int | None, as_json: bool)
 
     \b
     Example:
-      kgorch checkpoints verify ink-demo
-      kgorch checkpoints verify ink-demo --replay 20
+      kgorch checkpoints verify surface-demo
+      kgorch checkpoints verify surface-demo --replay 20
     """
     from orchestrator import manifest
 
@@ -176,7 +176,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
 
     \b
     Example:
-      kgorch checkpoints prune ink-demo --keep 1 --dry-run
+      kgorch checkpoints prune surface-demo --keep 1 --dry-run
     """
     from db import checkpoints as rows
     from orchestrator.runtime import checkpoints, keeping
@@ -222,9 +222,9 @@ def export(
 
     \b
     Example:
-      kgorch checkpoints export ink-demo model.safetensors --step 400
-      kgorch checkpoints export ink-demo model.safetensors --best
-      kgorch checkpoints export ink-demo model.safetensors --best accuracy:max
+      kgorch checkpoints export surface-demo model.safetensors --step 400
+      kgorch checkpoints export surface-demo model.safetensors --best
+      kgorch checkpoints export surface-demo model.safetensors --best accuracy:max
     """
     from orchestrator import manifest
     from orchestrator.runtime import export as exporting

@@ -22,7 +22,7 @@ def command(run: str | None, as_json: bool) -> int:
 
     \b
     Example:
-      kgorch doctor ink-demo
+      kgorch doctor surface-demo
     """
     from db import runs
     from orchestrator.report import doctor

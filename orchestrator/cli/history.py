@@ -38,7 +38,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
 
     \b
     Example:
-      kgorch history ink-demo --events -n 20
+      kgorch history surface-demo --events -n 20
     """
     from orchestrator.report import view
 

@@ -42,7 +42,7 @@ def command(
 
     \b
     Example:
-      kgorch logs ink-demo -f --rank 1
+      kgorch logs surface-demo -f --rank 1
     """
     from db import sessions
     from orchestrator.report import view

@@ -54,7 +54,7 @@ def command(
 
     \b
     Example:
-      kgorch metrics ink-demo --name loss --csv > loss.csv
+      kgorch metrics surface-demo --name loss --csv > loss.csv
     """
     if as_json + as_csv + plot > 1:
         raise KgorchError("--json, --csv and --plot exclude each other", next_step="give one of them")

@@ -88,7 +88,7 @@ def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> in
 
     \b
     Example:
-      kgorch queue add ink-demo --at 18:30
+      kgorch queue add surface-demo --at 18:30
     """
     due_at = at or datetime.now(UTC)
     if what.endswith(".toml"):
@@ -112,7 +112,7 @@ def drop(run: str | None) -> int:
 
     \b
     Example:
-      kgorch queue drop ink-demo
+      kgorch queue drop surface-demo
     """
     from db import queue
 

@@ -31,7 +31,7 @@ def command(
 
     \b
     Example:
-      kgorch resume ink-demo
+      kgorch resume surface-demo
     """
     from orchestrator.runtime import choosing, opening, protection
     from orchestrator.runtime.bringing import Consent

@@ -30,8 +30,8 @@ def command(runs: tuple[str, ...], dry_run: bool, yes: bool, checkpoints: bool, 
 
     \b
     Example:
-      kgorch rm ink-demo --dry-run
-      kgorch rm ink-demo/1 ink-demo/2 --yes
+      kgorch rm surface-demo --dry-run
+      kgorch rm surface-demo/1 surface-demo/2 --yes
     """
     from orchestrator.runtime import removal
 

@@ -22,7 +22,7 @@ def command(run: str | None, wait: bool) -> int:
 
     \b
     Example:
-      kgorch save ink-demo
+      kgorch save surface-demo
     """
     from db import checkpoints, runs, sessions
     from orchestrator.runtime import channel

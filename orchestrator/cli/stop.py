@@ -25,7 +25,7 @@ def command(run: str | None, wait: bool) -> int:
 
     \b
     Example:
-      kgorch stop ink-demo
+      kgorch stop surface-demo
     """
     import time
 

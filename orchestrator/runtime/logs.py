@@ -93,7 +93,7 @@ class Masking(logging.Filter):
 
 
 class Journal(logging.Handler):
-    """One datagram a record, with run and session as fields: `journalctl KGORCH_RUN=ink-demo`."""
+    """One datagram a record, with run and session as fields: `journalctl KGORCH_RUN=surface-demo`."""
 
     def __init__(self, address: str = JOURNAL) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Journal(logging.Handler):
 
 
 class Plain(logging.Formatter):
-    """`2026-11-21T14:45:27Z INFO kgorch.daemon [ink-demo 3] resumed`"""
+    """`2026-11-21T14:45:27Z INFO kgorch.daemon [surface-demo 3] resumed`"""
 
     def format(self, record: logging.LogRecord) -> str:
         about = " ".join(str(record.__dict__[key]) for key in ("run", "session") if key in record.__dict__)

@@ -114,7 +114,11 @@ def test_a_mistyped_plan_makes_no_state_folder(place, capfd):
 
 def shown_at(width: int, command: click.Command, path: tuple[str, ...]) -> list[str]:
     context = click.Context(
-        command, info_name=" ".join(("kgorch", *path)), terminal_width=width, max_content_width=width
+        command,
+        info_name=" ".join(("kgorch", *path)),
+        terminal_width=width,
+        max_content_width=width,
+        help_option_names=cli.context_settings["help_option_names"],  # click keeps the option that it makes first
     )
     return command.get_help(context).splitlines()
 

@@ -36,7 +36,7 @@ def examples() -> list[tuple[str, str]]:
     for typed, command in verbs():
         for line in re.split(r"\bExample:\n", command.help or "")[1:]:
             for text in line.split("\n\n")[0].splitlines():
-                words = text.strip().partition("    ")[0].removeprefix("sudo ").replace("ink-demo", "my-run")
+                words = text.strip().partition("    ")[0].removeprefix("sudo ").replace("surface-demo", "my-run")
                 if words.startswith("kgorch "):
                     found.append((typed[0], words))
     order = {verb: number - len(FIRST) for number, verb in enumerate(FIRST)}

@@ -30,8 +30,8 @@ def _text(folder):
 
 
 def test_without_systemd_a_line_names_time_level_run_and_session(log, tmp_path):
-    log.warning("resumed at step %d", 4000, extra={"run": "ink-demo", "session": 3})
-    assert _text(tmp_path).endswith("Z WARNING kgorch.daemon [ink-demo 3] resumed at step 4000\n")
+    log.warning("resumed at step %d", 4000, extra={"run": "surface-demo", "session": 3})
+    assert _text(tmp_path).endswith("Z WARNING kgorch.daemon [surface-demo 3] resumed at step 4000\n")
 
 
 @pytest.mark.parametrize("word", ["a", "token", "a-", "a.b+", "a://b@", "key=", "key ="])

@@ -18,7 +18,7 @@ from orchestrator import manifest
 from orchestrator.runtime import memory
 
 LADDERS = {
-    "ink_detection": (["microbatch=12"], {"batch": 16}, {"microbatch": 12}),
+    "surface_detection": (["microbatch=12"], {"batch": 16}, {"microbatch": 12}),
     "camouflage": (["microbatch=12", "microbatch/2"], {"batch": 16}, {"microbatch": 6}),
     "cloud_removal": (
         ["microbatch=2", "num_workers=2", {"set": {"crop": 96}}, "activation_checkpointing"],

@@ -91,7 +91,7 @@ def test_a_reboot_waits_for_the_last_save_and_begins_the_daemon_again(stand_in):
 
 
 def test_the_journal_has_the_fields_and_no_secrets(stand_in):
-    of_run = wait_until(lambda: stand_in.journal("KGORCH_RUN=ink-demo", "-o", "verbose"), within_s=20)
+    of_run = wait_until(lambda: stand_in.journal("KGORCH_RUN=surface-demo", "-o", "verbose"), within_s=20)
     assert "KGORCH_SESSION=3" in of_run and "in two lines" in of_run and "SYSLOG_IDENTIFIER=kgorch" in of_run
     assert "PRIORITY=6" in of_run and "stands_in.py" in of_run
     everything = wait_until(lambda: "long long" in (text := stand_in.journal("-u", "kgorch")) and text, within_s=20)

@@ -22,7 +22,7 @@ if not training.exists():
     for name, folder in (("in_tmpdir", tempfile.gettempdir()), ("in_tmp", "/tmp")):
         handle, path = tempfile.mkstemp(dir=folder)
         (disk / name).write_text(path)
-log.info("begun\nin two lines", extra={"run": "ink-demo", "session": 3})
+log.info("begun\nin two lines", extra={"run": "surface-demo", "session": 3})
 log.warning("asked https://mira:hidden@example.org/x?sig=hidden2")
 log.info("long " * 100_000)
 notify.ready()

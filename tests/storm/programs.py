@@ -38,9 +38,9 @@ WORKLOADS = {
             _ANIMALS | {"epochs": 8, "lr": 3e-3, "frozen": 3, "unfreeze_every": 2, "table": "2.csv", "first_stage": STAGES[0]},
         ),
     ),
-    "ink_detection": Workload(
-        ("make_fragments", "--size", "128"),
-        ({"epochs": 60, "global_batch": 8, "layers": 8, "tile": 64, "stride": 16, "channels": [8, 16, 32]},),
+    "surface_detection": Workload(
+        ("make_volumes", "--train", "6", "--size", "32"),
+        ({"epochs": 60, "global_batch": 8, "patch": 16, "patches": 12, "width": 4, "valid_every": 5},),
     ),
     "cloud_removal": Workload(
         ("make_scenes", "--scenes", "60"),

@@ -234,16 +234,16 @@ def test_under_ddp_the_bits_are_the_same(tmp_path):
     assert answers == ["True"] * 4, said
 
 
-def test_the_ink_unet_has_blocks_and_the_same_bits():
-    model = pytest.importorskip("workloads.ink_detection.model")
+def test_the_surface_unet_has_blocks_and_the_same_bits():
+    model = pytest.importorskip("workloads.surface_detection.model")
 
     class Flat(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = model.InkUNet((4, 8, 16))
+            self.net = model.SurfaceUNet(4, 2, kernel=3)
 
         def forward(self, x):
-            return self.net(x.reshape(-1, 1, 4, 4, 8))
+            return self.net(x.repeat(1, 16).reshape(-1, 1, 4, 4, 8))
 
     assert len(blocks({"model": Flat()})) >= 4
     assert _same(_trained(Flat, {ON: "switch_on", OFF: "switch_off"}), _trained(Flat))

@@ -25,7 +25,7 @@ MAKE = re.compile(r"python -m workloads\.\w+\.(make_\w+) \S+/(\w+)")
 
 def demos() -> list[Path]:
     """The folders with a demo plan: timeseries first, then the one with volumes, then the others."""
-    order = ("timeseries", "ink")
+    order = ("timeseries", "surface")
     folders = [path.parent for path in (ROOT / "workloads").glob("*/demo.toml")]
     places = {
         folder: next((n for n, name in enumerate(order) if folder.name.startswith(name)), len(order))

@@ -1,1 +1,0 @@
-"""Ink in volumes of carbonised papyrus (Vesuvius Challenge): train, predict, package."""

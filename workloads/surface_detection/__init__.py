@@ -1,0 +1,1 @@
+"""Papyrus surfaces in CT volumes of scrolls (Vesuvius Challenge, surface detection): train, predict, package, submit."""
