@@ -53,7 +53,7 @@ torch:
 	$(PYTHON) -m venv $(OTHER)
 	grep -v -E '^(torch|sympy)==' constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(TORCH)
-	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[diagnose]' pytest pytest-timeout pytest-xdist pytest-rerunfailures hypothesis
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[diagnose]' pytest pytest-timeout pytest-xdist hypothesis
 	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist worksteal tests/training -m "not slow and not soak" $(WORKLOAD_TESTS:%=--ignore tests/training/test_%.py)
 
 check: setup

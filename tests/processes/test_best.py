@@ -30,7 +30,7 @@ def standing(kgorch: Kgorch) -> list[tuple[int, bool, str | None]]:
     return [(row["step"], row["final"], row["best"]) for row in kgorch.look("checkpoints", "list", "test")]
 
 
-@pytest.mark.parametrize(("ranks", "who"), [(1, "all"), (2, "first")])
+@pytest.mark.parametrize(("ranks", "who"), [pytest.param(1, "all", marks=pytest.mark.soak), (2, "first")])
 def test_the_best_of_a_finished_run_is_what_was_measured_and_is_marked(kgorch, ranks, who):
     """Saves by the clock besides, as many as there can be."""
     args = {"accuracies": "0.9_0.8_0.7_0.9", "who": who, "sleep": 0.3}

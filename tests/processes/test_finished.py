@@ -41,7 +41,7 @@ def finals(kgorch: Kgorch) -> list[str]:
     return [Path(row["path"]).name for row in rows if row["final"] and row["state"] == "verified"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_what_a_script_does_after_its_training_is_done_in_the_next_session_where_the_wall_cut_it_off(kgorch, ranks):
     plan = kgorch.plan("after_training.py", ranks=ranks, wall="20s", margin="2s", args={"after": 600})
     first = kgorch("start", str(plan), code=10)

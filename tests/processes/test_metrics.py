@@ -85,7 +85,11 @@ def test_a_curve_has_each_step_once_after_everything_was_killed_and_steps_were_d
     )
 
 
-@pytest.mark.parametrize("supervised", [True, False], ids=["suspended by the wall", "killed without a supervisor"])
+@pytest.mark.parametrize(
+    "supervised",
+    [True, pytest.param(False, marks=pytest.mark.soak)],
+    ids=["suspended by the wall", "killed without a supervisor"],
+)
 def test_the_curve_comes_along_to_a_new_machine(kgorch, alone, tmp_path, supervised):
     training = {"epochs": 16, "sleep": 0.3}  # it is to be cut long before its end
     first = replace(kgorch, home=tmp_path / "input" / "state", started=[])

@@ -47,7 +47,12 @@ def _gpu(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 WITH_QUICK_PROGRAMS = ("basics", "machine", "health", "memory", "ranks", "failures", "speed")
 
 
-@pytest.mark.parametrize("name", WITH_QUICK_PROGRAMS)
+LONGEST = ("health", "memory", "speed")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name in LONGEST)) for name in WITH_QUICK_PROGRAMS]
+)
 def test_the_quick_programs_of_a_step_run_on_a_cpu(name, tmp_path):
     [(step, _)] = select((name,))
     result = runner.run(step, [QUICK], device="cpu", gpus=0, logs=tmp_path, limit_s=280)

@@ -28,13 +28,13 @@ def _reference(folder, count, args, at, microbatch, **launched):
 CASES = [
     (2, {"where": "backward", "at": 0, "scaler": True}),
     pytest.param(2, {"where": "backward", "at": 3, "zeros": True}, marks=pytest.mark.soak),
-    (2, {"where": "backward", "at": 3, "unused": True}),
+    pytest.param(2, {"where": "backward", "at": 3, "unused": True}, marks=pytest.mark.soak),
     (2, {"where": "forward", "at": 0, "unused": True}),
     (2, {"where": "backward", "at": 3, "undefined": True}),
     (2, {"where": "backward", "at": 3, "late": True}),
     pytest.param(2, {"where": "backward", "at": 3, "view": True}, marks=pytest.mark.soak),
     pytest.param(2, {"where": "forward", "at": 3, "view": True, "zeros": True}, marks=pytest.mark.soak),
-    (2, {"where": "backward", "at": 3, "rank": -1, "fits": 4}),
+    pytest.param(2, {"where": "backward", "at": 3, "rank": -1, "fits": 4}, marks=pytest.mark.soak),
     (4, {"where": "forward", "at": 3, "rank": 2, "fits": 4}),
     pytest.param(4, {"where": "backward", "at": 0, "rank": 3, "fits": 4}, marks=pytest.mark.soak),
 ]

@@ -64,6 +64,7 @@ def test_one_process_plays_both_ranks_and_status_says_so(kgorch, uninterrupted):
     assert kgorch.status()["exactness"]["ranks"] == "2 virtual ranks on 1: the same bits"
 
 
+@pytest.mark.soak
 def test_one_process_plays_both_ranks_under_fp16_autocast_with_their_bits(kgorch, uninterrupted):
     """The gradients are divided by the ranks after the backward, as DDP does: half of a small fp16 gradient is another number."""
     assert _cut(kgorch, [2, 1], half=True) == uninterrupted(2, half=True)
