@@ -345,10 +345,11 @@ class ForecastPart(_Part):
 class MemoryPart(_Part):
     """Where to begin, and what may change when memory runs out, in this order (core/memory.py); an empty list for nothing.
 
+    `microbatch`: "auto" for what the last `kgorch check` on this machine measured, else a rank's whole share.
     `climb`: how long there must be room before a rung is undone.
     """
 
-    microbatch: Annotated[int, Field(ge=1)] | None = None
+    microbatch: Literal["auto"] | Annotated[int, Field(ge=1)] | None = None
     ladder: list[str | dict[str, Any]] = list(memory.DEFAULT)
     climb: Literal["off"] | Seconds = room.CLIMB_AFTER_S
 
@@ -371,7 +372,7 @@ class MemoryPart(_Part):
     @property
     def settings(self) -> memory.Settings:
         """Where to begin."""
-        return memory.Settings(microbatch=self.microbatch)
+        return memory.Settings(microbatch=None if self.microbatch == "auto" else self.microbatch)
 
 
 class HangPart(_Part):

@@ -105,7 +105,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     detected, home, engine = state()
     plan = config.applied(said, config.load())
     profile = config.platform(plan.platform, detected)
-    lines = preflight.lines(
+    lines, reached = preflight.lines(
         engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
     )
     probed, failed = list[probing.Probed](), ""
@@ -138,6 +138,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     found = check.of(
         engine, plan, profile, lines, probed, failed, free=free, disk_free=preflight.disk_free(checkpoints),
         cores=len(os.sched_getaffinity(0)), device_memory=device_memory,
+        reached=reached,
     )  # fmt: skip
     if probed and not failed:
         try:
@@ -225,6 +226,8 @@ def _times(stages: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _foretold(ahead: dict[str, Any]) -> Iterator[list[str]]:
+    if at := ahead["goes_on_from"]:
+        yield ["goes on from", f"stage {at['stage']}, step {at['step']}"]
     yield ["training", render.duration(ahead["training_s"])]
     wall = f" of {render.duration(ahead['wall_s'])}" if ahead["wall_s"] else ""
     if ahead["sessions"] is not None:

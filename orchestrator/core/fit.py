@@ -142,5 +142,17 @@ def judge(
     return Verdict("does not fit", None, None, planned, tuple(dict.fromkeys(taken)), largest, why)
 
 
+def even(share: int, largest: int, facts: Facts) -> int:
+    """The microbatch to begin with where `largest` fits: as few parts of a share as it allows, all of one size; 0 where that is not
+    for kgorch to choose.
+
+    Parts of `largest` would leave a small last one, at the memory of the largest. What splits a batch changes BatchNorm's
+    statistics, and a batch that `session.backward` is not given cannot be split.
+    """
+    if largest >= share or not largest:
+        return largest
+    return 0 if facts.batchnorm or not facts.batch else -(-share // -(-share // largest))
+
+
 def _of(held: int, limit: int) -> str:
     return f"{held / max(limit, 1):.0%}"

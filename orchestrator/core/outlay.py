@@ -16,7 +16,9 @@ from orchestrator.core.forecast import Ahead, End, Hours, Stretch
 
 
 class Loop(NamedTuple):
-    epochs: int
+    """`epochs`: a fraction where part of one is done."""
+
+    epochs: float
     batches: int
 
 
@@ -45,7 +47,7 @@ class Measured(NamedTuple):
         return self.loops[0].batches if self.loops else 0
 
     @property
-    def epochs(self) -> int:
+    def epochs(self) -> float:
         return sum(loop.epochs for loop in self.loops)
 
     @property
@@ -63,6 +65,37 @@ class Measured(NamedTuple):
             loop.epochs * (loop.batches * (self.step_s + self.wait_s) + self.evaluation_s) for loop in self.loops
         )
         return loops + self.end_s + self.save_s + (self.first_epoch_s - self.epoch_s if self.loops else 0.0)
+
+
+class Reached(NamedTuple):
+    """Where a start goes on with a run.
+
+    Attributes:
+        stage, loop, epoch, batch, step: of a checkpoint (manifest.Position); empty where there is none.
+        finished: names of the stages that are done.
+    """
+
+    stage: str = ""
+    loop: int = 0
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    finished: frozenset[str] = frozenset()
+
+
+def left(stages: Sequence[Measured], reached: Reached) -> list[Measured]:
+    """The stages that are still to do, that of the checkpoint as far as it is."""
+    found = [stage for stage in stages if stage.stage not in reached.finished]
+    return [_left_of(stage, reached) if stage.stage == reached.stage else stage for stage in found]
+
+
+def _left_of(stage: Measured, at: Reached) -> Measured:
+    """A plan may have fewer epochs now than the checkpoint has done; then none is left."""
+    loops = list(stage.loops[at.loop :])
+    if loops:
+        done = at.epoch + (at.batch / loops[0].batches if loops[0].batches else 0.0)
+        loops[0] = loops[0]._replace(epochs=max(0.0, loops[0].epochs - done))
+    return stage._replace(loops=tuple(loop for loop in loops if loop.epochs))
 
 
 class Outlay(NamedTuple):
@@ -90,11 +123,15 @@ def lay_out(
     hours: Hours | None = None,
     factor: float = 1.0,
     kept: int,
+    reached: Reached | None = None,
 ) -> Outlay:
     """Args:
+    stages: all of a plan. reached: where it goes on; None where it begins.
     lead_s: before the wall, for the last save. pause_s: between two sessions.
     factor: pool seconds that a second of a session costs. kept: checkpoints of a stage that stay.
     """
+    disk = sum(kept * stage.state_bytes for stage in stages)
+    stages = left(stages, reached) if reached else stages
     startup_s = max((stage.startup_s for stage in stages), default=0.0)
     launches_s = sum(stage.startup_s for stage in stages) - startup_s
     work_s = sum(stage.training_s for stage in stages) + launches_s
@@ -114,5 +151,4 @@ def lay_out(
     spent_s = None
     if sessions is not None:
         spent_s = factor * (warm_s + sessions * (startup_s + cold_s) + max(0, sessions - 1) * lead_s)
-    disk = sum(kept * stage.state_bytes for stage in stages)
     return Outlay(work_s, end, sessions, epochs, spent_s, disk)

@@ -18,11 +18,12 @@ from orchestrator.core import deadline, fit, outlay
 from orchestrator.core.fit import CONTEXT, Trial, Verdict
 from orchestrator.core.forecast import Hours
 from orchestrator.core.memory import Facts
-from orchestrator.core.outlay import Loop, Measured
+from orchestrator.core.outlay import Loop, Measured, Reached
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.report.view import View, stamp
-from orchestrator.runtime import pools
+from orchestrator.runtime import devices, pools
+from orchestrator.runtime.home import check_path
 from orchestrator.runtime.hours import PoolHours
 from orchestrator.runtime.ledger import terms_of
 from orchestrator.runtime.preflight import loading_workers
@@ -50,12 +51,14 @@ class Limit:
 
 def of(
     engine: Engine, plan: Plan, profile: Profile, machine: Sequence[Line], probed: Sequence[Probed], failed: str, *,
-    free: int, disk_free: int | None, cores: int, device_memory: int | None,
+    free: int, disk_free: int | None, cores: int, device_memory: int | None, reached: Reached | None,
 ) -> View:  # fmt: skip
-    """`failed`: why a stage does not get through its first steps; the ones before it are told. `free`: bytes of the host."""
+    """`failed`: why a stage does not get through its first steps; the ones before it are told. `free`: bytes of the host.
+    `reached`: where a start would go on; None where it begins a run.
+    """
     stages = [_stage(plan, one, free, device_memory) for one in probed]
     foretold = probed and not failed and all(loop["batches"] for one in probed for loop in one.found.get("loops", ()))
-    ahead = _forecast(engine, plan, profile, probed) if foretold else None
+    ahead = _forecast(engine, plan, profile, probed, reached) if foretold else None
     lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
     if device_memory and any(one.found.get("trials") and one.found["device"] == "cpu" for one in probed):
         said = "steps were timed on the CPU of this machine: what is foretold of time holds for it, not for a GPU"
@@ -91,6 +94,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
     told: View = {
         "name": one.stage.name,
         "ranks": one.ranks,
+        "device": "" if device_memory else devices.name(),
         "lasted_s": round(one.lasted_s, 2),
         "memory": None,
         "time": None,
@@ -102,7 +106,8 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         device_memory is not None,
         found["device"] == "cuda",
     )
-    verdict, trials = judged(plan, one, limit)
+    facts = _facts(one)
+    verdict, trials = judged(plan, one, limit, facts)
     settings = verdict.settings
     told["memory"] = {
         "verdict": verdict.word,
@@ -113,6 +118,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         "held_then": verdict.need.held if verdict.need else None,
         "rungs": list(verdict.rungs),
         "largest_microbatch": verdict.largest,
+        "auto_microbatch": fit.even(found["share"], verdict.largest, facts),
         "share": found["share"],
         "parts": found["memory"],
         "process": found["resident"],
@@ -140,7 +146,13 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
     return told
 
 
-def judged(plan: Plan, one: Probed, limit: Limit) -> tuple[Verdict, list[Trial]]:
+def _facts(one: Probed) -> Facts:
+    found = one.found
+    share = found["share"] if found["divides"] else 0  # a run's ranks do not know it before their first step, either
+    return Facts(share, found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
+
+
+def judged(plan: Plan, one: Probed, limit: Limit, facts: Facts) -> tuple[Verdict, list[Trial]]:
     """On a device what its allocator held counts; on the host the whole process, of which the trials tell how it grows."""
     found, planned = one.found, one.found["trials"][0]["peak"]
     foot = 0 if limit.told or limit.device else found["resident"] - planned
@@ -150,8 +162,6 @@ def judged(plan: Plan, one: Probed, limit: Limit) -> tuple[Verdict, list[Trial]]
         )
         for trial in found["trials"]
     ]
-    share = found["share"] if found["divides"] else 0  # a run's ranks do not know it before their first step, either
-    facts = Facts(share, found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
     standing = sum(found["memory"][part] for part in ("weights", "gradients", "optimizer", "buckets"))
     verdict = fit.judge(
         trials, share=found["share"], base=plan.memory.settings, ladder=plan.rungs_of(one.stage.name), facts=facts,
@@ -184,7 +194,7 @@ def measured(one: Probed, verdict: Verdict | None = None) -> Measured:
     )
 
 
-def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Probed]) -> View:
+def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Probed], reached: Reached | None) -> View:
     costs = [measured(one) for one in probed]
     wall_s = plan.session.wall or profile.wall_s
     slowest = max(costs, key=lambda cost: cost.save_s + max(cost.evaluation_s, cost.step_s))
@@ -201,9 +211,11 @@ def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Pro
     # Besides the last ones the best, and a new best until it is read back and the one before may go.
     kept = plan.checkpoint.keep.last + 2 * (plan.checkpoint.keep.best is not None)
     found = outlay.lay_out(
-        costs, now, wall_s=wall_s, lead_s=lead_s, hours=hours, factor=terms.factor if terms else 1.0, kept=kept
-    )
+        costs, now, wall_s=wall_s, lead_s=lead_s, hours=hours, factor=terms.factor if terms else 1.0, kept=kept,
+        reached=reached,
+    )  # fmt: skip
     return {
+        "goes_on_from": {"stage": reached.stage, "step": reached.step} if reached and reached.stage else None,
         "training_s": found.training_s,
         "wall_s": wall_s,
         "lead_s": lead_s,
@@ -235,6 +247,7 @@ def _of_probe(
                     name, WARN, said, "fewer num_workers, if the steps wait for the CPU" if found["num_workers"] else ""
                 )
             )
+        lines += _of_microbatch(name, stage, plan.memory.microbatch)
         if not all(loop["batches"] for loop in found["loops"]):
             said = "its loader has no length, so nobody can say how long an epoch is"
             lines.append(Line(name, WARN, said, "a dataset with __len__ has the end foretold"))
@@ -264,6 +277,21 @@ def _of_probe(
     return lines
 
 
+def _of_microbatch(name: str, stage: View, planned: int | str | None) -> Iterator[Line]:
+    """The microbatch that fits, where it is another than the plan begins with: a larger one is faster, a smaller one runs out of
+    no memory first. What is measured for another machine (no device) begins nothing here.
+    """
+    best, share = stage["memory"]["auto_microbatch"], stage["memory"]["share"]
+    begins_with = min(planned if isinstance(planned, int) else share, share)
+    if not stage["device"] or not best:
+        return
+    if planned == "auto":
+        yield Line(name, PASS, f'a microbatch of {best} fits, and microbatch = "auto" begins with it')
+    elif best != begins_with:
+        said = f"a microbatch of {best} fits, the plan begins with {begins_with}; the effective batch is the same"
+        yield Line(name, PASS, said, 'memory.microbatch = "auto" begins with what fits')
+
+
 def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
     """A stage of which nothing can be saved. One that only prepares or packs something needs no saves, beside one that trains."""
     if not one.found:
@@ -272,16 +300,12 @@ def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
 
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
-    """For `kgorch history`, which holds it against what came."""
-    path = _kept(home, plan.hash)
+    """For `kgorch history`, which holds it against what came, and `microbatch = "auto"` (runtime/rungs.py)."""
+    path = check_path(home, plan.hash)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".part")
     aside.write_text(json.dumps(found))
     aside.rename(path)
-
-
-def _kept(home: Path, plan_hash: str) -> Path:
-    return home / "checks" / f"{plan_hash}.json"
 
 
 SESSIONS_SEEN = 50
@@ -300,7 +324,7 @@ class Held(NamedTuple):
 def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
     """The last check of a run's plan held against the run; empty without one, or while too little was seen."""
     try:
-        told = json.loads(_kept(home, run.plan_hash).read_text())
+        told = json.loads(check_path(home, run.plan_hash).read_text())
         return [*_epochs_held(engine, run, told["stages"]), *_memory_held(engine, run, told["stages"])]
     except (OSError, ValueError, LookupError, TypeError):
         return []

@@ -1,6 +1,7 @@
 """Where state lies: `$KGORCH_HOME`, else the platform's folder that outlives the session, else the XDG state folder.
 
 kgorch.db
+checks/PLAN_HASH.json             what the last `kgorch check` of a plan measured
 runs/NAME/lock                    held by the live supervisor of a run of that name
 runs/NAME/NUMBER/                 one run
     plan.toml                     its own copy
@@ -73,6 +74,11 @@ def check_safe(home: Path) -> None:
 def lock_path(home: Path, name: str) -> Path:
     """Of the lock that the supervisor of a run of that name holds. Raises: NotFound."""
     return _folder_of(home, name) / "lock"
+
+
+def check_path(home: Path, plan_hash: str) -> Path:
+    """What the last `kgorch check` of a plan measured."""
+    return home / "checks" / f"{plan_hash}.json"
 
 
 def run_folder(home: Path, name: str, number: int) -> Path:

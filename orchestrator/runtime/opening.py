@@ -31,6 +31,7 @@ from orchestrator.runtime import (
     checkpoints,
     choosing,
     claims,
+    devices,
     keeping,
     launcher,
     mirror,
@@ -38,6 +39,7 @@ from orchestrator.runtime import (
     ownership,
     preflight,
     processes,
+    rungs,
     taking,
 )
 from orchestrator.runtime.attempts import Running
@@ -51,6 +53,11 @@ from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
 from orchestrator.wire import boottime_s
+
+UNMEASURED = (
+    'memory.microbatch = "auto": no kgorch check of stage {0.stage!r} on {0.device} with {0.world} ranks is kept here; '
+    "it begins with a rank's whole share, and takes less when memory runs out. kgorch check PLAN measures what fits"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,10 @@ def _go_on(
     preflight.check_gpus(plan, watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
     preflight.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
+    for stage in stages[:1]:
+        place = rungs.Place(stage.name, devices.name(), devices.ranks_for(stage.ranks))
+        if rungs.is_unmeasured(engine, run, plan, place):
+            watcher.note(UNMEASURED.format(place))
     return _open_session(engine, run, plan, profile, lock, until)
 
 

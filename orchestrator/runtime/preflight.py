@@ -23,14 +23,12 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import runs
-from db.records import RunInfo
-from orchestrator import manifest
 from orchestrator.core import quota as core
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, PlanError
+from orchestrator.core.outlay import Reached
+from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, Stage, check_entries
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, bringing, claims, devices, gpus, inputs, machine, pools
-from orchestrator.runtime.finding import NOWHERE, Found, Place, place_of
+from orchestrator.runtime import attempts, claims, devices, gpus, inputs, machine, pools, resumption
 from orchestrator.runtime.ledger import Terms, terms_of
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Check, Line
 
@@ -48,12 +46,19 @@ def lines(
     *,
     elsewhere: bool = False,
     overrides: Sequence[str] = (),
-) -> list[Line]:
-    """Args:
-    elsewhere: it is another machine's GPUs that are meant.
-    overrides: of the command line; `plan` has them already.
+) -> tuple[list[Line], Reached | None]:
+    """The lines of `kgorch check` about the machine, and where a start would go on; None where it begins a run.
+
+    Args:
+        elsewhere: it is another machine's GPUs that are meant.
+        overrides: of the command line; `plan` has them already.
     """
-    found = machine.described(home)
+    found, reached = machine.described(home), None
+
+    def checkpoint() -> Iterator[Line]:
+        nonlocal reached
+        reached = yield from resumption.look(engine, home, profile, plan, workdir, overrides)
+
     looks: list[tuple[str, Callable[[], Iterator[Line]]]] = [
         ("software", lambda: _software(found)),
         ("gpus", lambda: _gpus(home, plan, profile.name, elsewhere=elsewhere)),
@@ -61,7 +66,7 @@ def lines(
         ("shared memory", lambda: _shared_memory(found["shm_free"], plan)),
         ("paths", lambda: _paths(home, plan, workdir)),
         ("inputs", lambda: _inputs(_stages_to_do(engine, plan), workdir, profile.name)),
-        ("checkpoint", lambda: _checkpoint(engine, home, profile, plan, workdir, overrides)),
+        ("checkpoint", checkpoint),
         ("ports", _ports),
         ("platform", lambda: _platform(plan, profile)),
         ("quota", lambda: _quota(engine, plan, profile)),
@@ -72,7 +77,7 @@ def lines(
             told += look()
         except OSError as error:  # what cannot be looked at is said, and the rest is looked at
             told.append(Line(name, WARN, f"cannot be looked at: {error}"))
-    return told
+    return told, reached
 
 
 def _software(found: dict[str, Any]) -> Iterator[Line]:
@@ -372,97 +377,6 @@ def disk_free(folder: Path) -> int | None:
         return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
     except OSError:
         return None
-
-
-class _Notes:
-    """A watcher of a search by which nothing is copied."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.told.append(text)
-
-    def copying(self, done_bytes: int, total_bytes: int) -> None:
-        pass
-
-    def found(self, described: manifest.Manifest, folder: Path) -> None:
-        pass
-
-
-def _checkpoint(
-    engine: Engine, home: Path, profile: Profile, plan: Plan, workdir: Path, overrides: Sequence[str]
-) -> Iterator[Line]:
-    """What a start would go on from, here or in a source: by the search that a start makes."""
-    known, notes = runs.newest(engine, plan.name), _Notes()
-    if known and known.state == "finished":
-        do = "kgorch start PLAN --fresh begins a new run"
-        yield Line("checkpoint", PASS, f"the run {known.name} is finished: a start does nothing", do)
-        return
-    try:
-        looked = bringing.look_around(engine, home, plan, profile, workdir, None, notes, remembers=False)
-        if looked.found:
-            if known is None or known.id != looked.found.run_id:
-                bringing.check_overrides(looked.found, overrides)
-            bringing.check_settings(looked.found, plan)
-        elif known is None and plan.resume.required:
-            bringing.announce(engine, plan, workdir, looked, required=True, watcher=notes)
-    except KgorchError as error:  # a start would be refused
-        yield Line("checkpoint", FAIL, "; ".join((error.what, *error.facts)), error.next_step or "")
-        return
-    finally:
-        for note in notes.told:
-            yield Line("sources", WARN, note)
-    if looked.found:
-        is_ours = known is not None and known.id == looked.found.run_id
-        lines = list(_found(looked.found, looked.order, plan.name, looked.furthest if is_ours else NOWHERE))
-        yield from lines
-        if any(line.verdict == PASS for line in lines) or not is_ours:
-            return
-    if known:
-        yield from _here(known, plan)
-    else:
-        where = f"{looked.search.in_words(plan.name)}; " if looked.search else "none: "
-        yield Line("checkpoint", PASS, f"{where}a start begins a new run")
-
-
-def _found(found: Found, stages: Sequence[str], name: str, beyond: Place) -> Iterator[Line]:
-    """Of what the sources hold beyond a place: the furthest that is whole."""
-    for item in found.furthest_first(stages):
-        if place_of(stages, item.manifest) <= beyond:
-            break
-        if broken := _broken(item.folder):
-            yield broken
-            continue
-        said = f"{item.manifest.stage}, step {item.manifest.step}, in {item.folder}, read back"
-        yield Line("checkpoint", PASS, f"{said}; a start copies it and goes on from it")
-        return
-    if beyond != NOWHERE:
-        return
-    if found.checkpoints:
-        said = f"none of those that the sources hold of {name!r} is whole"
-        yield Line("checkpoint", FAIL, said, "have its whole state in a source, or begin anew with --fresh")
-    else:
-        yield Line("checkpoint", PASS, f"{found.database} knows the run, and no checkpoint of it: its stage begins")
-
-
-def _here(known: RunInfo, plan: Plan) -> Iterator[Line]:
-    for stage in reversed(plan.stage):
-        for folder, described in manifest.newest_readable(Path(known.checkpoints) / stage.name):
-            if broken := _broken(folder):
-                yield broken
-                continue
-            yield Line("checkpoint", PASS, f"{stage.name}, step {described.step}, read back; a start goes on from it")
-            return
-    yield Line("checkpoint", PASS, f"the run {known.name} has none yet: its stage begins")
-
-
-def _broken(folder: Path) -> Line | None:
-    try:
-        manifest.verify(folder)
-    except (CheckpointBroken, CheckpointUnreadable) as error:
-        return Line("checkpoint", WARN, str(error.what), "the one before it is used; kgorch checkpoints list")
-    return None
 
 
 def _ports() -> Iterator[Line]:

@@ -11,6 +11,7 @@ and number of ranks that it was found out on, and another run of the plan begins
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
@@ -30,6 +31,7 @@ from orchestrator.core.memory import Facts, Settings
 from orchestrator.manifest import Change
 from orchestrator.plan import Plan
 from orchestrator.runtime import snapshots
+from orchestrator.runtime.home import check_path, home_of_run
 from orchestrator.wire import RungTaken
 
 ANEW = "begins_anew"
@@ -146,17 +148,50 @@ def standing(engine: Engine, run: RunInfo, plan: Plan, place: Place) -> Standing
 
 
 def begin(engine: Engine, run: RunInfo, plan: Plan, session_id: int, place: Place, step: int) -> Standing:
-    """The same for an attempt that begins at `step`. At a new place it begins with what worked there for the plan before."""
-    known = [row for row in rows.of_run(engine, run.id) if (row.stage, row.device, row.world) == _of(place)]
-    if not known and plan.memory.ladder:
-        worked = rows.at(engine, plan_hash=run.plan_hash, **asdict(place))
-        kept = Settings.of(worked[-1].settings["settings"]).kept_result if worked else plan.memory.settings
+    """The same for an attempt that begins at `step`. At a new place it begins with what worked there for the plan before; else,
+    where the plan asks for that, with what was measured there.
+    """
+    if any((row.stage, row.device, row.world) == _of(place) for row in rows.of_run(engine, run.id)):
+        return standing(engine, run, plan, place)
+    before = standing(engine, run, plan, place).now
+    worked = rows.at(engine, plan_hash=run.plan_hash, **asdict(place)) if plan.memory.ladder else []
+    if worked:
+        kept = Settings.of(worked[-1].settings["settings"]).kept_result
         if kept != plan.memory.settings:
-            before = standing(engine, run, plan, place).now
             kept = replace(kept, amp=before.amp, arguments=before.arguments, taken=(*kept.taken, *before.taken))
             said = ", ".join(kept.said(plan.memory.settings)) or "as the plan begins"
             _add(engine, run, session_id, place, step, said, "it worked for this plan before", kept)
+    elif size := _measured(run, plan, place):
+        why = "kgorch check measured that it fits"
+        _add(engine, run, session_id, place, step, f"microbatch={size}", why, replace(before, microbatch=size))
     return standing(engine, run, plan, place)
+
+
+def is_unmeasured(engine: Engine, run: RunInfo, plan: Plan, place: Place) -> bool:
+    """Whether the plan asks for a measured microbatch, and neither a rung nor a check tells one for that place."""
+    if plan.memory.microbatch != "auto" or _measured(run, plan, place) is not None:
+        return False
+    known = any((row.stage, row.device, row.world) == _of(place) for row in rows.of_run(engine, run.id))
+    return not known and not rows.at(engine, plan_hash=run.plan_hash, **asdict(place))
+
+
+def _measured(run: RunInfo, plan: Plan, place: Place) -> int | None:
+    """The microbatch that `kgorch check` chose for a place (fit.even), 0 for a rank's whole share; None without a check of that
+    place, or where the plan does not ask for it.
+    """
+    if plan.memory.microbatch != "auto":
+        return None
+    tested = next((stage.quick_test_of for stage in plan.stage if stage.name == place.stage), None)
+    wanted = replace(place, stage=tested or place.stage)
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        told = json.loads(check_path(home_of_run(run), run.plan_hash).read_text())
+        for stage in told["stages"]:
+            if (stage["name"], stage["device"], stage["ranks"]) == _of(wanted):
+                if stage["memory"] is None:  # it takes no steps
+                    return 0
+                size, share = stage["memory"]["auto_microbatch"], stage["memory"]["share"]
+                return size if isinstance(size, int) and 0 < size < share else 0
+    return None
 
 
 def heard(engine: Engine, run: RunInfo, session_id: int, place: Place, told: RungTaken) -> None:

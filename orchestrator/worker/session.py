@@ -437,7 +437,8 @@ class Session:
 
         Args:
             global_batch: samples of one optimizer step, over all ranks.
-            options: what torch's DataLoader takes besides (num_workers, collate_fn, prefetch_factor, …).
+            options: what torch's DataLoader takes besides (num_workers, collate_fn, prefetch_factor, …). With workers
+                persistent_workers is true unless it is given.
         """
         if self._ladder:
             options["num_workers"] = self._ladder.asked_workers(options.get("num_workers", 0))

@@ -97,3 +97,16 @@ def test_what_is_said_to_fit_fits_by_its_own_figures(foot, each, dropped, limit)
         assert foot + min(each, dropped * each) > fit.FULL * limit * 0.999, (
             "one sample with activations dropped had no room"
         )
+
+
+@given(st.integers(1, 300), st.integers(0, 300))
+def test_auto_takes_as_few_parts_as_fit_and_makes_them_alike(share, largest):
+    size = fit.even(share, largest, Facts(batch=share))
+    if not largest or largest >= share:
+        assert size == largest
+        return
+    parts = -(-share // size)
+    assert 0 < size <= largest and parts == -(-share // largest)
+    assert size - 1 == 0 or -(-share // (size - 1)) > parts, "smaller ones would be more"
+    assert fit.even(share, largest, Facts(batch=share, batchnorm=True)) == 0, "its statistics would change"
+    assert fit.even(share, largest, Facts()) == 0, "nobody can split it"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from orchestrator.core.outlay import Loop, Measured, lay_out
+from orchestrator.core.outlay import Loop, Measured, Reached, lay_out, left
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = 3600.0
@@ -79,3 +79,25 @@ def test_where_no_session_is_long_enough_no_end_is_promised():
 def test_a_stage_without_steps_costs_its_own_time():
     package = Measured("package", (), 0, 0, 0, 0, startup_s=5, evaluation_s=0, end_s=20, save_s=0, state_bytes=0)
     assert lay_out([package], NOON, wall_s=None, lead_s=0, kept=1).training_s == pytest.approx(20)
+
+
+def test_of_a_hundred_epochs_those_that_a_checkpoint_has_done_cost_no_more_sessions():
+    """The VQA document's third session: 100 epochs of 35 minutes, begun at epoch 20 in the middle of an epoch."""
+    train = stage(epochs=100, batches=700, step_s=3.0)
+    reached = Reached("train", epoch=20, batch=350, step=20 * 700 + 350)
+    found = lay_out([train], NOON, wall_s=5 * HOUR, lead_s=60, kept=4, reached=reached)
+    assert found.training_s == pytest.approx(79.5 * 2100)
+    assert found.sessions == 10, "79.5 epochs, 8.5 a session"
+    assert found.disk_bytes == 4 * 150 << 20, "the checkpoints of what is done stay"
+
+
+def test_what_is_left_of_a_run_is_the_rest_of_its_stage_and_the_stages_behind():
+    loops = (Loop(3, 100), Loop(5, 100))
+    stages = [stage("first"), stage("train")._replace(loops=loops), stage("predict", epochs=1)]
+    rest, predict = left(stages, Reached("train", 1, 2, 50, 550, frozenset({"first"})))
+    assert rest.loops == (Loop(2.5, 100),) and predict == stages[2]
+    over, _ = left(stages, Reached("train", 2, 0, 0, 800, frozenset({"first"})))
+    assert over.loops == () and over.training_s == over.end_s, "what the script does behind its last step"
+    fewer, _ = left(stages, Reached("train", 1, 7, 0, 1000, frozenset({"first"})))
+    assert fewer.loops == (), "the plan has fewer epochs now"
+    assert left(stages, Reached(finished=frozenset({"first", "train"}))) == [stages[2]]

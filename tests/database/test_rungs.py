@@ -82,6 +82,37 @@ def test_rungs_are_a_schedule_and_a_newer_one_at_an_earlier_step_overtakes_the_l
     assert found.settings.microbatch is None, "as the plan begins, for the steps before"
 
 
+def test_auto_begins_with_what_a_check_measured_at_that_place_until_more_is_known(engine, plan, session, tmp_path):
+    run = runs.newest(engine, "ink")._replace(folder=str(tmp_path / "runs" / "ink" / "1"))
+    auto = plan.model_copy(update={"memory": plan.memory.model_copy(update={"microbatch": "auto"})})
+    memory = {"auto_microbatch": 11, "share": 32}
+    stages = [
+        {"name": "train", "device": "Tesla T4", "ranks": 2, "memory": memory},
+        {"name": "predict", "memory": None},
+    ]
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks" / "h.json").write_text(json.dumps({"stages": stages}))
+    assert rungs.begin(engine, run, auto, session, OTHER, 0).now.microbatch is None, "another device"
+    assert rungs.begin(engine, run, plan, session, HERE, 0).now.microbatch is None, "nobody asked"
+    wanting = [rungs.is_unmeasured(engine, run, auto, place) for place in (OTHER, HERE, replace(HERE, stage="predict"))]
+    assert wanting == [True, False, True] and not rungs.is_unmeasured(engine, run, plan, OTHER)
+    found = rungs.begin(engine, run, auto, session, HERE, 40)
+    assert found.now.microbatch == 11
+    assert [(item["step"], item["settings"]["microbatch"]) for item in found.schedule] == [(40, 11)]
+    [row] = rows.of_run(engine, run.id)
+    assert (row.rung, row.why, row.changes_result) == ("microbatch=11", "kgorch check measured that it fits", False)
+
+    assert take(engine, run, auto, session, where=DEVICE) == "microbatch/2"
+    again, its = begin_run(engine, number=2)
+    again = again._replace(folder=run.folder)
+    assert rungs.begin(engine, again, auto, its, HERE, 0).now.microbatch == 6, "it ran out of memory with 11"
+    for text in ("", "[]", '{"stages": [{"name": "train"}]}', json.dumps({"stages": [stages[0] | {"memory": None}]})):
+        (tmp_path / "checks" / "h.json").write_text(text)
+        third, its = begin_run(engine, number=3 + len(text))
+        place = Place("train", "Tesla T4", 4)
+        assert rungs.begin(engine, third._replace(folder=run.folder), auto, its, place, 0).now.microbatch is None
+
+
 def test_what_a_launch_alone_can_change_holds_for_the_steps_before_it_too(engine, run, plan, session):
     facts(engine, run, session)
     rungs.heard(engine, run, session, HERE, told(10, Settings(microbatch=8)))

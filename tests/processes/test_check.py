@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_what_does_not_fit_is_said_with_what_would_and_the_exit_code_tells(kgorc
     assert memory["settings"] == ["microbatch 8"] and memory["rungs"] == ["microbatch/2"]
     assert memory["largest_microbatch"] in range(8, 16)
     assert {trial["microbatch"] for trial in memory["trials"] if trial["ran_out"]} >= {16}
+    parts = -(-32 // memory["largest_microbatch"])
+    assert memory["auto_microbatch"] == -(-32 // parts)
+    hint = line(found, "stage train")
+    assert hint["said"].startswith(f"a microbatch of {memory['auto_microbatch']} fits, the plan begins with 32;")
+    assert 'memory.microbatch = "auto"' in hint["do"]
+    began = kgorch("start", str(path), "--set", "memory.microbatch=auto").stderr
+    assert "no kgorch check" not in began
+    first = kgorch.status()["memory"]["rungs"][0]
+    assert (first["rung"], first["step"]) == (f"microbatch={memory['auto_microbatch']}", 0)
+    assert first["why"] == "kgorch check measured that it fits" and not first["changes_result"]
 
     small = checked(kgorch, str(path), "--device-memory", "512.05MiB", code=20)
     assert small["verdict"] == "does not fit" and "no rung" in small["why"]
@@ -193,8 +204,10 @@ def test_a_plan_that_needs_gpus_is_neither_passed_nor_begun_without_them(kgorch)
         meant["verdict"] == "fits" and meant["stages"][0]["ranks"] == 2 and meant["stages"][0]["memory"]["share"] == 16
     )
     assert line(meant, "gpus")["verdict"] == line(meant, "time")["verdict"] == "warn"
-    refused = kgorch("start", str(path), code=2)
-    assert "the plan needs 2 GPUs" in refused.stderr and "next:" in refused.stderr
+    refused = kgorch("start", str(path), "--set", "quota.hours=30", "--set", "platform.name=kaggle", code=2)
+    assert "the plan needs 2 GPUs" in refused.stderr
+    assert "next: in the notebook: Settings, Accelerator, GPU T4 x2" in refused.stderr
+    assert kgorch.history() == [] and "no hours are counted yet" in kgorch("quota").stdout
 
 
 def test_mistakes_in_what_is_typed_are_told_before_minutes_are_spent(kgorch):
@@ -423,14 +436,23 @@ def test_the_machine_alone_is_looked_at_in_a_moment_and_what_is_wrong_is_named(k
     assert "9:00:00" in line(found, "platform")["said"]
 
 
-def test_a_checkpoint_that_a_start_would_go_on_from_is_read_back(kgorch):
-    path = kgorch.plan(ranks=1, args={"epochs": 1000, "sleep": 0.05}, every="600s")
+def test_a_checkpoint_that_a_start_would_go_on_from_is_read_back_and_the_forecast_counts_from_it(kgorch, tmp_path):
+    path = kgorch.plan(ranks=1, args={"epochs": 40, "sleep": 0.05}, every="600s")
     kgorch("start", str(path), "--detach")
-    kgorch.wait_for_step(2)
+    kgorch.wait_for_step(20)
     kgorch("stop")
     step = kgorch.status()["checkpoint"]["step"]
     found = checked(kgorch, str(path), "--no-probe")
     assert f"train, step {step}, read back" in line(found, "checkpoint")["said"]
+
+    there = replace(kgorch, home=tmp_path / "new machine")
+    found = checked(there, str(path), "--set", f'resume.sources=["{kgorch.home}"]')
+    assert "a start copies it and goes on from it" in line(found, "checkpoint")["said"]
+    ahead, time_ = found["forecast"], found["stages"][0]["time"]
+    assert ahead["goes_on_from"] == {"stage": "train", "step": step}
+    assert time_["epochs"] == 40 and time_["batches"] == 6
+    assert ahead["training_s"] == pytest.approx(time_["training_s"] - step / 6 * time_["epoch_s"])
+
     shard = next(kgorch.checkpoints()[-1].glob("*.safetensors"))
     broken = bytearray(shard.read_bytes())
     broken[-1] ^= 1

@@ -293,6 +293,25 @@ def test_samples_their_order_and_their_noise_do_not_depend_on_ranks_or_workers(w
     assert len(found) == 6 and all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
+class OfProcess(torch.utils.data.Dataset):
+    """The id of the process that reads a sample."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+@pytest.mark.parametrize("persistent", [None, False])
+def test_loading_processes_outlive_an_epoch_unless_the_script_asks_for_new_ones(persistent):
+    options = {} if persistent is None else {"persistent_workers": persistent}
+    loader = Loader(OfProcess(), 4, ranks=_ranks(0, 1), seed=4, num_workers=1, **options)
+    first, second = ({int(pid) for batch in loader for pid in batch} for _ in range(2))
+    assert os.getpid() not in first | second
+    assert (first == second) == (persistent is None)
+
+
 def test_a_resume_in_an_epoch_reads_what_is_left_of_it_and_no_more():
     assert all(
         torch.equal(a, b) for a, b in zip(_global_batches(2, 1)[4:], _global_batches(2, 1, begin=4), strict=True)
