@@ -48,7 +48,7 @@ gpu:
 # the training tests with another PyTorch, in an environment of its own (its wheel and CUDA's are some 5 GB): make torch TORCH=2.8.0
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
-WORKLOAD_TESTS := camouflage cloud_removal cod10k common prices surface_data surface_model surface_stages vqa
+WORKLOAD_TESTS := camouflage cloud_authors cloud_lists cloud_removal cod10k common prices surface_data surface_model surface_stages vqa
 torch:
 	$(PYTHON) -m venv $(OTHER)
 	grep -v -E '^(torch|sympy)==' constraints.txt > $(OTHER)/constraints.txt

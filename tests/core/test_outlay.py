@@ -20,19 +20,24 @@ def stage(name="train", epochs=10, batches=250, step_s=0.0, evaluation_s=0.0, co
     )  # fmt: skip
 
 
-def test_cloud_removal_ten_epochs_of_50_minutes_the_first_one_60_are_510_minutes_in_one_session():
-    warm, cold = 3000.0, 3600.0
-    train = stage(step_s=2700 / 250, evaluation_s=300, cold_wait_s=(cold - warm) / 250)
-    assert train.epoch_s == pytest.approx(warm) and train.first_epoch_s == pytest.approx(cold)
-    found = lay_out([train], NOON, wall_s=9 * HOUR, lead_s=60, kept=4)
-    assert found.training_s == pytest.approx(510 * 60)
-    assert found.sessions == 1
-    assert found.disk_bytes == 4 * 150 << 20
+@pytest.mark.parametrize(("validation_min", "total_min"), [(5, 560), (10, 610)])
+def test_cloud_removal_ten_epochs_of_50_minutes_are_510_without_their_validation_and_with_it_more_than_nine_hours(
+    validation_min, total_min
+):
+    """The document adds 60 + 9 x 50 = 510 minutes up, and names 5 to 10 minutes of validation an epoch beside that."""
+    train = stage(step_s=3000 / 250, evaluation_s=60 * validation_min, cold_wait_s=600 / 250)
+    assert train.first_epoch_s - train.epoch_s == pytest.approx(600)
+    for wall_h, sessions in ((9, 2), (12, 1)):
+        found = lay_out([train], NOON, wall_s=wall_h * HOUR, lead_s=60, kept=4)
+        assert found.training_s == pytest.approx(60 * total_min)
+        assert found.sessions == sessions
+        assert found.disk_bytes == 4 * 150 << 20
 
 
-def test_cloud_removal_twenty_epochs_need_two_sessions():
-    train = stage(epochs=20, step_s=2700 / 250, evaluation_s=300, cold_wait_s=600 / 250)
-    assert lay_out([train], NOON, wall_s=9 * HOUR, lead_s=60, kept=1).sessions == 2
+@pytest.mark.parametrize(("validation_min", "sessions"), [(0, 2), (5, 3), (10, 3)])
+def test_cloud_removal_twenty_epochs_need_two_sessions_without_validation_and_three_with_it(validation_min, sessions):
+    train = stage(epochs=20, step_s=3000 / 250, evaluation_s=60 * validation_min, cold_wait_s=600 / 250)
+    assert lay_out([train], NOON, wall_s=9 * HOUR, lead_s=60, kept=1).sessions == sessions
 
 
 @pytest.mark.parametrize(("hours", "sessions"), [(5, 12), (6, 10)])

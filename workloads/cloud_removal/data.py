@@ -1,21 +1,20 @@
-"""Sentinel images as SEN12MS-CR has them, listed in a table: radar, cloud-free and cloudy optical of one place.
+"""Sentinel images as SEN12MS-CR has them: radar, cloud-free and cloudy optical of one place.
 
-    <root>/data.csv   split,s1,s2,s2_cloudy   a line a place; paths relative to the root; split: train, val or test
     s1                GeoTIFF, 2 bands (VV, VH), float32, decibels           ROIs1158_spring_s1_1_p30.tif
     s2, s2_cloudy     GeoTIFF, 13 bands, uint16, reflectance times 10000     ROIs1158_spring_s2_cloudy_1_p30.tif
 
-Clipped and scaled as the authors of GLF-CR do. Training reads random windows of `crop` pixels and nothing around them but the
-rows they lie in; the other parts are read whole. Axes: B batch, C bands, H rows, W columns.
+Which belong together: places.py. Clipped and scaled as the authors of GLF-CR do. Training reads random windows of `crop` pixels
+and nothing around them but the rows they lie in; the other parts are read whole. Axes: B batch, C bands, H rows, W columns.
 """
 
 from __future__ import annotations
 
-import csv
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import rasterio
@@ -25,18 +24,23 @@ from rasterio.windows import Window
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.common.files import DataError, readable
+from workloads.cloud_removal.places import PARTS, Part, Scene, find_places
+from workloads.common.files import DataError
+from workloads.common.listing import fingerprint, headers
 
-Part = Literal["train", "val", "test"]
-PARTS = ("train", "val", "test")
+if TYPE_CHECKING:
+    from orchestrator.worker.session import Session
+
 BANDS = {"s1": 2, "s2": 13, "s2_cloudy": 13}
-KINDS = {"s1": "f", "s2": "ui", "s2_cloudy": "ui"}
+DTYPES = {"s1": "f", "s2": "ui", "s2_cloudy": "ui"}
 """Of numpy's types: decibels are fractions, reflectance times 10000 is whole."""
 
 SAR_FROM = np.array([-25.0, -32.5], np.float32)
 """Decibels of VV and VH that become 0; 0 dB becomes 1."""
 
 FULL = 10000.0
+
+PREFLIGHT_PLACES = 8
 
 
 class Sample(NamedTuple):
@@ -48,50 +52,54 @@ class Sample(NamedTuple):
     index: Tensor  # int64 []: which of Scenes.scenes
 
 
-@dataclass(frozen=True)
-class Scene:
-    """The three files of one place."""
-
-    s1: Path
-    s2: Path
-    s2_cloudy: Path
-
-    @property
-    def name(self) -> str:
-        return self.s2_cloudy.stem
-
-
 class Scenes(Dataset[Sample]):
-    """The places of one part of the table.
+    """The places of one part of a list, or of the folders.
 
     Args:
+        root: folder of the images. table: the list; see places.find_places.
         crop: rows and columns of a random window; None reads images whole.
+        limit: at most so many places, evenly spread over the list.
         skip_broken: leave out places whose files cannot be read; all files are read once to know. Without it their
             headers are, and a broken body ends the training, named, when it is its turn.
+        session: remembers for the run what was looked at, so that later sessions open no header; what was left out stays left out.
     Attributes:
         left_out: what was said of each place left out.
 
     Raises:
-        DataError: the table or the files are not what they should be.
+        DataError: the list or the files are not what they should be.
     """
 
-    def __init__(self, root: str | Path, part: Part, *, crop: int | None = None, skip_broken: bool = False) -> None:
-        self.crop = crop
-        listed = [scene for split, scene in places(Path(root)) if split == part]
-
-        def read_all(scene: Scene) -> None:
-            self.size_of(scene)
-            self.read(scene, None)
-
-        self.scenes, self.left_out = readable(listed, read_all, skip_broken=skip_broken)
+    def __init__(
+        self, root: str | os.PathLike[str], part: Part, *, table: str | None = None, crop: int | None = None,
+        limit: int | None = None, skip_broken: bool = False, session: Session | None = None,
+    ) -> None:  # fmt: skip
+        self.root, self.crop = root, crop
+        found = find_places(root, table)
+        listed = [scene for split, scene in found.scenes if split == part]
+        if limit is not None and limit < len(listed):
+            listed = [listed[number * len(listed) // limit] for number in range(limit)]
+        known = headers(
+            session, f"images-{part}", listed, self._whole if skip_broken else self.size_of,
+            key=fingerprint(root, (scene.s2_cloudy for scene in listed)), skip_broken=skip_broken,
+        )  # fmt: skip
+        said, sizes = dict(known.broken), list[tuple[int, int]]()
+        for index, (scene, size) in enumerate(zip(listed, known.found, strict=True)):
+            rows, columns = size or (0, 0)
+            sizes.append((rows, columns))
+            if size and crop is not None and min(sizes[-1]) < crop:
+                problem = self._too_small(scene, sizes[-1], crop)
+                if not skip_broken:
+                    raise problem
+                said[index] = str(problem)
+        self.left_out = [problem for split, problem in found.incomplete if split == part] + list(said.values())
+        self.scenes = [scene for index, scene in enumerate(listed) if index not in said]
+        self.sizes = [size for index, size in enumerate(sizes) if index not in said]
         if not self.scenes:
             raise DataError(
-                f"the part '{part}' of {root} is empty",
-                f"{Path(root) / 'data.csv'}: expected lines that begin with {part}, found {len(listed)}, "
-                f"of which {len(self.left_out)} cannot be read",
-                next_step=f"list some with the split {part}",
+                f"the part '{part}' is empty",
+                f"{found.where}: expected places of it, found {len(listed)}, of which {len(said)} cannot be read",
+                next_step=f"list some of the part {part} (in a list of GLF-CR 1 is train, 2 val, 3 test)",
             )
-        self.sizes = [self.size_of(scene) for scene in self.scenes]
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -102,70 +110,84 @@ class Scenes(Dataset[Sample]):
             # The SDK seeds torch's RNG for each sample, so the same sample is cut alike by any worker.
             top, left = (int(torch.randint(size - self.crop + 1, ())) for size in self.sizes[index])
             window = Window(left, top, self.crop, self.crop)
-        cloudy, sar, clear = self.read(self.scenes[index], window)
+        images = self.read(self.scenes[index], window)
+        expected = self.sizes[index] if self.crop is None else (self.crop, self.crop)
+        if any(image.shape[1:] != expected for image in images):
+            raise DataError(
+                f"the images of {self.scenes[index].name} are not of the size that they had",
+                f"expected {expected} rows and columns, found {', '.join(str(tuple(image.shape[1:])) for image in images)}",
+                next_step="the files have changed since this run read their headers: begin a new one with --fresh",
+            )
+        cloudy, sar, clear = images
         return Sample(cloudy, sar, clear, torch.tensor(index))
+
+    def path(self, name: str) -> Path:
+        """Of a file of a Scene. Asked for anew at each use: `session.data` changes to the local copy once that is whole."""
+        return Path(os.fspath(self.root), name)
 
     def read(self, scene: Scene, window: Window | None) -> tuple[Tensor, Tensor, Tensor]:
         """Cloudy, SAR and clear [C, H, W] of a window, scaled to 0..1."""
-        return reflectance(scene.s2_cloudy, window), backscatter(scene.s1, window), reflectance(scene.s2, window)
+        return (
+            reflectance(self.path(scene.s2_cloudy), window),
+            backscatter(self.path(scene.s1), window),
+            reflectance(self.path(scene.s2), window),
+        )
 
-    def size_of(self, scene: Scene) -> tuple[int, int]:
-        """Rows and columns, once the headers of all three files fit each other and the crop."""
+    def _whole(self, scene: Scene) -> list[int]:
+        """Rows and columns, once all of it was read. Raises DataError."""
+        size = self.size_of(scene)
+        self.read(scene, None)
+        return size
+
+    def size_of(self, scene: Scene) -> list[int]:
+        """Rows and columns, once the headers of all three files fit each other."""
         size: tuple[int, int] | None = None
-        for key, bands in BANDS.items():
-            path: Path = getattr(scene, key)
+        for kind, bands in BANDS.items():
+            path = self.path(getattr(scene, kind))
             with opened(path) as file:
-                found, kind = (file.count, file.dtypes[0]), np.dtype(file.dtypes[0]).kind
-                if file.count != bands or kind not in KINDS[key]:
+                if file.count != bands or np.dtype(file.dtypes[0]).kind not in DTYPES[kind]:
                     raise DataError(
-                        f"{path.name} is no {key} image",
-                        f"{path}: expected {bands} bands of {'float32' if key == 's1' else 'uint16'}, "
-                        f"found {found[0]} of {found[1]}",
-                        next_step="correct its line in data.csv, or fetch it again",
+                        f"{path.name} is no {kind} image",
+                        f"{path}: expected {bands} bands of {'float32' if kind == 's1' else 'uint16'}, "
+                        f"found {file.count} of {file.dtypes[0]}",
+                        next_step="correct its line in the list, or fetch it again",
                     )
                 if size is not None and file.shape != size:
                     raise DataError(
-                        f"{path.name} is not the size of {scene.s1.name}",
+                        f"{path.name} is not the size of {Path(scene.s1).name}",
                         f"{path}: expected {size} rows and columns, found {file.shape}",
-                        next_step="the three images of a line belong to one place: correct its line in data.csv",
+                        next_step="the three images of a line belong to one place: correct its line in the list",
                     )
                 size = file.shape
         assert size is not None
-        if self.crop is not None and min(size) < self.crop:
-            raise DataError(
-                f"{scene.s1.name} is smaller than the crop",
-                f"{scene.s1}: expected {self.crop} rows and columns, found {size}",
-                next_step=f"lower crop to {min(size)}, or leave it out",
-            )
-        return size
+        return list(size)
+
+    def _too_small(self, scene: Scene, size: tuple[int, int], crop: int) -> DataError:
+        return DataError(
+            f"{Path(scene.s1).name} is smaller than the crop",
+            f"{self.path(scene.s1)}: expected {crop} rows and columns, found {size}",
+            next_step=f"lower crop to {min(size)}, or leave it out",
+        )
 
 
-def places(root: Path) -> Iterator[tuple[str, Scene]]:
-    """The lines of data.csv: split and files. Raises DataError naming the first line that is wrong."""
-    table = root / "data.csv"
-    try:
-        with open(table, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            head, lines = reader.fieldnames or [], list(reader)
-    except (OSError, ValueError, csv.Error) as problem:
-        raise DataError(
-            f"there is no table of images in {root}", f"{table}: expected a CSV, found: {problem}",
-            next_step=f"correct the path, or: python -m workloads.cloud_removal.make_scenes {root}",
-        ) from problem  # fmt: skip
-    if missing := [name for name in ("split", *BANDS) if name not in head]:
-        raise DataError(
-            f"{table} has no column {missing[0]!r}", f"found {', '.join(head) or 'no line'}",
-            next_step="its first line names the columns: split,s1,s2,s2_cloudy",
-        )  # fmt: skip
-    for number, line in enumerate(lines, 2):
-        if line["split"] not in PARTS or not all(line[name] for name in BANDS):
-            raise DataError(
-                f"{table}:{number}: {line['split']!r} is no split" if line["split"] not in PARTS
-                else f"{table}:{number}: a path is missing",
-                f"expected {', '.join(PARTS)} and three paths, found {','.join(str(line[name]) for name in line)}",
-                next_step="correct this line, or leave it out",
-            )  # fmt: skip
-        yield line["split"], Scene(*(root / line[name] for name in BANDS))
+def preflight(
+    data: str, data_list: str | None = None, part: Part | None = None, limit: int | None = None, crop: int | None = None,
+    skip_broken: bool = False,
+) -> str:  # fmt: skip
+    """Count the places that a stage will use, and read one of each part; takes the stage's arguments.
+
+    Raises:
+        DataError: as Scenes does.
+    """
+    parts = (part,) if part else PARTS[:2]
+    counts = Counter(split for split, _ in find_places(data, data_list).scenes)
+    for which in parts:
+        few = Scenes(
+            data, which, table=data_list, crop=None if part else crop, limit=PREFLIGHT_PLACES, skip_broken=skip_broken
+        )
+        few[0]
+    said = [f"{min(counts[which], limit or counts[which])} places of {which}" for which in parts]
+    return f"{', '.join(said)}; the first of each read"
 
 
 @contextmanager
@@ -189,16 +211,27 @@ def reflectance(path: Path, window: Window | None) -> Tensor:
 
 
 def backscatter(path: Path, window: Window | None) -> Tensor:
-    """A Sentinel-1 image, float32 [2, H, W], 0..1. Holes are filled with the mean of what is around them."""
+    """A Sentinel-1 image, float32 [2, H, W], 0..1. Holes are filled with the mean of the whole image, as the authors do.
+
+    What is no radar image is judged by the whole of it, too: a window may lie in a hole, or on roofs that are all above 0 dB.
+    """
     with opened(path) as file:
         bands_CHW = file.read(window=window)
-    sound_CHW = np.isfinite(bands_CHW)
-    if not sound_CHW.any() or bands_CHW[sound_CHW].min() >= 0:
-        found = "nothing but holes" if not sound_CHW.any() else f"nothing below {bands_CHW[sound_CHW].min():g}"
+        sound_CHW = np.isfinite(bands_CHW)
+        if not sound_CHW.all() or bands_CHW.min() >= 0:
+            whole_CHW = bands_CHW if window is None else file.read()
+            bands_CHW = np.where(sound_CHW, bands_CHW, mean_decibels(path, whole_CHW))
+    from_C11 = SAR_FROM[:, None, None]
+    return torch.from_numpy((bands_CHW.clip(from_C11, 0) / -from_C11 + 1).astype(np.float32))
+
+
+def mean_decibels(path: Path, image_CHW: np.ndarray) -> np.floating[Any]:
+    """Of what is no hole. Raises DataError where that cannot be decibels."""
+    sound = image_CHW[np.isfinite(image_CHW)]
+    if not sound.size or sound.min() >= 0:
+        found = f"nothing below {sound.min():g}" if sound.size else "nothing but holes"
         raise DataError(
             f"{path.name} holds no decibels", f"{path}: expected figures from about -35 to 5, found {found}",
             next_step="convert it: 10 * log10 of the backscatter, or leave it out: skip_broken = true",
         )  # fmt: skip
-    bands_CHW = np.where(sound_CHW, bands_CHW, bands_CHW[sound_CHW].mean())
-    from_C11 = SAR_FROM[:, None, None]
-    return torch.from_numpy((bands_CHW.clip(from_C11, 0) / -from_C11 + 1).astype(np.float32))
+    return sound.mean()

@@ -3,7 +3,7 @@ fusion", ISPRS Journal 2022): a residual dense network of two streams that fuse 
 
 Axes: B batch, S streams (optical, SAR), C channels, H rows, W columns; M windows of N pixels, A attention heads, D channels of
 a head, K taps of a filter. Nothing is normalised by batch, and the authors' stochastic depth is left out, so microbatches and
-ranks of any number give the same result.
+ranks of any number give the same result. With the authors' weights (authors.py) it computes what their program computes.
 """
 
 from __future__ import annotations
@@ -122,17 +122,18 @@ class LocalFusion(nn.Module):
         super().__init__()
         self.taps = taps
         self.filters = nn.Sequential(
-            nn.Conv2d(2 * channels, channels, 3, padding=1), nn.LeakyReLU(0.1),
-            Residual(channels), Residual(channels), nn.Conv2d(channels, channels * taps**2, 1),
+            nn.Conv2d(2 * channels, channels, 3, padding=1), nn.LeakyReLU(0.1, inplace=True),
+            Residual(channels), Residual(channels), nn.Conv2d(channels, channels * taps**2, 1), nn.LeakyReLU(0.1, inplace=True),
         )  # fmt: skip
         with torch.no_grad():  # begin near the filter that leaves all as it is
-            self.filters[-1].bias.view(channels, -1)[:, taps**2 // 2] += 1
+            self.filters[-2].bias.view(channels, -1)[:, taps**2 // 2] += 1
         self.to_optical = nn.Conv2d(channels, channels, 1)
         self.to_sar = None if last else nn.Conv2d(channels, channels, 1)
 
     def forward(self, both_BSCHW: Tensor) -> Tensor:
         optical, sar = both_BSCHW.unbind(1)
-        around_BCKHW = F.unfold(sar, self.taps, padding=self.taps // 2).reshape(*sar.shape[:2], -1, *sar.shape[2:])
+        edged = F.pad(sar, [self.taps // 2] * 4, mode="replicate")
+        around_BCKHW = F.unfold(edged, self.taps).reshape(*sar.shape[:2], -1, *sar.shape[2:])
         filtered = (around_BCKHW * self.filters(both_BSCHW.flatten(1, 2)).view_as(around_BCKHW)).sum(2)
         optical = optical + (filtered - optical) * self.to_optical(filtered - optical).sigmoid()
         if self.to_sar is not None:

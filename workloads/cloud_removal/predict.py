@@ -17,12 +17,15 @@ import rasterio
 import torch
 import torch.distributed as dist
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.worker import attach
 from workloads import cli
-from workloads.cloud_removal.data import FULL, DataError, Sample, Scene, Scenes, opened
+from workloads.cloud_removal import authors
+from workloads.cloud_removal.data import FULL, DataError, Sample, Scenes, opened
 from workloads.cloud_removal.model import CloudRemover, scores
+from workloads.cloud_removal.places import Part, Scene
 from workloads.common.files import tell_left_out
 from workloads.common.trained import trained
 
@@ -51,7 +54,9 @@ class Scores(nn.Module):
 
 def main(
     data: str,
-    part: str = "test",
+    data_list: str | None = None,
+    part: Part = "test",
+    limit: int | None = None,
     width: int = 24,
     growth: int = 16,
     blocks: int = 2,
@@ -66,15 +71,19 @@ def main(
 ) -> None:
     """Write predictions/NAME.tif, predictions/NAME.png, predictions.csv and predictions.json to the output folder.
 
-    A picture shows, side by side, the cloudy image, radar, the prediction and the truth. --part is test or val; the
-    network's arguments are as they were in training; --which is best or final, where not the best that the plan keeps;
-    --weights is a safetensors file, needed when run without kgorch.
+    A picture shows, side by side, the cloudy image, radar, the prediction and the truth. --data, --data-list and --limit are as
+    in train; --part is test or val; the network's arguments are as they were in training; --which is best or final, where not
+    the best that the plan keeps. --weights is a file instead, needed without kgorch or before a training: a safetensors file, or
+    a .pth of GLF-CR's own programs (authors.py), for which the network's arguments must be those of plan.toml.
     """
     with attach() as session:
-        scenes = Scenes(data, part, skip_broken=skip_broken)
+        scenes = Scenes(
+            session.data(data), part, table=data_list, limit=limit, skip_broken=skip_broken, session=session
+        )
         see_that_names_differ(scenes)
         net = CloudRemover(width, growth, blocks, layers, window=window, heads=heads, taps=taps)
-        found = trained(session, "train", file=weights, which=which)
+        read = authors.read if weights and weights.endswith(".pth") else load_file
+        found = trained(session, "train", file=weights, which=which, read=read)
         net.load_state_dict(found)
         net.to(session.device).eval()
         kept = Scores(len(scenes)).to(session.device)
@@ -90,7 +99,7 @@ def main(
                 clear_BCHW = without_clouds(net, batch)
                 found_NF[batch.index] = scores(clear_BCHW, batch)
                 for number, clear_CHW in zip(batch.index.tolist(), clear_BCHW, strict=True):
-                    write(folder, scenes.scenes[number], clear_CHW)
+                    write(folder, scenes, scenes.scenes[number], clear_CHW)
                 draw(folder, scenes, batch, clear_BCHW)
             kept.add(found_NF)
         if session.rank == 0:
@@ -99,7 +108,7 @@ def main(
 
 def see_that_names_differ(scenes: Scenes) -> None:
     """Two images of one name would lie in one file."""
-    seen: dict[str, Path] = {}
+    seen: dict[str, str] = {}
     for scene in scenes.scenes:
         if scene.name in seen:
             raise DataError(
@@ -116,9 +125,9 @@ def without_clouds(net: CloudRemover, batch: Sample) -> Tensor:
         return net(batch.cloudy, batch.sar).float().clamp(0, 1)
 
 
-def write(folder: Path, scene: Scene, clear_CHW: Tensor) -> None:
+def write(folder: Path, scenes: Scenes, scene: Scene, clear_CHW: Tensor) -> None:
     """A GeoTIFF that lies where the cloudy image lies, in its units."""
-    with opened(scene.s2_cloudy) as cloudy:
+    with opened(scenes.path(scene.s2_cloudy)) as cloudy:
         profile = {
             "driver": "GTiff",
             "count": cloudy.count,

@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
 def main(
     data: str,
+    data_list: str | None = None,
+    limit: int | None = None,
     epochs: int = 10,
     lr: float = 1e-4,
     decay_every: int = 5,
+    decay_from: int = 0,
     clip: float = 1.0,
     global_batch: int = 8,
     crop: int = 32,
@@ -52,15 +55,17 @@ def main(
 ) -> None:
     """Train on the places listed as train; those listed as val score each epoch.
 
-    The defaults suit the images of make_scenes.py; plan.toml has those for the real ones. --crop is the size of the
-    random windows, --width, --growth, --blocks, --layers, --window, --heads and --taps that of the network (model.py);
-    the rate is halved every --decay-every epochs, and gradients are cut to a norm of --clip.
+    The defaults suit the images of make_scenes.py; plan.toml has those for the real ones. --data is the folder of the images,
+    --data-list their list (places.py), --limit how many places of each part are used at most. --crop is the size of the random
+    windows, --width, --growth, --blocks, --layers, --window, --heads and --taps that of the network (model.py). The rate is
+    halved every --decay-every epochs, counted from epoch --decay-from, and gradients are cut to a norm of --clip.
     """
     with attach(seed=seed) as session:
         if not torch.are_deterministic_algorithms_enabled():
             torch.backends.cudnn.benchmark = True
-        train = Scenes(data, "train", crop=crop, skip_broken=skip_broken)
-        val = Scenes(data, "val", skip_broken=skip_broken)
+        root = session.data(data)
+        how = {"table": data_list, "limit": limit, "skip_broken": skip_broken, "session": session}
+        train, val = Scenes(root, "train", crop=crop, **how), Scenes(root, "val", **how)
         reading = {"num_workers": num_workers, "prefetch_factor": prefetch if num_workers else None}
         loader = session.loader(train, global_batch, **reading)
         # Whole images, one a rank: each is as many pixels as four crops, and they may differ in size.
@@ -90,8 +95,10 @@ def main(
                 scaler.update()
                 optimizer.zero_grad(set_to_none=True)
                 session.report(loss=mean_loss, lr=optimizer.param_groups[0]["lr"])
-            scheduler.step()
-            record.add(epoch=epoch, **scored_by(session, model.module, scored, amp))
+            rate = optimizer.param_groups[0]["lr"]
+            if epoch >= decay_from:
+                scheduler.step()
+            record.add(epoch=epoch, lr=rate, **scored_by(session, model.module, scored, amp))
 
         if session.rank == 0 and not session.supervised:  # under kgorch the last checkpoint holds the weights
             save_file(model.module.state_dict(), session.output / "cloud_removal.safetensors")
