@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak storm gpu torch check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs clean
+.PHONY: setup demo test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs clean
 
 setup: $(VENV)/.ready
 
@@ -48,13 +48,23 @@ gpu:
 # the training tests with another PyTorch, in an environment of its own (its wheel and CUDA's are some 5 GB): make torch TORCH=2.8.0
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
-WORKLOAD_TESTS := camouflage cloud_authors cloud_lists cloud_removal cod10k common prices surface_data surface_model surface_stages vqa
+WORKLOAD_TESTS := camouflage cloud_authors cloud_lists cloud_removal cod10k common price_files prices surface_data surface_model surface_stages vivqa vqa
 torch:
 	$(PYTHON) -m venv $(OTHER)
 	grep -v -E '^(torch|sympy)==' constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(TORCH)
 	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[diagnose]' pytest pytest-timeout pytest-xdist hypothesis
 	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist worksteal tests/training -m "not slow and not soak" $(WORKLOAD_TESTS:%=--ignore tests/training/test_%.py)
+
+# the VQA student with another transformers, in an environment of its own: make transformers VERSION=4.50.0, the oldest that fits
+VERSION ?= 4.50.0
+WITH := .venv-transformers-$(VERSION)
+transformers:
+	$(PYTHON) -m venv $(WITH)
+	grep -v -E '^(transformers|tokenizers|huggingface_hub|hf-xet|typer)==' constraints.txt > $(WITH)/constraints.txt
+	$(WITH)/bin/python -m pip install --quiet --constraint $(WITH)/constraints.txt torch
+	$(WITH)/bin/python -m pip install --quiet --constraint $(WITH)/constraints.txt --editable '.[workloads]' transformers==$(VERSION) pytest pytest-timeout
+	$(WITH)/bin/python -m pytest tests/training/test_vqa.py tests/training/test_vivqa.py
 
 check: setup
 	$(BIN)/ruff format .

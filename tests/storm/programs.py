@@ -48,9 +48,10 @@ WORKLOADS = {
           "taps": 1},),
     ),
     "vqa": Workload(
-        ("make_shapes", "--pictures", "60", "--valid", "8"),
+        ("make_shapes", "--pictures", "60", "--test", "8"),
         ({"epochs": 12, "answer_until": 5, "format_until": 8, "global_batch": 16, "question_length": 12, "answer_length": 28,
-          "decoder_checkpointing": False, "dropout": 0.0, "beams": 1, "eval_batch": 32, "valid_limit": 8, "valid_length": 8},),
+          "decoder_checkpointing": False, "dropout": 0.0, "beams": 1, "eval_batch": 32, "valid_limit": 8, "valid_length": 8,
+          "lr": 1e-3},),
     ),
 }  # fmt: skip
 COUNTED_EPOCHS = {1: (60,), 2: (25, 35)}
@@ -67,7 +68,8 @@ def stages(episode: Episode, data: Path) -> Stages:
         told = [{"epochs": epochs, **args, "hungry": episode.hungry} for epochs in COUNTED_EPOCHS[episode.stages]]
         return {name: ("weathers.py", said) for name, said in zip(STAGES, told, strict=False)}
     inner = {"inner": f"workloads.{episode.program}.train:main", "data": str(data), "num_workers": episode.workers}
-    students = {"students": str(data / "students")} if episode.program == "vqa" else {}
+    students = {"data": str(data / "train"), "listing": str(data / "train.csv"), "students": str(data / "students")}
+    students = students if episode.program == "vqa" else {}
     return {
         name: ("weathered:main", inner | students | said)
         for name, said in zip(STAGES, WORKLOADS[episode.program].stages, strict=False)

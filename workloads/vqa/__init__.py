@@ -2,6 +2,6 @@
 
 import os
 
-# Before any library reads them. What the student is made of lies in folders: nothing is to be fetched in the midst of a session.
-os.environ["HF_HUB_OFFLINE"] = "1"
+# Before any library reads them. The models lie in folders: a session must not wait for a network. fetch.py asks for one.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loading processes are parallel already

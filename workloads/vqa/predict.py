@@ -1,6 +1,7 @@
-"""Answer a listing's questions; goes on where it was cut.
+r"""Answer a listing's questions; goes on where it was cut.
 
-    alone:  python -m workloads.vqa.predict --data shapes --students shapes/students --weights outputs/student.safetensors
+    alone:  python -m workloads.vqa.predict --data shapes/test --listing shapes/test.csv --students shapes/students \
+                --weights outputs/student.safetensors
 
 Axes: N questions, T tokens of the answer.
 """
@@ -12,6 +13,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import torch
@@ -26,10 +28,11 @@ from workloads import cli
 from workloads.common.files import picture, tell_left_out
 from workloads.common.trained import trained
 from workloads.vqa import parts
-from workloads.vqa.curriculum import answer_in
-from workloads.vqa.data import Asked, Questions
+from workloads.vqa.curriculum import parsed
+from workloads.vqa.data import Asked, Questions, read_questions, spread, with_pictures
+from workloads.vqa.fetch import complete
 from workloads.vqa.model import Student
-from workloads.vqa.scores import exact, token_f1
+from workloads.vqa.scores import exact, rouge_l, token_f1
 
 Said = tuple[Asked, str]  # what was asked, and all that the student said
 
@@ -55,13 +58,19 @@ class Page(nn.Module):
 
 def main(
     data: str,
+    listing: str,
     students: str,
-    image_encoder: str = "blip",
-    text_encoder: str = "phobert",
-    decoder: str = "vit5",
-    part: str = "valid",
+    teacher: str | None = None,
+    limit: int | None = None,
+    image_encoder: str = "blip-vqa-base",
+    text_encoder: str = "phobert-base",
+    decoder: str = "vit5-base",
+    text_tokenizer: str | None = None,
+    answer_tokenizer: str | None = None,
+    download: bool = False,
     question_length: int = 64,
     answer_length: int = 160,
+    fusion: str = "mlp",
     fusion_layers: int = 2,
     beams: int = 5,
     eval_batch: int = 4,
@@ -75,13 +84,16 @@ def main(
     """Write predictions/answers.jsonl, predictions.json, and predictions/NAME.png of the first --pictures pictures, to the output
     folder.
 
-    --part names the listing; lengths, layers and folders as they were in training; --which is best or final, where not the best
-    that the plan keeps; --weights is a safetensors file, needed when run without kgorch.
+    --listing is ViVQA's test.csv or a teacher's .jsonl, --data the folder of its pictures, --limit answers so many questions only;
+    lengths, fusion and folders as they were in training; --which is best or final, where not the best that the plan keeps;
+    --weights is a safetensors file, needed when run without kgorch.
     """
+    folders = parts.Folders.of(students, image_encoder, text_encoder, decoder, text_tokenizer, answer_tokenizer)
+    if download:
+        complete(folders.needed)
     with attach() as session:
-        folders = [str(Path(students, name)) for name in (image_encoder, text_encoder, decoder)]
-        ask, tell = parts.question_tokens(folders[1], question_length), parts.answer_tokens(folders[2])
-        student = Student(*folders, layers=fusion_layers)
+        ask, tell = folders.tokenizers(question_length)
+        student = Student(*folders.models, fusion=fusion, layers=fusion_layers, tokens=len(tell))
         found = trained(session, "train", file=weights, which=which)
         if weights:
             load_model(student, weights)  # one of save_model lacks the second names of tied tensors
@@ -89,11 +101,13 @@ def main(
             student.load_state_dict(found)
         found.clear()  # the student has them: 1.5 GB that need not be held twice
         student.to(session.device).eval()
+        asked, broken = read_questions(listing, teacher, skip_broken=skip_broken)
+        asked, unreadable = with_pictures(asked, data, session=session, skip_broken=skip_broken, name="predict")
+        tell_left_out(session, [*broken, *unreadable])
         dataset = Questions(
-            data, part, ask, tell, size=student.image.config.image_size, question_length=question_length,
-            answer_length=answer_length, skip_broken=skip_broken,
+            spread(asked, limit), session.data(data), ask, tell, size=student.vision_encoder.config.image_size,
+            question_length=question_length, answer_length=answer_length,
         )  # fmt: skip
-        tell_left_out(session, dataset.broken)
         page = Page(len(dataset), answer_length).to(session.device)
         session.track(page=page)
         loader = session.loader(
@@ -116,40 +130,55 @@ def main(
             )
         if session.rank == 0:
             texts = tell.batch_decode(said_NT, skip_special_tokens=True)
-            said = [(dataset.asked(index), text) for index, text in enumerate(texts)]
-            figures = write(said, Path(data), session.output / "predictions", pictures)
+            said = list(zip(dataset.asked, texts, strict=True))
+            write(said, Path(data), session.output / "predictions", pictures)
+            figures = figures_of(said)
             session.report(**figures)
-            summary = {"questions": len(said), **figures, "weights": found.facts}
+            by_kind = {kind: figures_of([one for one in said if one[0].kind == kind]) for kind in kinds_of(said)}
+            summary = {"questions": len(said), **figures, "by_reasoning_type": by_kind, "weights": found.facts}
             (session.output / "predictions.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def write(said: list[Said], root: Path, folder: Path, pictures: int) -> dict[str, float]:
-    """answers.jsonl and the pictures; how good the answers are."""
+def write(said: Sequence[Said], root: Path, folder: Path, pictures: int) -> None:
+    """answers.jsonl and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "answers.jsonl", "w", encoding="utf-8") as file:
         for asked, text in said:
+            found = parsed(text)
             line = {
-                "image": asked.image.relative_to(root).as_posix() if asked.image.is_relative_to(root) else str(asked.image),
-                "question": asked.question, "answer": asked.answer, "predicted": answer_in(text), "said": text,
+                "image": asked.image, "question": asked.question, "answer": asked.answer, "predicted": found.answer,
+                "reasoning_type": found.kind, "reasoning": found.reason, "said": text,
             }  # fmt: skip
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    of_picture: dict[Path, list[Said]] = {}
+    of_picture: dict[str, list[Said]] = {}
     for asked, text in said:
         of_picture.setdefault(asked.image, []).append((asked, text))
-    for path in list(of_picture)[:pictures]:
-        side_by_side(path, of_picture[path]).save(folder / f"{path.stem}.png", optimize=True)
-    pairs = [(answer_in(text), asked.answer) for asked, text in said]
-    return {
-        "test_accuracy": sum(exact(*pair) for pair in pairs) / len(pairs),
-        "test_f1": sum(token_f1(*pair) for pair in pairs) / len(pairs),
+    for name in list(of_picture)[:pictures]:
+        side_by_side(root / name, of_picture[name]).save(folder / f"{Path(name).stem}.png", optimize=True)
+
+
+def figures_of(said: Sequence[Said]) -> dict[str, float]:
+    """How good the answers are, the share with all tags in order, and where reasons are known how near the student's come."""
+    answers = [(parsed(text), asked) for asked, text in said]
+    reasons = [rouge_l(found.reason, asked.reason) for found, asked in answers if asked.reason]
+    figures = {
+        "test_accuracy": mean(exact(found.answer, asked.answer) for found, asked in answers),
+        "test_f1": mean(token_f1(found.answer, asked.answer) for found, asked in answers),
+        "test_format": mean(found.is_whole for found, _ in answers),
     }
+    return figures | ({"test_rouge_l": mean(reasons)} if reasons else {})
+
+
+def kinds_of(said: Sequence[Said]) -> list[str]:
+    """The teacher's reasoning types, where it gave some."""
+    return sorted({asked.kind for asked, _ in said if asked.kind})
 
 
 def side_by_side(path: Path, said: Sequence[Said], side: int = 144, width: int = 620) -> Image.Image:
     """The picture, and beside it what was asked, what is right and what the student said, in green where it matches."""
     lines = list[tuple[str, str]]()
     for asked, text in said:
-        right = exact(answer_in(text), asked.answer)
+        right = exact(parsed(text).answer, asked.answer)
         lines.append((f"{asked.question}  →  {asked.answer}", "black"))
         lines += [
             (line, "#1a7f37" if right else "#b42318")

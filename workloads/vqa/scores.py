@@ -28,3 +28,16 @@ def token_f1(said: str, right: str) -> float:
         return float(said_words == right_words)
     shared = (Counter(said_words) & Counter(right_words)).total()
     return 2 * shared / (len(said_words) + len(right_words))
+
+
+def rouge_l(said: str, right: str) -> float:
+    """F1 of the longest common subsequence of words: how near the reasons come (Lin 2004)."""
+    said_words, right_words = normalised(said).split(), normalised(right).split()
+    if not said_words or not right_words:
+        return float(said_words == right_words)
+    row = [0] * (len(right_words) + 1)
+    for word in said_words:
+        before = row[:]
+        for at, other in enumerate(right_words, 1):
+            row[at] = before[at - 1] + 1 if word == other else max(before[at], row[at - 1])
+    return 2 * row[-1] / (len(said_words) + len(right_words))
