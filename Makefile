@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs clean
+.PHONY: setup demo test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs reports clean
 
 setup: $(VENV)/.ready
 
@@ -92,6 +92,11 @@ bench-ladder: setup
 
 bench-workloads: setup
 	$(BIN)/python benchmarks/workloads.py
+
+# memory, time and sessions of each real plan on the machines of its document (docs/reports): some ten minutes; one alone: make reports OF=vqa
+OF ?=
+reports: setup
+	$(BIN)/python docs/reports.py $(OF)
 
 docs: setup
 	$(BIN)/python docs/lifecycle.py

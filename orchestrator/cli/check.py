@@ -59,11 +59,25 @@ def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) 
     callback=as_bytes,
     help="Of each GPU of the machine that is meant: 15GiB. Default: this one's.",
 )
+@click.option(
+    "--on",
+    "machine",
+    metavar="MACHINE",
+    help="Estimate PLAN for a machine that is not here (t4, t4x2, p100), computing nothing.",
+)
+@click.option(
+    "--assume",
+    "assumed",
+    multiple=True,
+    metavar="[STAGE.]NAME=VALUE",
+    help="With --on: what nobody can know here, as epoch=35m, evaluation=7m, samples=1000, compute=0.3.",
+)
 @click.option("--no-probe", is_flag=True, help="Look at the machine only; take no steps.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report there, too.")
 @json_option
 def command(
-    plan: Path, overrides: tuple[str, ...], device_memory: int | None, no_probe: bool, html: Path | None, as_json: bool
+    plan: Path, overrides: tuple[str, ...], device_memory: int | None, machine: str | None, assumed: tuple[str, ...],
+    no_probe: bool, html: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """What PLAN will take, before an hour is spent: does it run here, does it fit, how long will it last.
 
@@ -76,10 +90,18 @@ def command(
     \b
     Example:
       kgorch check plan.toml --device-memory 15GiB --set session.wall=9h
+      kgorch check plan.toml --on t4x2 --assume samples=1000 --assume evaluation=7m
     """
+    if machine and (device_memory or no_probe):
+        raise click.UsageError("--on brings a machine's memory with it: leave out --device-memory and --no-probe")
+    if assumed and not machine:
+        raise click.UsageError("--assume is for an estimate: give --on MACHINE, too")
     if html:
         _see_that_there_is_room_for(html)
-    found = _found(plan, overrides, device_memory, probes=not no_probe)
+    if machine:
+        found = _estimated(plan, overrides, machine, assumed)
+    else:
+        found = _found(plan, overrides, device_memory, probes=not no_probe)
     if html:
         _write_html(html, found)
     if as_json:
@@ -148,6 +170,71 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     return found
 
 
+def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[str, ...]) -> dict[str, Any]:
+    """As _found, of a machine that is not here: its GPUs are hidden from the probe, which computes nothing."""
+    from orchestrator import config
+    from orchestrator.core.machines import rates
+    from orchestrator.platforms.detect import BY_NAME
+    from orchestrator.report import check, estimate
+    from orchestrator.runtime import assumptions, probing, verdicts
+
+    machine = assumptions.machine_of(name)
+    plan, _ = load_plan(path, overrides)
+    path = path.absolute()
+    stages = [  # values do not count in an estimate, so the files of weights need not be here
+        _as_on(machine.gpus, stage).model_copy(update={"weights": None}) for stage in plan.stage if stage.quick_test_of is None
+    ]  # fmt: skip
+    by_stage = assumptions.parsed(said, [stage.name for stage in stages])
+    _, home, engine = state()
+    plan = config.applied(plan, config.load())
+    profile = config.platform(plan.platform, BY_NAME[machine.platform])
+    lines, probed, failed = list(estimate.lines(plan, profile, machine)), list[probing.Probed](), ""
+    if not any(line.verdict == verdicts.FAIL for line in lines):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        with probing.folder_in(home) as root:
+            for number, stage in enumerate(stages, 1):
+                render.echo(f"looking at stage {stage.name} ({number} of {len(stages)})", err=True)
+                gpu = rates(machine, by_stage[stage.name])
+                try:
+                    one = probing.probe(plan, stage, path.parent, root, memory=None, patience_s=PATIENCE_S, gpu=gpu)
+                except probing.ProbeFailed as error:
+                    if not any(one.found.get("trials") for one in probed):
+                        failed = "; ".join((error.what, *error.facts))
+                        break
+                    lines.append(
+                        verdicts.Line(f"stage {stage.name}", verdicts.WARN, "; ".join((error.what, *error.facts)))
+                    )
+                    continue
+                probed.append(one)
+    trained = [one for one in probed if one.found.get("trials")]
+    stated = [estimate.completed(one, machine, by_stage[one.stage.name]) for one in trained]
+    modelled = [estimate.completed(one, machine, by_stage[one.stage.name].by_model) for one in trained]
+    lines += [
+        verdicts.Line(
+            f"stage {stage.name}", verdicts.WARN, "brings no batch to session.backward(): its time is not in the estimate",
+            "" if by_stage[assumptions.ALL].besides else "--assume besides=…, its hours",
+        )
+        for stage in stages if trained and stage.name not in [one.stage.name for one in trained]
+    ]  # fmt: skip
+    if probed and not trained and not failed:
+        failed = "no stage brings a batch to session.backward(), so there is nothing to estimate"
+
+    def laid_out(probes: list[probing.Probed]) -> dict[str, Any]:
+        return check.of(
+            engine, plan, profile, lines, probes, failed, free=machine.ram_bytes, disk_free=profile.disk_bytes, cores=machine.cores,
+            device_memory=None, reached=None, on=(machine.gpu, machine.gpus), besides_s=by_stage[assumptions.ALL].besides,
+        )  # fmt: skip
+
+    found = laid_out(stated)
+    for one, view in zip(stated, found["stages"], strict=True):
+        view["estimate"] = estimate.stage_view(one, machine, by_stage[one.stage.name])
+    return found | {
+        "on": name,
+        "forecast_by_model": laid_out(modelled)["forecast"],
+        "assumptions": estimate.assumptions(name, profile, by_stage, stated),
+    }
+
+
 def _as_on(gpus: int, stage: Stage) -> Stage:
     """With the ranks that it has on another machine with so many."""
     return stage.model_copy(update={"ranks": gpus}) if stage.ranks == "auto" else stage
@@ -186,8 +273,26 @@ def sections(found: dict[str, Any]) -> Iterator[Section]:
             ["stage", "epochs", "first step", "an epoch", "first epoch", "of it waiting", "samples/s", "in all"],
             list(_times(weighed)),
         )
+    if found.get("on"):
+        yield Section(
+            "The estimate",
+            [
+                "stage",
+                "weights",
+                "samples",
+                "GFLOP each",
+                "an epoch by the model",
+                "an epoch told",
+                "of the GPUs' peak",
+            ],
+            list(_estimates(found["stages"])),
+        )
     if found["forecast"]:
         yield Section("Foretold", ["", ""], list(_foretold(found["forecast"])))
+    if found.get("forecast_by_model") and any(stage["estimate"]["told_epoch"] for stage in found["stages"]):
+        yield Section("Foretold by the model alone", ["", ""], list(_foretold(found["forecast_by_model"])))
+    if found.get("on"):
+        yield Section(f"Assumed of {found['on']}", ["what", "value", "from"], _assumptions(found["assumptions"]))
 
 
 _PARTS = ("weights", "gradients", "optimizer", "buckets", "batch", "activations", "rest", "peak")
@@ -225,6 +330,16 @@ def _times(stages: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
+def _estimates(stages: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
+    for stage in stages:
+        seen = stage["estimate"]
+        told = render.duration(seen["epoch_s"]) if seen["told_epoch"] else "–"
+        yield [
+            stage["name"], f"{seen['weights']:,}", f"{seen['samples']:,}", f"{seen['flops_a_sample'] / 1e9:.1f}",
+            render.duration(seen["model_epoch_s"]), told, f"{seen['utilisation']:.1%}",
+        ]  # fmt: skip
+
+
 def _foretold(ahead: dict[str, Any]) -> Iterator[list[str]]:
     if at := ahead["goes_on_from"]:
         yield ["goes on from", f"stage {at['stage']}, step {at['step']}"]
@@ -239,6 +354,10 @@ def _foretold(ahead: dict[str, Any]) -> Iterator[list[str]]:
     if ahead["end_at"]:
         yield ["begun now, done", render.span(ahead)]
     yield ["checkpoints", render.size(ahead["disk_bytes"])]
+
+
+def _assumptions(rows: Iterable[dict[str, str]]) -> list[list[str]]:
+    return [[row["what"], row["value"], row["source"]] for row in rows]
 
 
 def _see_that_there_is_room_for(path: Path) -> None:

@@ -33,15 +33,16 @@ from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
 
 @dataclass(frozen=True)
 class Limit:
-    """What a rank may hold. `told`: a person's --device-memory."""
+    """What a rank may hold. `told`: a person's --device-memory; reserved: of a device that is not here, for other things."""
 
     total: int
     told: bool
     device: bool
+    reserved: int = 0
 
     @property
     def usable(self) -> int:
-        return self.total - CONTEXT if self.told else self.total
+        return self.total - (CONTEXT if self.told else self.reserved)
 
     @property
     def where(self) -> str:
@@ -52,13 +53,16 @@ class Limit:
 def of(
     engine: Engine, plan: Plan, profile: Profile, machine: Sequence[Line], probed: Sequence[Probed], failed: str, *,
     free: int, disk_free: int | None, cores: int, device_memory: int | None, reached: Reached | None,
+    on: tuple[str, int] | None = None, besides_s: float = 0.0,
 ) -> View:  # fmt: skip
-    """`failed`: why a stage does not get through its first steps; the ones before it are told. `free`: bytes of the host.
-    `reached`: where a start would go on; None where it begins a run.
+    """Args:
+    failed: why a stage does not get through its first steps; the ones before it are told. free: bytes of the host.
+    reached: where a start would go on; None where it begins a run.
+    on: the GPU and their number of a machine that is not here. besides_s: of stages that were not probed.
     """
     stages = [_stage(plan, one, free, device_memory) for one in probed]
     foretold = probed and not failed and all(loop["batches"] for one in probed for loop in one.found.get("loops", ()))
-    ahead = _forecast(engine, plan, profile, probed, reached) if foretold else None
+    ahead = _forecast(engine, plan, profile, probed, reached, on, besides_s) if foretold else None
     lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
     if device_memory and any(one.found.get("trials") and one.found["device"] == "cpu" for one in probed):
         said = "steps were timed on the CPU of this machine: what is foretold of time holds for it, not for a GPU"
@@ -105,6 +109,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         device_memory or found["device_total"] or free // one.ranks,
         device_memory is not None,
         found["device"] == "cuda",
+        found.get("reserved", 0),
     )
     facts = _facts(one)
     verdict, trials = judged(plan, one, limit, facts)
@@ -194,8 +199,13 @@ def measured(one: Probed, verdict: Verdict | None = None) -> Measured:
     )
 
 
-def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Probed], reached: Reached | None) -> View:
+def _forecast(
+    engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Probed], reached: Reached | None,
+    on: tuple[str, int] | None, besides_s: float,
+) -> View:  # fmt: skip
     costs = [measured(one) for one in probed]
+    if besides_s:
+        costs.append(Measured("", (), 0, 0, 0, 0, 0, 0, besides_s, 0, 0))
     wall_s = plan.session.wall or profile.wall_s
     slowest = max(costs, key=lambda cost: cost.save_s + max(cost.evaluation_s, cost.step_s))
     lead_s = deadline.lead_s(
@@ -204,7 +214,7 @@ def _forecast(engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Pro
         step_s=slowest.step_s,
         margin_s=plan.session.margin or deadline.default_margin_s(wall_s),
     )
-    now, terms = datetime.now(UTC), terms_of(plan, profile)
+    now, terms = datetime.now(UTC), terms_of(plan, profile, on)
     hours: Hours | None = None
     if terms:
         hours = PoolHours(terms.quota, pools.uses(engine, terms.quota, now), terms.factor)

@@ -50,14 +50,14 @@ class Terms:
     accelerator: str
 
 
-def terms_of(plan: Plan, profile: Profile) -> Terms | None:
-    """By the plan, else by the platform; None where nothing is counted.
+def terms_of(plan: Plan, profile: Profile, on: tuple[str, int] | None = None) -> Terms | None:
+    """By the plan, else by the platform; None where nothing is counted. `on`: another machine's GPU, and how many it has.
 
     The platform counts accelerators: without one a session costs nothing there, and its factor is for several.
     """
     said = plan.quota
     try:
-        count = devices.visible_gpus()
+        count = on[1] if on else devices.visible_gpus()
     except gpus.DriverSilent:
         count = 1  # a driver there is; what it drives is counted
     hours = said.hours or (profile.quota_hours if count else None)
@@ -65,7 +65,7 @@ def terms_of(plan: Plan, profile: Profile) -> Terms | None:
         return None
     resets = said.resets or profile.quota_resets or "never"
     quota = Quota(said.pool or profile.name, hours * 3600.0, windows.parse(resets), said.reserve or 0.0)
-    return Terms(quota, resets, said.factor or (profile.factor if count > 1 else 1.0), devices.name())
+    return Terms(quota, resets, said.factor or (profile.factor if count > 1 else 1.0), on[0] if on else devices.name())
 
 
 class Ledger:

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -91,16 +91,20 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def probe(plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | None, patience_s: float) -> Probed:
+def probe(
+    plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
+    gpu: Mapping[str, float] | None = None,
+) -> Probed:  # fmt: skip
     """A few steps of `stage`, whose predecessors have been probed in the same `root`.
 
     Args:
         memory: bytes that a rank may come to hold; None for as much as there is.
+        gpu: what is assumed of one that is not here (core/machines.py): nothing is computed then.
     Raises: ProbeFailed.
     """
     ranks, settings, killed = devices.ranks_for(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
     for number in range(TRIES_SMALLER + 1):
-        launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number)
+        launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number, gpu)
         began_s = boottime_s()
         try:
             over = _run(launch, patience_s)
@@ -133,7 +137,7 @@ def probe(plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | 
 
 def _launch(
     plan: Plan, stage: Stage, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
-    killed: Sequence[tuple[int, bool]], number: int,
+    killed: Sequence[tuple[int, bool]], number: int, gpu: Mapping[str, float] | None,
 ) -> Launch:  # fmt: skip
     return Launch(
         run=plan.name,
@@ -161,7 +165,7 @@ def _launch(
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         quick=True,
-        probe={"seconds": SECONDS / len(plan.stage), "memory": memory, "killed": list(killed)},
+        probe={"seconds": SECONDS / len(plan.stage), "memory": memory, "killed": list(killed), "gpu": gpu},
     )
 
 

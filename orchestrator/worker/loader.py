@@ -33,19 +33,19 @@ class Order:
     """Which samples each global batch holds, and which of them each rank's; also what a DataLoader takes for a batch sampler:
     of each global batch one slice for each rank that this process plays, one after another.
 
-    Attributes: epoch, batch: where the next iteration begins.
+    Attributes: epoch, batch: where the next iteration begins. size: samples of the dataset.
     """
 
     def __init__(
         self, size: int, global_batch: int, *, ranks: Callable[[], Ranks], seed: int, shuffle: bool, drop_last: bool
     ) -> None:
         self.global_batch, self.epoch, self.batch = global_batch, 0, 0
-        self._size, self.ranks, self._seed = size, ranks, seed
+        self.size, self.ranks, self._seed = size, ranks, seed
         self._shuffle = shuffle
         self.batches = size // global_batch if drop_last else -(-size // global_batch)
 
     def samples_in(self, batch: int) -> int:
-        return min(self.global_batch, self._size - batch * self.global_batch)
+        return min(self.global_batch, self.size - batch * self.global_batch)
 
     def slice_of(self, samples: int, rank: int) -> tuple[int, int]:
         """A rank's part of a global batch with so many samples: first and end."""
@@ -56,10 +56,10 @@ class Order:
         return (self.batches - self.batch) * len(self.ranks().mine)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order = torch.arange(self._size)
+        order = torch.arange(self.size)
         if self._shuffle:
             generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1))
-            order = torch.randperm(self._size, generator=generator)
+            order = torch.randperm(self.size, generator=generator)
         for batch in range(self.batch, self.batches):
             samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
             for rank in self.ranks().mine:
@@ -73,7 +73,8 @@ class Loader:
     Attributes: global_batch: samples of one optimizer step, over all ranks. seen: seconds of the few that an iteration gave.
 
     Args:
-        most: global batches that an iteration gives at most; `len` tells of all.
+        most: global batches that an iteration gives at most; `len` tells of all. 0: an iteration ends the script, whose
+            evaluation or prediction nobody wants computed (worker/probe_estimate.py).
     """
 
     def __init__(
@@ -109,6 +110,20 @@ class Loader:
         """Global batches of an epoch."""
         return self._order.batches
 
+    @property
+    def size(self) -> int:
+        """Samples of the dataset."""
+        return self._order.size
+
+    def sample_s(self, within_s: float = 2.0) -> float:
+        """Seconds that this process takes to read one sample: the mean over those that it reads in that time, eight at most."""
+        keyed: Any = self._inner.dataset
+        began_s, count = time.monotonic(), 0
+        while count < min(8, self.size) and (count < 1 or time.monotonic() - began_s < within_s):
+            keyed[(0, count)]
+            count += 1
+        return (time.monotonic() - began_s) / count
+
     def samples_in(self, batch: int) -> int:
         """Samples of global batch `batch`, over all ranks; only the last one of an epoch may be smaller."""
         return self._order.samples_in(batch)
@@ -131,6 +146,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """This process's batches from where `seek` said to the end of the epoch, one a rank that it plays."""
+        if self._most == 0:
+            raise SystemExit(0)
         return self._all() if self._most is None else self._few(self._most * len(self._order.ranks().mine))
 
     def _few(self, most: int) -> Iterator[Any]:

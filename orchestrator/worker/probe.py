@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Found:
         resident: of the whole process in that step.
         evaluation_s: after an epoch. end_s: after the last one. Both as long as all their batches would take.
         warm_up_s: of the evaluation the first time alone: imports, loading processes that begin.
+        estimate: what an estimate for another machine knows besides (worker/probe_estimate.py).
     """
 
     attached_at_s: float = 0.0
@@ -85,13 +86,19 @@ class Found:
     end_s: float = 0.0
     save_s: float = 0.0
     state_bytes: int = 0
+    estimate: dict[str, float] = field(default_factory=dict)
 
 
 class Probe:
+    """`as_on_cuda`: scripts are to choose types as they would on a GPU."""
+
+    as_on_cuda = False
+
     def __init__(self, launch: Launch, rank: int, device: torch.device, ladder: Ladder) -> None:
         assert launch.probe is not None
         self._path, self._rank, self._device = Path(launch.folder) / "probe.json", rank, device
         self._seconds, self._limit = float(launch.probe["seconds"]), launch.probe.get("memory")
+        self._gpu: Mapping[str, float] = launch.probe.get("gpu") or {}
         self._killed = [tuple(setting) for setting in launch.probe.get("killed", ())]
         self._ladder = ladder
         self._backward: Backward
@@ -112,6 +119,9 @@ class Probe:
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """Around that of a microbatch."""
         return self._scales.forward()
+
+    def instead(self, batch: Any, work: Callable[[Any, float], torch.Tensor]) -> None:
+        """What a probe does in place of a step, if it does."""
 
     # The batches
 

@@ -57,6 +57,7 @@ from orchestrator.worker.link import Link
 from orchestrator.worker.loader import Loader
 from orchestrator.worker.metrics import Metrics
 from orchestrator.worker.probe import Probe
+from orchestrator.worker.probe_estimate import EstimateProbe
 from orchestrator.worker.replay import Began, Replay
 from orchestrator.worker.save import Saver, is_on_disk
 from orchestrator.worker.vitals import Gauges
@@ -173,7 +174,8 @@ class Session:
         self._ladder = Ladder(launch, self.device, self._link.send)
         self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         if launch.probe is not None:
-            self._probe = Probe(launch, self.rank, self.device, self._ladder)
+            kind = EstimateProbe if launch.probe.get("gpu") else Probe
+            self._probe = kind(launch, self.rank, self.device, self._ladder)
         elif self.rank == 0:
             self._curve = Curve(launch)
             self._metrics.on_arrival = self._curve.add
@@ -273,7 +275,8 @@ class Session:
                 )
             names = image.split(sizes, self.world_size)[self.rank]
             need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + 600 * len(sizes)
-            self._saver.prepare(need, self.device)
+            if self._probe is None or not self._probe.as_on_cuda:  # whose optimizer never takes a step
+                self._saver.prepare(need, self.device)
             self._plan_snapshot()
             self._link.send(self._hello())
 
@@ -453,7 +456,7 @@ class Session:
             seed=self._seed,
             shuffle=shuffle,
             drop_last=drop_last,
-            most=QUICK_BATCHES if self.quick else None,
+            most=(0 if self._probe and self._probe.as_on_cuda else QUICK_BATCHES) if self.quick else None,
             **options,
         )
         if self._probe:
@@ -836,6 +839,8 @@ class Session:
         backward of its loss times `weight`, and returns that mean loss, detached. It may be called again for the same part,
         so it must leave nothing behind but gradients. `scaler`: the GradScaler that `work` uses, if any.
         """
+        if self._probe:
+            self._probe.instead(batch, work)
         return self._backward.run(self._step, batch, work, scaled=scaler is not None and scaler.is_enabled())
 
     def autocast(self, dtype: torch.dtype = torch.float16, *, enabled: bool = True) -> torch.autocast:
@@ -846,6 +851,7 @@ class Session:
             amp = (
                 "off" if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) < (8, 0) else amp
             )
+        enabled = enabled or (self._probe is not None and self._probe.as_on_cuda)
         return torch.autocast(self.device.type, dtype, enabled=enabled and amp != "off")
 
     def to_device(self, batch: Any) -> Any:

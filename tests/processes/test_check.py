@@ -459,3 +459,22 @@ def test_a_checkpoint_that_a_start_would_go_on_from_is_read_back_and_the_forecas
     shard.write_bytes(broken)
     told = checked(kgorch, str(path), "--no-probe")
     assert any(item["name"] == "checkpoint" and item["verdict"] == "warn" for item in told["preflight"])
+
+
+def test_an_estimate_for_two_t4_computes_nothing_prints_what_it_assumes_and_counts_the_validation(kgorch):
+    path = kgorch.plan("divides.py", ranks=2, args={"epochs": 10}, wall="9h", every="600s")
+    told = ("samples=1000", "epoch=50m", "first_epoch=60m", "evaluation=7.5m")
+    found = checked(kgorch, str(path), "--on", "t4x2", *(word for one in told for word in ("--assume", one)))
+    assert found["verdict"] == "fits", found["why"]
+    [stage] = found["stages"]
+    assert stage["ranks"] == 2 and stage["memory"]["limit"] == int(14.74 * (1 << 30))
+    assert found["forecast"]["training_s"] / 3600 == pytest.approx((60 + 9 * 50 + 10 * 7.5) / 60, rel=0.01)
+    assert found["forecast"]["sessions"] == 2
+    assert found["forecast_by_model"]["training_s"] < 3600 < found["forecast"]["training_s"]
+    assert {row["value"] for row in found["assumptions"]} >= {"1000", "0:50:00", "1:00:00", "0:07:30"}
+
+
+def test_an_estimate_refuses_more_gpus_than_the_machine_has(kgorch):
+    path = kgorch.plan(ranks=1, args={"epochs": 1})
+    found = checked(kgorch, str(path), "--on", "t4", "--set", "session.gpus=2", code=20)
+    assert found["verdict"] == "does not run" and "the plan needs 2" in found["why"]
