@@ -23,9 +23,9 @@ from transformers import (
 
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 SIZES: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
-    "blip": (BlipVisionModel, BASE | {"image_size": 384, "patch_size": 16}),
-    "phobert": (RobertaModel, BASE | {"vocab_size": 64001, "max_position_embeddings": 258}),
-    "vit5": (
+    "blip-vqa-base": (BlipVisionModel, BASE | {"image_size": 384, "patch_size": 16}),
+    "phobert-base": (RobertaModel, BASE | {"vocab_size": 64001, "max_position_embeddings": 258}),
+    "vit5-base": (
         T5ForConditionalGeneration,
         {"vocab_size": 36096, "d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12,
          "num_heads": 12},
@@ -39,13 +39,15 @@ def main() -> None:
         description="Write BLIP's image encoder, PhoBERT and ViT5 at their published sizes."
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--listing", type=Path, required=True, help="JSONL whose texts the tokenizers are learnt from")
+    parser.add_argument("--listing", type=Path, required=True, help="a file whose texts the tokenizers are learnt from")
     options = parser.parse_args()
     small = [sys.executable, "-m", "workloads.vqa.make_students", str(options.out), "--listing", str(options.listing)]
     subprocess.run([*small, "--image-size", "384"], check=True)
     for name, (kind, sizes) in SIZES.items():
         folder = options.out / name
-        config = BlipVisionConfig.from_pretrained(folder) if name == "blip" else AutoConfig.from_pretrained(folder)
+        config = (
+            BlipVisionConfig.from_pretrained(folder) if name.startswith("blip") else AutoConfig.from_pretrained(folder)
+        )
         for key, value in sizes.items():
             setattr(config, key, value)
         network = kind(config)

@@ -90,7 +90,7 @@ def command(
     \b
     Example:
       kgorch check plan.toml --device-memory 15GiB --set session.wall=9h
-      kgorch check plan.toml --on t4x2 --assume samples=1000 --assume evaluation=7m
+      kgorch check plan.toml --on t4x2 --assume samples=1000
     """
     if machine and (device_memory or no_probe):
         raise click.UsageError("--on brings a machine's memory with it: leave out --device-memory and --no-probe")

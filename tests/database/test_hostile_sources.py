@@ -33,7 +33,7 @@ from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import Change
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import finding, preflight
+from orchestrator.runtime import finding, resumption
 from orchestrator.runtime import rungs as ladder
 from orchestrator.runtime.finding import Candidate
 
@@ -578,7 +578,7 @@ def checked(place, text=PLAN, overrides=()):
     engine, plan = open_database(place.home), parse(text, "plan.toml", list(overrides))
     try:
         before = sorted((place.home / "runs").rglob("*"))
-        told = list(preflight._checkpoint(engine, place.home, Profile("test"), plan, place.work, overrides))
+        told = list(resumption.look(engine, place.home, Profile("test"), plan, place.work, overrides))
         assert sorted((place.home / "runs").rglob("*")) == before
         return [(line.verdict, line.said) for line in told]
     finally:
