@@ -184,7 +184,9 @@ def ahead(found: Mapping[str, Any], plan: Plan, measured: bool) -> Iterator[list
     lines = {
         "training with its evaluations": lambda one: f"{one['training_s'] / 3600:.1f} h",
         f"sessions of {span(columns[0]['wall_s'])}": lambda one: str(one["sessions"] or "never done"),
-        "epochs a session, of the longest stage": lambda one: f"{one['epochs_a_session']:.1f}",
+        "epochs a session, of the longest stage": lambda one: (
+            f"{one['epochs_a_session']:.1f}" if one["epochs_a_session"] else "–"  # a stage without epochs takes longest
+        ),
         "hours of quota": lambda one: f"{one['quota_s'] / 3600:.1f}" if one["quota_s"] else "–",
         f"weeks of {plan.quota.hours or 30:g} hours": lambda one: (
             f"{one['quota_s'] / week_s:.1f}" if one["quota_s"] else "–"

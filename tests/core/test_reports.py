@@ -23,9 +23,6 @@ def test_a_report_is_of_what_its_plan_says_now(workload, path, plan, machine, pa
     assert REPORTS["mark"](path, plan) in page.read_text(), f"{path} has changed: make reports OF={workload}"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="drawn by `make reports` once the five workloads are together; take this line out then"
-)
 def test_each_real_plan_has_a_report():
     assert [page.name for *_, page in EVERY if not page.exists()] == [], "make reports"
     workloads = {path.parent.name for path in ROOT.glob("workloads/*/plan.toml")}

@@ -1,9 +1,11 @@
-"""Prices on disk: made, read back, cut into windows, and what is said when they are broken; the networks on them."""
+"""Windows of prices: nothing in them lies ahead, the parts of the time lie apart; the networks on them, and predictions."""
 
 from __future__ import annotations
 
 import csv
 import json
+import tempfile
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,16 +13,22 @@ import numpy as np
 import pytest
 import ranks
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
 from orchestrator.worker.weights import Weights
-from workloads.timeseries import predict
-from workloads.timeseries.data import COLUMNS, FIGURES, DataError, Prices, read
+from workloads.timeseries import predict, train
+from workloads.timeseries.bars import FIGURES, Bars, Rows, bars_of, span_of
+from workloads.timeseries.data import ANSWERS, DataError, Prices
+from workloads.timeseries.layout import Layout
 from workloads.timeseries.make_prices import BASE_S, make_symbol
-from workloads.timeseries.model import MODELS, hidden_of
+from workloads.timeseries.model import MODELS, options_of
+
+ROOT = Path(__file__).parents[2]
 
 FRAMES, LENGTH, HORIZON = ("5m", "15m", "1h"), 12, 4
 
@@ -59,84 +67,227 @@ def test_a_window_holds_of_each_frame_the_newest_bars_that_were_over_and_none_th
         number, at_s = window.at.tolist()
         for bars in data.bars[number]:
             newest = bars.newest_closed(at_s)
-            closed_s = bars.begins_s[newest] + bars.span_s
-            assert closed_s <= at_s < closed_s + bars.span_s, "the next one was not over"
-
-
-def test_what_comes_later_changes_no_window(root):
-    before = prices(root)
-    at_s = before[50].at[1].item()
-    for path in (root / "S0").glob("*.csv"):
-        lines = path.read_text().splitlines()
-        kept = [lines[0], *(line for line in lines[1:] if int(line.split(",")[0]) < at_s - HORIZON)]
-        later = [line for line in lines[1:] if int(line.split(",")[0]) >= at_s]
-        fields = (line.split(",") for line in later)
-        doubled = [",".join([f[0], *(f"{2 * float(v):.6f}" for v in f[1:5]), f[5]]) for f in fields]
-        path.write_text("\n".join([*kept, *doubled]) + "\n")
-    after = prices(root)
-    loud = FIGURES - 1  # volume is told beside the whole file's mean, which did not change
-    assert torch.equal(after[50].bars[..., :loud], before[50].bars[..., :loud])
+            assert bars.closes_s[newest] == bars.begins_s[newest] + bars.span_s
+            assert bars.closes_s[newest] <= at_s < bars.closes_s[newest + 1], "the next one was not over"
 
 
 def test_the_answer_is_whether_the_price_stands_higher_after_the_horizon(root):
     data = prices(root)
     number, bar = data.places[33]
     close = data.bars[number][0].close
-    assert data[33].up.item() == float(close[bar + HORIZON] > close[bar])
+    assert data[33].answer.item() == int(close[bar + HORIZON] > close[bar])
 
 
-def test_no_answer_of_training_reaches_into_what_scores_it(root):
-    parts = {part: prices(root, part) for part in ("train", "valid", "test")}
-    ends = {part: max(data.places[index][1] for index in range(len(data))) for part, data in parts.items()}
-    begins = {part: min(place[1] for place in data.places) for part, data in parts.items()}
-    assert ends["train"] + HORIZON <= begins["valid"] and ends["valid"] + HORIZON <= begins["test"]
+def test_one_instant_for_all_symbols_divides_the_time_and_no_traded_bar_is_in_two_parts(tmp_path):
+    make_symbol(tmp_path / "prices" / "LONG", bars=3000, seed=0, number=0)
+    make_symbol(tmp_path / "prices" / "NEW", bars=3000, seed=0, number=1)
+    for path in (tmp_path / "prices" / "NEW").iterdir():  # listed later than the other
+        head, *lines = path.read_text().splitlines()
+        path.write_text("\n".join([head, *lines[len(lines) // 2 :]]) + "\n")
+    parts = {part: prices(tmp_path / "prices", part) for part in ("train", "valid", "test")}
+    train = parts["train"]
+    divides = [train.valid_from_s, train.test_from_s]
+    assert all([data.valid_from_s, data.test_from_s] == divides for data in parts.values())
+    for part, (start, end) in {"train": (0, divides[0]), "valid": divides, "test": (divides[1], 1 << 40)}.items():
+        data = parts[part]
+        assert {number for number, _ in data.places} == {0, 1}
+        for number, bar in data.places:
+            traded = data.bars[number][0]
+            assert traded.closes_s[bar + HORIZON] <= end, "its answer is known before the next part begins"
+            assert traded.begins_s[bar - LENGTH + 1] >= start, "its oldest bar is none that an earlier part has seen"
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_each_network_answers_a_window_and_learns_from_a_batch(root, name):
-    torch.manual_seed(0)
+def test_the_dates_of_the_parts_and_the_embargo_can_be_given(root):
+    dates = ["2023-11-16", "2023-11-17 12:00+00:00"]
+    data = prices(root, "valid", split=dates, embargo=0)
+    assert data.valid_from_s == 1_700_092_800 and data.test_from_s == 1_700_222_400
+    at_s = [data[index].at[1].item() for index in range(len(data))]
+    assert min(at_s) == data.valid_from_s + BASE_S and max(at_s) == data.test_from_s - HORIZON * BASE_S
+    apart = prices(root, "valid", split=dates, embargo=7)
+    assert min(apart[index].at[1].item() for index in range(len(apart))) == data.valid_from_s + 7 * BASE_S
+    for wrong in (["2024-01-01"], ["2024-01-01", "2023-01-01"], ["2024-01-01", "soon"]):
+        with pytest.raises(DataError, match="give two dates"):
+            prices(root, split=wrong)
+
+
+def test_three_classes_leave_small_changes_flat_and_a_limit_takes_windows_from_the_whole_part(root):
+    data = prices(root, classes=3, threshold=0.001, limit=50)
+    assert len(data) == 50 and data.places[0].tolist() == prices(root).places[0].tolist()
+    assert data.places[-1].tolist() == prices(root).places[-1].tolist()
+    for index in range(50):
+        number, bar = data.places[index]
+        close = data.bars[number][0].close
+        change = close[bar + HORIZON] / close[bar] - 1
+        assert ANSWERS[3][data[index].answer] == ("up" if change > 0.001 else "down" if change < -0.001 else "flat")
+    assert {int(data[index].answer) for index in range(50)} == {0, 1, 2}
+    with pytest.raises(DataError, match="give 2"):
+        prices(root, classes=4)
+
+
+def test_a_window_is_left_out_when_a_longer_frame_ended_more_than_a_week_before(root):
+    path = root / "S0" / "1h.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:20]) + "\n")
+    ended_s = int(lines[19].split(",")[0]) + 3600
+    for name in ("5m", "15m"):  # a gap of eight days, then bars again
+        head, *lines = (root / "S0" / f"{name}.csv").read_text().splitlines()
+        times = [int(line.split(",")[0]) for line in lines]
+        later = [
+            ",".join([str(at if at < ended_s else at + 8 * 86400), line.partition(",")[2]])
+            for at, line in zip(times, lines, strict=True)
+        ]
+        (root / "S0" / f"{name}.csv").write_text("\n".join([head, *later]) + "\n")
     data = prices(root)
-    bars = torch.stack([data[index].bars for index in range(0, 320, 5)])
-    up = torch.stack([data[index].up for index in range(0, 320, 5)])
-    net = MODELS[name](len(FRAMES), LENGTH, 32)
+    closes_s = data.bars[0][0].closes_s[data.usable[0]]
+    assert len(closes_s) and closes_s.max() <= ended_s, "what spans the gap, and what comes after it, is no window"
+
+
+# No leak: a window is a function of what was known when its bar closed
+
+
+@st.composite
+def markets(draw):
+    """Small files of two frames with gaps, as {frame: rows of time, values}, and a number to choose a window by."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    files = {}
+    for frame, span, count in (("5m", 300, 160), ("15m", 900, 54)):
+        kept = random.random(count) > draw(st.sampled_from([0.0, 0.1, 0.3]))
+        times = 1_700_000_100 // 900 * 900 + np.arange(count)[kept] * span
+        files[frame] = np.column_stack([times, some_values(random, len(times))])
+    return files, draw(st.integers(0, 10**6)), random
+
+
+def some_values(random: np.random.Generator, count: int) -> np.ndarray:
+    low, *between, high = np.sort(random.uniform(1, 9, (4, count)), axis=0)
+    volume = random.integers(0, 100, count) * (random.random(count) > 0.2)
+    return np.stack([between[0], high, low, between[1], volume], 1)
+
+
+def written(folder: Path, files: dict[str, np.ndarray], unit: int = 1) -> Path:
+    for frame, rows in files.items():
+        (folder / "SYMBOL").mkdir(parents=True, exist_ok=True)
+        lines = [",".join([str(int(row[0]) * unit), *(repr(float(value)) for value in row[1:])]) for row in rows]
+        (folder / "SYMBOL" / f"{frame}.csv").write_text("\n".join(["time,open,high,low,close,volume", *lines]) + "\n")
+    return folder
+
+
+SMALL = {"frames": ("5m", "15m"), "length": 4, "horizon": 2}
+
+
+@settings(max_examples=25, deadline=None, database=None)
+@given(markets(), st.sampled_from([1, 1000, 10**6]))
+def test_a_window_does_not_change_when_everything_after_its_decision_does(market, unit):
+    files, choice, random = market
+    with tempfile.TemporaryDirectory() as folder:
+        data = Prices(written(Path(folder, "before"), files, unit), "train", **SMALL)
+        bars, usable = data.bars[0], data.usable[0]
+        for bar in usable[choice % 4 :: 4]:
+            at_s, known = bars[0].closes_s[bar], data.window(0, bar)
+            data.bars[0] = [with_another_future(random, rows, frame, at_s) for frame, rows in files.items()]
+            assert np.array_equal(data.window(0, bar), known)
+            data.bars[0] = bars
+        past = {
+            frame: rows[rows[:, 0] + span_of(frame) <= at_s] for frame, rows in files.items()
+        }  # the rest never came
+        data.bars[0] = Layout(written(Path(folder, "past"), past, unit), SMALL["frames"]).bars("SYMBOL")
+        assert np.array_equal(data.window(0, bar), known)
+
+
+def with_another_future(random: np.random.Generator, rows: np.ndarray, frame: str, at_s: int) -> Bars:
+    """Bars whose every value differs that was not known at that instant."""
+    rows, later = rows.copy(), rows[:, 0] + span_of(frame) > at_s
+    rows[later, 1:] = 3 * some_values(random, int(later.sum()))
+    return bars_of(Rows(rows[:, 0].astype(np.int64), rows[:, 1:], np.arange(len(rows))), Path(f"{frame}.csv"), frame)
+
+
+@settings(max_examples=25, deadline=None, database=None)
+@given(markets())
+def test_training_and_validation_do_not_change_when_the_test_part_does(market):
+    files, _, random = market
+    with tempfile.TemporaryDirectory() as folder:
+        root = written(Path(folder, "before"), files)
+        before = {part: Prices(root, part, embargo=2, **SMALL) for part in ("train", "valid")}
+        test_s = before["train"].test_from_s
+        for rows in files.values():
+            later = rows[:, 0] >= test_s
+            rows[later, 1:] = some_values(random, int(later.sum())) * 3
+        root = written(Path(folder, "after"), files)
+        for part, data in before.items():
+            after = Prices(root, part, embargo=2, **SMALL)
+            assert after.places.tolist() == data.places.tolist()
+            for index in range(len(data)):
+                assert torch.equal(after[index].bars, data[index].bars)
+                assert after[index].answer == data[index].answer
+
+
+# The networks
+
+
+OPTIONS = [
+    ("lstm", {}),
+    ("lstm", {"bidirectional": True, "attention": True, "classes": 3}),
+    ("lstm", {"bidirectional": True}),
+    ("transformer", {}),
+    ("transformer", {"heads": 8, "layers": 2, "feedforward": 4, "classes": 3}),
+    ("mlp", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_each_network_answers_a_window_and_learns_from_a_batch(root, name, options):
+    torch.manual_seed(0)
+    data = prices(root, classes=options.get("classes", 2), threshold=0.001)
+    windows = [data[index] for index in range(0, 320, 10)]
+    bars, answer = torch.stack([window.bars for window in windows]), torch.stack([window.answer for window in windows])
+    net = MODELS[name](len(FRAMES), LENGTH, hidden=32, **options)
     optimizer = torch.optim.AdamW(net.parameters(), 5e-3)
     losses = []
-    for _ in range(25):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(bars), up)
+    for _ in range(20):
+        loss = torch.nn.functional.cross_entropy(net(bars), answer)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert net(bars).shape == (64,)
-    assert losses[-1] < 0.8 * losses[0]
+    assert net(bars).shape == (32, data.classes)
+    assert min(losses[-5:]) < 0.95 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("100,1,2,0.5,nan,3", "a price that is not above 0"),
-        ("100,1,2,0.5,-1,3", "a price that is not above 0"),
-        ("100,1,2,0.5,1,-3", "a volume below 0"),
-        ("100,1,0.5,2,1,3", "a high below its low"),
-        ("0,1,2,0.5,1,3", "a time that does not come after the one before"),
-        ("100,1,2,0.5,many,3", "cannot be read"),
-    ],
-)
-def test_a_line_that_is_no_bar_is_named(tmp_path, line, said):
-    path = tmp_path / "5m.csv"
-    path.write_text(f"{','.join(COLUMNS)}\n0,1,2,0.5,1,3\n{line}\n")
-    with pytest.raises(DataError) as caught:
-        read(path, "5m")
-    assert said in str(caught.value) and "5m.csv" in str(caught.value)
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_a_networks_options_are_read_off_its_weights(name, options):
+    net = MODELS[name](len(FRAMES), LENGTH, hidden=24, **options)
+    again = MODELS[name](len(FRAMES), LENGTH, **options_of(net.state_dict()))
+    again.load_state_dict(net.state_dict())
+    bars = torch.randn(3, len(FRAMES), LENGTH, FIGURES)
+    assert torch.equal(again.eval()(bars), net.eval()(bars))
+    assert options_of(net.state_dict()).items() >= ({"hidden": 24, "classes": 2} | options).items()
 
 
-def test_columns_are_found_by_name_and_one_that_is_missing_is_told(tmp_path):
-    path = tmp_path / "5m.csv"
-    path.write_text(f"Volume,close,low,high,open,time\n3,1,0.5,2,1,0\n4,2,1,3,1,{BASE_S}\n")
-    assert read(path, "5m").close.tolist() == [1, 2]
-    path.write_text("time,open,high,low,close\n0,1,2,0.5,1\n")
-    with pytest.raises(DataError, match="no column 'volume'"):
-        read(path, "5m")
+def test_the_real_plans_networks_have_as_many_weights_as_the_page_says():
+    counts = {}
+    for path in (ROOT / "workloads" / "timeseries").glob("plan*.toml"):
+        for stage in tomllib.loads(path.read_text())["stage"]:
+            args = stage.get("args", {})
+            if "model" in args:
+                known = {
+                    name: args[name]
+                    for name in ("bidirectional", "attention", "layers", "heads", "feedforward")
+                    if name in args
+                }
+                net = MODELS[args["model"]](3, args["length"], hidden=args["hidden"], **known)
+                counts.setdefault(args["model"], set()).add(sum(weight.numel() for weight in net.parameters()))
+    page = (ROOT / "docs" / "timeseries.md").read_text()
+    assert counts.keys() == MODELS.keys()
+    for name, [count] in counts.items():
+        assert f"{count:,}" in page, f"{name} has {count:,} weights"
+
+
+def test_training_ends_early_where_the_accuracy_no_longer_rises(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train.main(str(root), "mlp", epochs=9, lr=0.0, length=LENGTH, limit=64, global_batch=32, hidden=8, patience=2)
+    lines = list(csv.DictReader((tmp_path / "outputs" / "mlp.csv").open()))
+    assert [line["epoch"] for line in lines] == ["0", "1", "2"]
+    with pytest.raises(KgorchError, match="cannot be divided by heads = 4"):
+        train.main(str(root), "transformer", hidden=6)
 
 
 def test_too_short_a_stretch_and_an_empty_folder_are_told_before_training(root, tmp_path):
@@ -144,7 +295,7 @@ def test_too_short_a_stretch_and_an_empty_folder_are_told_before_training(root, 
         prices(root, "valid", length=5000)
     with pytest.raises(DataError, match="make_prices"):
         prices(tmp_path / "nothing")
-    with pytest.raises(DataError, match="no time frame"):
+    with pytest.raises(DataError, match="is not a time frame"):
         prices(root, frames=("5min",))
 
 
@@ -165,8 +316,7 @@ def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     (tmp_path / "weights").mkdir()
     for hidden, name in zip((8, 16, 24), MODELS, strict=True):
-        net = MODELS[name](len(FRAMES), LENGTH, hidden)
-        assert hidden_of(net.state_dict()) == hidden
+        net = MODELS[name](len(FRAMES), LENGTH, hidden=hidden)
         save_file(net.state_dict(), tmp_path / "weights" / f"{name}.safetensors")
     return tmp_path / "weights"
 
@@ -179,7 +329,7 @@ def test_every_window_of_the_last_part_gets_each_networks_probability_in_order(r
     assert [item["test_accuracy"] for item in comparison] == sorted(
         (i["test_accuracy"] for i in comparison), reverse=True
     )
-    net = MODELS["lstm"](len(FRAMES), LENGTH, 8).eval()
+    net = MODELS["lstm"](len(FRAMES), LENGTH, hidden=8).eval()
     net.load_state_dict(load_file(weights / "lstm.safetensors"))
     lines = list(csv.DictReader((outputs / "predictions" / "lstm.csv").open()))
     assert len(lines) == len(data)
@@ -187,10 +337,11 @@ def test_every_window_of_the_last_part_gets_each_networks_probability_in_order(r
     for index, line in enumerate(lines):
         window = data[index]
         number, at_s = window.at.tolist()
-        assert (line["symbol"], line["time"], line["up"]) == (data.symbols[number], str(at_s), str(int(window.up)))
+        assert (line["symbol"], line["time"]) == (data.symbols[number], str(at_s))
+        assert line["answer"] == ANSWERS[2][window.answer]
         if index % 40 == 0:
-            assert float(line["probability"]) == pytest.approx(net(window.bars[None]).sigmoid().item(), abs=1e-3)
-        right += (float(line["probability"]) > 0.5) == (line["up"] == "1")
+            assert float(line["up"]) == pytest.approx(net(window.bars[None]).softmax(1)[0, 1].item(), abs=1e-3)
+        right += (float(line["up"]) > 0.5) == (line["answer"] == "up")
     [lstm] = [item for item in comparison if item["model"] == "lstm"]
     assert lstm["test_accuracy"] == pytest.approx(right / len(lines), abs=0.01)
     assert sum(bucket["windows"] for bucket in lstm["buckets"]) == lstm["windows"] == len(lines)
@@ -222,15 +373,16 @@ def test_weights_of_another_length_are_refused_with_what_to_do(root, weights, tm
 
 
 def test_buckets_count_what_was_said_with_how_much_confidence_and_how_often_it_was_right():
-    found = predict.buckets(np.array([0.51, 0.49, 0.9, 0.1, 0.95]), np.array([True, True, True, True, False]))
+    up = np.array([0.51, 0.49, 0.9, 0.1, 0.95])
+    found = predict.buckets(np.stack([1 - up, up], 1), np.array([1, 1, 1, 1, 0]))
     assert [bucket["windows"] for bucket in found] == [2, 0, 0, 0, 3]
     assert [bucket["accuracy"] for bucket in found] == [0.5, None, None, None, pytest.approx(1 / 3)]
 
 
 def test_a_quick_test_writes_of_the_windows_that_came(root, tmp_path):
     data, told = prices(root, "test"), {}
-    calls = predict.Calls(len(data))
-    calls.logits_MN[:, 3:5] = torch.tensor([2.0, -2.0])
+    calls = predict.Calls(len(data), 2)
+    calls.logits_MNK[:, 3:5, 1] = torch.tensor([2.0, -2.0])
     calls.asked_N[3:5] = 1
     session = SimpleNamespace(output=tmp_path, report=lambda **figures: told.update(figures))
     predict.write(session, data, calls, {name: Weights({}, "w", "file") for name in MODELS})

@@ -33,6 +33,11 @@ class Record:
                 table.writerows(self._lines)
             aside.replace(self._path)
 
+    def epochs_since_best(self, name: str) -> int:
+        """Lines after the first one with the highest `name`."""
+        values = [line[name] for line in self._lines]
+        return len(values) - 1 - values.index(max(values))
+
     def state_dict(self) -> dict[str, Any]:
         return {"lines": [dict(line) for line in self._lines]}
 

@@ -1,18 +1,16 @@
-"""Prices as exchanges hand them out, and the windows that look back from a bar.
+"""Windows that look back over the bars of several time frames, each with what the price did afterwards.
 
-    <root>/<SYMBOL>/<frame>.csv   time,open,high,low,close,volume, a line a bar; frame: "5m", "15m", "1h", "1d"
-
-`time` is when the bar begins, in seconds since 1970 UTC. The first frame is the one that is traded: each of its bars gives a
-window. A window holds, of every frame, the newest bars that were over when the bar closed, so nothing of it lies ahead.
+A window is decided when a bar of the first, the traded time frame is over. It holds, of every frame, the newest bars that
+were over by then. Its answer is known `horizon` traded bars later. Two instants, the same for all symbols, divide the time:
+answers of a part are known before the next part begins, and the traded bars of a window all lie in its own part.
 Axes: B batch, F frames, T bars, C figures of a bar.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,43 +20,40 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from workloads.common.files import DataError, readable
+from workloads.timeseries.bars import VOLUME, Bars, seconds_of, utc
+from workloads.timeseries.layout import Layout
 
 Part = Literal["train", "valid", "test"]
-SHARES: dict[str, tuple[float, float]] = {"train": (0.0, 0.7), "valid": (0.7, 0.85), "test": (0.85, 1.0)}
-COLUMNS = ("time", "open", "high", "low", "close", "volume")
-FIGURES = 5
-SECONDS = {"m": 60, "h": 3600, "d": 86400}
+SHARES = (0.7, 0.85)
+"""Of all windows' decisions, how many lie before the validation part, and before the test part."""
+
+ANSWERS = {2: ("down", "up"), 3: ("down", "flat", "up")}
+"""By number of classes. Of two, an unchanged price counts as down."""
+
+STALE_S = 7 * 86400
+"""A window is left out when its frames or its answer lie so much further apart than the bars are long: a file ends early."""
 
 
 class Window(NamedTuple):
     """One sample; in a batch every axis list begins with B."""
 
     bars: Tensor  # float32 [F, T, C]
-    up: Tensor  # float32 []: 1 where the price stands higher `horizon` bars later
+    answer: Tensor  # int64 []: place in ANSWERS
     at: Tensor  # int64 [2]: number of the symbol, when its bar closed
     index: Tensor  # int64 []: which sample of the part this is
-
-
-@dataclass(frozen=True)
-class Bars:
-    """One symbol at one frame, in the order of time."""
-
-    begins_s: np.ndarray  # int64 [N]
-    span_s: int
-    close: np.ndarray  # float64 [N]
-    figures_NC: np.ndarray  # float32 [N, C]
-
-    def newest_closed(self, at_s: int) -> int:
-        """Index of the newest bar that is over at that instant; -1 for none."""
-        return int(np.searchsorted(self.begins_s + self.span_s, at_s, side="right")) - 1
 
 
 class Prices(Dataset[Window]):
     """The windows of one part of the time, over all symbols.
 
     Args:
-        part: train comes before valid, valid before test; what a window's answer reaches into belongs to none of them.
-        frames: the first is the traded one. length: bars of each. horizon: bars until the answer.
+        root: a folder or a file, see layout.py.
+        frames: the first is the traded one. length: bars of each. horizon: traded bars until the answer.
+        classes: 2, or 3 with `threshold`: returns between -threshold and threshold are flat.
+        split: two dates at which validation and test begin; without them they are found by SHARES.
+        embargo: traded bars at the beginning of validation and test that no window ends in; None for `length`.
+        limit: so many windows at most, evenly over the part.
+        first: of so many symbols alone, by name.
         skip_broken: leave out symbols of which a file cannot be read; `left_out` says why.
 
     Raises:
@@ -67,122 +62,147 @@ class Prices(Dataset[Window]):
 
     def __init__(
         self, root: str | Path, part: Part, *, frames: Sequence[str] = ("5m", "15m", "1h"), length: int = 48, horizon: int = 4,
-        skip_broken: bool = False,
+        classes: int = 2, threshold: float = 0.006, split: Sequence[str] | None = None, embargo: int | None = None,
+        limit: int | None = None, first: int | None = None, skip_broken: bool = False,
     ) -> None:  # fmt: skip
-        self.length, self.horizon = length, horizon
-
-        @functools.cache
-        def bars_of(symbol: str) -> list[Bars]:
-            return [read(Path(root) / symbol / f"{frame}.csv", frame) for frame in frames]
-
-        self.symbols, self.left_out = readable(symbols_of(Path(root)), bars_of, skip_broken=skip_broken)
+        if classes not in ANSWERS:
+            raise DataError(f"classes = {classes}", next_step="give 2 (down, up) or 3 (down, flat, up)")
+        self.length, self.horizon, self.classes = length, horizon, classes
+        self._threshold = threshold if classes == 3 else 0.0
+        layout = Layout(Path(root), frames)
+        bars_of = functools.cache(layout.bars)
+        self.symbols, self.left_out = readable(list(layout.files)[:first], bars_of, skip_broken=skip_broken)
         self.bars = [bars_of(symbol) for symbol in self.symbols]
-        self.places = [
-            (number, index) for number, of_frames in enumerate(self.bars) for index in self._usable(of_frames, part)
-        ]
-        if not self.places:
-            raise DataError(
-                f"no window for the part '{part}' of {root}",
-                f"expected {length} bars of each of {', '.join(frames)} and {horizon} more, found too few",
-                next_step="fetch a longer stretch of prices, or lower length",
-            )
+        self.usable = [self._usable(of_frames) for of_frames in self.bars]
+        self.valid_from_s, self.test_from_s = self._split(split)
+        self._embargo = length if embargo is None else embargo
+        self._take(part, limit)
 
-    def _usable(self, of_frames: list[Bars], part: Part) -> range:
-        traded, (start, end) = of_frames[0], SHARES[part]
-        count = len(traded.close)
-        first, last = int(start * count), int(end * count) - self.horizon
-        while first < last and not all(
-            bars.newest_closed(int(traded.begins_s[first]) + traded.span_s) >= self.length for bars in of_frames
-        ):
-            first += 1
-        return range(first, max(first, last))
+    def of(self, part: Part) -> Prices:
+        """Another part of the same prices, which are not read again."""
+        other = copy.copy(self)
+        other._take(part, None)
+        return other
+
+    def _take(self, part: Part, limit: int | None) -> None:
+        """Set `places`, int64 [N, 2]: the symbol's number and the traded bar of each window."""
+        found = [self._part(number, part) for number in range(len(self.bars))]
+        places = np.concatenate([np.stack([np.full_like(bars, n), bars], 1) for n, bars in enumerate(found)] or [EMPTY])
+        if limit is not None and len(places) > limit:
+            places = places[np.linspace(0, len(places) - 1, limit).round().astype(np.int64)]
+        if not len(places):
+            raise DataError(
+                f"no window for the part '{part}'",
+                f"expected {self.length} bars of each time frame, {self.horizon} until the answer, an embargo of {self._embargo}"
+                f" between the parts; {len(self.bars)} symbols have {sum(map(len, self.usable))} windows in all",
+                next_step="fetch a longer stretch of prices, or lower length or embargo",
+            )  # fmt: skip
+        self.places = places
+
+    def _usable(self, of_frames: list[Bars]) -> np.ndarray:
+        """int64 [N]: the traded bars at whose end a window can be decided, and whose answer is known."""
+        traded = of_frames[0]
+        bar = np.arange(max(0, len(traded.close) - self.horizon))
+        at_s, answer_s = traded.closes_s[bar], traded.closes_s[bar + self.horizon]
+        is_usable = answer_s - at_s <= self.horizon * traded.span_s + STALE_S
+        for bars in of_frames:
+            newest = bars.newest_closed(at_s)
+            is_usable &= (newest >= self.length) & (at_s - bars.closes_s[newest] <= bars.span_s + STALE_S)
+        return bar[is_usable]
+
+    def _split(self, dates: Sequence[str] | None) -> tuple[int, int]:
+        """When validation and test begin, seconds since 1970 UTC, for all symbols the same."""
+        if dates is None:
+            at_s = np.concatenate(
+                [of[0].closes_s[bar] for of, bar in zip(self.bars, self.usable, strict=True)] or [EMPTY[:, 0]]
+            )
+            return tuple(np.quantile(at_s, SHARES, method="lower").tolist()) if len(at_s) else (0, 0)
+        try:
+            valid_s, test_s = (int(seconds_of(date)) for date in dates)
+        except ValueError as problem:
+            raise DataError(f"split = {list(dates)}: {problem}", next_step=SPLIT) from None
+        if valid_s >= test_s:
+            raise DataError(f"split = {list(dates)}: validation does not begin before test", next_step=SPLIT)
+        return valid_s, test_s
+
+    def _part(self, number: int, part: Part) -> np.ndarray:
+        """Those of a symbol's usable bars that belong to a part."""
+        traded, bar = self.bars[number][0], self.usable[number]
+        answer_s = traded.closes_s[bar + self.horizon]
+        starts = {"train": None, "valid": self.valid_from_s, "test": self.test_from_s}
+        ends = {"train": self.valid_from_s, "valid": self.test_from_s, "test": None}
+        belongs = np.ones(len(bar), bool)
+        if (start_s := starts[part]) is not None:
+            belongs &= bar >= np.searchsorted(traded.begins_s, start_s) + max(self._embargo - 1, 0)
+        if (end_s := ends[part]) is not None:
+            belongs &= answer_s <= end_s
+        return bar[belongs]
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: int) -> Window:
         number, bar = self.places[index]
-        traded = self.bars[number][0]
-        at_s = int(traded.begins_s[bar]) + traded.span_s
-        windows = []
-        for bars in self.bars[number]:
-            newest = bars.newest_closed(at_s)
-            windows.append(standardised(bars.figures_NC[newest - self.length + 1 : newest + 1]))
-        up = traded.close[bar + self.horizon] > traded.close[bar]
         return Window(
-            torch.from_numpy(np.stack(windows)),
-            torch.tensor(float(up)),
-            torch.tensor([number, at_s], dtype=torch.int64),
+            torch.from_numpy(self.window(number, bar)),
+            torch.tensor(self.answer(number, bar)),
+            torch.tensor([number, self.bars[number][0].closes_s[bar]], dtype=torch.int64),
             torch.tensor(index),
         )
 
+    def window(self, number: int, bar: int) -> np.ndarray:
+        """float32 [F, T, C]: what was known of a symbol when that traded bar closed."""
+        at_s = self.bars[number][0].closes_s[bar]
+        windows = []
+        for bars in self.bars[number]:
+            newest = int(bars.newest_closed(at_s))
+            windows.append(standardised(bars.figures_NC[newest - self.length + 1 : newest + 1]))
+        return np.stack(windows)
+
+    def answer(self, number: int, bar: int) -> int:
+        """The class of the return from that traded bar to the one `horizon` later."""
+        close = self.bars[number][0].close
+        change = close[bar + self.horizon] / close[bar] - 1
+        if change > self._threshold:
+            return self.classes - 1
+        return 0 if self.classes == 2 or change < -self._threshold else 1
+
+
+EMPTY = np.empty((0, 2), np.int64)
+SPLIT = 'give two dates, the first before the second: split = ["2023-01-01", "2024-01-01"]'
+
 
 def standardised(figures_TC: np.ndarray) -> np.ndarray:
-    """Each figure by its own spread in the window, but not shifted: the sign of a return is what matters."""
-    spread_C = np.sqrt((figures_TC**2).mean(0)) + 1e-6
-    return (figures_TC / spread_C).astype(np.float32)
+    """Each figure by its own spread in the window, but not shifted: the sign of a return is what matters.
+
+    The log volume alone is shifted, by its mean in the window: nothing outside the window is used.
+    """
+    shifted_TC = figures_TC.copy()
+    shifted_TC[:, VOLUME] -= shifted_TC[:, VOLUME].mean()
+    spread_C = np.sqrt((shifted_TC**2).mean(0)) + 1e-6
+    return (shifted_TC / spread_C).astype(np.float32)
 
 
-def symbols_of(root: Path) -> list[str]:
-    found = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
-    if not found:
-        raise DataError(
-            f"there are no prices in {root}", "expected a folder a symbol, with a file FRAME.csv a time frame",
-            next_step=f"correct the path, or: python -m workloads.timeseries.make_prices {root}",
-        )  # fmt: skip
-    return found
+LOOKED_AT = 20
+"""Symbols that a preflight reads: it has a minute for all it does."""
 
 
-def read(path: Path, frame: str) -> Bars:
-    """One file, checked: its columns, its times, its prices."""
-    span = re.fullmatch(r"(\d+)([mhd])", frame)
-    if span is None:
-        raise DataError(f"{frame!r} is no time frame", next_step='write it as "5m", "1h" or "1d"')
-    try:
-        with open(path, encoding="utf-8") as file:
-            head = [name.strip().lower() for name in file.readline().split(",")]
-            if missing := [name for name in COLUMNS if name not in head]:
-                raise DataError(
-                    f"{path} has no column {missing[0]!r}", f"found {', '.join(head)}",
-                    next_step=f"its first line names the columns: {','.join(COLUMNS)}; or: skip_broken = true",
-                )  # fmt: skip
-            table = np.loadtxt(file, delimiter=",", usecols=[head.index(name) for name in COLUMNS], ndmin=2)
-    except (OSError, ValueError) as problem:
-        raise DataError(
-            f"{path.name} of {path.parent.name} cannot be read", f"{path}: expected a CSV of numbers, found: {problem}",
-            next_step="fetch this file again, or leave such symbols out: skip_broken = true",
-        ) from problem  # fmt: skip
-    see_that_they_are_prices(path, table)
-    time, open_, high, low, close, volume = table.T
-    before = np.concatenate([close[:1], close[:-1]])
-    width = np.maximum(high - low, 1e-9 * close)
-    loud = np.log1p(volume)
-    figures = (
-        np.log(close / before),
-        np.log(close / open_),
-        np.log(high / low),
-        (2 * close - high - low) / width,
-        loud - loud.mean(),
+def preflight(
+    data: str, frames: Sequence[str] = ("5m", "15m", "1h"), length: int = 48, horizon: int = 4, split: Sequence[str] | None = None,
+    embargo: int | None = None, skip_broken: bool = False,
+) -> str:  # fmt: skip
+    """One line that describes the prices, after the first symbols' files and a window of each part were read. Raises DataError."""
+    train = Prices(
+        data, "train", frames=frames, length=length, horizon=horizon, split=split, embargo=embargo, first=LOOKED_AT,
+        skip_broken=skip_broken,
+    )  # fmt: skip
+    parts: dict[Part, Prices] = {"train": train, "valid": train.of("valid"), "test": train.of("test")}
+    for prices in parts.values():
+        _ = prices[0]
+    count = len(Layout(Path(data), frames).files)
+    read = len(train.symbols)
+    counts = ", ".join(f"{len(prices):,} {name}" for name, prices in parts.items())
+    return (
+        f"{count} symbols, {read} read; their windows: {counts}; validation from {utc(train.valid_from_s)},"
+        f" test from {utc(train.test_from_s)}"
     )
-    return Bars(time.astype(np.int64), int(span[1]) * SECONDS[span[2]], close, np.stack(figures, 1).astype(np.float32))
-
-
-def see_that_they_are_prices(path: Path, table: np.ndarray) -> None:
-    """Raises DataError naming the first line that is wrong."""
-    time, prices, volume = table[:, 0], table[:, 1:5], table[:, 5]
-    wrong = {
-        "a price that is not above 0": ~(np.isfinite(prices) & (prices > 0)).all(1),
-        "a volume below 0": ~(np.isfinite(volume) & (volume >= 0)),
-        "a high below its low": prices[:, 1] < prices[:, 2],
-        "a time that does not come after the one before": np.concatenate([[False], ~(np.diff(time) > 0)])
-        | ~np.isfinite(time),
-    }
-    for what, lines in wrong.items():
-        if lines.any():
-            line = int(np.argmax(lines))
-            found = ",".join(f"{value:g}" for value in table[line])
-            raise DataError(
-                f"{path}:{line + 2}: {what}",
-                f"found {found}",
-                next_step="correct this line or leave it out, or leave out such symbols: skip_broken = true",
-            )

@@ -2,7 +2,7 @@
 
     alone:  python -m workloads.timeseries.predict --data prices --weights outputs
 
-Axes: B batch, M networks, N windows of the part; x and y are pixels.
+Axes: B batch, M networks, N windows of the part, K classes; x and y are pixels.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image, ImageDraw, ImageFont
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator.errors import KgorchError
@@ -24,15 +25,15 @@ from orchestrator.worker import attach
 from workloads import cli
 from workloads.common.files import tell_left_out
 from workloads.common.trained import trained
-from workloads.timeseries.data import Prices, Window
-from workloads.timeseries.model import MODELS, hidden_of
+from workloads.timeseries.data import ANSWERS, Prices, Window
+from workloads.timeseries.model import MODELS, options_of
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
     from orchestrator.worker.weights import Weights
 
-BUCKETS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0)
-"""Of the probability of the side that was said; half is no opinion at all."""
+BUCKETS = {2: (0.5, 0.55, 0.6, 0.7, 0.8, 1.0), 3: (1 / 3, 0.4, 0.5, 0.6, 0.7, 1.0)}
+"""By number of classes: of the probability of the class that was said. The first is what a guess has."""
 
 STRETCH = 120  # bars that the picture shows
 SHARP = 3  # drawn so many times larger, then made smaller: Pillow draws no soft edges
@@ -42,18 +43,18 @@ GREEN, RED, INK, FAINT = "#1a7f37", "#b42318", "#333333", "#999999"
 class Calls(nn.Module):
     """The networks' logits, the same on every rank, so that a cut stage goes on with any number of them."""
 
-    def __init__(self, windows: int) -> None:
+    def __init__(self, windows: int, classes: int) -> None:
         super().__init__()
-        self.register_buffer("logits_MN", torch.zeros(len(MODELS), windows))
+        self.register_buffer("logits_MNK", torch.zeros(len(MODELS), windows, classes))
         self.register_buffer("asked_N", torch.zeros(windows))
 
-    def add(self, index_B: Tensor, logits_MB: Tensor, first: int, count: int) -> None:
+    def add(self, index_B: Tensor, logits_MBK: Tensor, first: int, count: int) -> None:
         """What this rank found of this step's windows, which are `count` from `first` on; all ranks call it together."""
-        found = torch.zeros(len(MODELS) + 1, count, device=self.asked_N.device)
-        found[:, index_B - first] = torch.cat([logits_MB, torch.ones_like(logits_MB[:1])])
+        found = torch.zeros(len(MODELS) + 1, count, logits_MBK.shape[2], device=self.asked_N.device)
+        found[:, index_B - first] = torch.cat([logits_MBK, torch.ones_like(logits_MBK[:1])])
         dist.all_reduce(found)
-        self.logits_MN[:, first : first + count] = found[:-1]
-        self.asked_N[first : first + count] = found[-1]
+        self.logits_MNK[:, first : first + count] = found[:-1]
+        self.asked_N[first : first + count] = found[-1, :, 0]
 
 
 def main(
@@ -61,47 +62,61 @@ def main(
     frames: list[str] = ["5m", "15m", "1h"],  # noqa: B006  (read only)
     length: int = 48,
     horizon: int = 4,
+    threshold: float = 0.006,
+    split: list[str] | None = None,
+    embargo: int | None = None,
     global_batch: int = 256,
     weights: str | None = None,
     which: str | None = None,
     num_workers: int = 0,
     prefetch: int = 2,
+    persistent_workers: bool = True,
     skip_broken: bool = False,
 ) -> None:
-    """Write predictions/MODEL.csv, comparison.json (the best network first) and predictions.png to the output folder.
+    """Write predictions/MODEL.csv, models/MODEL.safetensors, comparison.json (the best network first) and predictions.png.
 
-    --frames, --length and --horizon as they were in training; --which is best or final, where not the best that the plan keeps;
-    --weights is the folder that holds MODEL.safetensors, needed when run without kgorch.
+    They lie in the output folder. --frames, --length, --horizon, --threshold, --split and --embargo as they were in training;
+    all else is read off the weights. --which is best or final, where not the best that the plan keeps; --weights is the folder
+    that holds MODEL.safetensors, needed when run without kgorch.
     """
     with attach() as session:
-        prices = Prices(data, "test", frames=frames, length=length, horizon=horizon, skip_broken=skip_broken)
         found = {
             name: trained(session, name, file=weights and str(Path(weights, f"{name}.safetensors")), which=which)
             for name in MODELS
         }
-        nets = [network(session, name, found[name], len(frames), length) for name in MODELS]
-        calls = Calls(len(prices)).to(session.device)
+        classes = options_of(found["lstm"])["classes"]
+        prices = Prices(
+            data, "test", frames=frames, length=length, horizon=horizon, classes=classes, threshold=threshold, split=split,
+            embargo=embargo, skip_broken=skip_broken,
+        )  # fmt: skip
+        nets = [network(session, name, found[name], classes, len(frames), length) for name in MODELS]
+        calls = Calls(len(prices), classes).to(session.device)
         session.track(calls=calls)
         tell_left_out(session, prices.left_out)
+        reading = {"prefetch_factor": prefetch, "persistent_workers": persistent_workers} if num_workers else {}
         loader = session.loader(
-            prices, global_batch, shuffle=False, drop_last=False, num_workers=num_workers,
-            prefetch_factor=prefetch if num_workers else None,
-        )  # fmt: skip
+            prices, global_batch, shuffle=False, drop_last=False, num_workers=num_workers, **reading
+        )
         for batch in session.steps(loader, 1):
             index_B = batch.index.to(session.device)
             first = int(index_B[0]) // global_batch * global_batch
             if session.weight:
-                logits_MB = torch.stack([logits(session, net, batch) for net in nets])
+                logits_MBK = torch.stack([logits(session, net, batch) for net in nets])
             else:  # this rank has no window left, and was lent another rank's
-                index_B, logits_MB = index_B[:0], torch.zeros(len(nets), 0, device=session.device)
-            calls.add(index_B, logits_MB, first, min(global_batch, len(prices) - first))
+                index_B, logits_MBK = index_B[:0], torch.zeros(len(nets), 0, classes, device=session.device)
+            calls.add(index_B, logits_MBK, first, min(global_batch, len(prices) - first))
         if session.rank == 0:
             write(session, prices, calls, found)
 
 
-def network(session: Session, name: str, found: Weights, frames: int, length: int) -> nn.Module:
-    """One of the three as it was trained, as wide as its weights are: a rung of memory's ladder may have changed that."""
-    net = MODELS[name](frames, length, hidden_of(found))
+def network(session: Session, name: str, found: Weights, classes: int, frames: int, length: int) -> nn.Module:
+    """One of the three as it was trained: a rung of memory's ladder may have changed what the plan says."""
+    options = options_of(found)
+    if options["classes"] != classes:
+        raise KgorchError(
+            f"{name} tells {options['classes']} classes apart, lstm {classes}", next_step="train all with the same classes"
+        )  # fmt: skip
+    net = MODELS[name](frames, length, **options)
     try:
         net.load_state_dict(found)
     except RuntimeError as problem:
@@ -114,52 +129,54 @@ def network(session: Session, name: str, found: Weights, frames: int, length: in
 
 @torch.no_grad()
 def logits(session: Session, net: nn.Module, batch: Window) -> Tensor:
-    """[B] on the session's device, in as many pieces as a training step is cut into."""
+    """[B, K] on the session's device, in as many pieces as a training step is cut into."""
     pieces = batch.bars.split(session.microbatch or len(batch.bars))
     with session.autocast(torch.float16, enabled=session.device.type == "cuda"):
         return torch.cat([net(piece.to(session.device)) for piece in pieces]).float()
 
 
 def write(session: Session, prices: Prices, calls: Calls, weights: dict[str, Weights]) -> None:
-    """The three results; of a quick test those windows alone that were asked."""
+    """The results; of a quick test those windows alone that were asked."""
     asked = torch.nonzero(calls.asked_N.cpu()).flatten().tolist()
-    windows = [place_of(prices, index) for index in asked]
-    up_N = np.array([up for *_, up in windows])
-    folder = session.output / "predictions"
-    folder.mkdir(parents=True, exist_ok=True)
-    probabilities: dict[str, np.ndarray] = {}
+    answer_N = np.array([prices.answer(*prices.places[index]) for index in asked])
+    for folder in ("predictions", "models"):
+        (session.output / folder).mkdir(parents=True, exist_ok=True)
+    said: dict[str, np.ndarray] = {}
     comparison = []
-    for name, logits_N in zip(MODELS, calls.logits_MN.cpu(), strict=True):
-        found_N = probabilities[name] = logits_N[asked].double().sigmoid().numpy()
-        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["symbol", "time", "probability", "up"])
-            for (symbol, at_s, up), probability in zip(windows, found_N, strict=True):
-                table.writerow([symbol, at_s, f"{probability:.4f}", int(up)])
-        accuracy = float(((found_N > 0.5) == up_N).mean())
-        line = {"model": name, "test_accuracy": accuracy, "windows": len(asked), "buckets": buckets(found_N, up_N)}
-        comparison.append(line | {"weights": weights[name].facts})
+    commonest = float(np.bincount(answer_N).max() / len(asked))
+    for name, logits_NK in zip(MODELS, calls.logits_MNK.cpu(), strict=True):
+        found_NK = said[name] = logits_NK[asked].double().softmax(1).numpy()
+        write_table(session.output / "predictions" / f"{name}.csv", prices, asked, answer_N, found_NK)
+        save_file(dict(weights[name]), session.output / "models" / f"{name}.safetensors")
+        accuracy = float((found_NK.argmax(1) == answer_N).mean())
+        line = {"model": name, "test_accuracy": accuracy, "commonest_class": commonest, "windows": len(asked)}
+        comparison.append(line | {"buckets": buckets(found_NK, answer_N), "weights": weights[name].facts})
     session.report(**{f"{item['model']}_accuracy": item["test_accuracy"] for item in comparison})
     comparison.sort(key=lambda item: -item["test_accuracy"])
     (session.output / "comparison.json").write_text(json.dumps(comparison, indent=1) + "\n")
-    drawn(prices, asked, up_N, probabilities).save(session.output / "predictions.png", optimize=True)
+    drawn(prices, asked, answer_N, said).save(session.output / "predictions.png", optimize=True)
 
 
-def place_of(prices: Prices, index: int) -> tuple[str, int, bool]:
-    """Symbol, when the bar closed (s since 1970 UTC), and whether the price stood higher later."""
-    number, bar = prices.places[index]
-    traded = prices.bars[number][0]
-    at_s = int(traded.begins_s[bar]) + traded.span_s
-    return prices.symbols[number], at_s, bool(traded.close[bar + prices.horizon] > traded.close[bar])
+def write_table(path: Path, prices: Prices, asked: list[int], answer_N: np.ndarray, found_NK: np.ndarray) -> None:
+    """A line a window: symbol, when its bar closed (seconds since 1970 UTC), each class's probability, what came."""
+    classes = ANSWERS[prices.classes]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["symbol", "time", *classes, "answer"])
+        for index, answer, found_K in zip(asked, answer_N, found_NK, strict=True):
+            number, bar = prices.places[index]
+            at_s = prices.bars[number][0].closes_s[bar]
+            table.writerow([prices.symbols[number], at_s, *(f"{value:.4f}" for value in found_K), classes[answer]])
 
 
-def buckets(found_N: np.ndarray, up_N: np.ndarray) -> list[dict[str, float | int | None]]:
+def buckets(found_NK: np.ndarray, answer_N: np.ndarray) -> list[dict[str, float | int | None]]:
     """How often what was said with such a probability was right; None where nothing was."""
-    sure_N, right_N = np.maximum(found_N, 1 - found_N), (found_N > 0.5) == up_N
-    which_N = np.digitize(sure_N, BUCKETS[1:-1])
+    edges = BUCKETS[found_NK.shape[1]]
+    sure_N, right_N = found_NK.max(1), found_NK.argmax(1) == answer_N
+    which_N = np.digitize(sure_N, edges[1:-1])
     return [
         {"from": low, "to": high, "windows": int(here.sum()), "accuracy": float(right_N[here].mean()) if here.any() else None}
-        for number, (low, high) in enumerate(itertools.pairwise(BUCKETS))
+        for number, (low, high) in enumerate(itertools.pairwise(edges))
         for here in [which_N == number]
     ]  # fmt: skip
 
@@ -168,27 +185,39 @@ def buckets(found_N: np.ndarray, up_N: np.ndarray) -> list[dict[str, float | int
 
 
 def drawn(
-    prices: Prices, asked: list[int], up_N: np.ndarray, probabilities: dict[str, np.ndarray], width: int = 1100, height: int = 210
-) -> Image.Image:  # fmt: skip
+    prices: Prices,
+    asked: list[int],
+    answer_N: np.ndarray,
+    said: dict[str, np.ndarray],
+    width: int = 1100,
+    height: int = 210,
+) -> Image.Image:
     """A row a network: a stretch of one symbol's prices with what was said at each bar, and accuracy by confidence."""
     shown = stretch(prices, asked)
-    sheet = Image.new("RGB", (width * SHARP, (height * len(probabilities) + 24) * SHARP), "white")
+    sheet = Image.new("RGB", (width * SHARP, (height * len(said) + 24) * SHARP), "white")
     draw = ImageDraw.Draw(sheet)
     border = int(0.76 * width)
-    for row, (name, found_N) in enumerate(probabilities.items()):
-        top = row * height
-        right = float(((found_N > 0.5) == up_N).mean())
-        symbol = prices.symbols[prices.places[asked[shown[0]]][0]]
+    symbol = prices.symbols[prices.places[asked[shown[0]]][0]]
+    for row, (name, found_NK) in enumerate(said.items()):
+        top, said_N = row * height, found_NK.argmax(1)
+        right = float((said_N == answer_N).mean())
         say(draw, 12, top + 10, f"{name}: {right:.1%} of {len(asked)} right; here {symbol}, {len(shown)} bars", INK)
-        draw_calls(draw, prices, asked, shown, up_N, found_N, (12, top + 34, border - 20, top + height - 10))
-        draw_buckets(draw, buckets(found_N, up_N), (border, top + 34, width - 12, top + height - 10))
-    foot = height * len(probabilities)
-    marker(draw, 18, foot + 10, rising=True, right=True)
-    say(draw, 28, foot + 4, "said up", INK)
-    marker(draw, 98, foot + 10, rising=False, right=True)
-    say(draw, 108, foot + 4, "said down; filled green: right, hollow red: wrong", INK)
+        draw_calls(draw, prices, asked, shown, answer_N, said_N, (12, top + 34, border - 20, top + height - 10))
+        draw_buckets(draw, buckets(found_NK, answer_N), (border, top + 34, width - 12, top + height - 10))
+    foot = height * len(said)
+    left = 18
+    for number, answer in enumerate(ANSWERS[prices.classes]):
+        marker(draw, left, foot + 10, rises(number, prices.classes), right=True)
+        say(draw, left + 10, foot + 4, f"said {answer}", INK)
+        left += 80
+    say(draw, left + 10, foot + 4, "filled green: right, hollow red: wrong", INK)
     say(draw, border, foot + 4, "right, by probability of what was said", INK)
     return sheet.resize((width, sheet.height // SHARP), Image.Resampling.LANCZOS)
+
+
+def rises(said: int, classes: int) -> int:
+    """1 for up, -1 for down, 0 for flat."""
+    return (said > 0) - (said == 0) if classes == 2 else said - 1
 
 
 def stretch(prices: Prices, asked: list[int]) -> range:
@@ -200,7 +229,7 @@ def stretch(prices: Prices, asked: list[int]) -> range:
 
 
 def draw_calls(
-    draw: ImageDraw.ImageDraw, prices: Prices, asked: list[int], shown: range, up_N: np.ndarray, found_N: np.ndarray,
+    draw: ImageDraw.ImageDraw, prices: Prices, asked: list[int], shown: range, answer_N: np.ndarray, said_N: np.ndarray,
     box: tuple[int, int, int, int],
 ) -> None:  # fmt: skip
     left, top, right, bottom = box
@@ -210,14 +239,16 @@ def draw_calls(
     y = bottom - 12 - (close - close.min()) / max(float(np.ptp(close)), 1e-12) * (bottom - top - 24)
     draw.line([(a * SHARP, b * SHARP) for a, b in zip(x, y, strict=True)], fill=FAINT, width=SHARP)
     for number, a, b in zip(shown, x, y, strict=True):
-        rising = bool(found_N[number] > 0.5)
-        marker(draw, a, b + (8 if rising else -8), rising=rising, right=rising == bool(up_N[number]))
+        way = rises(int(said_N[number]), prices.classes)
+        marker(draw, a, b + (8 if way > 0 else -8), way, right=bool(said_N[number] == answer_N[number]))
 
 
-def marker(draw: ImageDraw.ImageDraw, x: float, y: float, *, rising: bool, right: bool, size: float = 3.4) -> None:
-    """A triangle that points to where the price is said to go."""
-    tip = -size if rising else size
+def marker(draw: ImageDraw.ImageDraw, x: float, y: float, way: int, *, right: bool, size: float = 3.4) -> None:
+    """A triangle that points to where the price is said to go; a square for flat."""
+    tip = -way * size
     corners = [(x, y + tip), (x - size, y - tip), (x + size, y - tip)]
+    if way == 0:
+        corners = [(x - size, y - size), (x + size, y - size), (x + size, y + size), (x - size, y + size)]
     draw.polygon(
         [(a * SHARP, b * SHARP) for a, b in corners], fill=GREEN if right else "white", outline=GREEN if right else RED,
         width=SHARP,
@@ -227,9 +258,9 @@ def marker(draw: ImageDraw.ImageDraw, x: float, y: float, *, rising: bool, right
 def draw_buckets(
     draw: ImageDraw.ImageDraw, found: list[dict[str, float | int | None]], box: tuple[int, int, int, int]
 ) -> None:
-    """A bar a bucket, from 0 to 1; the line is at a half, which is chance."""
+    """A bar a bucket, from 0 to 1; the line is what a guess has."""
     left, top, right, bottom = box
-    floor, wide = bottom - 30, (right - left) / len(found)
+    floor, wide, chance = bottom - 30, (right - left) / len(found), found[0]["from"] or 0.0
     for number, bucket in enumerate(found):
         x = left + number * wide
         say(draw, x, floor + 3, f"{bucket['from']:.0%}", INK)
@@ -237,11 +268,11 @@ def draw_buckets(
         if (accuracy := bucket["accuracy"]) is not None:
             y = floor - accuracy * (floor - top)
             draw.rectangle(
-                [int(v * SHARP) for v in (x, y, x + 0.7 * wide, floor)], fill=GREEN if accuracy > 0.5 else RED
+                [int(v * SHARP) for v in (x, y, x + 0.7 * wide, floor)], fill=GREEN if accuracy > chance else RED
             )
             say(draw, x, y - 13, f"{accuracy:.0%}", INK)
-    half = int((floor + top) / 2 * SHARP)
-    draw.line([(left * SHARP, half), (right * SHARP, half)], fill=INK, width=SHARP)
+    guess = int((floor - chance * (floor - top)) * SHARP)
+    draw.line([(left * SHARP, guess), (right * SHARP, guess)], fill=INK, width=SHARP)
 
 
 def say(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, colour: str) -> None:
