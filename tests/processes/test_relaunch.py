@@ -1,5 +1,5 @@
 """The relaunch ladder on real trainings: memory that no rung in process can help, refused by a real allocator or taken by the
-kernel; SEEDS.md's ladders, each to its last rung."""
+kernel; the documents' ladders, each to its last rung."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LADDERS = {
         {"microbatch": 64, "hidden": 96, "workers": 1},
     ),
 }
-"""What SEEDS.md lists as each system's steps, in order: the ladder, the arguments that it begins with, what fits at last."""
+"""What each system's document lists as its steps, in order: the ladder, the arguments that it begins with, what fits at last."""
 
 
 def toml(value) -> str:
