@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +83,18 @@ def test_missing_masks_are_named_and_the_archives_bytes_depend_on_them_alone(tmp
     first = package.write_archive(tmp_path / "a.zip", [tmp_path / "7.tif"]).read_bytes()
     monkeypatch.setattr("time.time", lambda: 2e9)
     assert package.write_archive(tmp_path / "b.zip", [tmp_path / "7.tif"]).read_bytes() == first
+
+
+def test_a_quick_test_packs_the_masks_that_there_are(tmp_path: Path, monkeypatch) -> None:
+    make_volumes.make(tmp_path / "data", train=0, test=2, size=16, seed=0)
+    (tmp_path / "outputs/predictions").mkdir(parents=True)
+    write(tmp_path / "outputs/predictions/1000.tif", np.zeros((16, 16, 16)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KgorchError, match="1 of 2 masks are missing"):
+        package.main("data")
+    monkeypatch.setattr(package, "launch", lambda: SimpleNamespace(quick=True))
+    package.main("data")
+    assert zipfile.ZipFile(tmp_path / "outputs/submission.zip").namelist() == ["1000.tif"]
 
 
 def test_packaging_needs_no_torch(tmp_path: Path) -> None:

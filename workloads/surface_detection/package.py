@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from orchestrator.errors import KgorchError
-from orchestrator.worker import output_folder
+from orchestrator.worker import launch, output_folder
 from workloads import cli
 from workloads.surface_detection.submit import COMPETITION, command, shown
 from workloads.surface_detection.volumes import header, listed
@@ -28,8 +28,11 @@ def main(
 
     --copy-to is a folder where the archive is to lie, too: on Kaggle /kaggle/working, where a notebook's submission is looked for.
     """
-    output = output_folder()
-    path = write_archive(output / archive, masks(output / predictions, [row.id for row in listed(data, "test")]))
+    output, told = output_folder(), launch()
+    wanted = [row.id for row in listed(data, "test")]
+    if told and told.quick:  # of a quick test or `kgorch check`, whose prediction has seen a few tiles
+        wanted = [id for id in wanted if (output / predictions / f"{id}.tif").is_file()]
+    path = write_archive(output / archive, masks(output / predictions, wanted))
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB", flush=True)
     if copy_to is not None:
         if Path(copy_to).is_dir():
