@@ -63,6 +63,13 @@ def test_alone_it_trains_predicts_with_a_score_and_packs_what_the_competition_ta
     assert zipfile.ZipFile(tmp_path / "outputs/submission.zip").namelist() == ["1003.tif"]
 
 
+def test_a_limit_is_of_the_volumes_to_train_on_and_the_validation_stays_whole(tmp_path: Path) -> None:
+    make_volumes.make(tmp_path / "data", train=5, test=1, size=16, seed=0)
+    small = ("--data", "data", "--width", "4", "--depth", "1", "--patch", "16", "--patches", "2", "--global-batch", "2")
+    said = alone(tmp_path, "train", *small, "--epochs", "1", "--warmup", "0", "--valid", "3", "--limit", "1")
+    assert "weights; 2 patches an epoch, 6 to score" in said
+
+
 def test_a_mask_is_a_deflated_stack_of_8_bit_pages_with_the_same_bytes_each_time(tmp_path: Path) -> None:
     mask = np.random.default_rng(0).integers(0, 2, (5, 6, 7)).astype(bool)
     for name in ("a.tif", "b.tif"):

@@ -69,7 +69,7 @@ def main(
     voxels, --patches how many of each volume make an epoch, --positive how many lie on a surface for each that may lie anywhere;
     --width, --depth, --dropout and --kernel are those of the network (model.py); --warmup, --first-cycle and --cycle-growth
     those of the learning rate (schedule.py), in epochs; --ignore is the label of voxels that count for nothing; --unpacked is
-    a folder for decoded volumes, of at most --unpacked-gib; --limit takes the first volumes of the list only.
+    a folder for decoded volumes, of at most --unpacked-gib; --limit trains on so many of the volumes only.
     """
     with attach(seed=seed) as session:
         if not torch.are_deterministic_algorithms_enabled():
@@ -77,10 +77,9 @@ def main(
         folder = session.data(data)
         volumes, left_out = usable(session, folder, "train", skip_broken=skip_broken)
         reader = Reader(folder, unpacked, unpacked_gib)
-        train, held = (
-            Patches(reader, part, side=patch, count=patches, positive=positive, train=training)
-            for part, training in zip(split(volumes[:limit], valid, valid_scroll), (True, False), strict=True)
-        )
+        to_train, to_score = split(volumes, valid, valid_scroll)
+        train = Patches(reader, to_train[:limit], side=patch, count=patches, positive=positive)
+        held = Patches(reader, to_score, side=patch, count=patches, positive=positive, train=False)
         reading = {"num_workers": num_workers, "prefetch_factor": prefetch if num_workers else None}
         loader = session.loader(train, global_batch, **reading)
         together = session.world_size * (session.microbatch or 16)
