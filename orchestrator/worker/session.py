@@ -333,6 +333,8 @@ class Session:
             at.step,
             at.samples,
         )
+        if self._curve:  # what the script reports before it goes on is of the epoch that the checkpoint stands in
+            self._curve.epoch = at.epoch + (at.batch > 0)
         self._metrics.restore(described.metrics, described.measured)
 
     def _keep_alike(self, found: stored.Stored) -> bool:

@@ -75,6 +75,8 @@ def test_a_curve_has_each_step_once_after_everything_was_killed_and_steps_were_d
         wait_until(lambda: not processes_of(kgorch.home))
     kgorch("start", str(plan))
     assert len(kgorch.history()) == 3
+    points = kgorch.look("metrics")["points"]  # also those at which a resumed training reported before its epochs
+    assert [point["epoch"] for point in points] == [-(-point["step"] // STEPS) or None for point in points]
     undisturbed = alone(epochs=12, sleep=0.0)
     assert exact(kgorch) == exact(undisturbed)
     assert losses(kgorch) == (72, pytest.approx(losses(undisturbed)[1], rel=1e-6))

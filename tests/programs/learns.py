@@ -69,6 +69,7 @@ def main(epochs: int, sleep: float, workers: int, pad: int, bare: bool) -> None:
             chance=chance,
         )
         loader = session.loader(Points(), 32, num_workers=workers)
+        session.report(weights=sum(weight.numel() for weight in net.parameters()))
         for _ in session.epochs(epochs):
             for batch in session.steps(loader):
                 weight = torch.rand((), generator=chance.generator) + 0.5

@@ -33,6 +33,9 @@ FURTHER = {name: 1_000_000 * before for before, name in enumerate(STAGES)}
 FIGURE = "figure"
 """What programs/weathers.py reports of its weights, and how it is reckoned: figure_of there, _read_back here."""
 
+AT_A_BEGIN = "skipped"
+"""What the workloads report when they begin, so also wherever they go on."""
+
 ROLES = {
     "orchestrator.runtime.shim": "shim",
     "orchestrator.runtime.keeper": "keeper",
@@ -249,14 +252,16 @@ def digest(path: Path) -> str:
 
 
 def metrics(document: dict[str, Any]) -> dict[str, float]:
-    """Of what `kgorch metrics --json` says, each epoch's mean of each metric over its steps, and how many steps there are."""
+    """Of what `kgorch metrics --json` says, each epoch's mean of each metric over its steps, and how many steps a loss is of."""
     found: dict[str, list[float]] = {}
     for point in document["points"]:
         weight = max(point["steps"], 1)
         for name, value in point["values"].items():
+            if name == AT_A_BEGIN:
+                continue
             total = found.setdefault(f"{point['stage']}: {name} of epoch {point['epoch']}", [0.0, 0.0])
             total[0] += weight * (math.nan if value is None else value)
             total[1] += weight
-    # a value of between two epochs stands beside the last mean, whose steps a save has divided
-    counts = {f"{key}, steps": total[1] for key, total in found.items() if f": {FIGURE} of" not in key}
+    # a value of between two epochs stands beside the last mean, whose steps a save has divided: each step reports a loss alone
+    counts = {f"{key}, steps": total[1] for key, total in found.items() if ": loss of" in key}
     return {key: total[0] / total[1] for key, total in found.items()} | counts
