@@ -303,13 +303,14 @@ class PlatformPart(_Part):
 class NotifyPart(_Part):
     """Who is told of what: a command, and webhook or Apprise URLs. `${NAME}` in them is taken from the environment."""
 
-    on: list[str] = ["suspended", "failed", "finished", "quota", "save failed"]
+    on: list[str] = ["suspended", "failed", "finished", "quota", "save_failed"]
     command: list[Annotated[str, Field(max_length=4096)]] = []
     urls: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=8)] = []
 
     @field_validator("on")
     @classmethod
     def _are_kinds(cls, value: list[str]) -> list[str]:
+        value = [kind.replace(" ", "_") for kind in value]  # "cut off": as plans had it that are kept with their runs
         for kind in value:
             if kind not in notices.KINDS:
                 known = ", ".join(notices.KINDS)

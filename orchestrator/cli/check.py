@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state
+from orchestrator.core.codes import Fit
 from orchestrator.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def command(
         for section in sections(found):
             render.echo(f"\n{section.title}")
             render.table(section.head, section.rows)
-        render.echo(f"\n{found['verdict']}: {found['why']}")
+        render.echo(f"\n{render.words(found['verdict'])}: {found['why']}")
         if html:
             render.echo(f"written: {html}", err=True)
-    return int(ExitCode.FAILED) if found["verdict"].startswith("does not") else 0
+    return int(ExitCode.FAILED) if found["verdict"] in (Fit.DOES_NOT_FIT, Fit.DOES_NOT_RUN) else 0
 
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
@@ -303,7 +304,7 @@ def _memory(stages: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
         memory = stage["memory"]
         largest = f"{memory['largest_microbatch']} of {memory['share']}"
         yield [
-            stage["name"], render.size(memory["held"]), render.size(memory["limit"]), memory["verdict"],
+            stage["name"], render.size(memory["held"]), render.size(memory["limit"]), render.words(memory["verdict"]),
             ", ".join(memory["settings"]) or "–", largest,
         ]  # fmt: skip
 
@@ -381,7 +382,7 @@ def _write_html(path: Path, found: dict[str, Any]) -> None:
 
     console = Console(record=True, file=io.StringIO(), width=140)
     console.print(f"kgorch check: {found['plan']}, {found['at']}", style="bold")
-    console.print(f"{found['verdict']}: {found['why']}", style="bold", markup=False)
+    console.print(f"{render.words(found['verdict'])}: {found['why']}", style="bold", markup=False)
     for section in sections(found):
         made = Table(*section.head, title=section.title, box=box.SIMPLE_HEAD, title_justify="left", header_style="bold")
         for row in section.rows:

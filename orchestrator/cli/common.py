@@ -12,6 +12,7 @@ import click
 
 from orchestrator.cli import completion
 from orchestrator.core import instants
+from orchestrator.core.codes import RunState
 from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
@@ -90,7 +91,9 @@ def _run_of_missing(path: Path) -> RunInfo | None:
     from db import runs
     from db.engine import open_database
 
-    known = [run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == "active"]
+    known = [
+        run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == RunState.ACTIVE
+    ]
     named = [run for run in known if run.name == path.stem or path.name == "plan.toml"]
     return named[0] if len(named) == 1 else None
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.core import cuda_visible
+from orchestrator.core.codes import EventKind
 
 HANG_S = 5.0
 """A call of the driver that takes longer is not waited for any more."""
@@ -98,7 +99,7 @@ class Gpus:
         elif self._asker.failed:
             self._lose(self._asker.failed)
         elif self._lost_s is not None and self._asker.reading[0]:
-            self._tell("telemetry_back", {"of": "nvml", "after_s": round(now_s - self._lost_s, 1)})
+            self._tell(EventKind.TELEMETRY_BACK, {"of": "nvml", "after_s": round(now_s - self._lost_s, 1)})
             self._lost_s, self._pause_s = None, self._again_s
 
     def stop(self) -> None:
@@ -113,7 +114,7 @@ class Gpus:
         self.stop()
         self._asker, now_s = None, time.monotonic()
         if self._lost_s is None:
-            self._tell("telemetry_lost", {"of": "nvml", "why": why})
+            self._tell(EventKind.TELEMETRY_LOST, {"of": "nvml", "why": why})
             self._lost_s = now_s
         self._next_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, AGAIN_AT_MOST_S)
 
@@ -192,7 +193,7 @@ class _Asker(threading.Thread):
                     for name, value in self._said.get((index, number), {}).items():
                         yield f"gpu{index}.{name}", value
             except self._nvml.NVMLError_GpuIsLost:
-                self._tell("gpu_lost", {"gpu": index})
+                self._tell(EventKind.GPU_LOST, {"gpu": index})
 
     def _answers(self, handle: Any, question: Question) -> dict[str, float]:
         """What the driver does not tell is absent."""
@@ -221,7 +222,8 @@ class _Asker(threading.Thread):
             while self._events is not None:
                 event = self._call("nvmlEventSetWait_v2", self._events, 0)
                 self._tell(
-                    "gpu_xid", {"gpu": self._call("nvmlDeviceGetIndex", event.device), "xid": int(event.eventData)}
+                    EventKind.GPU_XID,
+                    {"gpu": self._call("nvmlDeviceGetIndex", event.device), "xid": int(event.eventData)},
                 )
 
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.core.codes import EventKind
 from orchestrator.core.snapshots import images
 from orchestrator.runtime import persisting
 from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
@@ -215,7 +216,7 @@ class Holder:
         need = room.bytes * room.ranks
         count, why = images(need, free_bytes() + held, room.bound if room.bound >= 0 else None)
         if why:
-            self._tell(Note(room.attempt, "snapshots_off", {"what": why}))
+            self._tell(Note(room.attempt, EventKind.SNAPSHOTS_OFF, {"what": why}))
         if count != self._count or set(self._rooms) != set(range(room.ranks)):
             self._memory.clear()  # what a snapshot in a slot needs, it holds itself
         self._rooms.clear()

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
 from orchestrator.runtime import processes, protection
@@ -139,8 +140,14 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     try:
         told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
         trouble = told.pop("trouble", None)
-        return replace(taken(RankRecord, told), trouble=taken(Trouble, trouble) if trouble else None)
-    except (WireError, TypeError, AttributeError):
+        record = taken(RankRecord, told)
+        return replace(
+            record,
+            outcome=RankOutcome(record.outcome),
+            code=RankError(record.code) if record.code in set(RankError) else RankError.OTHER,  # of another version
+            trouble=taken(Trouble, trouble) if trouble else None,
+        )
+    except (WireError, TypeError, AttributeError, ValueError):
         return None
 
 

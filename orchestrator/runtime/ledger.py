@@ -25,8 +25,9 @@ from db.charges import Own
 from db.records import AttemptInfo, PoolInfo, SessionInfo
 from orchestrator.core import quota as core
 from orchestrator.core import windows
+from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, Use
-from orchestrator.core.wall import QUOTA, Wall
+from orchestrator.core.wall import Wall
 from orchestrator.core.windows import Never, Window
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
@@ -209,7 +210,7 @@ class Ledger:
         rate = self.terms.factor + sum(item.rate for item in others)
         found += [item.unwritten for item in others]
         lasts_s = core.lasts_s(self.terms.quota, found, now, rate=rate)
-        return None if lasts_s is None else Wall(now_s + lasts_s, QUOTA)
+        return None if lasts_s is None else Wall(now_s + lasts_s, Reason.QUOTA)
 
     def _uses(self, now_s: float) -> list[Use]:
         """What is written down of others and of our earlier pieces, and our own from here on, written down or not."""

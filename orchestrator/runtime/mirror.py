@@ -27,6 +27,7 @@ from sqlalchemy import Engine
 from db import checkpoints as rows
 from db.records import CheckpointInfo, RunInfo
 from orchestrator import manifest
+from orchestrator.core.codes import CheckpointState, EventKind
 from orchestrator.errors import CheckpointBroken, PlanError, nearest
 from orchestrator.plan import Plan
 
@@ -88,7 +89,7 @@ class Mirror:
         self._cause: Any = None
         self._holds = ""  # the newest that is known to be whole there
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        self._note("mirroring", to=re.sub(r"//[^/@]*@", "//", self._url))
+        self._note(EventKind.MIRRORING, to=re.sub(r"//[^/@]*@", "//", self._url))
         self._thread.start()
         self.wake()
 
@@ -133,7 +134,7 @@ class Mirror:
             return 0 if self._stopping.is_set() else self._asked
 
     def _make_alike(self, asked: int) -> None:
-        verified = rows.of_run(self._engine, self._run.id, "verified")
+        verified = rows.of_run(self._engine, self._run.id, CheckpointState.VERIFIED)
         kept = {_name(row): row for row in verified if Path(row.path).is_dir()}
         place = _Place(self._url, self._options, f"{self._run.name}-{self._run.id}", self._stopping)
         for number, (name, row) in enumerate(reversed(kept.items())):
@@ -163,7 +164,7 @@ class Mirror:
             self._holds = f"{row.stage} {row.step}"
         if sent or self._has_news:
             took_s = round(time.monotonic() - began_s, 3)
-            self._note("mirrored", stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
+            self._note(EventKind.MIRRORED, stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
             self._has_news = False
 
     def _failed(self, error: Exception) -> None:
@@ -172,7 +173,7 @@ class Mirror:
             why = why.replace(secret, "…")
         cause = (type(error), getattr(error, "errno", None) or why)
         if cause != self._cause:
-            self._note("mirror_failed", why=why[:500])
+            self._note(EventKind.MIRROR_FAILED, why=why[:500])
             self._cause, self._has_news = cause, True
 
     def _note(self, kind: str, **facts: Any) -> None:

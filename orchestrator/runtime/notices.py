@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from orchestrator.core.codes import EventKind, NoticeKind
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifyPart
@@ -153,7 +154,7 @@ class Notices:
         self, part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] | None = None, *, tries: int = TRIES
     ) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        self._run, self._sieve = run, Sieve(part.on)
+        self._run, self._sieve = run, Sieve([NoticeKind(kind) for kind in part.on])
         self._failing: dict[str, str] = {}
         self._guard = threading.Lock()
         environ = dict(os.environ if environ is None else environ)
@@ -195,21 +196,21 @@ class Notices:
             else:
                 self._failing[target] = why
             if self._failing != before:
-                kind = "notices_failed" if self._failing else "notices_arrive"
+                kind = EventKind.NOTICES_FAILED if self._failing else EventKind.NOTICES_ARRIVE
                 self.notes.put((kind, {"event": event, "failing": dict(self._failing)}))
 
     def _dropped(self, target: str, kind: str) -> None:
-        self.notes.put(("notices_dropped", {"target": target, "event": kind}))
+        self.notes.put((EventKind.NOTICES_DROPPED, {"target": target, "event": kind}))
 
 
 def test(part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
     """Tell each target once that this is a test, one after the other, and how that went."""
     found = []
-    notice = Notice(("test",), "a test: what you read here has arrived")
+    notice = Notice((NoticeKind.TEST,), "a test: what you read here has arrived")
     for target in _targets(part, workdir, dict(environ)):
         began_s, why = time.monotonic(), None
         try:
-            target.send(_message("test", run, notice, {}))
+            target.send(_message(NoticeKind.TEST, run, notice, {}))
         except NotDelivered as error:
             why = error.why
         except Exception as error:  # as in _Post: its text may hold the URL

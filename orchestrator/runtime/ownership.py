@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator.core.codes import OVER
 from orchestrator.errors import KgorchError, StateUnusable
 from orchestrator.runtime import launcher, processes
 from orchestrator.runtime.home import lock_path
@@ -38,7 +39,7 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
     """
     run = runs.newest(engine, name)
     last = sessions.last(engine, run.id) if run else None
-    if run is None or last is None or last.phase in sessions.OVER:
+    if run is None or last is None or last.phase in OVER:
         return False
     lock, pid = lock_path(home, name), last.supervisor_pid
     if pid and pid != os.getpid() and processes.is_alive(pid, last.supervisor_started_ticks, last.boot_id):

@@ -24,6 +24,7 @@ from sqlalchemy import Engine
 
 from db import runs
 from orchestrator.core import quota as core
+from orchestrator.core.codes import RunState
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, Stage, check_entries
@@ -329,7 +330,7 @@ def _stages_to_do(engine: Engine, plan: Plan) -> list[Stage]:
     known = runs.newest(engine, plan.name)
     if known is None:
         return plan.stage
-    return [] if known.state == "finished" else attempts.open_stages(engine, known, plan)
+    return [] if known.state == RunState.FINISHED else attempts.open_stages(engine, known, plan)
 
 
 def _inputs(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[Line]:

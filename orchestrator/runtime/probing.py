@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
@@ -117,7 +118,7 @@ def probe(
                 next_step="see whether it hangs; one that does not step through session.steps() is run as a whole",
             )
         records = launcher.records(Path(launch.folder), ranks)
-        if len(records) == ranks and all(record.outcome == "finished" for record in records):
+        if len(records) == ranks and all(record.outcome is RankOutcome.FINISHED for record in records):
             return _read(launch, stage, settings, began_s)
         if not _lacked_memory(launch, records):
             break
@@ -210,7 +211,7 @@ def _lacked_memory(launch: Launch, records: list[RankRecord]) -> bool:
 def _why(launch: Launch, records: list[RankRecord]) -> list[str]:
     """The first error of a rank's own, and where the rest can be read while it is there."""
     folder = Path(launch.folder)
-    own = [record for record in records if record.outcome == "failed" and not record.is_collateral]
+    own = [record for record in records if record.outcome is RankOutcome.FAILED and not record.is_collateral]
     first = min(own, key=lambda record: record.at_s, default=None)
     if first is None:
         lacked = _lacked_memory(launch, records)

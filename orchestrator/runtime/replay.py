@@ -22,6 +22,7 @@ from sqlalchemy import Engine
 
 from db.records import RunInfo
 from orchestrator import foreign, manifest, shard
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
 from orchestrator.manifest import Manifest
@@ -176,7 +177,10 @@ def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None
     finally:
         channel.close()
     records = launcher.records(folder, launch.ranks)
-    if len(records) != launch.ranks or {record.outcome for record in records} - {"finished", "suspended"}:
+    if len(records) != launch.ranks or {record.outcome for record in records} - {
+        RankOutcome.FINISHED,
+        RankOutcome.SUSPENDED,
+    }:
         ended = Ended(launch.ranks, records, launcher.ending(folder), False, 0, False)
         raise ReplayFailed("the training did not come to its end", first_cause(ended))
 

@@ -27,6 +27,7 @@ from db import sessions
 from db.records import RungInfo, RunInfo
 from orchestrator import manifest
 from orchestrator.core import health, memory
+from orchestrator.core.codes import EventKind
 from orchestrator.core.memory import Facts, Settings
 from orchestrator.manifest import Change
 from orchestrator.plan import Plan
@@ -295,7 +296,7 @@ def _of(place: Place) -> tuple[str, str, int]:
 
 def _facts(engine: Engine, run: RunInfo, place: Place) -> Facts:
     """As the stage's ranks told them last; of a training that never came so far, or told no sense, the device alone is known."""
-    for last in reversed(sessions.told(engine, run.id, "memory_facts")):
+    for last in reversed(sessions.told(engine, run.id, EventKind.MEMORY_FACTS)):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the journal may be another machine's
             if last["stage"] == place.stage:
                 numbers = {name: int(last[name]) for name in ("batch", "num_workers", "blocks")}

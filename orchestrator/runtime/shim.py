@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.core.codes import EventKind
 from orchestrator.runtime import protection
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
@@ -203,7 +204,7 @@ class KeeperKept:
 
     def _tell(self, why: str) -> None:
         with contextlib.suppress(OSError), wire.connect(self._launch.socket) as supervisor:
-            wire.send(supervisor, wire.Note(self._launch.attempt, "keeper_not_started", {"why": why}))
+            wire.send(supervisor, wire.Note(self._launch.attempt, EventKind.KEEPER_NOT_STARTED, {"why": why}))
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:

@@ -25,6 +25,7 @@ from db.imported import Columns
 from db.records import RunInfo
 from orchestrator import foreign, manifest
 from orchestrator.core import retention
+from orchestrator.core.codes import CheckpointState, EventKind, RunState
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import FileEntry, Manifest
@@ -45,7 +46,7 @@ from orchestrator.wire import CACHED, MAX_CACHED_BYTES, plain_text
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]
-GOES_ON = {"state": "active", "why": "", "finished_at": None}
+GOES_ON = {"state": RunState.ACTIVE, "why": "", "finished_at": None}
 RESERVE_BYTES = 1 << 20
 RATED_S, RATED_BYTES = 20.0, 64 << 20
 """What manifests of a source are read again for, to find the best of them."""
@@ -63,14 +64,17 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
     order = order_of(stages, found.training, found.rows.finished if found.rows else None)
     copied, told = _copy(found, order, run, NOWHERE, watcher)
     remembered = found.rows.checkpoints if found.rows else []
-    if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
+    if not copied and (
+        found.checkpoints
+        or any(row["state"] in (CheckpointState.VERIFIED, CheckpointState.BROKEN) for row in remembered)
+    ):
         raise CheckpointBroken(
             f"no checkpoint of run {found.run_id} in the sources can be used",
             *(facts["why"] for _, facts in told[:8]),
             next_step="have its whole state in a source, or begin anew with --fresh",
         )
     if not copied:
-        told.append(("found", {"source": str(found.database), "run": found.run_id}))
+        told.append((EventKind.CHECKPOINT_IMPORTED, {"source": str(found.database), "run": found.run_id}))
     told += _copy_best(found, plan, run, copied, watcher)
     return _write_down(engine, run, stages, found, copied, [*found.events, *told])
 
@@ -144,12 +148,14 @@ def _copy(
                     _copy_checkpoint(item, target, moved)
                 except CheckpointBroken as error:
                     watcher.note(f"{item.folder} was passed over: {error}")
-                    events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                    events.append(
+                        (EventKind.CHECKPOINT_SKIPPED, {"checkpoint": str(item.folder), "why": plain_text(str(error))})
+                    )
                     continue
                 described = manifest.read(target)
                 copied[str(target)] = columns = _columns(item.folder, described)
                 facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-                events.append(("found", facts | {"run": found.run_id}))
+                events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
                 watcher.found(described, item.folder)
                 break
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
@@ -172,12 +178,14 @@ def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns
                     _copy_checkpoint(item, _target(root, item), _counter(watcher, _room_for([item], (), root)))
             except (CheckpointBroken, CheckpointUnreadable, StateUnusable) as error:
                 watcher.note(f"the best checkpoint of stage {stage.name}, {item.folder}, was passed over: {error}")
-                events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                events.append(
+                    (EventKind.CHECKPOINT_SKIPPED, {"checkpoint": str(item.folder), "why": plain_text(str(error))})
+                )
                 continue
             described = manifest.read(_target(root, item))
             copied[str(_target(root, item))] = columns = _columns(item.folder, described)
             facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-            events.append(("found", facts | {"run": found.run_id}))
+            events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
             watcher.found(described, item.folder)
             break
     return events

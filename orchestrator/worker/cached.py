@@ -21,6 +21,7 @@ import torch.distributed as dist
 import xxhash
 
 from orchestrator import foreign, manifest
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import KgorchError
 from orchestrator.wire import MAX_CACHED_BYTES
 from orchestrator.worker.board import PeersLost
@@ -53,7 +54,9 @@ class Progress:
         print(f"{what}: {done}{f' of {total}' if total else ''} in {passed_s:.0f} s{left}", flush=True)
         if now_s - self._told_s >= TOLD_S or is_over:
             self._told_s = now_s
-            self._tell("reading", {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s})
+            self._tell(
+                EventKind.READING, {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s}
+            )
 
 
 class Store:

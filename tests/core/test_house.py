@@ -19,6 +19,7 @@ MAY = {
     "orchestrator.platforms": {"orchestrator.platforms"},
     "orchestrator.worker": {
         "orchestrator.worker",
+        "orchestrator.core.codes",
         "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
         "orchestrator.core.health",
         "orchestrator.core.curve",
@@ -30,7 +31,12 @@ MAY = {
         "orchestrator.errors",
         "orchestrator",
     },
-    "db": {"db", "orchestrator.errors", "orchestrator.foreign"},  # it reads a stranger's database, too
+    "db": {
+        "db",
+        "orchestrator.core.codes",
+        "orchestrator.errors",
+        "orchestrator.foreign",
+    },  # it reads a stranger's database, too
     "orchestrator.runtime": {
         "orchestrator.runtime",
         "orchestrator.core",

@@ -103,7 +103,7 @@ def test_an_earlier_stage_whose_last_checkpoint_broke_is_trained_to_its_end_agai
         shutil.rmtree(final)
     kgorch("start", str(in_two_stages(kgorch)), "--accept-changes")
 
-    assert [event["facts"]["stage"] for event in kgorch.events("stage_opened_again")] == ["train"]
+    assert [event["facts"]["stage"] for event in kgorch.events("stage_reopened")] == ["train"]
     launched = [(event["facts"]["stage"], event["facts"]["step"]) for event in kgorch.events("launched")][2:]
     assert [stage for stage, _ in launched] == ["tune", "train", "tune"]
     assert 0 < launched[1][1] < 48 and launched[2][1] == stopped_at
@@ -121,7 +121,7 @@ def test_when_all_is_killed_the_next_start_goes_on_from_the_newest_checkpoint(kg
     assert "dead" in dead and "nothing of the session runs" in dead
     kgorch("start", str(plan))
     first, second = kgorch.history()
-    assert (first["phase"], second["phase"]) == ("cut off", "finished")
+    assert (first["phase"], second["phase"]) == ("cut_off", "finished")
     assert second["stages"][0]["first_step"] == first["checkpoint"]["step"] > 0
 
 
@@ -212,7 +212,7 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):
     kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", code=None)
     assert (newest.parent / (newest.name + ".broken")).is_dir()
     assert kgorch.history()[-1]["stages"][0]["first_step"] == int(before.name.split("-")[1])
-    [event] = kgorch.events("set_aside")
+    [event] = kgorch.events("checkpoint_quarantined")
     assert newest.name in event["facts"]["checkpoint"] and "xxh3" in event["facts"]["why"]
 
 
@@ -250,7 +250,7 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     step = kgorch.status()["step"]
     kgorch.wait_for_step(step + 10)
     assert kgorch.status()["checkpoint"] == good, "the verified one stays"
-    assert kgorch.events("SaveFailed")
+    assert kgorch.events("save_failed")
     assert "free some space in" in " ".join(kgorch.status()["notices"])
     assert [path.name for path in small_disk.glob("test-*/train/*")] == [Path(good["path"]).name], "no leftovers"
     (small_disk / "filler").unlink()
@@ -272,7 +272,7 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
     time.sleep(6)
     other.execute("ROLLBACK")
     other.close()
-    wait_until(lambda: len(kgorch.events("CheckpointVerified")) > count + 1, within_s=60)
+    wait_until(lambda: len(kgorch.events("checkpoint_verified")) > count + 1, within_s=60)
     assert supervisor.poll() is None
     kgorch("stop")
 
