@@ -117,7 +117,7 @@ def command(
 
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
-    from orchestrator import config
+    from orchestrator.plan import user_config
     from orchestrator.report import check
     from orchestrator.runtime import claims, memory, preflight, probing
     from orchestrator.runtime.verdicts import FAIL
@@ -125,8 +125,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     said, _ = load_plan(path, overrides)
     path = path.absolute()
     detected, home, engine = state()
-    plan = config.applied(said, config.load())
-    profile = config.platform(plan.platform, detected)
+    plan = user_config.applied(said, user_config.load())
+    profile = user_config.platform(plan.platform, detected)
     lines, reached = preflight.lines(
         engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
     )
@@ -172,8 +172,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
 
 def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[str, ...]) -> dict[str, Any]:
     """As _found, of a machine that is not here: its GPUs are hidden from the probe, which computes nothing."""
-    from orchestrator import config
     from orchestrator.core.machines import rates
+    from orchestrator.plan import user_config
     from orchestrator.platforms.detect import BY_NAME
     from orchestrator.report import check, estimate
     from orchestrator.runtime import assumptions, probing, verdicts
@@ -186,8 +186,8 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     ]  # fmt: skip
     by_stage = assumptions.parsed(said, [stage.name for stage in stages])
     _, home, engine = state()
-    plan = config.applied(plan, config.load())
-    profile = config.platform(plan.platform, BY_NAME[machine.platform])
+    plan = user_config.applied(plan, user_config.load())
+    profile = user_config.platform(plan.platform, BY_NAME[machine.platform])
     lines, probed, failed = list(estimate.lines(plan, profile, machine)), list[probing.Probed](), ""
     if not any(line.verdict == verdicts.FAIL for line in lines):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

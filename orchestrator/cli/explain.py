@@ -36,8 +36,8 @@ def command(key: str | None) -> int:
 
 def _known() -> list[str]:
     """All keys that a plan may have, dotted."""
-    from orchestrator.document import keys
     from orchestrator.plan import Plan
+    from orchestrator.plan.diagnostics import keys
 
     return list(keys(Plan))
 

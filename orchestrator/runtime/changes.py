@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import RunInfo
 from orchestrator import manifest
-from orchestrator.core import plan_change
-from orchestrator.core.plan_change import Judgement
+from orchestrator.core import plan_compatibility
+from orchestrator.core.plan_compatibility import Judgement
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, parse
 from orchestrator.runtime.finding import Found
@@ -32,7 +32,7 @@ def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collecti
         if reached.get(stage.name) or next(manifest.newest_readable(root / stage.name), None)
     }
     done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
-    return plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
+    return plan_compatibility.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
 
 
 def judge_found(found: Found, new: Plan) -> Judgement | None:
@@ -44,7 +44,7 @@ def judge_found(found: Found, new: Plan) -> Judgement | None:
     if old is None or found.rows is None:
         return None
     begun, done = {item.manifest.stage for item in found.checkpoints}, set(found.rows.finished)
-    judged = plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
+    judged = plan_compatibility.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
     return replace(judged, for_good=())
 
 

@@ -42,7 +42,7 @@ from typing import Any, BinaryIO, NamedTuple
 import xxhash
 
 from orchestrator.core import advice
-from orchestrator.plan import DataPart
+from orchestrator.plan.model import DataPart
 from orchestrator.wire import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20

@@ -33,7 +33,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
-from orchestrator.plan import NotifyPart
+from orchestrator.plan.model import NotifyPart
 from orchestrator.runtime import protection
 from orchestrator.wire import boottime_s, plain_text
 

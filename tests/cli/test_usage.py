@@ -206,8 +206,8 @@ def test_no_next_step_of_a_plans_mistake_leads_to_writing_over_it(place, capfd):
 
 
 def every_key() -> list[str]:
-    from orchestrator.document import keys
     from orchestrator.plan import Plan
+    from orchestrator.plan.diagnostics import keys
 
     return list(keys(Plan))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from orchestrator.plan import DataPart
+from orchestrator.plan.model import DataPart
 from orchestrator.runtime import datacache
 from orchestrator.runtime.datacache import Cache, DataCache
 from orchestrator.wire import CACHE_WHOLE, Launch

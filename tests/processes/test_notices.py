@@ -16,7 +16,7 @@ from webhook import serving
 
 from orchestrator.core.notices import Notice
 from orchestrator.errors import PlanError
-from orchestrator.plan import NotifyPart
+from orchestrator.plan.model import NotifyPart
 from orchestrator.runtime import notices, processes
 from orchestrator.runtime.notices import Notices
 

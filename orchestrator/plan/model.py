@@ -24,12 +24,12 @@ from pydantic import (
     model_validator,
 )
 
-from orchestrator import document
 from orchestrator.core import hang, health, memory, notices, room, trend, windows
 from orchestrator.core.memory import Rung
 from orchestrator.core.names import NAME
-from orchestrator.document import misplaced
 from orchestrator.errors import PlanError, nearest
+from orchestrator.plan import diagnostics as document
+from orchestrator.plan.diagnostics import misplaced
 from orchestrator.platforms.detect import BY_NAME
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

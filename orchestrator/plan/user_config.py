@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator import document
 from orchestrator.errors import ConfigError, PlanError
-from orchestrator.plan import NotifyPart, Plan, PlatformPart, QuotaPart
+from orchestrator.plan import diagnostics as document
+from orchestrator.plan.model import NotifyPart, Plan, PlatformPart, QuotaPart
 from orchestrator.platforms.detect import BY_NAME
 from orchestrator.platforms.profile import Profile
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.instants import until
+from orchestrator.core.time_parsing import until
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.plan_change import judge
+from orchestrator.core.plan_compatibility import judge
 from orchestrator.plan import parse
 
 PLAN = """

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import document
-from orchestrator.document import lines_of
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, load, parse
+from orchestrator.plan import diagnostics as document
+from orchestrator.plan.diagnostics import lines_of
 
 PYDANTICS = (
     "Input should", "should match", "Field required", "value_error", "union", "Value error", "Extra inputs", "instance of",
