@@ -36,10 +36,9 @@ def command(key: str | None) -> int:
 
 def _known() -> list[str]:
     """All keys that a plan may have, dotted."""
-    from orchestrator.plan import Plan
-    from orchestrator.plan.diagnostics import keys
+    from orchestrator.plan import Plan, dotted_keys
 
-    return list(keys(Plan))
+    return list(dotted_keys(Plan))
 
 
 def _meant(key: str) -> list[str]:

@@ -53,7 +53,7 @@ def checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
 
 
 def read(text: str, where: str, overrides: Sequence[str]) -> Plan:
-    return user_config.applied(parse(text, where, overrides), user_config.load())
+    return user_config.apply_to_plan(parse(text, where, overrides), user_config.load())
 
 
 def plan_of(run: RunInfo) -> Plan:

@@ -37,7 +37,7 @@ def enqueue(
 ) -> RunInfo | Nothing:
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
-    here = user_config.platform(plan.platform, profile)
+    here = user_config.resolve_platform(plan.platform, profile)
     lock = Lock(lock_path(home, plan.name))
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), "live")

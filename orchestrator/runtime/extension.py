@@ -18,7 +18,7 @@ from db import runs, sessions
 from db.records import RunInfo
 from orchestrator import manifest
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
 
 EVENT = "extended"
 RECENT = 1000
@@ -60,7 +60,7 @@ def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
     return bool(steps) and isinstance(steps[-1], int) and step <= steps[-1]
 
 
-def _is_known(stage: Stage, old: Plan) -> bool:
+def _is_known(stage: StageSection, old: Plan) -> bool:
     before = next((known for known in old.stage if known.name == stage.name), None)
     return before is not None and before.model_dump() == stage.model_dump()
 

@@ -135,14 +135,14 @@ def start(
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
             lock.release()
             return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
-        here = user_config.platform(plan.platform, profile)
+        here = user_config.resolve_platform(plan.platform, profile)
         run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
         )
         if run.state == "finished":
             lock.release()
             return Nothing(run, "finished", changed=choosing.difference_of_finished(engine, run, plan))
-        here = user_config.platform(plan.platform, profile)
+        here = user_config.resolve_platform(plan.platform, profile)
         return _go_on(engine, run, plan, here, lock, found, watcher, until=until)
     except BaseException:
         lock.release()
@@ -187,7 +187,7 @@ def resume(
             engine,
             run,
             plan,
-            user_config.platform(plan.platform, profile),
+            user_config.resolve_platform(plan.platform, profile),
             lock,
             watcher=watcher,
             until=until,

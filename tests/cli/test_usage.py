@@ -206,10 +206,9 @@ def test_no_next_step_of_a_plans_mistake_leads_to_writing_over_it(place, capfd):
 
 
 def every_key() -> list[str]:
-    from orchestrator.plan import Plan
-    from orchestrator.plan.diagnostics import keys
+    from orchestrator.plan import Plan, dotted_keys
 
-    return list(keys(Plan))
+    return list(dotted_keys(Plan))
 
 
 @pytest.mark.parametrize("key", every_key())
