@@ -97,7 +97,7 @@ def _run_of_missing(path: Path) -> RunInfo | None:
 
 def as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:
     try:
-        return None if typed is None else time_parsing.until(typed, datetime.now(UTC))
+        return None if typed is None else time_parsing.parse_future_time(typed, datetime.now(UTC))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
