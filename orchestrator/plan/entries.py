@@ -86,7 +86,7 @@ def _module_file(module: str, workdir: Path) -> Path | None:
 def _bound_names(path: Path) -> set[str] | None:
     """The names that a module may bind; None where they are not known: `import *`, a syntax error, an unreadable file.
 
-    Names bound within functions are among them, so a mistake can be missed; an existing function is never reported.
+    Names bound within functions and classes are among them: a mistake may be missed, but no existing function is refused.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ _BYTES_PER_UNIT = {
 _DURATION_PART = r"(\d+(?:\.\d+)?)\s*(ms|[smhd])"
 
 MAX_DURATION_S = 10 * 365 * 86400.0
-"""Longest duration that a plan may name, ten years of 365 days: every deadline made of it stays a valid date."""
+"""Longest duration that a plan may give, ten years: far above any session, and far below where dates overflow."""
 
 INVALID_NAME = "invalid_name"
 """pydantic's type of the error for a name; diagnostics.py adds a name that would fit."""

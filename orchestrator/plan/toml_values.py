@@ -18,7 +18,7 @@ MAX_ITEMS = 10
 """Items of a list or a table that are shown."""
 
 MAX_DIGITS = 60
-"""Digits of an integer that are shown: TOML bounds no integer, and converting a huge one to text takes quadratic time."""
+"""Digits of an integer that are shown. A hexadecimal one may have more than the 4300 that Python converts to decimals at all."""
 
 
 def format_value(value: Any) -> str:

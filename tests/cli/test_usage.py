@@ -156,9 +156,9 @@ def test_init_writes_a_plan_and_a_script_and_never_over_one(place, capfd):
     plan.write_text("mine")
     script.write_text("mine too")
     told = said(capfd, "init")
-    assert "is there already; nothing was written" in told and "next: kgorch init --print" in told
+    assert "exists already; nothing was written" in told and "next: kgorch init --print" in told
     assert said(capfd, "init", "--print", code=0) == template and plan.read_text() == "mine"
-    assert "the former plan.toml is kept as plan.toml.bak" in said(capfd, "init", "--force", code=0)
+    assert "the old plan.toml is kept as plan.toml.bak" in said(capfd, "init", "--force", code=0)
     assert (plan.read_text(), (place / "work" / "plan.toml.bak").read_text()) == (template, "mine")
     assert script.read_text() == "mine too" != example
     plan.write_text("mine again")
