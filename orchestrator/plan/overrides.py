@@ -50,6 +50,8 @@ def _parsed_value(text: str, override: str) -> Any:
         return text
     except RecursionError:
         raise PlanError(f"--set {override:.200}: nested too deeply", next_step="give a plain value") from None
+    except ValueError:  # Python converts no more than 4300 digits
+        raise PlanError(f"--set {override:.200}: too many digits", next_step="give a smaller number") from None
 
 
 def _stage_index(stages: list[Any], name: str, override: str) -> int:

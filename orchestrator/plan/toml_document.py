@@ -148,19 +148,23 @@ def parse_toml(text: str, name: str, kind: DocumentKind) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        message = str(error) or "nested too deeply"
-        lines = text.splitlines()
-        # the position is in tomllib's message alone: its attributes lineno and colno are there from Python 3.14 on
-        position = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-        facts = [message]
-        if position:
-            line = int(position[1] or max(len(lines), 1))
-            column = f", column {position[2]}" if position[2] else ", at the end"
-            facts = [f"{name}:{line}: {message[: position.start()]}{column}"]
-            facts += [f"  {in_one_line(lines[line - 1].strip())[:100]}"] if line <= len(lines) else []
-        raise kind.error(
-            f"{name} is not TOML",
-            *facts,
-            next_step="correct that line: strings need quotes, names of tables need brackets (https://toml.io)",
-        ) from None
+    except RecursionError:
+        message = "nested too deeply"
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+    except ValueError:  # Python converts no more than 4300 digits (CVE-2020-10735)
+        message = "an integer has too many digits"
+    lines = text.splitlines()
+    # the position is in tomllib's message alone: its attributes lineno and colno are there from Python 3.14 on
+    position = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+    facts = [message]
+    if position:
+        line = int(position[1] or max(len(lines), 1))
+        column = f", column {position[2]}" if position[2] else ", at the end"
+        facts = [f"{name}:{line}: {message[: position.start()]}{column}"]
+        facts += [f"  {in_one_line(lines[line - 1].strip())[:100]}"] if line <= len(lines) else []
+    raise kind.error(
+        f"{name} is not TOML",
+        *facts,
+        next_step="correct that line: strings need quotes, names of tables need brackets (https://toml.io)",
+    ) from None

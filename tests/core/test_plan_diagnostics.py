@@ -199,6 +199,14 @@ def test_whatever_tomllib_takes_has_its_places_found(text):
             assert (key, inner) in places, (text, places)
 
 
+def test_a_number_of_more_digits_than_python_converts_is_a_mistake_and_no_bug():
+    digits = "1" * 5000
+    with pytest.raises(PlanError, match="an integer has too many digits"):
+        parse(f"seed = {digits}", "plan.toml")
+    with pytest.raises(PlanError, match="too many digits"):
+        parse('name = "x"', "plan.toml", [f"seed={digits}"])
+
+
 # What may be named as a plan
 
 GOOD = 'name = "ink"\n[[stage]]\nname = "träin"\nentry = "t.py"\n'.replace("ä", "a") + "# ä\n"
