@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from orchestrator.plan.entries import check_entries
 from orchestrator.plan.keys import dotted_keys
-from orchestrator.plan.loader import load, parse
 from orchestrator.plan.model import Plan
+from orchestrator.plan.plan_file import load, parse
 from orchestrator.plan.quantities import parse_duration_s, parse_size_bytes
 from orchestrator.plan.sections import DataSection, NotifySection
 from orchestrator.plan.stages import StageSection

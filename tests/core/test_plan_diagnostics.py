@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, dotted_keys, load, parse
 from orchestrator.plan.diagnostics import validate
-from orchestrator.plan.loader import PLAN
+from orchestrator.plan.plan_file import PLAN
 from orchestrator.plan.toml_document import MAX_BYTES, TomlDocument
 from orchestrator.plan.toml_lines import lines_of
 from orchestrator.plan.toml_values import format_value
