@@ -29,6 +29,9 @@ MAX_PROBLEMS = 8
 MAX_MESSAGE = 400
 """Characters of a validator's message that are shown."""
 
+PROBLEM_AT = "problem_at"
+"""pydantic's type of the errors that `problem_at` makes."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -68,7 +71,7 @@ def problem_at(text: str, path: KeyPath = ()) -> PydanticCustomError:
         text: the whole message; no "found …" is added.
         path: of the key, from that table on.
     """
-    return PydanticCustomError("problem_at", "{text}", {"text": text, "path": path})
+    return PydanticCustomError(PROBLEM_AT, "{text}", {"text": text, "path": path})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ def problems_of(error: ValidationError, values: Mapping[str, Any], model: type[B
     """
     by_path: dict[KeyPath, list[Any]] = {}
     for item in error.errors(include_url=False):
-        path = _path_of(item["loc"], values, model) + tuple(item.get("ctx", {}).get("path", ()))
+        below = item["ctx"]["path"] if item["type"] == PROBLEM_AT else ()
+        path = _path_of(item["loc"], values, model) + tuple(below)
         by_path.setdefault(path, []).append(item)
     inherited = {path for path in by_path if _is_inherited(path, values)}
     for path, items in by_path.items():
@@ -185,7 +189,7 @@ def _expectation(path: KeyPath, items: Sequence[Any], values: Mapping[str, Any])
         parts.insert(0, "expected " + _alternatives(expected))
     text = "; ".join(parts)
     value = _value_at(values, path)
-    is_complete = any(item["type"] in ("problem_at", "recursion_loop") for item in items)
+    is_complete = any(item["type"] in (PROBLEM_AT, "recursion_loop") for item in items)
     if _may_be_secret(path) or is_complete or value is _ABSENT:
         return text
     text += f"; found {format_value(value)}"
@@ -222,7 +226,7 @@ def _alternatives(texts: Sequence[str]) -> str:
 def _phrase(item: Mapping[str, Any]) -> str:
     """What one branch of pydantic's expected, or the message of one of our own validators."""
     kind, context = item["type"], item.get("ctx", {})
-    if kind in ("problem_at", INVALID_NAME):
+    if kind in (PROBLEM_AT, INVALID_NAME):
         return str(context["text"])
     if kind in ("value_error", "assertion_error"):
         message = str(context.get("error", item["msg"]))
