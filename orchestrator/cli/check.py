@@ -15,7 +15,7 @@ from orchestrator.core.codes import Fit
 from orchestrator.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Stage
+    from orchestrator.plan import StageSection
 
 PATIENCE_S = 1800.0
 """For the few steps of a stage; a plan for large GPUs may be checked on a CPU."""
@@ -38,10 +38,10 @@ def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) 
     if typed is None:
         return None
     from orchestrator.core.fit import CONTEXT
-    from orchestrator.plan import size
+    from orchestrator.plan import parse_size_bytes
 
     try:
-        told = int(size(typed))
+        told = int(parse_size_bytes(typed))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if told <= CONTEXT:
@@ -118,7 +118,7 @@ def command(
 
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
-    from orchestrator import config
+    from orchestrator.plan import user_config
     from orchestrator.report import check
     from orchestrator.runtime import claims, memory, preflight, probing
     from orchestrator.runtime.verdicts import FAIL
@@ -126,8 +126,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     said, _ = load_plan(path, overrides)
     path = path.absolute()
     detected, home, engine = state()
-    plan = config.applied(said, config.load())
-    profile = config.platform(plan.platform, detected)
+    plan = user_config.apply_to_plan(said, user_config.load())
+    profile = user_config.resolve_platform(plan.platform, detected)
     lines, reached = preflight.lines(
         engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
     )
@@ -173,8 +173,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
 
 def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[str, ...]) -> dict[str, Any]:
     """As _found, of a machine that is not here: its GPUs are hidden from the probe, which computes nothing."""
-    from orchestrator import config
     from orchestrator.core.machines import rates
+    from orchestrator.plan import user_config
     from orchestrator.platforms.detect import BY_NAME
     from orchestrator.report import check, estimate
     from orchestrator.runtime import assumptions, probing, verdicts
@@ -187,8 +187,8 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     ]  # fmt: skip
     by_stage = assumptions.parsed(said, [stage.name for stage in stages])
     _, home, engine = state()
-    plan = config.applied(plan, config.load())
-    profile = config.platform(plan.platform, BY_NAME[machine.platform])
+    plan = user_config.apply_to_plan(plan, user_config.load())
+    profile = user_config.resolve_platform(plan.platform, BY_NAME[machine.platform])
     lines, probed, failed = list(estimate.lines(plan, profile, machine)), list[probing.Probed](), ""
     if not any(line.verdict == verdicts.FAIL for line in lines):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -236,7 +236,7 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     }
 
 
-def _as_on(gpus: int, stage: Stage) -> Stage:
+def _as_on(gpus: int, stage: StageSection) -> StageSection:
     """With the ranks that it has on another machine with so many."""
     return stage.model_copy(update={"ranks": gpus}) if stage.ranks == "auto" else stage
 

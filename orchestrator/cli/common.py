@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import completion
-from orchestrator.core import instants
+from orchestrator.core import time_parsing
 from orchestrator.core.codes import RunState
 from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
@@ -100,7 +100,7 @@ def _run_of_missing(path: Path) -> RunInfo | None:
 
 def as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:
     try:
-        return None if typed is None else instants.until(typed, datetime.now(UTC))
+        return None if typed is None else time_parsing.parse_future_time(typed, datetime.now(UTC))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

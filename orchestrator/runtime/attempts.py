@@ -30,8 +30,7 @@ from orchestrator.core.outcome import (
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
-from orchestrator.plan import Plan
-from orchestrator.plan import Stage as StagePlan
+from orchestrator.plan import Plan, StageSection
 from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
@@ -144,7 +143,7 @@ def checkpoint_root(run: RunInfo, stage: str) -> Path:
     return Path(run.checkpoints) / stage
 
 
-def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
+def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StageSection]:
     """Stages still to do, in the plan's order. A final checkpoint makes none done: what its script does after the training
     may be left to do."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
@@ -261,7 +260,7 @@ def prepare(
     plan: Plan,
     session: SessionInfo,
     state: Session,
-    stage: StagePlan,
+    stage: StageSection,
     found: Found,
     data: DataCache,
 ) -> tuple[Running, Launch]:

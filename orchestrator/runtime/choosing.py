@@ -14,10 +14,9 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import config
 from orchestrator.core.codes import EventKind, NotStarted, RunState
 from orchestrator.errors import KgorchError, PlanError
-from orchestrator.plan import Plan, check_entries, parse
+from orchestrator.plan import Plan, check_entries, parse, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     bringing,
@@ -54,7 +53,7 @@ def checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
 
 
 def read(text: str, where: str, overrides: Sequence[str]) -> Plan:
-    return config.applied(parse(text, where, overrides), config.load())
+    return user_config.apply_to_plan(parse(text, where, overrides), user_config.load())
 
 
 def plan_of(run: RunInfo) -> Plan:

@@ -43,7 +43,7 @@ import xxhash
 
 from orchestrator.core import advice
 from orchestrator.core.codes import EventKind
-from orchestrator.plan import DataPart
+from orchestrator.plan import DataSection
 from orchestrator.wire import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20
@@ -78,7 +78,7 @@ class DataCache:
         caches: the folder of each source's cache, by the source.
     """
 
-    def __init__(self, part: DataPart, workdir: Path, stages: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, part: DataSection, workdir: Path, stages: Iterable[Mapping[str, Any]] = ()) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         into = workdir / part.into if part.into else Path(tempfile.gettempdir(), "kgorch-cache")
         told = _elsewhere(stages, workdir, into) if part.cache == "auto" else part.cache

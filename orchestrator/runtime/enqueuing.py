@@ -10,10 +10,9 @@ from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import RunInfo
-from orchestrator import config
 from orchestrator.core.codes import OVER, NotStarted, Reason, RunState
 from orchestrator.errors import KgorchError
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import choosing, claims, ownership, taking
 from orchestrator.runtime.bringing import NONE, Consent
@@ -39,7 +38,7 @@ def enqueue(
 ) -> RunInfo | Nothing:
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
-    here = config.platform(plan.platform, profile)
+    here = user_config.resolve_platform(plan.platform, profile)
     lock = Lock(lock_path(home, plan.name))
     if not lock.take():
         return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)

@@ -19,7 +19,7 @@ from db.records import RunInfo
 from orchestrator import manifest
 from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
 
 EVENT = EventKind.STAGE_EXTENDED
 RECENT = 1000
@@ -61,7 +61,7 @@ def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
     return bool(steps) and isinstance(steps[-1], int) and step <= steps[-1]
 
 
-def _is_known(stage: Stage, old: Plan) -> bool:
+def _is_known(stage: StageSection, old: Plan) -> bool:
     before = next((known for known in old.stage if known.name == stage.name), None)
     return before is not None and before.model_dump() == stage.model_dump()
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from db.records import RunInfo
-from orchestrator.core.names import NAME
+from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import NotFound, StateUnusable
 from orchestrator.platforms.profile import Profile
 
@@ -87,7 +87,7 @@ def run_folder(home: Path, name: str, number: int) -> Path:
 
 def _folder_of(home: Path, name: str) -> Path:
     """Whoever typed the name, or wrote the row that it stands in: it leads nowhere else."""
-    if not re.fullmatch(NAME, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise NotFound(
             f"there is no run named {name[:100]!r}",
             "a run's name has up to 64 letters, digits, dots, underscores and hyphens",

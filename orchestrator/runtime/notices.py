@@ -34,7 +34,7 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.core.codes import EventKind, NoticeKind
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
-from orchestrator.plan import NotifyPart
+from orchestrator.plan import NotifySection
 from orchestrator.runtime import protection
 from orchestrator.wire import boottime_s, plain_text
 
@@ -87,7 +87,7 @@ class Target(Protocol):
         """End what is being sent, as far as that can be."""
 
 
-def check(part: NotifyPart, environ: Mapping[str, str] = os.environ) -> None:
+def check(part: NotifySection, environ: Mapping[str, str] = os.environ) -> None:
     """See that every target could be told something; nothing is sent.
 
     Raises: PlanError naming the variable that is not set, or the package to install.
@@ -151,7 +151,13 @@ class Notices:
     """
 
     def __init__(
-        self, part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] | None = None, *, tries: int = TRIES
+        self,
+        part: NotifySection,
+        run: str,
+        workdir: Path,
+        environ: Mapping[str, str] | None = None,
+        *,
+        tries: int = TRIES,
     ) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._run, self._sieve = run, Sieve([NoticeKind(kind) for kind in part.on])
@@ -203,7 +209,7 @@ class Notices:
         self.notes.put((EventKind.NOTICES_DROPPED, {"target": target, "event": kind}))
 
 
-def test(part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
+def test(part: NotifySection, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
     """Tell each target once that this is a test, one after the other, and how that went."""
     found = []
     notice = Notice((NoticeKind.TEST,), "a test: what you read here has arrived")
@@ -236,7 +242,7 @@ def _message(kind: str, run: str, notice: Notice, facts: Mapping[str, Any]) -> d
     }
 
 
-def _targets(part: NotifyPart, workdir: Path, environ: Mapping[str, str]) -> list[Target]:
+def _targets(part: NotifySection, workdir: Path, environ: Mapping[str, str]) -> list[Target]:
     found: list[Target] = [_Command(part.command, workdir, environ)] if part.command else []
     for url in part.urls:
         told = _filled(url, environ)

@@ -17,13 +17,12 @@ from sqlalchemy.exc import OperationalError
 from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import config
 from orchestrator.core import deadline
 from orchestrator.core.codes import OVER, NotStarted, Phase, Reason, RunState
 from orchestrator.core.session import Session
 from orchestrator.core.wall import Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     attempts,
@@ -136,14 +135,14 @@ def start(
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
             lock.release()
             return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
-        here = config.platform(plan.platform, profile)
+        here = user_config.resolve_platform(plan.platform, profile)
         run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
         )
         if run.state == RunState.FINISHED:
             lock.release()
             return Nothing(run, NotStarted.FINISHED, changed=choosing.difference_of_finished(engine, run, plan))
-        here = config.platform(plan.platform, profile)
+        here = user_config.resolve_platform(plan.platform, profile)
         return _go_on(engine, run, plan, here, lock, found, watcher, until=until)
     except BaseException:
         lock.release()
@@ -188,7 +187,7 @@ def resume(
             engine,
             run,
             plan,
-            config.platform(plan.platform, profile),
+            user_config.resolve_platform(plan.platform, profile),
             lock,
             watcher=watcher,
             until=until,

@@ -27,7 +27,7 @@ from orchestrator.core import quota as core
 from orchestrator.core.codes import RunState
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, Stage, check_entries
+from orchestrator.plan import Plan, StageSection, check_entries
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import attempts, claims, devices, gpus, inputs, machine, pools, resumption
 from orchestrator.runtime.ledger import Terms, terms_of
@@ -112,7 +112,7 @@ def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -
             note(check.text)
 
 
-def check_data(stages: Sequence[Stage], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
+def check_data(stages: Sequence[StageSection], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
     """Before a session is opened: what its stages read. What their own `preflight` answers goes to `note`, and each warning.
 
     Raises: KgorchError where something is missing, or a stage's `preflight` refuses.
@@ -326,14 +326,14 @@ def _paths(home: Path, plan: Plan, workdir: Path) -> Iterator[Line]:
                 yield Line(f"stage {number + 1}", FAIL, f"{key} = {value!r} cannot be read", "see its permissions")
 
 
-def _stages_to_do(engine: Engine, plan: Plan) -> list[Stage]:
+def _stages_to_do(engine: Engine, plan: Plan) -> list[StageSection]:
     known = runs.newest(engine, plan.name)
     if known is None:
         return plan.stage
     return [] if known.state == RunState.FINISHED else attempts.open_stages(engine, known, plan)
 
 
-def _inputs(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[Line]:
+def _inputs(stages: Sequence[StageSection], workdir: Path, platform: str) -> Iterator[Line]:
     """What the stages' own functions say is asked only where all that they read is there."""
     checks = [*_cores(stages), *inputs.paths(stages, workdir, platform)]
     for check in checks:
@@ -343,13 +343,13 @@ def _inputs(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[L
             yield check.line()
 
 
-def loading_workers(stage: Stage) -> int:
+def loading_workers(stage: StageSection) -> int:
     """Of a rank, as far as an argument `num_workers` tells; else 0."""
     told = stage.args.get("num_workers")
     return told if isinstance(told, int) else 0
 
 
-def _cores(stages: Sequence[Stage]) -> Iterator[Check]:
+def _cores(stages: Sequence[StageSection]) -> Iterator[Check]:
     """Loading workers of all ranks against the cores of this machine: the stage that has most of them."""
     cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")
     with contextlib.suppress(gpus.DriverSilent):

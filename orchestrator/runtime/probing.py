@@ -21,7 +21,7 @@ from orchestrator.core.codes import RankOutcome
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
 from orchestrator.runtime import devices, launcher, snapshots
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
 
@@ -44,7 +44,7 @@ class Probed(NamedTuple):
     """`found`: what the ranks measured (worker/probe.py), {} of a stage that never attached. `startup_s`, `lasted_s`: of its
     launch."""
 
-    stage: Stage
+    stage: StageSection
     ranks: int
     settings: Settings
     startup_s: float
@@ -93,7 +93,7 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def probe(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
+    plan: Plan, stage: StageSection, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
     gpu: Mapping[str, float] | None = None,
 ) -> Probed:  # fmt: skip
     """A few steps of `stage`, whose predecessors have been probed in the same `root`.
@@ -137,7 +137,7 @@ def probe(
 
 
 def _launch(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
+    plan: Plan, stage: StageSection, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
     killed: Sequence[tuple[int, bool]], number: int, gpu: Mapping[str, float] | None,
 ) -> Launch:  # fmt: skip
     return Launch(
@@ -185,7 +185,7 @@ def _run(launch: Launch, patience_s: float) -> bool:
         launcher.kill(folder)
 
 
-def _read(launch: Launch, stage: Stage, settings: Settings, began_s: float) -> Probed:
+def _read(launch: Launch, stage: StageSection, settings: Settings, began_s: float) -> Probed:
     path = Path(launch.folder, "probe.json")
     found = json.loads(path.read_text()) if path.exists() else {}
     began = found.get("stepped_at_s") or found.get("attached_at_s") or began_s

@@ -20,7 +20,7 @@ from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
 from orchestrator import manifest
 from orchestrator.core.codes import OVER, ResumeState, RunState
-from orchestrator.core.names import NAME
+from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import ledger, processes
 from orchestrator.runtime.home import Lock, is_held, run_folder
@@ -145,7 +145,7 @@ def size_of(folder: Path) -> int:
 def _check_name(home: Path, run: RunInfo) -> bool:
     """The name comes out of a database: it must not lead out of the state folder."""
     above = home / "runs" / run.name
-    if not re.fullmatch(NAME, run.name) or run.number < 1 or above.is_symlink() or above.parent.is_symlink():
+    if not re.fullmatch(NAME_PATTERN, run.name) or run.number < 1 or above.is_symlink() or above.parent.is_symlink():
         raise KgorchError(
             f"{above} is no folder of runs and is left alone",
             f"expected a folder, not a link, named as a run is: {home}/runs/NAME",

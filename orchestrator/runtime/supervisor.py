@@ -35,7 +35,7 @@ from orchestrator.core.session import Event, Session
 from orchestrator.core.wall import Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
 from orchestrator.runtime import (
     attempts,
     curves,
@@ -442,7 +442,7 @@ class Supervisor:
 
         self._reader.submit(look)
 
-    def _start(self, stage: Stage, found: attempts.Found) -> None:
+    def _start(self, stage: StageSection, found: attempts.Found) -> None:
         if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
             return  # stopped meanwhile
         try:

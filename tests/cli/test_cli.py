@@ -493,7 +493,7 @@ def test_init_from_a_workload_copies_a_training_of_ones_own_and_never_over_one(k
         compile(source.read_text(), source.name, "exec")
     (folder / "train.py").write_text("mine")
     refused = kgorch("init", "--from", "timeseries", "mine", code=2)
-    assert "is there already" in refused.stderr and (folder / "train.py").read_text() == "mine"
+    assert "exists already" in refused.stderr and (folder / "train.py").read_text() == "mine"
     assert "kgorch check 'my own/plan.toml'" in kgorch("init", "--from", "timeseries", "my own").stdout
     assert "did you mean 'timeseries'" in kgorch("init", "--from", "workloads/timeserie", code=2).stderr
 

@@ -26,7 +26,7 @@ OF_OTHERS = {
     "orchestrator/worker/oom.py",
     "orchestrator/worker/peers.py",
     "orchestrator/worker/group.py",
-    "orchestrator/document.py",
+    "orchestrator/plan/diagnostics.py",
     "db/engine.py",
     "orchestrator/platforms/gcp.py",
     "orchestrator/report/failure.py",

@@ -47,7 +47,6 @@ MAY = {
         "orchestrator.shard",
         "orchestrator.errors",
         "orchestrator.plan",
-        "orchestrator.config",
         "orchestrator",
         "db",
     },
@@ -66,26 +65,7 @@ MAY = {
     "orchestrator.foreign": {"orchestrator.errors"},
     "orchestrator.shard": {"orchestrator.errors", "orchestrator.foreign"},
     "orchestrator.manifest": {"orchestrator.errors", "orchestrator.foreign", "orchestrator.wire"},
-    "orchestrator.document": {"orchestrator.errors"},
-    "orchestrator.plan": {
-        "orchestrator.errors",
-        "orchestrator.document",
-        "orchestrator.core.memory",
-        "orchestrator.core.room",
-        "orchestrator.core.health",
-        "orchestrator.core.hang",
-        "orchestrator.core.windows",
-        "orchestrator.platforms",  # the names that a plan may give
-        "orchestrator.core.names",
-        "orchestrator.core.trend",
-        "orchestrator.core.notices",
-    },
-    "orchestrator.config": {
-        "orchestrator.errors",
-        "orchestrator.document",
-        "orchestrator.plan",
-        "orchestrator.platforms",
-    },
+    "orchestrator.plan": {"orchestrator.plan", "orchestrator.core", "orchestrator.platforms", "orchestrator.errors"},
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",
@@ -129,10 +109,7 @@ def test_imports_point_one_way(path):
                 name
                 in {
                     "orchestrator.__version__",
-                    *(
-                        f"orchestrator.{name}"
-                        for name in ("manifest", "foreign", "shard", "wire", "worker", "document")
-                    ),
+                    *(f"orchestrator.{name}" for name in ("manifest", "foreign", "shard", "wire", "worker")),
                 }
                 or name == "orchestrator"
             )

@@ -132,7 +132,7 @@ def test_the_end_that_a_person_gives_holds_for_its_session_also_under_another_su
 
 @pytest.mark.parametrize(
     ("told", "said"),
-    [("25:99", "no time of a day"), ("tea", "no instant"), ("2020-01-01T00:00Z", "has passed")],
+    [("25:99", "not a time of day"), ("tea", "not a date and time"), ("2020-01-01T00:00Z", "has passed")],
 )
 def test_an_end_that_is_none_or_has_passed_is_a_mistake(kgorch, told, said):
     plan = kgorch.plan()
