@@ -159,7 +159,7 @@ def telemetry(folder: Path, seconds: float) -> float:
 def sampled(folder: Path, seconds: float) -> None:
     from db import runs, sessions
     from db.engine import open_database
-    from orchestrator.runtime.telemetry import VITALS, Sampler
+    from orchestrator.hardware.telemetry import VITALS, Sampler
     from orchestrator.wire import Vitals
 
     engine = open_database(folder)

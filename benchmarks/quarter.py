@@ -36,9 +36,10 @@ from orchestrator.core import windows
 from orchestrator.core.quota import Quota
 from orchestrator.core.session import Phase, Session
 from orchestrator.core.wall import QUOTA, WALL, Wall, has_moved, nearest
-from orchestrator.runtime import ledger, processes
+from orchestrator.runtime import ledger
 from orchestrator.runtime.daemon import Daemon
 from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.system import process_identity
 
 BEGIN = datetime(2026, 8, 3, 6, tzinfo=UTC)
 DAYS = 91
@@ -260,7 +261,7 @@ class Training:
                 due_at=self.ledger.resume_at(self.session.lead_s, on_quota=True),
             )
             return False
-        us = queue.Claimant(os.getpid(), processes.started_ticks(os.getpid()), processes.boot_id())
+        us = queue.Claimant(os.getpid(), process_identity.started_ticks(os.getpid()), process_identity.boot_id())
         self.row = sessions.open_session(
             self.engine, self.plan.name, boot_id=us.boot, supervisor_pid=us.pid, supervisor_started_ticks=us.ticks,
             pool=self.plan.pool, step=int(self.world.saved_s[self.plan.name]),

@@ -120,7 +120,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from db import sessions
     from orchestrator.runtime import launcher, ownership, replay
     from orchestrator.runtime.choosing import plan_of
-    from orchestrator.runtime.home import Lock, lock_path
+    from orchestrator.system.paths import Lock, lock_path
 
     run, rows = _standing(name)
     _, home, engine = state()

@@ -15,7 +15,7 @@ from orchestrator.core import instants
 from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime.home import check_safe, home_of
+from orchestrator.system.paths import check_safe, home_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -38,7 +38,7 @@ def _quietly(complete: Completer) -> Completer:
 
 def _query(statement: str, *values: object) -> list[tuple[Any, ...]]:
     from orchestrator.platforms.detect import detect
-    from orchestrator.runtime.home import home_of
+    from orchestrator.system.paths import home_of
 
     path = home_of(detect()) / "kgorch.db"
     if not path.is_file():

@@ -48,15 +48,15 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     """
     if ctx.invoked_subcommand:
         return 0
-    from orchestrator.runtime import logs, protection
     from orchestrator.runtime.daemon import Daemon
+    from orchestrator.system import log_handlers, process_protection
 
     _, home, engine = state()
     if "alembic" in sys.modules:  # the database was brought up to date: what did that is not kept in memory for months
         os.execv(sys.executable, [sys.executable, "-m", "orchestrator.cli", *sys.argv[1:]])
-    protection.begin()
-    logs.configure(home)
-    if not logs.is_journal():  # there the log's own line is read
+    process_protection.begin()
+    log_handlers.configure(home)
+    if not log_handlers.is_journal():  # there the log's own line is read
         render.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
     Daemon(engine, home, at_once=at_once, stop_timeout_s=stop_timeout_s).run()
     return 0
@@ -107,7 +107,7 @@ def stop(wait: bool) -> int:
     Example:
       kgorch daemon stop
     """
-    from orchestrator.runtime.processes import started_ticks
+    from orchestrator.system.process_identity import started_ticks
 
     _, home, _ = state()
     found = _ask(home, "stop")

@@ -99,7 +99,7 @@ def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
 def _say_how_the_check_held(engine: Engine, found: RunInfo) -> None:
     """What `kgorch check` foretold of the plan, beside what came."""
     from orchestrator.report import check
-    from orchestrator.runtime.home import home_of_run
+    from orchestrator.system.paths import home_of_run
 
     for one in check.held(engine, found, home_of_run(found)):
         show = render.size if one.what == "a rank's process" else render.duration

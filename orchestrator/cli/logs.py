@@ -11,7 +11,7 @@ import click
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
 from orchestrator.errors import NotFound
-from orchestrator.runtime.rotation import older
+from orchestrator.system.log_rotation import older
 
 BLOCK_BYTES, LINE_BYTES, BACK_BYTES = 64 << 10, 10_000, 32 << 20
 

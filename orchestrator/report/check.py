@@ -19,16 +19,17 @@ from orchestrator.core.fit import CONTEXT, Trial, Verdict
 from orchestrator.core.forecast import Hours
 from orchestrator.core.memory import Facts
 from orchestrator.core.outlay import Loop, Measured, Reached
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.report.view import View, stamp
-from orchestrator.runtime import devices, pools
-from orchestrator.runtime.home import check_path
+from orchestrator.runtime import pools
 from orchestrator.runtime.hours import PoolHours
 from orchestrator.runtime.ledger import terms_of
 from orchestrator.runtime.preflight import loading_workers
 from orchestrator.runtime.probing import Probed
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
+from orchestrator.system.paths import check_path
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
 from orchestrator.report import forecast, hours, save_advice
 from orchestrator.runtime import checkpoints as disk
-from orchestrator.runtime import processes, snapshots
-from orchestrator.runtime.home import home_of_run, is_held
+from orchestrator.runtime import snapshots
+from orchestrator.system import process_identity
+from orchestrator.system.paths import home_of_run, is_held
 from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
@@ -125,7 +126,7 @@ def _stages(mine: list[AttemptInfo]) -> list[View]:
 
 
 def is_supervised(row: SessionInfo) -> bool:
-    return row.phase not in sessions.OVER and processes.is_alive(
+    return row.phase not in sessions.OVER and process_identity.is_alive(
         row.supervisor_pid, row.supervisor_started_ticks, row.boot_id
     )
 
@@ -158,7 +159,7 @@ def _session(row: SessionInfo, alive: bool, training: bool, now: datetime) -> Vi
 
 def _left_s(row: SessionInfo, wall_at: datetime, now: datetime) -> float:
     """By the clock that nobody puts forward or back, where it is the session's still."""
-    if row.boot_wall_s is not None and row.boot_id == processes.boot_id():
+    if row.boot_wall_s is not None and row.boot_id == process_identity.boot_id():
         return row.boot_wall_s - boottime_s()
     return (wall_at - now).total_seconds()
 

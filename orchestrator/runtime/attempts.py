@@ -28,10 +28,11 @@ from orchestrator.core.outcome import (
 )
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.hardware import devices
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
+from orchestrator.runtime import checkpoints, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError

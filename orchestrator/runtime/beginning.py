@@ -11,9 +11,10 @@ from db.records import RunInfo, SessionInfo
 from orchestrator.core.wall import UNTIL, WALL, Wall, nearest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Began, Profile
-from orchestrator.runtime import processes, slurm, spot
+from orchestrator.runtime import slurm, spot
 from orchestrator.runtime.ledger import Ledger
 from orchestrator.runtime.walls import Source
+from orchestrator.system import process_identity
 from orchestrator.wire import boottime_s
 
 
@@ -21,7 +22,7 @@ def began_s(began: Began) -> float:
     """By what the profile says began it; our own start where that cannot be told."""
     match began:
         case "container":  # where PID 1 is the machine's own, this is its boot
-            at_s = processes.started_s(1)
+            at_s = process_identity.started_s(1)
         case "job":
             at_s = slurm.job_began_s()
         case "boot":
@@ -29,7 +30,7 @@ def began_s(began: Began) -> float:
         case "start":
             at_s = None
     if at_s is None:
-        at_s = processes.started_s(os.getpid())
+        at_s = process_identity.started_s(os.getpid())
     return boottime_s() if at_s is None else at_s
 
 

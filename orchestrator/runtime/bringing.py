@@ -19,7 +19,7 @@ from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import changes, finding, launcher, rungs, taking
 from orchestrator.runtime.finding import Found, Place, Search, Watcher
-from orchestrator.runtime.home import checkpoints_folder, make_run_folder, newest_left, run_folder
+from orchestrator.system.paths import checkpoints_folder, make_run_folder, newest_left, run_folder
 
 OTHERS_LOOKED_AT = 200
 SHOWN, SHOWN_LETTERS = 20, 200

@@ -27,7 +27,7 @@ from orchestrator.runtime import (
 )
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.finding import Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, lock_path, make_run_folder, newest_left
+from orchestrator.system.paths import Lock, checkpoints_folder, lock_path, make_run_folder, newest_left
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,14 @@ from db.records import ResumeInfo
 from orchestrator.core import queue as core
 from orchestrator.core.queue import Machine, Waiting
 from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, protection, resuming
-from orchestrator.runtime.clock import Clock, SystemClock
+from orchestrator.hardware import gpu_locks
+from orchestrator.runtime import daemonapi, launcher, resuming
 from orchestrator.runtime.daemonapi import Answer, Reply
-from orchestrator.runtime.home import Lock
-from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.resuming import BY_DAEMON
+from orchestrator.system import control_socket, process_identity, process_protection, sd_notify
+from orchestrator.system.clock import Clock, SystemClock
+from orchestrator.system.line_server import raise_descriptor_limit
+from orchestrator.system.paths import Lock
 
 LOOK_S = 0.5
 """How often the loop sees whether anybody has written into the database."""
@@ -79,7 +81,8 @@ def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={name: value for name, value in os.environ.items() if name not in OURS} | protection.handed_on(),
+            env={name: value for name, value in os.environ.items() if name not in OURS}
+            | process_protection.handed_on(),
         )
 
 
@@ -108,7 +111,7 @@ class Daemon:
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._us = resuming.us()
         self._supervised: list[OpenSession] = []  # at the last look
-        self._gpus: list[claims.Device] = []
+        self._gpus: list[gpu_locks.Device] = []
         self._driver_asked_s: float | None = None
         self._mended_s: float | None = None
         self._looked_s = self._fed_s = float("-inf")
@@ -133,7 +136,7 @@ class Daemon:
         }
         try:
             log.info("pid %s takes what is due in %s", os.getpid(), self._home)
-            notify.ready()
+            sd_notify.ready()
             while not self._is_stopping:
                 self.turn()
             self._stop_sessions()
@@ -259,7 +262,7 @@ class Daemon:
     def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
         """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""
         self._ask_driver()
-        free, shared = claims.states(self._home, self._gpus) if self._gpus else (0, 0)
+        free, shared = gpu_locks.states(self._home, self._gpus) if self._gpus else (0, 0)
         alone = [row for row in pending if not row.share]
         taken = sum(len(self._gpus) if row.ranks is None else row.ranks for row in alone)
         return Machine(
@@ -274,7 +277,7 @@ class Daemon:
     def _ask_driver(self) -> None:
         now_s = self._clock.now_s()
         if self._driver_asked_s is None or now_s - self._driver_asked_s >= DRIVER_AGAIN_S:
-            self._driver_asked_s, self._gpus = now_s, claims.visible()
+            self._driver_asked_s, self._gpus = now_s, gpu_locks.visible()
 
     # What is done
 
@@ -289,7 +292,9 @@ class Daemon:
                 ended = f"what was to resume it ended with {child.returncode}: see {entry.folder}/supervisor.log"
                 if resuming.put_back(self._engine, row, claimant, ended):
                     log.warning("%s: %s", entry.run, ended, extra={"run": entry.run})
-            elif not processes.is_alive(*claimant) or (row.lease_until_at is not None and row.lease_until_at < now):
+            elif not process_identity.is_alive(*claimant) or (
+                row.lease_until_at is not None and row.lease_until_at < now
+            ):
                 error = "who had claimed it is gone or hangs"
                 if resuming.put_back(self._engine, row, claimant, error, at_once=True):
                     log.warning("%s is due again: %s", entry.run, error, extra={"run": entry.run})
@@ -363,7 +368,7 @@ class Daemon:
         return now >= row.due_at + timedelta(seconds=core.back_off_s(row.tries - 1, 0.5))
 
     def _is_live(self, one: OpenSession) -> bool:
-        return processes.is_alive(one.pid, one.ticks, one.boot)
+        return process_identity.is_alive(one.pid, one.ticks, one.boot)
 
     # The end
 
@@ -372,7 +377,7 @@ class Daemon:
 
     def _stop_sessions(self) -> None:
         """Have all that daemons have begun saved, and wait for it."""
-        notify.stopping()
+        sd_notify.stopping()
         until_s = self._clock.now_s() + self._stop_timeout_s
         asked: set[str] = set()
         known = {_process(one) for one in self._begun_by_daemons()}
@@ -383,7 +388,7 @@ class Daemon:
                 return
             if left_s <= 0:
                 break
-            notify.status(f"saving {len(ours)} sessions")
+            sd_notify.status(f"saving {len(ours)} sessions")
             for one in ours:
                 if one.run_id not in asked:
                     self._feed_watchdog()  # one that does not answer takes a second
@@ -397,7 +402,7 @@ class Daemon:
     def _has_suspended(self, one: OpenSession, within_s: float) -> bool:
         """Whether its supervisor has taken the request to save and end."""
         try:
-            answer = channel.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
+            answer = control_socket.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
         except KgorchError as error:
             log.error("%s: %s", one.run, error.what, extra={"run": one.run})
             return False
@@ -480,10 +485,10 @@ class Daemon:
         self._is_poked, self._driver_asked_s = True, None
 
     def _feed_watchdog(self) -> None:
-        every_s, now_s = notify.watchdog_interval_s(), self._clock.now_s()
+        every_s, now_s = sd_notify.watchdog_interval_s(), self._clock.now_s()
         if every_s is not None and now_s - self._fed_s >= every_s / 2:
             self._fed_s = now_s
-            notify.watchdog()
+            sd_notify.watchdog()
 
     def _set_alarm(self, now: datetime) -> None:
         if self._next_due_at is None:
@@ -503,12 +508,12 @@ class Daemon:
         if cause != self._trouble:
             self._trouble = cause
             log.error("the queue cannot be looked at, and is again later: %s", cause)
-            notify.status(f"trouble: {cause}")
+            sd_notify.status(f"trouble: {cause}")
 
     def _all_is_well(self) -> None:
         if self._trouble:
             self._trouble = ""
-            notify.status("the queue can be looked at again")
+            sd_notify.status("the queue can be looked at again")
             log.info("the queue can be looked at again")
 
 

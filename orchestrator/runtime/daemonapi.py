@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.runtime.channel import Job, at_once, not_ours
-from orchestrator.runtime.listener import Peer, Server
+from orchestrator.system.control_socket import Job, at_once, not_ours
+from orchestrator.system.line_server import Peer, Server
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10

@@ -12,13 +12,14 @@ from db import queue, runs, sessions
 from db.records import RunInfo
 from orchestrator import config
 from orchestrator.errors import KgorchError
+from orchestrator.hardware import gpu_locks
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, claims, ownership, taking
+from orchestrator.runtime import choosing, ownership, taking
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Watcher
-from orchestrator.runtime.home import Lock, home_of_run, is_held, lock_path
+from orchestrator.system.paths import Lock, home_of_run, is_held, lock_path
 
 
 def enqueue(
@@ -77,5 +78,5 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing 
 def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
     if run.state == "failed":
         runs.set_state(engine, run.id, "active")
-    wants = claims.wants(plan) | {"tries": 0}  # who asks has mended the cause
+    wants = gpu_locks.wants(plan) | {"tries": 0}  # who asks has mended the cause
     queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=wants)

@@ -34,9 +34,9 @@ from pathlib import Path
 from orchestrator import wire
 from orchestrator.core.snapshots import images
 from orchestrator.runtime import persisting
-from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
-from orchestrator.runtime.memory import free_bytes
 from orchestrator.runtime.persisting import Share
+from orchestrator.system.host_memory import free_bytes
+from orchestrator.system.line_server import CLIENTS, Peer, Peers, raise_descriptor_limit
 from orchestrator.wire import (
     Answer,
     Ask,

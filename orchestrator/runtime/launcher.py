@@ -25,10 +25,10 @@ from typing import Any
 
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
-from orchestrator.runtime import processes, protection
-from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
-from orchestrator.runtime.processes import has_open, started_ticks
+from orchestrator.system import process_identity, process_protection
+from orchestrator.system.paths import is_held
+from orchestrator.system.process_identity import has_open, started_ticks
 from orchestrator.wire import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
@@ -39,7 +39,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """`held`: open files that the shim is to hold as long as it lives (runtime/claims.py). Raises OSError."""
+    """`held`: open files that the shim is to hold as long as it lives (hardware/gpu_locks.py). Raises OSError."""
     if not Path(launch.workdir).is_dir():  # else the shim's end would be all there is to tell
         raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
     folder = Path(launch.folder)
@@ -56,7 +56,7 @@ def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
                 pass_fds=(lock, *held),
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, **protection.handed_on(), LAUNCH_VARIABLE: str(folder / "launch.json")},
+                env={**os.environ, **process_protection.handed_on(), LAUNCH_VARIABLE: str(folder / "launch.json")},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -123,7 +123,7 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
-    return processes.end_attempt(folder)
+    return process_identity.end_attempt(folder)
 
 
 def records(folder: Path, ranks: int, unwritten: Unwritten = NOTHING) -> list[RankRecord]:

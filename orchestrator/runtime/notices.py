@@ -34,7 +34,7 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifyPart
-from orchestrator.runtime import protection
+from orchestrator.system import process_protection
 from orchestrator.wire import boottime_s, plain_text
 
 TRIES = 5
@@ -369,7 +369,7 @@ class _Command:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                umask=protection.umask(),
+                umask=process_protection.umask(),
             )
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or type(error).__name__

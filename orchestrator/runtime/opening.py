@@ -23,6 +23,7 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
 from orchestrator.core.wall import QUOTA, UNTIL, WALL, Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
+from orchestrator.hardware import devices, gpu_locks
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
@@ -30,15 +31,12 @@ from orchestrator.runtime import (
     beginning,
     checkpoints,
     choosing,
-    claims,
-    devices,
     keeping,
     launcher,
     mirror,
     notices,
     ownership,
     preflight,
-    processes,
     rungs,
     taking,
 )
@@ -46,12 +44,13 @@ from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, home_of_run, lock_path
 from orchestrator.runtime.journal import say
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
+from orchestrator.system import process_identity
+from orchestrator.system.paths import Lock, home_of_run, lock_path
 from orchestrator.wire import boottime_s
 
 UNMEASURED = (
@@ -71,7 +70,7 @@ class Opened:
     adopted: Running | None
     lock: Lock
     walls: Walls
-    claim: claims.Claim
+    claim: gpu_locks.Claim
 
     def supervise(
         self, engine: Engine, observer: Observer = lambda _: None, listener: Listener = lambda _: None
@@ -263,7 +262,7 @@ def _go_on(
 def _open_session(
     engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock, until: datetime | None
 ) -> Opened | Nothing:
-    claim = claims.take(home_of_run(run), run, claims.wants(plan))
+    claim = gpu_locks.take(home_of_run(run), run, gpu_locks.wants(plan))
     try:
         return _open_on(claim, engine, run, plan, profile, lock, until)
     except BaseException:
@@ -272,7 +271,7 @@ def _open_session(
 
 
 def _open_on(
-    claim: claims.Claim,
+    claim: gpu_locks.Claim,
     engine: Engine,
     run: RunInfo,
     plan: Plan,
@@ -324,7 +323,7 @@ def _open_on(
         engine,
         run.id,
         place="local",
-        boot_id=processes.boot_id(),
+        boot_id=process_identity.boot_id(),
         boot_wall_s=session.wall_s,
         wall_why=session.wall_why,
         fixed_wall_s=walls.fixed.at_s if walls.fixed else None,
@@ -349,9 +348,9 @@ def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
         run.id,
         by=f"pid {pid}",
         pid=pid,
-        ticks=processes.started_ticks(pid),
-        boot=processes.boot_id(),
-        wants=claims.wants(plan),
+        ticks=process_identity.started_ticks(pid),
+        boot=process_identity.boot_id(),
+        wants=gpu_locks.wants(plan),
     )
 
 
@@ -411,8 +410,8 @@ def _adopt(
 ) -> Opened:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
     # First the session's own CUDA_VISIBLE_DEVICES: what it costs follows from the GPUs that can be seen.
-    told = launcher.environment(Path(attempt.folder)).get(claims.VISIBLE)
-    claim = claims.take_again(home_of_run(run), told, share=plan.session.share)
+    told = launcher.environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
+    claim = gpu_locks.take_again(home_of_run(run), told, share=plan.session.share)
     was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
     fixed = nearest([was, beginning.given_wall(until, boottime_s())])
     walls = Walls(fixed, beginning.moving_walls(engine, run, plan, profile, last))
@@ -447,4 +446,4 @@ def _last_step(engine: Engine, run: RunInfo) -> int:
 
 
 def _us() -> dict[str, int | None]:
-    return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": processes.started_ticks(os.getpid())}
+    return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": process_identity.started_ticks(os.getpid())}

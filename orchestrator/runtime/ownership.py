@@ -17,9 +17,10 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.runtime import launcher, processes
-from orchestrator.runtime.home import lock_path
+from orchestrator.runtime import launcher
 from orchestrator.runtime.journal import say
+from orchestrator.system import process_identity
+from orchestrator.system.paths import lock_path
 from orchestrator.wire import Launch, WireError
 
 LOOK_S = 1.0
@@ -41,8 +42,8 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
     if run is None or last is None or last.phase in sessions.OVER:
         return False
     lock, pid = lock_path(home, name), last.supervisor_pid
-    if pid and pid != os.getpid() and processes.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
-        if processes.has_open(pid, lock):
+    if pid and pid != os.getpid() and process_identity.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
+        if process_identity.has_open(pid, lock):
             return True
         if not fresh and (original := _home_of(pid, name)):
             raise _copied(home, original, run, last)

@@ -26,9 +26,10 @@ from db import runs
 from orchestrator.core import quota as core
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import PlanError
+from orchestrator.hardware import devices, gpu_locks, inventory, nvml
 from orchestrator.plan import Plan, Stage, check_entries
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, claims, devices, gpus, inputs, machine, pools, resumption
+from orchestrator.runtime import attempts, inputs, pools, resumption
 from orchestrator.runtime.ledger import Terms, terms_of
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Check, Line
 
@@ -53,7 +54,7 @@ def lines(
         elsewhere: it is another machine's GPUs that are meant.
         overrides: of the command line; `plan` has them already.
     """
-    found, reached = machine.described(home), None
+    found, reached = inventory.described(home), None
 
     def checkpoint() -> Iterator[Line]:
         nonlocal reached
@@ -96,13 +97,13 @@ def _software(found: dict[str, Any]) -> Iterator[Line]:
 
 def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -> None:
     """Before a session is opened. Warnings go to `note`, a line each. While the driver is silent nothing is said: the claim of
-    the GPUs refuses the session then (runtime/claims.py).
+    the GPUs refuses the session then (hardware/gpu_locks.py).
 
     Raises: KgorchError where the plan cannot train as it says.
     """
     try:
         checks = list(examine(devices.accelerators(), plan, platform=platform))
-    except gpus.DriverSilent:
+    except nvml.DriverSilent:
         return
     for check in checks:
         check.refuse()
@@ -250,13 +251,13 @@ def _visible_gpus(accelerators: devices.Accelerators) -> Iterator[devices.Gpu]:
 def _gpus(home: Path, plan: Plan, platform: str, *, elsewhere: bool) -> Iterator[Line]:
     try:
         accelerators = devices.accelerators()
-    except gpus.DriverSilent as error:
+    except nvml.DriverSilent as error:
         yield Line("gpus", FAIL, str(error), "see what nvidia-smi says")
         return
     for check in examine(accelerators, plan, elsewhere=elsewhere, platform=platform):
         yield check.line()
-    universe = claims.visible()
-    free, shared = claims.states(home, universe)
+    universe = gpu_locks.visible()
+    free, shared = gpu_locks.states(home, universe)
     if universe and free < len(universe):
         busy = len(universe) - free - shared
         said = f"{busy} of {len(universe)} belong to other runs" + (f", {shared} are shared" if shared else "")
@@ -287,7 +288,7 @@ def _shared_memory(free: int | None, plan: Plan) -> Iterator[Line]:
 
 def _ranks_on_gpus(plan: Plan) -> int:
     """The most of a stage; 0 where they train on the CPU, or nobody can say."""
-    with contextlib.suppress(gpus.DriverSilent):
+    with contextlib.suppress(nvml.DriverSilent):
         if devices.visible_gpus() and devices.torch_cuda() != "":
             return max(devices.ranks_for(stage.ranks) for stage in plan.stage)
     return 0
@@ -351,7 +352,7 @@ def loading_workers(stage: Stage) -> int:
 def _cores(stages: Sequence[Stage]) -> Iterator[Check]:
     """Loading workers of all ranks against the cores of this machine: the stage that has most of them."""
     cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")
-    with contextlib.suppress(gpus.DriverSilent):
+    with contextlib.suppress(nvml.DriverSilent):
         for stage in stages:
             workers, ranks = loading_workers(stage), devices.ranks_for(stage.ranks)
             if ranks * workers > max(cores, worst[0] * worst[1]):

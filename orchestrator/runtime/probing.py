@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan, Stage
-from orchestrator.runtime import devices, launcher, snapshots
+from orchestrator.runtime import launcher, snapshots
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
 
 SECONDS = 20.0

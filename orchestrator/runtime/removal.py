@@ -21,8 +21,9 @@ from db.records import ResumeInfo, RunInfo, SessionInfo
 from orchestrator import manifest
 from orchestrator.core.names import NAME
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import ledger, processes
-from orchestrator.runtime.home import Lock, is_held, run_folder
+from orchestrator.runtime import ledger
+from orchestrator.system import process_identity
+from orchestrator.system.paths import Lock, is_held, run_folder
 
 _ASIDE = re.compile(r"\..+\.removing(-\d+)?")
 _OF_CHECKPOINTS = re.compile(rf"{manifest.FOLDER.pattern}(\.[\w.-]+)?|\.speed-\d+")
@@ -208,12 +209,12 @@ def _is_training(folder: Path) -> bool:
 
 
 def _is_supervised(last: SessionInfo) -> bool:
-    alive = processes.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
+    alive = process_identity.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
     return last.phase not in sessions.OVER and alive
 
 
 def _claimant_lives(resume: ResumeInfo) -> bool:
-    return processes.is_alive(resume.claimed_pid, resume.claimed_ticks, resume.claimed_boot)
+    return process_identity.is_alive(resume.claimed_pid, resume.claimed_ticks, resume.claimed_boot)
 
 
 def _lives(run: RunInfo) -> KgorchError:

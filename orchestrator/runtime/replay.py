@@ -24,12 +24,13 @@ from db.records import RunInfo
 from orchestrator import foreign, manifest, shard
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
+from orchestrator.hardware import devices
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import devices, launcher, rungs, snapshots
-from orchestrator.runtime.channel import Channel, Reply
+from orchestrator.runtime import launcher, rungs, snapshots
 from orchestrator.runtime.rungs import Place
 from orchestrator.shard import Span
+from orchestrator.system.control_socket import Channel, Reply
 from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")

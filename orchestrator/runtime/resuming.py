@@ -24,9 +24,9 @@ from db.queue import Claimant
 from db.records import ResumeInfo
 from orchestrator.core.queue import TRIES, back_off_s
 from orchestrator.errors import KgorchError
+from orchestrator.hardware.gpu_locks import DevicesHeld
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import processes
-from orchestrator.runtime.claims import DevicesHeld
+from orchestrator.system import process_identity
 
 if TYPE_CHECKING:
     from orchestrator.runtime.choosing import Nothing
@@ -40,7 +40,7 @@ HELD_AGAIN_S = 5.0
 
 
 def us() -> Claimant:
-    return Claimant(os.getpid(), processes.started_ticks(os.getpid()), processes.boot_id())
+    return Claimant(os.getpid(), process_identity.started_ticks(os.getpid()), process_identity.boot_id())
 
 
 def token(resume_id: int, claimant: Claimant) -> str:

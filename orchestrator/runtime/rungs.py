@@ -31,7 +31,7 @@ from orchestrator.core.memory import Facts, Settings
 from orchestrator.manifest import Change
 from orchestrator.plan import Plan
 from orchestrator.runtime import snapshots
-from orchestrator.runtime.home import check_path, home_of_run
+from orchestrator.system.paths import check_path, home_of_run
 from orchestrator.wire import RungTaken
 
 ANEW = "begins_anew"

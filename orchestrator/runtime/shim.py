@@ -27,11 +27,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import wire
-from orchestrator.runtime import protection
 from orchestrator.runtime.failed_attempt import FailureWatch
-from orchestrator.runtime.memory import kernel_kills
-from orchestrator.runtime.processes import end_attempt, started_ticks
-from orchestrator.runtime.rotation import Rotation
+from orchestrator.system import process_protection
+from orchestrator.system.host_memory import kernel_kills
+from orchestrator.system.log_rotation import Rotation
+from orchestrator.system.process_identity import end_attempt, started_ticks
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -43,7 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(folder: Path) -> int:
-    protection.begin()
+    process_protection.begin()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     launch = Launch.read(folder / "launch.json")
@@ -253,7 +253,7 @@ def _wait_for(wanted: int) -> int:
 
 
 def _in_child(shim: int) -> None:
-    protection.for_ranks()
+    process_protection.for_ranks()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(1)  # it died before the call

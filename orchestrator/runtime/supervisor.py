@@ -33,12 +33,13 @@ from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.core.wall import WALL, Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
+from orchestrator.hardware import devices, telemetry
+from orchestrator.hardware.gpu_locks import Claim
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
 from orchestrator.runtime import (
     attempts,
     curves,
-    devices,
     endings,
     hanging,
     keeping,
@@ -47,22 +48,20 @@ from orchestrator.runtime import (
     notices,
     remedies,
     rungs,
-    signals,
     snapshots,
     stacks,
-    telemetry,
 )
 from orchestrator.runtime.attempts import Running
-from orchestrator.runtime.channel import Channel, Reply
-from orchestrator.runtime.claims import Claim
-from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
-from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
+from orchestrator.system import signals
+from orchestrator.system.clock import Clock, SystemClock
+from orchestrator.system.control_socket import Channel, Reply
+from orchestrator.system.line_server import raise_descriptor_limit
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0

@@ -23,7 +23,7 @@ from orchestrator.core import curve
 from orchestrator.core.curve import Record, Value
 from orchestrator.errors import NotFound
 from orchestrator.plan import check_entries, load
-from orchestrator.runtime import processes
+from orchestrator.system import process_identity
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -68,9 +68,9 @@ def run(kgorch, engine):
     second = sessions.open_session(
         engine,
         made.id,
-        boot_id=processes.boot_id(),
+        boot_id=process_identity.boot_id(),
         supervisor_pid=us,
-        supervisor_started_ticks=processes.started_ticks(us),
+        supervisor_started_ticks=process_identity.started_ticks(us),
         wall_at=datetime.now(UTC) + timedelta(seconds=100),
         lead_s=4.0,
     )

@@ -16,8 +16,9 @@ from db import charges, queue, runs, sessions
 from db.engine import open_database
 from db.tables import Base
 from orchestrator.errors import ExitCode
-from orchestrator.runtime import processes, removal
-from orchestrator.runtime.home import Lock
+from orchestrator.runtime import removal
+from orchestrator.system import process_identity
+from orchestrator.system.paths import Lock
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -104,8 +105,8 @@ def test_the_fields_of_json_are_those_that_were_promised(place, capfd):
 
 def test_a_run_whose_supervisor_lives_is_refused(place, engine, capfd):
     session = sessions.open_session(
-        engine, "digits", boot_id=processes.boot_id(), supervisor_pid=os.getpid(),
-        supervisor_started_ticks=processes.started_ticks(os.getpid()),
+        engine, "digits", boot_id=process_identity.boot_id(), supervisor_pid=os.getpid(),
+        supervisor_started_ticks=process_identity.started_ticks(os.getpid()),
     )  # fmt: skip
     assert code_of(["rm", "digits", "--yes"]) == ExitCode.MISTAKE
     told = capfd.readouterr().err

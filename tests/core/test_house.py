@@ -31,8 +31,28 @@ MAY = {
         "orchestrator",
     },
     "db": {"db", "orchestrator.errors", "orchestrator.foreign"},  # it reads a stranger's database, too
+    "orchestrator.system": {
+        "orchestrator.system",
+        "orchestrator.errors",
+        "orchestrator.wire",
+        "orchestrator.core.names",  # what a run may be called, which is a folder's name
+        "orchestrator.platforms.profile",
+        "orchestrator",
+        "db.records",
+    },
+    "orchestrator.hardware": {
+        "orchestrator.hardware",
+        "orchestrator.system",
+        "orchestrator.core",
+        "orchestrator.wire",
+        "orchestrator.errors",
+        "orchestrator",
+        "db.samples",
+    },
     "orchestrator.runtime": {
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.core",
         "orchestrator.platforms",
         "orchestrator.wire",
@@ -49,6 +69,8 @@ MAY = {
         "orchestrator.report",
         "orchestrator.core",
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.wire",
         "orchestrator.plan",  # one that is checked has no rows yet
         "orchestrator.platforms",

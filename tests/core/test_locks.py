@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime import claims, processes
-from orchestrator.runtime.home import Lock, is_held
+from orchestrator.hardware import gpu_locks
+from orchestrator.system import process_identity
+from orchestrator.system.paths import Lock, is_held
 
 
 def holder(path: Path) -> subprocess.Popen[str]:
     """Another process that holds the lock until its stdin is closed."""
     program = (
-        f"from orchestrator.runtime.home import Lock\nfrom pathlib import Path\nlock = Lock(Path({str(path)!r}))\n"
+        f"from orchestrator.system.paths import Lock\nfrom pathlib import Path\nlock = Lock(Path({str(path)!r}))\n"
     )
     program += "print(lock.take(), flush=True)\ninput()"
     made = subprocess.Popen(
@@ -124,27 +125,27 @@ def test_which_process_holds_a_file_of_which_folder_is_a_question_to_the_kernel(
     path = tmp_path / "home" / "lock"
     other = holder(path)
     try:
-        assert processes.has_open(other.pid, path)
+        assert process_identity.has_open(other.pid, path)
         path.unlink()
-        assert processes.has_open(other.pid, path)
+        assert process_identity.has_open(other.pid, path)
         path.touch()
-        assert processes.has_open(other.pid, path)
+        assert process_identity.has_open(other.pid, path)
         (tmp_path / "copy").mkdir()
         (tmp_path / "copy" / "lock").touch()
-        assert not processes.has_open(other.pid, tmp_path / "copy" / "lock")
+        assert not process_identity.has_open(other.pid, tmp_path / "copy" / "lock")
         (tmp_path / "link").symlink_to(tmp_path / "home")
-        assert processes.has_open(other.pid, tmp_path / "link" / "lock")
+        assert process_identity.has_open(other.pid, tmp_path / "link" / "lock")
     finally:
         other.communicate("\n")
-    assert not processes.has_open(other.pid, path)
+    assert not process_identity.has_open(other.pid, path)
 
 
 def test_a_device_whose_lock_file_is_removed_is_claimed_again(tmp_path):
-    device = claims.Device("GPU-1", "0")
-    claim = claims.Claim(*claims._locked(tmp_path, [device], 1, share=False), tmp_path)
+    device = gpu_locks.Device("GPU-1", "0")
+    claim = gpu_locks.Claim(*gpu_locks._locked(tmp_path, [device], 1, share=False), tmp_path)
     (tmp_path / "devices" / "GPU-1.lock").unlink()
-    assert claims.states(tmp_path, [device]) == (1, 0)
+    assert gpu_locks.states(tmp_path, [device]) == (1, 0)
     claim.hold()
-    assert claims.states(tmp_path, [device]) == (0, 0)
+    assert gpu_locks.states(tmp_path, [device]) == (0, 0)
     claim.release()
-    assert claims.states(tmp_path, [device]) == (1, 0)
+    assert gpu_locks.states(tmp_path, [device]) == (1, 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.runtime import devices, shim
-from orchestrator.runtime import memory as host
+from orchestrator.hardware import devices
+from orchestrator.runtime import shim
+from orchestrator.system import host_memory as host
 from orchestrator.wire import Launch
 
 

@@ -16,12 +16,14 @@ from db.charges import Own
 from db.records import PoolInfo
 from orchestrator.core import windows
 from orchestrator.core.quota import Quota, used_s
+from orchestrator.hardware import devices
 from orchestrator.plan import parse
 from orchestrator.platforms.kaggle import PROFILE as KAGGLE
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import hours
-from orchestrator.runtime import devices, ledger, pools, processes
+from orchestrator.runtime import ledger, pools
 from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.system import process_identity
 
 SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
 WEEKLY = "Sat 00:00 UTC"
@@ -41,8 +43,13 @@ def terms(hours: float = 30.0, resets: str = WEEKLY, factor: float = 1.0) -> Ter
 
 def opened(engine, run, *, alive: bool = True, **columns):
     us = os.getpid()
-    ticks = processes.started_ticks(us) if alive else 1
-    where = {"boot_id": processes.boot_id(), "supervisor_pid": us, "supervisor_started_ticks": ticks, "pool": "p"}
+    ticks = process_identity.started_ticks(us) if alive else 1
+    where = {
+        "boot_id": process_identity.boot_id(),
+        "supervisor_pid": us,
+        "supervisor_started_ticks": ticks,
+        "pool": "p",
+    }
     return sessions.open_session(engine, run.id, **where | columns)
 
 
@@ -251,7 +258,7 @@ def test_a_session_without_gpus_costs_nothing_of_the_platforms_hours_but_of_the_
 
 
 def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
-    monkeypatch.setattr(processes, "started_s", lambda _: ledger.boottime_s() - 300)
+    monkeypatch.setattr(process_identity, "started_s", lambda _: ledger.boottime_s() - 300)
     in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
     first, session = Ledger.opening(engine, plan, in_container), opened(engine, run)

@@ -14,9 +14,10 @@ from driver import build
 from harness import processes_of, wait_until
 
 from orchestrator.errors import KgorchError
+from orchestrator.hardware import devices
+from orchestrator.hardware.devices import Accelerators, Gpu, Inventory
 from orchestrator.plan import parse
-from orchestrator.runtime import devices, launcher, preflight, probing
-from orchestrator.runtime.devices import Accelerators, Gpu, Inventory
+from orchestrator.runtime import launcher, preflight, probing
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'

@@ -11,21 +11,21 @@ import pytest
 from driver import build
 from harness import wait_until
 
-from orchestrator.runtime import claims
+from orchestrator.hardware import gpu_locks
 
 HOLD = """
 import json, os, sys
 from pathlib import Path
 from db.records import RunInfo
-from orchestrator.runtime import claims
+from orchestrator.hardware import gpu_locks
 home, name, ranks, share = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 run = RunInfo(name, name, 1, "", "", "", "", [], "", "active", "", None, None)
 try:
-    claim = claims.take(home, run, {"ranks": ranks, "share": share})
-except claims.DevicesHeld as error:
+    claim = gpu_locks.take(home, run, {"ranks": ranks, "share": share})
+except gpu_locks.DevicesHeld as error:
     print(json.dumps(["held", str(error)]), flush=True)
     sys.exit()
-print(json.dumps(["has", os.environ.get("CUDA_VISIBLE_DEVICES"), list(claims.states(home, claims.visible({})))]), flush=True)
+print(json.dumps(["has", os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpu_locks.states(home, gpu_locks.visible({})))]), flush=True)
 for line in sys.stdin:
     child = os.fork()
     if child == 0:  # as the shim is, with the locks open
@@ -121,7 +121,7 @@ def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
     assert not (holders.home / "devices").exists()
 
 
-T4S = [claims.Device(f"GPU-{index}", str(index)) for index in range(2)]
+T4S = [gpu_locks.Device(f"GPU-{index}", str(index)) for index in range(2)]
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
@@ -131,7 +131,7 @@ def test_cuda_counts_as_nvml_does_whatever_a_person_has_set(monkeypatch, order, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if order is None:
         monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    claims.show_only(devices, T4S)
+    gpu_locks.show_only(devices, T4S)
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert os.environ.pop("CUDA_VISIBLE_DEVICES", None) == visible
 

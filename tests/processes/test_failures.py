@@ -17,9 +17,9 @@ from harness import Kgorch, processes_of, wait_until
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, launcher
-from orchestrator.runtime.channel import Channel, ask
-from orchestrator.runtime.home import Lock
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.system.control_socket import Channel, ask
+from orchestrator.system.paths import Lock
+from orchestrator.system.process_identity import started_ticks
 
 
 def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_path):

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from saving import Place
 
 from orchestrator import wire
-from orchestrator.runtime import channel, daemonapi, snapshots
-from orchestrator.runtime.listener import CLIENTS
+from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.system import control_socket
+from orchestrator.system.line_server import CLIENTS
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 SOME = settings(
@@ -150,7 +151,7 @@ def test_the_supervisor_stands_whatever_is_said_to_it(kgorch):
     lines = messages(what=st.sampled_from(["ping", "save", "", "\0", "down"]))
 
     def answers() -> bool:
-        answer = channel.ask(path, "ping", timeout_s=60)
+        answer = control_socket.ask(path, "ping", timeout_s=60)
         return answer is not None and answer.ok
 
     with bounded(supervisor.pid, path, answers) as act:

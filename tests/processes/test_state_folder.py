@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator.runtime.home import is_held
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.system.paths import is_held
+from orchestrator.system.process_identity import started_ticks
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.core import cuda_visible
 from orchestrator.core.cuda_visible import Visible
-from orchestrator.runtime import gpus
+from orchestrator.hardware import nvml
 
 GONE_S, SLACK_BYTES = 30.0, 256 << 20
 """How long the driver may take to give back what ended processes held; other processes' memory comes and goes, too."""
@@ -75,8 +75,8 @@ def accelerators(environ: Mapping[str, str] = os.environ) -> Accelerators:
     """Raises: DriverSilent; not where CUDA_VISIBLE_DEVICES hides all GPUs, for then nobody needs the driver."""
     text, inventory = environ.get(cuda_visible.VARIABLE), None
     try:
-        inventory = gpus.asked(_inventory)
-    except gpus.DriverSilent:
+        inventory = nvml.asked(_inventory)
+    except nvml.DriverSilent:
         if not cuda_visible.parse(text, None).is_hidden:
             raise
     return Accelerators(inventory, text, torch_cuda())
@@ -102,7 +102,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> int:
     Raises: DriverSilent, where CUDA_VISIBLE_DEVICES is not set.
     """
     if environ.get(cuda_visible.VARIABLE) is None:
-        return gpus.asked(_count) or 0
+        return nvml.asked(_count) or 0
     return len(_visible(environ).gpus)
 
 
@@ -115,12 +115,12 @@ def name(environ: Mapping[str, str] = os.environ) -> str:
     """The visible GPUs' model, as "Tesla T4" (several, if they differ); "cpu" without, "unknown" while the driver is silent."""
 
     def ask() -> set[str]:
-        with gpus.opened() as nvml:
-            return {gpus.as_text(nvml.nvmlDeviceGetName(gpu)) for gpu in _handles(nvml, environ)}
+        with nvml.opened() as lib:
+            return {nvml.as_text(lib.nvmlDeviceGetName(gpu)) for gpu in _handles(lib, environ)}
 
     try:
-        return ", ".join(sorted(gpus.asked(ask) or ()))[:128] or "cpu"
-    except gpus.DriverSilent:
+        return ", ".join(sorted(nvml.asked(ask) or ()))[:128] or "cpu"
+    except nvml.DriverSilent:
         return "unknown"
 
 
@@ -129,11 +129,11 @@ def memory_used(environ: Mapping[str, str] = os.environ) -> list[int] | None:
     found: list[int] | None = None
 
     def ask() -> list[int]:
-        with gpus.opened() as nvml:
-            return [int(nvml.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in _handles(nvml, environ)]
+        with nvml.opened() as lib:
+            return [int(lib.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in _handles(lib, environ)]
 
-    with contextlib.suppress(gpus.DriverSilent):
-        found = gpus.asked(ask)
+    with contextlib.suppress(nvml.DriverSilent):
+        found = nvml.asked(ask)
     return found or None
 
 
@@ -144,8 +144,8 @@ def gpu_of_rank(ranks: int, environ: Mapping[str, str] = os.environ) -> list[int
     """
     text, inventory = environ.get(cuda_visible.VARIABLE), None
     if not cuda_visible.parse(text, None).is_hidden:
-        with contextlib.suppress(gpus.DriverSilent):
-            inventory = gpus.asked(_inventory)
+        with contextlib.suppress(nvml.DriverSilent):
+            inventory = nvml.asked(_inventory)
     if inventory is None and text is None:
         return list(range(ranks))
     visible = (inventory.visible(text) if inventory else cuda_visible.parse(text, None)).gpus
@@ -177,8 +177,8 @@ class Memory:
 
 
 def _count() -> int:
-    with gpus.opened() as nvml:
-        return int(nvml.nvmlDeviceGetCount())
+    with nvml.opened() as lib:
+        return int(lib.nvmlDeviceGetCount())
 
 
 def _visible(environ: Mapping[str, str]) -> cuda_visible.Visible:
@@ -189,37 +189,37 @@ def _visible(environ: Mapping[str, str]) -> cuda_visible.Visible:
         return visible
 
     def ask() -> dict[int, str]:
-        with gpus.opened() as nvml:
-            return gpus.uuids_of(nvml)
+        with nvml.opened() as lib:
+            return nvml.uuids_of(lib)
 
-    with contextlib.suppress(gpus.DriverSilent):
-        uuids = gpus.asked(ask)
+    with contextlib.suppress(nvml.DriverSilent):
+        uuids = nvml.asked(ask)
     return visible if uuids is None else cuda_visible.parse(text, uuids)
 
 
-def _handles(nvml: Any, environ: Mapping[str, str]) -> list[Any]:
+def _handles(lib: Any, environ: Mapping[str, str]) -> list[Any]:
     text = environ.get(cuda_visible.VARIABLE)
     if text is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [lib.nvmlDeviceGetHandleByIndex(index) for index in range(lib.nvmlDeviceGetCount())]
     return [
-        nvml.nvmlDeviceGetHandleByUUID(gpu.entry) if gpu.is_mig else nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        for gpu in cuda_visible.parse(text, gpus.uuids_of(nvml)).gpus
+        lib.nvmlDeviceGetHandleByUUID(gpu.entry) if gpu.is_mig else lib.nvmlDeviceGetHandleByIndex(gpu.index)
+        for gpu in cuda_visible.parse(text, nvml.uuids_of(lib)).gpus
     ]
 
 
 def _inventory() -> Inventory:
     """Within gpus.asked."""
-    with gpus.opened() as nvml:
+    with nvml.opened() as lib:
         devices = {}
-        for index, uuid in gpus.uuids_of(nvml).items():
+        for index, uuid in nvml.uuids_of(lib).items():
             name, mode = "a GPU that does not answer", 0
-            with contextlib.suppress(nvml.NVMLError):  # one that is lost
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                name = gpus.as_text(nvml.nvmlDeviceGetName(handle))
-                mode = nvml.nvmlDeviceGetMigMode(handle)[0]  # most GPUs have none
+            with contextlib.suppress(lib.NVMLError):  # one that is lost
+                handle = lib.nvmlDeviceGetHandleByIndex(index)
+                name = nvml.as_text(lib.nvmlDeviceGetName(handle))
+                mode = lib.nvmlDeviceGetMigMode(handle)[0]  # most GPUs have none
             devices[index] = Gpu(uuid, name, mode == MIG_ENABLED)
         cuda = None
-        with contextlib.suppress(nvml.NVMLError):
-            version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        with contextlib.suppress(lib.NVMLError):
+            version = lib.nvmlSystemGetCudaDriverVersion_v2()
             cuda = version // 1000, version % 1000 // 10
-        return Inventory(devices, gpus.as_text(nvml.nvmlSystemGetDriverVersion()), cuda)
+        return Inventory(devices, nvml.as_text(lib.nvmlSystemGetDriverVersion()), cuda)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.runtime.listener import CLIENTS, Peer, Server
+from orchestrator.system.line_server import CLIENTS, Peer, Server
 from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]

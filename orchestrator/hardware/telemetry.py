@@ -23,8 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import samples
 from orchestrator import wire
-from orchestrator.runtime import memory
-from orchestrator.runtime.gpus import STALE_S, Gpus
+from orchestrator.hardware.nvml import STALE_S, Gpus
+from orchestrator.system import host_memory
 
 SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
 HELD_AT_MOST = 600
@@ -146,7 +146,7 @@ class Host:
         return {"host.cpu": self._psutil.cpu_percent(), "host.cores": float(len(os.sched_getaffinity(0)))}
 
     def _memory(self) -> dict[str, float]:
-        free, total = memory.free_and_total()
+        free, total = host_memory.free_and_total()
         return {"host.mem_used": float(total - free), "host.mem_total": float(total)}
 
     def _swap(self) -> dict[str, float]:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from orchestrator.core import cuda_visible
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import gpus
-from orchestrator.runtime.home import lies_at
+from orchestrator.hardware import nvml
+from orchestrator.system.paths import lies_at
 
 VISIBLE, ORDER = cuda_visible.VARIABLE, "CUDA_DEVICE_ORDER"
 
@@ -103,7 +103,7 @@ def wants(plan: Any) -> dict[str, Any]:
 
 def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
     """The GPUs that CUDA would see here, in its order; none without a driver, or while it is silent."""
-    with contextlib.suppress(gpus.DriverSilent):
+    with contextlib.suppress(nvml.DriverSilent):
         return _seen(environ)
     return []
 
@@ -115,10 +115,10 @@ def _seen(environ: Mapping[str, str]) -> list[Device]:
         return []
 
     def ask() -> list[Device]:
-        with gpus.opened() as nvml:
-            return [_device(gpu) for gpu in cuda_visible.parse(text, gpus.uuids_of(nvml)).gpus]
+        with nvml.opened() as lib:
+            return [_device(gpu) for gpu in cuda_visible.parse(text, nvml.uuids_of(lib)).gpus]
 
-    return gpus.asked(ask) or []
+    return nvml.asked(ask) or []
 
 
 def take(home: Path, run: Holder, wanted: Mapping[str, Any]) -> Claim:
@@ -128,7 +128,7 @@ def take(home: Path, run: Holder, wanted: Mapping[str, Any]) -> Claim:
     """
     try:
         universe = _seen(os.environ)
-    except gpus.DriverSilent as error:
+    except nvml.DriverSilent as error:
         raise DevicesHeld(
             "which GPUs there are cannot be told just now",
             str(error),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.snapshots import LEAVES
-from orchestrator.runtime import gpus, memory
+from orchestrator.hardware import nvml
+from orchestrator.system import host_memory
 
 CAP_SYS_PTRACE = 19
 
@@ -18,10 +19,10 @@ def described(home: Path) -> dict[str, Any]:
     """The fields that `kgorch doctor --json` promises under `machine`; what cannot be told is None."""
     import psutil
 
-    free_bytes, total_bytes = memory.free_and_total()
+    free_bytes, total_bytes = host_memory.free_and_total()
     try:
-        driver, devices = gpus.asked(_driver) or (None, [])
-    except gpus.DriverSilent as error:
+        driver, devices = nvml.asked(_driver) or (None, [])
+    except nvml.DriverSilent as error:
         driver, devices = str(error), []
     return {
         "gpus": devices,
