@@ -261,7 +261,7 @@ class Training:
                 due_at=self.ledger.resume_at(self.session.lead_s, on_quota=True),
             )
             return False
-        us = queue.Claimant(os.getpid(), process_identity.started_ticks(os.getpid()), process_identity.boot_id())
+        us = queue.Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
         self.row = sessions.open_session(
             self.engine, self.plan.name, boot_id=us.boot, supervisor_pid=us.pid, supervisor_started_ticks=us.ticks,
             pool=self.plan.pool, step=int(self.world.saved_s[self.plan.name]),

@@ -135,12 +135,12 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     probed, failed = list[probing.Probed](), ""
     free = host_memory.free_bytes()
     if probes and not any(line.verdict == FAIL for line in lines):
-        wants = gpu_locks.wants(plan)
+        wants = gpu_locks.resource_request(plan)
         try:
-            claim = gpu_locks.take(home, _Who(f"{plan.name} (check)", ""), wants)
-        except gpu_locks.DevicesHeld as error:
+            claim = gpu_locks.acquire(home, _Who(f"{plan.name} (check)", ""), wants)
+        except gpu_locks.GpusUnavailable as error:
             then = "wait until they are free (kgorch queue); or, without taking steps, kgorch check --no-probe"
-            raise gpu_locks.DevicesHeld(error.what, *error.facts, next_step=then) from None
+            raise gpu_locks.GpusUnavailable(error.what, *error.facts, next_step=then) from None
         try:
             with probing.folder_in(home) as root:
                 stages = [stage for stage in plan.stage if stage.quick_test_of is None]  # the others are part of these
@@ -248,9 +248,9 @@ def _limit_of_a_rank(free: int, ranks: int | str, told: int | None) -> int | Non
     """
     from orchestrator.hardware import devices
 
-    if devices.visible_gpus():
+    if devices.visible_gpu_count():
         return told
-    return min(free // devices.ranks_for(ranks), told or free)
+    return min(free // devices.rank_count(ranks), told or free)
 
 
 # What is shown

@@ -54,7 +54,7 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     _, home, engine = state()
     if "alembic" in sys.modules:  # the database was brought up to date: what did that is not kept in memory for months
         os.execv(sys.executable, [sys.executable, "-m", "orchestrator.cli", *sys.argv[1:]])
-    process_protection.begin()
+    process_protection.protect()
     log_handlers.configure(home)
     if not log_handlers.is_journal():  # there the log's own line is read
         render.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
@@ -107,15 +107,15 @@ def stop(wait: bool) -> int:
     Example:
       kgorch daemon stop
     """
-    from orchestrator.system.process_identity import started_ticks
+    from orchestrator.system.process_identity import start_ticks
 
     _, home, _ = state()
     found = _ask(home, "stop")
     if found is None:
         render.echo("no daemon lives")
         return 0
-    ticks = started_ticks(found["pid"])
-    while wait and ticks is not None and started_ticks(found["pid"]) == ticks:
+    ticks = start_ticks(found["pid"])
+    while wait and ticks is not None and start_ticks(found["pid"]) == ticks:
         time.sleep(0.1)
     render.echo(f"the daemon, pid {found['pid']}, {'has stopped' if wait else 'is asked to stop'}")
     return 0

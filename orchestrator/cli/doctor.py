@@ -31,7 +31,7 @@ def command(run: str | None, as_json: bool) -> int:
     _, home, engine = state()
     known = find_run(engine, run) if run or runs.everyone(engine, limit=1) else None
     found: dict[str, Any] = {
-        "machine": inventory.described(home),
+        "machine": inventory.describe_host(home),
         "run": doctor.of_run(engine, known) if known else None,
     }
     if as_json:

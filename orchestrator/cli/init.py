@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli import render, template
 from orchestrator.errors import KgorchError, NotFound, nearest
+from orchestrator.system import files
 
 COPIED = (".py", ".toml", ".md")
 
@@ -75,16 +76,16 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
             f"there is no workload {workload!r}{nearest(name, known)}", f"known: {', '.join(known) or 'none'}"
         )
     folder = folder or Path(name)
-    files = [file for file in sorted(known[name].iterdir()) if file.suffix in COPIED and file.name != "__init__.py"]
-    taken = [folder / file.name for file in files if (folder / file.name).exists()]
+    sources = [file for file in sorted(known[name].iterdir()) if file.suffix in COPIED and file.name != "__init__.py"]
+    taken = [folder / file.name for file in sources if (folder / file.name).exists()]
     if taken and not force:
         raise _taken(taken[0], f"kgorch init --from {workload} {_typed(folder)} --force")
-    for file in files:
+    for file in sources:
         # the copy is its own: its modules lie beside its plan, and no longer in the package
         text = file.read_text().replace(f"from workloads.{name}.", "from ").replace(f"workloads.{name}.", "")
         text = text.replace(f"workloads/{name}/", "")
         _write(folder / file.name, text, says=False)
-    render.echo(f"{len(files)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
+    render.echo(f"{len(sources)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
     render.echo(f"next: kgorch check {_typed(folder / 'plan.toml')}")
     return 0
 
@@ -102,14 +103,10 @@ def _write(path: Path, text: str, *, says: bool = True) -> None:
     kept = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(text, encoding="utf-8")
-        try:
+        with files.replacement(path, suffix=f".{os.getpid()}") as file:
+            file.write(text.encode())
             if os.path.lexists(path):
                 kept = _kept_beside(path)
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
     except OSError as error:
         raise KgorchError(f"{path} cannot be written", str(error), next_step="name another folder") from None
     if kept:

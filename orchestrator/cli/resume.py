@@ -37,7 +37,7 @@ def command(
     from orchestrator.runtime.bringing import Consent
     from orchestrator.system import process_protection
 
-    process_protection.begin()
+    process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
         if run and claimed:

@@ -94,7 +94,7 @@ def command(
         options += ["--extend"] if extend else []
         options += ["--until", until.isoformat()] if until else []
         return _detach(plan, loaded.name, overrides, options, as_json=as_json)
-    process_protection.begin()
+    process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
         opened = opening.start(

@@ -15,7 +15,7 @@ from orchestrator.cli.usage import Group
 from orchestrator.errors import KgorchError
 
 if TYPE_CHECKING:
-    from orchestrator.system.systemd_units import Change, Manager
+    from orchestrator.system.systemd_units import Manager, UnitChange
 
 
 @click.group("systemd", cls=Group)
@@ -92,7 +92,7 @@ def install(
     if into and now:
         raise click.UsageError("--into only writes files, --now starts the daemon: give one of them")
     changes = systemd_units.install(
-        into or systemd_units.folder_of(manager), _texts(manager, home, account), dry_run=dry_run
+        into or systemd_units.unit_folder(manager), _texts(manager, home, account), dry_run=dry_run
     )
     if dry_run:
         _say_what_would_be(changes, [] if into else _steps(manager, now=now), manager)
@@ -105,8 +105,8 @@ def install(
         return 0
     for words in _steps(manager, now=now):
         systemd_units.systemctl(manager, *words)
-    render.echo(f"{systemd_units.DAEMON} begins at boot" + (" and runs now" if now else ""))
-    if manager == "user" and not systemd_units.lingers(getpass.getuser()):
+    render.echo(f"{systemd_units.DAEMON_UNIT} begins at boot" + (" and runs now" if now else ""))
+    if manager == "user" and not systemd_units.has_linger(getpass.getuser()):
         render.echo("next: loginctl enable-linger    (else it ends when you log out)")
     elif not now:
         render.echo(f"next: systemctl --{manager} start kgorch")
@@ -125,11 +125,11 @@ def uninstall(manager: Manager, into: Path | None) -> int:
     """
     from orchestrator.system import systemd_units
 
-    folder = into or systemd_units.folder_of(manager)
-    asked = into is None and systemd_units.is_booted(manager) and (folder / systemd_units.DAEMON).exists()
+    folder = into or systemd_units.unit_folder(manager)
+    asked = into is None and systemd_units.is_booted(manager) and (folder / systemd_units.DAEMON_UNIT).exists()
     systemd_units.refuse_foreign(folder)
     if asked:
-        systemd_units.systemctl(manager, "disable", "--now", systemd_units.DAEMON)
+        systemd_units.systemctl(manager, "disable", "--now", systemd_units.DAEMON_UNIT)
     _say(systemd_units.uninstall(folder))
     if asked:
         systemd_units.systemctl(manager, "daemon-reload")
@@ -139,24 +139,28 @@ def uninstall(manager: Manager, into: Path | None) -> int:
 def _texts(manager: Manager, home: Path | None, account: str | None) -> dict[str, str]:
     from orchestrator.platforms.detect import detect
     from orchestrator.system import systemd_units
-    from orchestrator.system.paths import home_of
+    from orchestrator.system.paths import state_home
 
     if manager == "user" and account:
         raise KgorchError("a user unit runs as the one who installs it", next_step="leave --as away, or take --system")
     if manager == "system":
         account = account or os.environ.get("SUDO_USER") or getpass.getuser()
-    folder = (home or home_of(detect(), account=account)).expanduser().absolute()
-    return {unit: systemd_units.text_of(unit, manager, folder, account=account) for unit in systemd_units.UNITS}
+    folder = (home or state_home(detect().home, account=account)).expanduser().absolute()
+    return {unit: systemd_units.unit_text(unit, manager, folder, account=account) for unit in systemd_units.UNITS}
 
 
 def _steps(manager: Manager, *, now: bool) -> list[list[str]]:
     """What systemctl is asked for once the units are there."""
     from orchestrator.system import systemd_units
 
-    return [["daemon-reload"], ["enable", systemd_units.DAEMON], *([["restart", systemd_units.DAEMON]] if now else [])]
+    return [
+        ["daemon-reload"],
+        ["enable", systemd_units.DAEMON_UNIT],
+        *([["restart", systemd_units.DAEMON_UNIT]] if now else []),
+    ]
 
 
-def _say_what_would_be(changes: list[Change], steps: list[list[str]], manager: Manager) -> None:
+def _say_what_would_be(changes: list[UnitChange], steps: list[list[str]], manager: Manager) -> None:
     from orchestrator.system import systemd_units
 
     for change in changes:
@@ -171,6 +175,6 @@ def _say_what_would_be(changes: list[Change], steps: list[list[str]], manager: M
     render.echo("nothing was changed (--dry-run)")
 
 
-def _say(changes: list[Change]) -> None:
+def _say(changes: list[UnitChange]) -> None:
     for change in changes:
         render.echo(f"{change.path}: {change.what}")

@@ -1,4 +1,4 @@
-"""The GPUs and the host: NVML, which devices CUDA sees, the locks by which runs share them, an inventory, and telemetry.
+"""GPUs and the host: NVML, the devices that CUDA sees, the locks by which runs share GPUs, an inventory, and telemetry.
 
-Imports orchestrator.system, orchestrator.core, orchestrator.errors, orchestrator.wire and db.samples.
+It may import orchestrator.system, orchestrator.core, orchestrator.wire, orchestrator.errors and db.samples.
 """

@@ -1,8 +1,10 @@
-"""Which run has which GPU: a lock a device in `$KGORCH_HOME/devices`, held by the session's supervisor and, handed on open, by what
-trains for it. So it is held as long as anything of the session lives, and free when nothing does, however it ended.
+"""Assignment of GPUs to runs: one lock file a GPU in `$KGORCH_HOME/devices`.
 
-A run that shares takes the locks beside others that do; any other has its devices for itself. Runs of another state folder are
-not known here, nor is anybody's who does not use kgorch. Where the driver shows no GPU nothing is claimed.
+The session's supervisor holds the locks and passes the open files on to the processes that train for it. So a GPU is locked as
+long as any process of the session lives, and free when none does, however it ended.
+
+Runs with `session.share = true` lock their GPUs together (LOCK_SH); any other run has its GPUs for itself (LOCK_EX). Runs of
+another state folder, and programs that do not use kgorch, are not known here. Without a driver nothing is locked.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from typing import Any, NamedTuple, Protocol
 from orchestrator.core import cuda_visible
 from orchestrator.errors import KgorchError
 from orchestrator.hardware import nvml
-from orchestrator.system.paths import lies_at
+from orchestrator.system.file_lock import is_file_at
 
 VISIBLE, ORDER = cuda_visible.VARIABLE, "CUDA_DEVICE_ORDER"
 
 
-class DevicesHeld(KgorchError):
-    """The GPUs that a session needs belong to others."""
+class GpusUnavailable(KgorchError):
+    """The GPUs that a session needs are locked by others."""
 
 
-class Holder(Protocol):
-    """Who is to hold devices: a run, or a check of one that is not begun."""
+class LockOwner(Protocol):
+    """Who locks GPUs: a run, or the check of a plan that has no run yet."""
 
     @property
     def name(self) -> str: ...
@@ -38,19 +40,29 @@ class Holder(Protocol):
     def id(self) -> str: ...
 
 
-class Device(NamedTuple):
-    """`name`: of its lock, the UUID where the driver tells it; `visible`: what CUDA_VISIBLE_DEVICES calls it."""
+class LockableGpu(NamedTuple):
+    """A GPU, or a MIG instance, as one lock covers it.
+
+    Attributes:
+        name: of the lock: the UUID where the driver reports it.
+        visible: its entry in CUDA_VISIBLE_DEVICES.
+    """
 
     name: str
     visible: str
 
 
-class Claim:
-    """The locks of a session. Several processes hold the same ones: `descriptors` are handed on open."""
+class GpuLocks:
+    """The locked GPUs of a session.
+
+    Attributes:
+        devices: in the order in which CUDA sees them.
+        descriptors: of the lock files; child processes inherit them open, and so hold the same locks.
+    """
 
     def __init__(
         self,
-        devices: Sequence[Device] = (),
+        devices: Sequence[LockableGpu] = (),
         descriptors: Sequence[int] = (),
         home: Path | None = None,
         *,
@@ -58,17 +70,17 @@ class Claim:
     ) -> None:
         self.devices, self.descriptors = tuple(devices), list(descriptors)
         self._home, self._lock = home, fcntl.LOCK_SH if share else fcntl.LOCK_EX
-        self._awaited: list[threading.Thread] = []
+        self._waiting: list[threading.Thread] = []
 
-    def hold(self) -> None:
-        """Lock them again where somebody has deleted the files of the locks, unless another session was quicker."""
-        if self._home is None or any(thread.is_alive() for thread in self._awaited):
+    def refresh(self) -> None:
+        """Lock again where the lock files were deleted, unless another session was quicker."""
+        if self._home is None or any(thread.is_alive() for thread in self._waiting):
             return
         for index, device in enumerate(self.devices):
-            if lies_at(self.descriptors[index], _path(self._home, device)):
+            if is_file_at(self.descriptors[index], _lock_path(self._home, device)):
                 continue
-            with contextlib.suppress(OSError):  # a disk that is full or read-only just now: the next look tries again
-                descriptor = _opened(self._home, device)
+            with contextlib.suppress(OSError):  # a disk that is full or read-only just now: the next call tries again
+                descriptor = _open_lock(self._home, device)
                 if not _try(descriptor, self._lock):
                     os.close(descriptor)
                     continue
@@ -76,95 +88,97 @@ class Claim:
                 self.descriptors[index] = descriptor
 
     def await_locks(self) -> None:
-        """Stand in line for them, in the kernel: between two who hold them there is no gap for a third."""
+        """Wait for the locks on threads, in the kernel's queue: between two holders there is no gap for a third."""
         for descriptor in self.descriptors:
             thread = threading.Thread(target=_wait_for, args=(descriptor, self._lock), name="device", daemon=True)
             thread.start()
-            self._awaited.append(thread)
+            self._waiting.append(thread)
 
-    def check(self, *, patience_s: float = 5.0) -> None:
-        """Before a launch. Raises: DevicesHeld when another was quicker."""
-        for thread in self._awaited:
-            thread.join(patience_s)
-        if any(thread.is_alive() for thread in self._awaited):
-            raise DevicesHeld("the GPUs of this session belong to another one by now", next_step="kgorch queue")
+    def check(self, *, timeout_s: float = 5.0) -> None:
+        """Check before a launch that the awaited locks are ours. Raises: GpusUnavailable when another was quicker."""
+        for thread in self._waiting:
+            thread.join(timeout_s)
+        if any(thread.is_alive() for thread in self._waiting):
+            raise GpusUnavailable("the GPUs of this session belong to another one by now", next_step="kgorch queue")
 
     def release(self) -> None:
         while self.descriptors:
             os.close(self.descriptors.pop())
 
 
-def wants(plan: Any) -> dict[str, Any]:
-    """What a plan wants of a machine, as the queue keeps it. `ranks`: None for one a visible GPU."""
+def resource_request(plan: Any) -> dict[str, Any]:
+    """What a plan needs of a machine, as the queue stores it. `ranks`: None for one a visible GPU."""
     ranks = [stage.ranks for stage in plan.stage]
     most = None if "auto" in ranks else max(ranks)
     return {"priority": plan.session.priority, "ranks": most, "share": plan.session.share}
 
 
-def visible(environ: Mapping[str, str] = os.environ) -> list[Device]:
-    """The GPUs that CUDA would see here, in its order; none without a driver, or while it is silent."""
-    with contextlib.suppress(nvml.DriverSilent):
-        return _seen(environ)
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[LockableGpu]:
+    """The GPUs that CUDA would see here, in its order; none without a driver, or while it does not answer."""
+    with contextlib.suppress(nvml.DriverUnresponsive):
+        return _query_visible(environ)
     return []
 
 
-def _seen(environ: Mapping[str, str]) -> list[Device]:
-    """Raises: DriverSilent."""
+def _query_visible(environ: Mapping[str, str]) -> list[LockableGpu]:
+    """Raises: DriverUnresponsive."""
     text = environ.get(VISIBLE)
     if cuda_visible.parse(text, None).is_hidden:
         return []
 
-    def ask() -> list[Device]:
-        with nvml.opened() as lib:
-            return [_device(gpu) for gpu in cuda_visible.parse(text, nvml.uuids_of(lib)).gpus]
+    def ask() -> list[LockableGpu]:
+        with nvml.library() as lib:
+            return [_lockable(gpu) for gpu in cuda_visible.parse(text, nvml.gpu_uuids(lib)).gpus]
 
-    return nvml.asked(ask) or []
+    return nvml.query(ask) or []
 
 
-def take(home: Path, run: Holder, wanted: Mapping[str, Any]) -> Claim:
-    """The devices of a session that opens; what it launches from now on sees those alone.
+def acquire(home: Path, run: LockOwner, request: Mapping[str, Any]) -> GpuLocks:
+    """Lock the GPUs of a session that opens; processes that it launches from now on see those alone.
 
-    Raises: DevicesHeld, also while the driver is silent: nobody can say then whose is what; OSError.
+    Args:
+        request: as `resource_request` returns it.
+    Raises: GpusUnavailable, also while the driver does not answer, since then nobody can tell which GPUs are free; OSError.
     """
     try:
-        universe = _seen(os.environ)
-    except nvml.DriverSilent as error:
-        raise DevicesHeld(
+        universe = _query_visible(os.environ)
+    except nvml.DriverUnresponsive as error:
+        raise GpusUnavailable(
             "which GPUs there are cannot be told just now",
             str(error),
             next_step=f"see what nvidia-smi says; then kgorch resume {run.name}",
         ) from None
-    if not universe or wanted["ranks"] == 0:
-        return Claim()
-    count = len(universe) if wanted["ranks"] is None else min(wanted["ranks"], len(universe))
-    claim = Claim(*_locked(home, universe, count, share=wanted["share"]), home, share=wanted["share"])
-    if len(claim.devices) < count:
-        claim.release()
-        raise _held(home, run, universe, count)
-    _say_whose(home, claim.devices, run)
-    show_only(claim.devices, universe)
-    return claim
+    if not universe or request["ranks"] == 0:
+        return GpuLocks()
+    count = len(universe) if request["ranks"] is None else min(request["ranks"], len(universe))
+    locks = GpuLocks(*_lock(home, universe, count, share=request["share"]), home, share=request["share"])
+    if len(locks.devices) < count:
+        locks.release()
+        raise _unavailable(home, run, universe, count)
+    _write_owner(home, locks.devices, run)
+    restrict_visible_gpus(locks.devices, universe)
+    return locks
 
 
-def take_again(home: Path, told: str | None, *, share: bool) -> Claim:
-    """Those of a living training that is taken over: ours as soon as it lets go of them, should it be launched again.
+def reacquire(home: Path, launched_with: str | None, *, share: bool) -> GpuLocks:
+    """The GPUs of a living training that is adopted: locked as soon as it releases them, should it be launched again.
 
     Args:
-        told: the CUDA_VISIBLE_DEVICES that it was launched with.
+        launched_with: the CUDA_VISIBLE_DEVICES that it was launched with; None if it was not set.
     """
-    if told is not None:
-        os.environ[VISIBLE] = told
-    mine = visible()
-    claim = Claim(mine, [_opened(home, device) for device in mine], home, share=share)
-    claim.await_locks()
-    return claim
+    if launched_with is not None:
+        os.environ[VISIBLE] = launched_with
+    mine = visible_gpus()
+    locks = GpuLocks(mine, [_open_lock(home, device) for device in mine], home, share=share)
+    locks.await_locks()
+    return locks
 
 
-def states(home: Path, universe: Iterable[Device]) -> tuple[int, int]:
-    """How many devices are nobody's, and how many of such as share."""
+def count_free_and_shared(home: Path, universe: Iterable[LockableGpu]) -> tuple[int, int]:
+    """Numbers of GPUs that nobody has locked, and that runs share."""
     free = shared = 0
     for device in universe:
-        match _mode(_path(home, device)):
+        match _mode(_lock_path(home, device)):
             case "free":
                 free += 1
             case "shared":
@@ -172,28 +186,30 @@ def states(home: Path, universe: Iterable[Device]) -> tuple[int, int]:
     return free, shared
 
 
-def show_only(devices: Sequence[Device], universe: Sequence[Device]) -> None:
-    """Have CUDA, and all that asks the driver, see these alone: in this process and what it starts.
+def restrict_visible_gpus(devices: Sequence[LockableGpu], universe: Sequence[LockableGpu]) -> None:
+    """Make CUDA, and all that queries the driver, see these GPUs alone: in this process and its children.
 
-    CUDA_DEVICE_ORDER becomes PCI_BUS_ID, also where a person has set FASTEST_FIRST and where no GPU is left out: the locks here,
-    the memory watch and telemetry count as NVML does, by the PCI bus, and GPU 0 must be the same one to all of them. A person's
-    own CUDA_VISIBLE_DEVICES is written anew, without blanks: not every reader of it takes them before a UUID.
+    CUDA_DEVICE_ORDER becomes PCI_BUS_ID, also where the user has set FASTEST_FIRST and where no GPU is left out: these locks,
+    the memory monitor and telemetry use NVML's order, by the PCI bus, and GPU 0 must be the same one for all of them. The
+    user's own CUDA_VISIBLE_DEVICES is rewritten without blanks: not every reader of it accepts them before a UUID.
     """
     os.environ[ORDER] = "PCI_BUS_ID"
     if len(devices) < len(universe) or VISIBLE in os.environ:
         os.environ[VISIBLE] = ",".join(device.visible for device in devices)
 
 
-def _locked(home: Path, universe: Sequence[Device], count: int, *, share: bool) -> tuple[list[Device], list[int]]:
-    """As many as can be had, free ones before those that others share; in the universe's order."""
-    chosen: dict[Device, int] = {}
+def _lock(
+    home: Path, universe: Sequence[LockableGpu], count: int, *, share: bool
+) -> tuple[list[LockableGpu], list[int]]:
+    """Lock up to `count` GPUs, free ones before those that others share; in the order of `universe`."""
+    chosen: dict[LockableGpu, int] = {}
     for only_free in (True, False) if share else (False,):
         for device in universe:
-            if len(chosen) == count or device in chosen or (only_free and _mode(_path(home, device)) != "free"):
+            if len(chosen) == count or device in chosen or (only_free and _mode(_lock_path(home, device)) != "free"):
                 continue
-            descriptor = _opened(home, device)
-            lock = fcntl.LOCK_SH if share else fcntl.LOCK_EX
-            if _try(descriptor, lock) and lies_at(descriptor, _path(home, device)):
+            descriptor = _open_lock(home, device)
+            mode = fcntl.LOCK_SH if share else fcntl.LOCK_EX
+            if _try(descriptor, mode) and is_file_at(descriptor, _lock_path(home, device)):
                 chosen[device] = descriptor
             else:
                 os.close(descriptor)
@@ -202,7 +218,7 @@ def _locked(home: Path, universe: Sequence[Device], count: int, *, share: bool) 
 
 
 def _try(descriptor: int, lock: int) -> bool:
-    """Three times: who only asks whether it is held holds it for an instant."""
+    """Three attempts: a process that only tests the lock holds it for an instant."""
     for _ in range(3):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
@@ -211,15 +227,15 @@ def _try(descriptor: int, lock: int) -> bool:
     return False
 
 
-def _held(home: Path, run: Holder, universe: Sequence[Device], count: int) -> DevicesHeld:
+def _unavailable(home: Path, run: LockOwner, universe: Sequence[LockableGpu], count: int) -> GpusUnavailable:
     facts = []
     for device in universe:
-        if (mode := _mode(_path(home, device))) != "free":
-            whose = _whose(_path(home, device))
+        if (mode := _mode(_lock_path(home, device))) != "free":
+            owner = _owner_of(_lock_path(home, device))
             shares = ", which shares it" if mode == "shared" else ""
-            facts.append(f"GPU {device.visible} is {whose.get('run', 'another session')}'s{shares}")
+            facts.append(f"GPU {device.visible} is {owner.get('run', 'another session')}'s{shares}")
     needs = f"{count} GPU{'s' if count > 1 else ''}"
-    return DevicesHeld(
+    return GpusUnavailable(
         f"{run.name} needs {needs} of {len(universe)}, and {'they are' if count > 1 else 'it is'} not free",
         *facts,
         next_step=f"kgorch queue add {run.name} has the daemon begin it when there is room; or kgorch stop what runs",
@@ -247,31 +263,31 @@ def _wait_for(descriptor: int, lock: int) -> None:
         fcntl.flock(descriptor, lock)
 
 
-def _opened(home: Path, device: Device) -> int:
+def _open_lock(home: Path, device: LockableGpu) -> int:
     folder = home / "devices"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return os.open(_path(home, device), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(_lock_path(home, device), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _path(home: Path, device: Device) -> Path:
+def _lock_path(home: Path, device: LockableGpu) -> Path:
     return home / "devices" / f"{device.name}.lock"
 
 
-def _say_whose(home: Path, devices: Iterable[Device], run: Holder) -> None:
-    """For people, and for who takes the session over; the lock itself says whether it still holds."""
+def _write_owner(home: Path, devices: Iterable[LockableGpu], run: LockOwner) -> None:
+    """Name the owner in the lock files, for messages; the lock itself shows whether the owner still lives."""
     for device in devices:
         with contextlib.suppress(OSError):
-            _path(home, device).write_text(json.dumps({"run": run.name, "run_id": run.id}))
+            _lock_path(home, device).write_text(json.dumps({"run": run.name, "run_id": run.id}))
 
 
-def _whose(path: Path) -> dict[str, Any]:
+def _owner_of(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text())
+        owner = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return owner if isinstance(owner, dict) else {}
 
 
-def _device(gpu: cuda_visible.VisibleGpu) -> Device:
+def _lockable(gpu: cuda_visible.VisibleGpu) -> LockableGpu:
     name = gpu.entry if gpu.is_mig else gpu.uuid or str(gpu.index)
-    return Device("".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name), gpu.entry)
+    return LockableGpu("".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name), gpu.entry)

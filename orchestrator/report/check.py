@@ -29,7 +29,8 @@ from orchestrator.runtime.ledger import terms_of
 from orchestrator.runtime.preflight import loading_workers
 from orchestrator.runtime.probing import Probed
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
-from orchestrator.system.paths import check_path
+from orchestrator.system import files
+from orchestrator.system.paths import check_result_path
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
     told: View = {
         "name": one.stage.name,
         "ranks": one.ranks,
-        "device": "" if device_memory else devices.name(),
+        "device": "" if device_memory else devices.model_name(),
         "lasted_s": round(one.lasted_s, 2),
         "memory": None,
         "time": None,
@@ -312,11 +313,9 @@ def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
     """For `kgorch history`, which holds it against what came, and `microbatch = "auto"` (runtime/rungs.py)."""
-    path = check_path(home, plan.hash)
+    path = check_result_path(home, plan.hash)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(found))
-    aside.rename(path)
+    files.write(path, json.dumps(found).encode())
 
 
 SESSIONS_SEEN = 50
@@ -335,7 +334,7 @@ class Held(NamedTuple):
 def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
     """The last check of a run's plan held against the run; empty without one, or while too little was seen."""
     try:
-        told = json.loads(check_path(home, run.plan_hash).read_text())
+        told = json.loads(check_result_path(home, run.plan_hash).read_text())
         return [*_epochs_held(engine, run, told["stages"]), *_memory_held(engine, run, told["stages"])]
     except (OSError, ValueError, LookupError, TypeError):
         return []

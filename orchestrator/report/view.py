@@ -20,7 +20,8 @@ from orchestrator.report import forecast, hours, save_advice
 from orchestrator.runtime import checkpoints as disk
 from orchestrator.runtime import snapshots
 from orchestrator.system import process_identity
-from orchestrator.system.paths import home_of_run, is_held
+from orchestrator.system.file_lock import is_locked
+from orchestrator.system.paths import home_of_folder
 from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
@@ -365,11 +366,11 @@ def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, aliv
 def _is_daemon_alive(run: RunInfo) -> bool:
     """By its lock: it answers nobody while it is busy, and a question would wait for it."""
     try:
-        return is_held(home_of_run(run) / "daemon.lock")
+        return is_locked(home_of_folder(run.folder) / "daemon.lock")
     except (OSError, ValueError):
         return False
 
 
 def _is_training(engine: Engine, row: SessionInfo) -> bool:
     attempt = sessions.last_attempt(engine, row.id)
-    return attempt is not None and attempt.outcome is None and is_held(Path(attempt.folder, "lock"))
+    return attempt is not None and attempt.outcome is None and is_locked(Path(attempt.folder, "lock"))

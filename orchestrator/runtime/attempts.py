@@ -267,7 +267,7 @@ def prepare(
 
     Raises: SQLAlchemyError.
     """
-    ranks, device = devices.ranks_for(stage.ranks), devices.name()
+    ranks, device = devices.rank_count(stage.ranks), devices.model_name()
     memory = rungs.begin(engine, run, plan, session.id, Place(stage.name, device, ranks), found.step)
     folder = Path(run.folder) / "attempts"
     row = sessions.open_attempt(
@@ -350,4 +350,4 @@ def device_of(folder: Path) -> str:
     try:
         return Launch.read(folder / "launch.json").device
     except (OSError, ValueError, TypeError, WireError):
-        return devices.name()
+        return devices.model_name()

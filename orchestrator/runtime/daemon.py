@@ -40,8 +40,8 @@ from orchestrator.runtime.daemonapi import Answer, Reply
 from orchestrator.runtime.resuming import BY_DAEMON
 from orchestrator.system import control_socket, process_identity, process_protection, sd_notify
 from orchestrator.system.clock import Clock, SystemClock
-from orchestrator.system.line_server import raise_descriptor_limit
-from orchestrator.system.paths import Lock
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.socket_listener import raise_descriptor_limit
 
 LOOK_S = 0.5
 """How often the loop sees whether anybody has written into the database."""
@@ -82,7 +82,7 @@ def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
             stdout=file,
             stderr=file,
             env={name: value for name, value in os.environ.items() if name not in OURS}
-            | process_protection.handed_on(),
+            | process_protection.child_environment(),
         )
 
 
@@ -111,7 +111,7 @@ class Daemon:
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._us = resuming.us()
         self._supervised: list[OpenSession] = []  # at the last look
-        self._gpus: list[gpu_locks.Device] = []
+        self._gpus: list[gpu_locks.LockableGpu] = []
         self._driver_asked_s: float | None = None
         self._mended_s: float | None = None
         self._looked_s = self._fed_s = float("-inf")
@@ -125,7 +125,7 @@ class Daemon:
 
     def run(self) -> None:
         """Until it is stopped."""
-        self._lock = Lock(self._home / "daemon.lock")
+        self._lock = FileLock(self._home / "daemon.lock")
         raise_descriptor_limit()
         self._listen()
         self._watch_database()
@@ -157,7 +157,7 @@ class Daemon:
         if self._is_stopping:
             return
         if self._api:
-            self._lock.hold()
+            self._lock.refresh()
         try:
             self._follow_the_database()
             if self._may_find_something():
@@ -262,7 +262,7 @@ class Daemon:
     def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
         """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""
         self._ask_driver()
-        free, shared = gpu_locks.states(self._home, self._gpus) if self._gpus else (0, 0)
+        free, shared = gpu_locks.count_free_and_shared(self._home, self._gpus) if self._gpus else (0, 0)
         alone = [row for row in pending if not row.share]
         taken = sum(len(self._gpus) if row.ranks is None else row.ranks for row in alone)
         return Machine(
@@ -277,7 +277,7 @@ class Daemon:
     def _ask_driver(self) -> None:
         now_s = self._clock.now_s()
         if self._driver_asked_s is None or now_s - self._driver_asked_s >= DRIVER_AGAIN_S:
-            self._driver_asked_s, self._gpus = now_s, gpu_locks.visible()
+            self._driver_asked_s, self._gpus = now_s, gpu_locks.visible_gpus()
 
     # What is done
 
@@ -441,7 +441,7 @@ class Daemon:
 
     def _listen(self) -> None:
         """The socket is the first daemon's, and the next one's when that has ended; another takes what is due all the same."""
-        if self._lock.take():
+        if self._lock.acquire():
             self._api = daemonapi.Api(self._home, self._hear, post=self._jobs.put)
         elif not self._is_second:
             self._is_second = True

@@ -181,7 +181,7 @@ def _call(stage: Stage, workdir: Path, limit_s: float) -> Check:
     name, function = f"stage {stage.name}", stage.preflight
     order = {
         "function": function, "args": stage.args, "workdir": str(workdir), "parent": os.getpid(),
-        "score": process_protection.score_of_ranks(),
+        "score": process_protection.rank_oom_score(),
     }  # fmt: skip
     try:
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
@@ -213,7 +213,7 @@ def _run(order: str, workdir: Path, answer: IO[bytes], log: IO[bytes], limit_s: 
         stderr=log,
         cwd=workdir,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        umask=process_protection.umask(),
+        umask=process_protection.user_umask(),
         start_new_session=True,
     )
     try:

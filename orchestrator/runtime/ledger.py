@@ -59,15 +59,17 @@ def terms_of(plan: Plan, profile: Profile, on: tuple[str, int] | None = None) ->
     """
     said = plan.quota
     try:
-        count = on[1] if on else devices.visible_gpus()
-    except nvml.DriverSilent:
+        count = on[1] if on else devices.visible_gpu_count()
+    except nvml.DriverUnresponsive:
         count = 1  # a driver there is; what it drives is counted
     hours = said.hours or (profile.quota_hours if count else None)
     if hours is None:
         return None
     resets = said.resets or profile.quota_resets or "never"
     quota = Quota(said.pool or profile.name, hours * 3600.0, windows.parse(resets), said.reserve or 0.0)
-    return Terms(quota, resets, said.factor or (profile.factor if count > 1 else 1.0), on[0] if on else devices.name())
+    return Terms(
+        quota, resets, said.factor or (profile.factor if count > 1 else 1.0), on[0] if on else devices.model_name()
+    )
 
 
 class Ledger:
@@ -110,7 +112,7 @@ class Ledger:
             return None
         now_s, utc = boottime_s(), datetime.now(UTC)
         charges.mend_clock(engine, utc)
-        began_s = process_identity.started_s(1) or now_s if profile.began == "container" else now_s
+        began_s = process_identity.start_time_s(1) or now_s if profile.began == "container" else now_s
         from_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
         before = charges.of_boot(engine, terms.quota.pool, process_identity.boot_id(), from_at - SLACK)
         if before:

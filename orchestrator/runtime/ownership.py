@@ -43,7 +43,7 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
         return False
     lock, pid = lock_path(home, name), last.supervisor_pid
     if pid and pid != os.getpid() and process_identity.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
-        if process_identity.has_open(pid, lock):
+        if process_identity.has_open_file(pid, lock):
             return True
         if not fresh and (original := _home_of(pid, name)):
             raise _copied(home, original, run, last)

@@ -54,7 +54,7 @@ def lines(
         elsewhere: it is another machine's GPUs that are meant.
         overrides: of the command line; `plan` has them already.
     """
-    found, reached = inventory.described(home), None
+    found, reached = inventory.describe_host(home), None
 
     def checkpoint() -> Iterator[Line]:
         nonlocal reached
@@ -102,8 +102,8 @@ def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -
     Raises: KgorchError where the plan cannot train as it says.
     """
     try:
-        checks = list(examine(devices.accelerators(), plan, platform=platform))
-    except nvml.DriverSilent:
+        checks = list(examine(devices.detect_accelerators(), plan, platform=platform))
+    except nvml.DriverUnresponsive:
         return
     for check in checks:
         check.refuse()
@@ -250,14 +250,14 @@ def _visible_gpus(accelerators: devices.Accelerators) -> Iterator[devices.Gpu]:
 
 def _gpus(home: Path, plan: Plan, platform: str, *, elsewhere: bool) -> Iterator[Line]:
     try:
-        accelerators = devices.accelerators()
-    except nvml.DriverSilent as error:
+        accelerators = devices.detect_accelerators()
+    except nvml.DriverUnresponsive as error:
         yield Line("gpus", FAIL, str(error), "see what nvidia-smi says")
         return
     for check in examine(accelerators, plan, elsewhere=elsewhere, platform=platform):
         yield check.line()
-    universe = gpu_locks.visible()
-    free, shared = gpu_locks.states(home, universe)
+    universe = gpu_locks.visible_gpus()
+    free, shared = gpu_locks.count_free_and_shared(home, universe)
     if universe and free < len(universe):
         busy = len(universe) - free - shared
         said = f"{busy} of {len(universe)} belong to other runs" + (f", {shared} are shared" if shared else "")
@@ -288,9 +288,9 @@ def _shared_memory(free: int | None, plan: Plan) -> Iterator[Line]:
 
 def _ranks_on_gpus(plan: Plan) -> int:
     """The most of a stage; 0 where they train on the CPU, or nobody can say."""
-    with contextlib.suppress(nvml.DriverSilent):
-        if devices.visible_gpus() and devices.torch_cuda() != "":
-            return max(devices.ranks_for(stage.ranks) for stage in plan.stage)
+    with contextlib.suppress(nvml.DriverUnresponsive):
+        if devices.visible_gpu_count() and devices.torch_cuda() != "":
+            return max(devices.rank_count(stage.ranks) for stage in plan.stage)
     return 0
 
 
@@ -352,9 +352,9 @@ def loading_workers(stage: Stage) -> int:
 def _cores(stages: Sequence[Stage]) -> Iterator[Check]:
     """Loading workers of all ranks against the cores of this machine: the stage that has most of them."""
     cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")
-    with contextlib.suppress(nvml.DriverSilent):
+    with contextlib.suppress(nvml.DriverUnresponsive):
         for stage in stages:
-            workers, ranks = loading_workers(stage), devices.ranks_for(stage.ranks)
+            workers, ranks = loading_workers(stage), devices.rank_count(stage.ranks)
             if ranks * workers > max(cores, worst[0] * worst[1]):
                 worst = ranks, workers, stage.name
     if worst[0]:

@@ -103,7 +103,7 @@ def probe(
         gpu: what is assumed of one that is not here (core/machines.py): nothing is computed then.
     Raises: ProbeFailed.
     """
-    ranks, settings, killed = devices.ranks_for(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
+    ranks, settings, killed = devices.rank_count(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
     for number in range(TRIES_SMALLER + 1):
         launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number, gpu)
         began_s = boottime_s()

@@ -23,7 +23,8 @@ from orchestrator.core.names import NAME
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import ledger
 from orchestrator.system import process_identity
-from orchestrator.system.paths import Lock, is_held, run_folder
+from orchestrator.system.file_lock import FileLock, is_locked
+from orchestrator.system.paths import run_folder
 
 _ASIDE = re.compile(r"\..+\.removing(-\d+)?")
 _OF_CHECKPOINTS = re.compile(rf"{manifest.FOLDER.pattern}(\.[\w.-]+)?|\.speed-\d+")
@@ -58,8 +59,8 @@ def locked(engine: Engine, home: Path, chosen: Sequence[RunInfo]) -> Iterator[No
 
     Raises: KgorchError.
     """
-    locks = {run.name: Lock(home / "runs" / run.name / "lock") for run in chosen if _check_name(home, run)}
-    ours = {name for name, lock in locks.items() if lock.take()}
+    locks = {run.name: FileLock(home / "runs" / run.name / "lock") for run in chosen if _check_name(home, run)}
+    ours = {name for name, lock in locks.items() if lock.acquire()}
     try:
         for run in chosen:
             last = sessions.last(engine, run.id)
@@ -205,7 +206,7 @@ def _delete(folder: Path) -> bool:
 
 
 def _is_training(folder: Path) -> bool:
-    return any(is_held(lock) for lock in folder.glob("attempts/*/lock"))
+    return any(is_locked(lock) for lock in folder.glob("attempts/*/lock"))
 
 
 def _is_supervised(last: SessionInfo) -> bool:

@@ -30,7 +30,7 @@ from orchestrator.plan import Plan
 from orchestrator.runtime import launcher, rungs, snapshots
 from orchestrator.runtime.rungs import Place
 from orchestrator.shard import Span
-from orchestrator.system.control_socket import Channel, Reply
+from orchestrator.system.control_socket import ControlSocket, Reply
 from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")
@@ -129,8 +129,8 @@ def _launch(
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
-    ranks = devices.ranks_for(stage.ranks)
-    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.name(), ranks))
+    ranks = devices.rank_count(stage.ranks)
+    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.model_name(), ranks))
     return Launch(
         run=run.name,
         run_id=run.id,
@@ -166,7 +166,7 @@ def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None
             said_s = time.monotonic()
             say(message.step)
 
-    channel = Channel(Path(launch.socket), heard)
+    channel = ControlSocket(Path(launch.socket), heard)
     try:
         process = launcher.start(launch)
         while process.poll() is None:

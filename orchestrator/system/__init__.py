@@ -1,4 +1,4 @@
-"""The operating system as the other packages use it: clocks, signals, process identity, paths, locks, sockets, logs, systemd.
+"""The operating system for all other packages: clocks, signals, processes, paths, files, locks, sockets, logs, systemd.
 
-Imports the standard library, psutil, orchestrator.errors and orchestrator.wire.
+It may import the standard library, psutil, xxhash, orchestrator.errors, orchestrator.wire and orchestrator.core.names.
 """

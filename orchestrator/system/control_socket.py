@@ -1,4 +1,4 @@
-"""The socket on which ranks report and the command line asks: lines become posts, and answers lines."""
+"""The supervisor's control socket: ranks report there, and commands ask. Lines become jobs of a loop, and answers lines."""
 
 from __future__ import annotations
 
@@ -9,73 +9,76 @@ from pathlib import Path
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.system.line_server import CLIENTS, Peer, Server
+from orchestrator.system.line_server import MAX_CLIENTS, LineServer, Peer
 from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]
 Job = Callable[[], None]
 
 
-def at_once(job: Job) -> None:
+def run_inline(job: Job) -> None:
+    """Run a job on the thread of the caller."""
     job()
 
 
-class Channel(Server):
+class ControlSocket(LineServer):
     """Args:
-    hear: takes each message and a way to answer it, which never waits for who asked.
-    post: has a job done, by the loop that is to hear. The default is the server's own thread: then `hear` must not block.
+    on_message: takes each message and a function that answers it, which never waits for the peer.
+    post: has a job run by the loop that `on_message` belongs to. The default is the server's own thread: then
+        `on_message` must not block.
     """
 
     def __init__(
-        self, path: Path, hear: Callable[[Message, Reply], None], *, post: Callable[[Job], None] = at_once
+        self, path: Path, on_message: Callable[[Message, Reply], None], *, post: Callable[[Job], None] = run_inline
     ) -> None:
-        self._hear_message, self._post = hear, post
-        super().__init__(path, self._take)
+        self._on_message, self._post = on_message, post
+        super().__init__(path, self._on_line)
 
-    def expect(self, ranks: int) -> None:
-        """So many may be connected besides those who ask."""
-        self.peers.clients = CLIENTS + ranks
+    def allow_ranks(self, ranks: int) -> None:
+        """Allow that many connections besides those of commands."""
+        self.peers.clients = MAX_CLIENTS + ranks
 
-    def tell_all(self, message: Message) -> None:
-        """To every rank and asker that is connected; who comes later is told when it says hello."""
-        self.peers.send_all(wire.encode(message))
+    def broadcast(self, message: Message) -> None:
+        """Send to every connected rank and command; a peer that connects later gets the state with its hello."""
+        self.peers.broadcast(wire.encode(message))
 
-    def _take(self, line: bytes, peer: Peer, done: Callable[[], None]) -> None:
+    def _on_line(self, line: bytes, peer: Peer, complete: Callable[[], None]) -> None:
         message = wire.decode(line)
         peer.is_attached = peer.is_attached or isinstance(message, wire.Hello)
 
         def job() -> None:
             try:
-                self._hear_message(message, lambda answer: self.peers.send(peer, wire.encode(answer)))
+                self._on_message(message, lambda answer: self.peers.send(peer, wire.encode(answer)))
             finally:
-                done()
+                complete()
 
         self._post(job)
 
 
 def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> wire.Answer | None:
-    """Ask a live supervisor; None when there is none. One that is busy for too long has heard all the same.
+    """Ask the live supervisor; None when there is none. One that does not answer in time has got the request all the same.
 
     Raises: KgorchError when another user's process listens there.
     """
-    connected, until_s = False, time.monotonic() + timeout_s
+    is_sent, until_s = False, time.monotonic() + timeout_s
     try:
         with wire.connect(path, timeout_s=timeout_s) as connection:
             wire.send(connection, wire.Ask(what, within_s))
-            connected = True
+            is_sent = True
             lines = wire.Lines()
             while (left_s := until_s - time.monotonic()) > 0:
                 for message in wire.messages(connection, lines, patience_s=left_s):
                     if isinstance(message, wire.Answer):
                         return message
     except wire.WrongOwner as error:
-        raise not_ours(error) from None
+        raise wrong_owner_error(error) from None
     except (OSError, wire.WireError):
         pass
-    return wire.Answer(False, "asked, not answered yet") if connected else None
+    return wire.Answer(False, "asked, not answered yet") if is_sent else None
 
 
-def not_ours(error: wire.WrongOwner) -> KgorchError:
+def wrong_owner_error(error: wire.WrongOwner) -> KgorchError:
+    """What a person is told when another user's process listens on a socket of ours."""
     return KgorchError(
         f"the socket {error.filename} belongs to another user",
         f"expected: a process of uid {os.geteuid()}; found: {error.strerror}",

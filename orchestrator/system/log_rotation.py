@@ -1,9 +1,9 @@
-"""Bounds the logs of an attempt. A training that prints without end must not fill the disk that its checkpoints need.
+"""Size limit for the logs of an attempt: a training that prints without end must not fill the disk of its checkpoints.
 
-Ranks, what they start, and torchrun print into files that they hold open, in append mode. No file is renamed under them: its
-older part is moved into `NAME.1` and cut off at its beginning, and every writer goes on at its end. A rank could not do this
-itself: processes that it has started would go on writing into the file that was renamed, and code that prints from C, in a loop,
-lets no thread of Python's run. How a log began is kept, too, in `NAME.first`.
+Ranks, their child processes and torchrun print into files that they hold open in append mode. No file is renamed under them:
+its older part is copied to `NAME.1` and removed from the file's beginning, and every writer goes on at its end. A rank could
+not do this itself: its child processes would go on writing into the renamed file, and code that prints from C, in a loop, lets
+no Python thread run. The beginning of a log is kept, too, in `NAME.first`.
 
 Standard library only: this runs in the shim, which lives as long as the ranks.
 """
@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LOG_BYTES = 64 << 20
-"""Of a log, and of its older part. With more than one is held in the time between two looks, for as long."""
+"""Limit of a log, and of its older part. What is printed between two checks comes on top until the second one."""
 
 FIRST_BYTES = 1 << 20
-LOOK_S = 0.5
+CHECK_S = 0.5
 BLOCK_BYTES = 1 << 20
 FALLOC_FL_COLLAPSE_RANGE = 0x08
 
@@ -30,8 +30,8 @@ _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-class Rotation:
-    """Watches files from a thread of its own, until the process ends."""
+class LogRotator:
+    """Rotates files from a thread of its own until the process ends."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
@@ -39,27 +39,27 @@ class Rotation:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
             for path in self._paths:
-                with contextlib.suppress(OSError):  # not there yet, or on a disk that takes nothing now
+                with contextlib.suppress(OSError):  # it does not exist yet, or the disk cannot be written now
                     rotate(path)
 
 
-def older(path: Path) -> Path:
-    """Where the part of a log lies that is before it."""
+def older_part(path: Path) -> Path:
+    """Path of the older part of a log."""
     return path.with_name(f"{path.name}.1")
 
 
-def first(path: Path) -> Path:
-    """Where the beginning of a log lies once it has been cut."""
+def first_part(path: Path) -> Path:
+    """Path of the beginning of a log, once it was cut."""
     return path.with_name(f"{path.name}.first")
 
 
 def rotate(path: Path, limit: int = LOG_BYTES) -> bool:
-    """Cut a log that has grown beyond `limit` bytes; the last `limit` of what is cut off are kept. False where it has not.
+    """Cut a log that is larger than `limit` bytes; the last `limit` bytes that are cut are kept. False if it is not larger.
 
-    No byte is lost on file systems that can cut off a file's beginning (ext4, XFS); elsewhere those that come in the moment
-    between the last look and the cut are. Raises: OSError.
+    No byte is lost on file systems that can remove a file's beginning (ext4, XFS); elsewhere those that are written between
+    the last read and the cut are lost. Raises: OSError.
     """
     log = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -67,14 +67,14 @@ def rotate(path: Path, limit: int = LOG_BYTES) -> bool:
         if size <= limit:
             return False
         end = (size - 1) // (block := os.fstatvfs(log).f_bsize or 4096) * block  # the cut must leave something
-        with contextlib.suppress(OSError):  # a full disk: what is older goes all the same, and makes room
-            if not first(path).exists():
-                _copy(log, first(path), 0, min(FIRST_BYTES, limit))
-        older(path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a full disk: the older part goes all the same, and makes room
+            if not first_part(path).exists():
+                _copy(log, first_part(path), 0, min(FIRST_BYTES, limit))
+        older_part(path).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            _copy(log, older(path), max(0, end - limit), end)
-        if not _cut_off(log, end):
-            with contextlib.suppress(OSError), open(older(path), "ab") as target:
+            _copy(log, older_part(path), max(0, end - limit), end)
+        if not _collapse_start(log, end):
+            with contextlib.suppress(OSError), open(older_part(path), "ab") as target:
                 _append(log, target.fileno(), end, None)
             os.ftruncate(log, 0)
         return True
@@ -82,25 +82,25 @@ def rotate(path: Path, limit: int = LOG_BYTES) -> bool:
         os.close(log)
 
 
-def _cut_off(log: int, size: int) -> bool:
-    """The first `size` bytes of a file, in one step; False where its file system cannot."""
+def _collapse_start(log: int, size: int) -> bool:
+    """Remove the first `size` bytes of a file in one step; False where its file system cannot."""
     return int(_fallocate(log, FALLOC_FL_COLLAPSE_RANGE, 0, size)) == 0
 
 
-def _copy(source: int, place: Path, start: int, end: int) -> None:
-    """Raises: OSError, with what was copied taken away."""
-    target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+def _copy(source: int, path: Path, start: int, end: int) -> None:
+    """Raises: OSError, with the copy removed."""
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         _append(source, target, start, end)
     except OSError:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
     finally:
         os.close(target)
 
 
 def _append(source: int, target: int, start: int, end: int | None) -> None:
-    """Up to `end`, or as far as it goes."""
+    """Copy from `start` to `end`, or to the end of the file."""
     while end is None or start < end:
         size = BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - start)
         if not (block := os.pread(source, size, start)):

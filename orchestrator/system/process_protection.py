@@ -1,8 +1,9 @@
-"""What kgorch's own processes are protected from: other users' eyes, and the kernel when memory runs out.
+"""Protection of kgorch's own processes from other users (umask) and from the kernel's out-of-memory killer (oom_score_adj).
 
-Supervisor, daemon, shim and keeper write files of their owner alone. Where they may, they have the kernel spare them (that takes
-CAP_SYS_RESOURCE); else the ranks are offered first, which anybody may do of his own. A rank that is killed goes on from the
-keeper's snapshot; what a killed keeper held is gone. Ranks have the person's own umask and score: what they write is the person's.
+Supervisor, daemon, shim and keeper create files that their owner alone can read. With CAP_SYS_RESOURCE they lower their own
+score; without it the scores of the ranks are raised, which every process may do to itself. A killed rank resumes from the
+keeper's snapshot; the snapshots of a killed keeper are lost. Ranks have the user's own umask and score: their files are the
+user's.
 """
 
 from __future__ import annotations
@@ -12,50 +13,50 @@ import os
 from pathlib import Path
 
 PRIVATE = 0o077
-SPARED, EXPOSED = -500, 300
-"""Of oom_score_adj, which counts as so many thousandths of the machine's memory: added here, or there."""
+LESS_LIKELY, MORE_LIKELY = -500, 300
+"""Added to oom_score_adj of our processes, or else of the ranks; one unit counts as a thousandth of the machine's memory."""
 
 VARIABLE = "KGORCH_USUAL"
-"""To a process that we start and that protects itself: what the person had."""
+"""Passes the user's own umask and score to a child process that protects itself, too."""
 
-_usual: tuple[int, int] | None = None
-_is_spared = False
+_original: tuple[int, int] | None = None
+_has_low_score = False
 
 
-def begin() -> None:
-    """Protect this process and, as far as they do not ask for the usual, those that it starts. Never fails; safe to repeat."""
-    global _usual, _is_spared
-    if _usual is not None:
+def protect() -> None:
+    """Protect this process and those that it starts, unless they restore the user's settings. Never fails; safe to repeat."""
+    global _original, _has_low_score
+    if _original is not None:
         return
     before = os.umask(PRIVATE)
-    told = os.environ.pop(VARIABLE, "")
+    value = os.environ.pop(VARIABLE, "")
     try:
-        umask, score = (int(word) for word in told.split(":"))
+        umask, score = (int(word) for word in value.split(":"))
     except ValueError:
         umask, score = before, _score()
-    _usual = umask, score
-    _is_spared = _set_score(max(score + SPARED, -1000))
+    _original = umask, score
+    _has_low_score = _set_score(max(score + LESS_LIKELY, -1000))
 
 
-def umask() -> int:
-    """The person's own, for what is started for him: -1, which changes nothing, in a process that is not protected."""
-    return _usual[0] if _usual else -1
+def user_umask() -> int:
+    """The user's own umask, for programs of the user; -1, which changes nothing, in a process that is not protected."""
+    return _original[0] if _original else -1
 
 
-def handed_on() -> dict[str, str]:
-    """Variables for a process that protects itself."""
-    return {VARIABLE: f"{_usual[0]}:{_usual[1]}"} if _usual else {}
+def child_environment() -> dict[str, str]:
+    """Variables for a child process that protects itself."""
+    return {VARIABLE: f"{_original[0]}:{_original[1]}"} if _original else {}
 
 
-def score_of_ranks() -> int | None:
-    """Of what is started for the person; None in a process that is not protected."""
-    return (_usual[1] if _is_spared else min(_usual[1] + EXPOSED, 1000)) if _usual else None
+def rank_oom_score() -> int | None:
+    """oom_score_adj for programs of the user; None in a process that is not protected."""
+    return (_original[1] if _has_low_score else min(_original[1] + MORE_LIKELY, 1000)) if _original else None
 
 
-def for_ranks() -> None:
-    """In a process that is about to become torchrun."""
-    if _usual and (score := score_of_ranks()) is not None:
-        os.umask(_usual[0])
+def restore_user_settings() -> None:
+    """Give this process the umask and score for ranks; called in a child that is about to become torchrun."""
+    if _original and (score := rank_oom_score()) is not None:
+        os.umask(_original[0])
         _set_score(score)
 
 

@@ -1,4 +1,4 @@
-"""Signals as callbacks, for as long as a block lasts; handlers only post, they decide nothing."""
+"""Signals as callbacks for the duration of a block. Handlers only post to a queue; they decide nothing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def heard(*, platform: Callable[[], None], person: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM calls `platform`, Ctrl-C calls `person`, a closed terminal nobody. Outside the main thread: no change."""
+def handlers(*, on_terminate: Callable[[], None], on_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Install handlers, and put the former ones back when the block ends.
+
+    Outside the main thread nothing is installed: Python allows handlers there alone.
+
+    Args:
+        on_terminate: called on SIGTERM, which the platform sends.
+        on_interrupt: called on SIGINT, which a person sends with Ctrl-C. SIGHUP is ignored: a session outlives its terminal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted: dict[int, Any] = {
-        signal.SIGTERM: lambda *_: platform(),
-        signal.SIGINT: lambda *_: person(),
+    new: dict[int, Any] = {
+        signal.SIGTERM: lambda *_: on_terminate(),
+        signal.SIGINT: lambda *_: on_interrupt(),
         signal.SIGHUP: signal.SIG_IGN,
     }
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    former = {number: signal.signal(number, handler) for number, handler in new.items()}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in former.items():
             signal.signal(number, handler)

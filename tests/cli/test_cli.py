@@ -70,7 +70,7 @@ def run(kgorch, engine):
         made.id,
         boot_id=process_identity.boot_id(),
         supervisor_pid=us,
-        supervisor_started_ticks=process_identity.started_ticks(us),
+        supervisor_started_ticks=process_identity.start_ticks(us),
         wall_at=datetime.now(UTC) + timedelta(seconds=100),
         lead_s=4.0,
     )

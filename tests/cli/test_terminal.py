@@ -25,7 +25,7 @@ from orchestrator.errors import ExitCode
 from orchestrator.manifest import Manifest, Position
 from orchestrator.report import failure, forecast, save_advice
 from orchestrator.system import process_identity
-from orchestrator.system.paths import Lock
+from orchestrator.system.file_lock import FileLock
 
 HOSTILE = "\x1b]0;PWNED\x07\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\u202e\u2066evil\r"
 FREE = {
@@ -280,8 +280,8 @@ def test_a_resume_that_is_queued_says_whether_a_daemon_lives_that_begins_it(kgor
 
 @contextlib.contextmanager
 def held(path: Path):
-    lock = Lock(path)
-    assert lock.take()
+    lock = FileLock(path)
+    assert lock.acquire()
     try:
         yield
     finally:
@@ -396,7 +396,7 @@ def lives(cut_off):
         engine,
         last.id,
         supervisor_pid=us,
-        supervisor_started_ticks=process_identity.started_ticks(us),
+        supervisor_started_ticks=process_identity.start_ticks(us),
         wall_at=datetime.now(UTC) + timedelta(hours=1),
     )
     return engine, run, last

@@ -28,6 +28,7 @@ MAY = {
         "orchestrator.foreign",
         "orchestrator.shard",
         "orchestrator.errors",
+        "orchestrator.system.files",
         "orchestrator",
     },
     "db": {"db", "orchestrator.errors", "orchestrator.foreign"},  # it reads a stranger's database, too
@@ -36,9 +37,6 @@ MAY = {
         "orchestrator.errors",
         "orchestrator.wire",
         "orchestrator.core.names",  # what a run may be called, which is a folder's name
-        "orchestrator.platforms.profile",
-        "orchestrator",
-        "db.records",
     },
     "orchestrator.hardware": {
         "orchestrator.hardware",
@@ -46,7 +44,6 @@ MAY = {
         "orchestrator.core",
         "orchestrator.wire",
         "orchestrator.errors",
-        "orchestrator",
         "db.samples",
     },
     "orchestrator.runtime": {
@@ -110,6 +107,7 @@ STANDARD_LIBRARY_ALONE = (
     "orchestrator.foreign",
     "orchestrator.shard",
     "orchestrator.platforms",
+    "orchestrator.system.files",
     "orchestrator.runtime.shim",
 )
 

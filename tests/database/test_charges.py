@@ -43,7 +43,7 @@ def terms(hours: float = 30.0, resets: str = WEEKLY, factor: float = 1.0) -> Ter
 
 def opened(engine, run, *, alive: bool = True, **columns):
     us = os.getpid()
-    ticks = process_identity.started_ticks(us) if alive else 1
+    ticks = process_identity.start_ticks(us) if alive else 1
     where = {
         "boot_id": process_identity.boot_id(),
         "supervisor_pid": us,
@@ -243,7 +243,7 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
 @pytest.mark.parametrize(("gpus", "factor"), [("0,1", 2.0), ("0", 1.0)])
 def test_the_platforms_hours_count_where_there_are_gpus(monkeypatch, gpus, factor):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr(devices, "name", lambda: "Tesla T4")
+    monkeypatch.setattr(devices, "model_name", lambda: "Tesla T4")
     found = ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE)
     assert (found.quota.pool, found.quota.total_s, found.factor) == ("kaggle", 108000.0, factor)
     assert found.resets == WEEKLY
@@ -258,7 +258,7 @@ def test_a_session_without_gpus_costs_nothing_of_the_platforms_hours_but_of_the_
 
 
 def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
-    monkeypatch.setattr(process_identity, "started_s", lambda _: ledger.boottime_s() - 300)
+    monkeypatch.setattr(process_identity, "start_time_s", lambda _: ledger.boottime_s() - 300)
     in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
     first, session = Ledger.opening(engine, plan, in_container), opened(engine, run)

@@ -12,7 +12,7 @@ from db.queue import LEASE, Claimant, Seen
 from orchestrator.system import process_identity
 
 ANY = Seen(10**6, 10**6)
-WE = Claimant(os.getpid(), process_identity.started_ticks(os.getpid()), process_identity.boot_id())
+WE = Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
 OTHER = Claimant(1, 2, "another boot")
 
 

@@ -21,11 +21,12 @@ from orchestrator.hardware import gpu_locks
 home, name, ranks, share = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 run = RunInfo(name, name, 1, "", "", "", "", [], "", "active", "", None, None)
 try:
-    claim = gpu_locks.take(home, run, {"ranks": ranks, "share": share})
-except gpu_locks.DevicesHeld as error:
+    claim = gpu_locks.acquire(home, run, {"ranks": ranks, "share": share})
+except gpu_locks.GpusUnavailable as error:
     print(json.dumps(["held", str(error)]), flush=True)
     sys.exit()
-print(json.dumps(["has", os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpu_locks.states(home, gpu_locks.visible({})))]), flush=True)
+free_and_shared = list(gpu_locks.count_free_and_shared(home, gpu_locks.visible_gpus({})))
+print(json.dumps(["has", os.environ.get("CUDA_VISIBLE_DEVICES"), free_and_shared]), flush=True)
 for line in sys.stdin:
     child = os.fork()
     if child == 0:  # as the shim is, with the locks open
@@ -121,7 +122,7 @@ def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
     assert not (holders.home / "devices").exists()
 
 
-T4S = [gpu_locks.Device(f"GPU-{index}", str(index)) for index in range(2)]
+T4S = [gpu_locks.LockableGpu(f"GPU-{index}", str(index)) for index in range(2)]
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
@@ -131,7 +132,7 @@ def test_cuda_counts_as_nvml_does_whatever_a_person_has_set(monkeypatch, order, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if order is None:
         monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    gpu_locks.show_only(devices, T4S)
+    gpu_locks.restrict_visible_gpus(devices, T4S)
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert os.environ.pop("CUDA_VISIBLE_DEVICES", None) == visible
 

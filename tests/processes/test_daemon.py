@@ -236,7 +236,7 @@ def sleepers():
 
 
 def begun_by_a_daemon(engine, run: str, process: subprocess.Popen[bytes]) -> int:
-    ticks, boot = process_identity.started_ticks(process.pid), process_identity.boot_id()
+    ticks, boot = process_identity.start_ticks(process.pid), process_identity.boot_id()
     queue.taken(engine, run, by=resuming.BY_DAEMON, pid=process.pid, ticks=ticks, boot=boot)
     who = {"supervisor_pid": process.pid, "supervisor_started_ticks": ticks, "boot_id": boot}
     return sessions.open_session(engine, run, **who).id

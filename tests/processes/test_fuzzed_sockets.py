@@ -23,7 +23,7 @@ from saving import Place
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, snapshots
 from orchestrator.system import control_socket
-from orchestrator.system.line_server import CLIENTS
+from orchestrator.system.line_server import MAX_CLIENTS
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 SOME = settings(
@@ -123,7 +123,7 @@ def bounded(pid: int, path: Path, answers: Callable[[], Any]) -> Iterator[Callab
             crowd.do(what, data)
         assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         assert answers(), "no answer"
-        assert process.num_fds() < held + CLIENTS + 30
+        assert process.num_fds() < held + MAX_CLIENTS + 30
         assert process.memory_info().rss < before + ROOM_FOR
 
     try:

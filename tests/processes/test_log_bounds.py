@@ -30,23 +30,28 @@ def test_a_log_that_is_cut_while_it_is_written_keeps_its_newest_lines_and_its_fi
     path, lines = tmp_path / "rank0.log", 30_000
     path.write_bytes(b"x" * 8192)
     with open(path, "rb+") as file:
-        can = log_rotation._cut_off(file.fileno(), 4096)
+        can = log_rotation._collapse_start(file.fileno(), 4096)
     path.unlink()
     if collapses and not can:
         pytest.skip("this file system cannot cut off a file's beginning")
     if not collapses:
-        monkeypatch.setattr(log_rotation, "_cut_off", lambda *_: False)
+        monkeypatch.setattr(log_rotation, "_collapse_start", lambda *_: False)
     writer, times = flood(path, lines), 0
     while writer.poll() is None:
         if path.exists():
             times += log_rotation.rotate(path, LIMIT)
-            assert not log_rotation.older(path).exists() or log_rotation.older(path).stat().st_size <= LIMIT + (1 << 20)
-    assert times > 3 and sorted(tmp_path.iterdir()) == [path, log_rotation.older(path), log_rotation.first(path)]
-    found = numbers(log_rotation.older(path).read_bytes() + path.read_bytes())
+            older = log_rotation.older_part(path)
+            assert not older.exists() or older.stat().st_size <= LIMIT + (1 << 20)
+    assert times > 3 and sorted(tmp_path.iterdir()) == [
+        path,
+        log_rotation.older_part(path),
+        log_rotation.first_part(path),
+    ]
+    found = numbers(log_rotation.older_part(path).read_bytes() + path.read_bytes())
     assert found == sorted(set(found)) and found[-1] == lines - 1, "a line is lost at the end, or stands there twice"
     if collapses:
         assert found == list(range(found[0], lines)), "a line is lost"
-    assert numbers(log_rotation.first(path).read_bytes())[:100] == list(range(100))
+    assert numbers(log_rotation.first_part(path).read_bytes())[:100] == list(range(100))
 
 
 def test_a_log_that_cannot_be_kept_is_cut_all_the_same(tmp_path, monkeypatch):
@@ -92,7 +97,7 @@ def shown(kgorch, monkeypatch):
         path = folder / "rank0.log"
         path.write_bytes(content)
         if before is not None:
-            log_rotation.older(path).write_bytes(before)
+            log_rotation.older_part(path).write_bytes(before)
         return CliRunner().invoke(cli, ["logs", *options], env=kgorch.env(), catch_exceptions=False).stdout_bytes
 
     return show

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.system import log_handlers
+from orchestrator.system import log_handlers, redaction
 
 SECRETS = {"HF_TOKEN": "hf_abcdefgh", "WANDB_API_KEY": "0123456789", "SHORT_KEY": "ab", "HOME": "/home/mira"}
 
@@ -37,7 +37,7 @@ def test_without_systemd_a_line_names_time_level_run_and_session(log, tmp_path):
 @pytest.mark.parametrize("word", ["a", "token", "a-", "a.b+", "a://b@", "key=", "key ="])
 def test_a_line_that_is_one_long_word_is_masked_at_once(word):
     began_s = time.process_time()
-    log_handlers.masked(word * (30_000 // len(word)))
+    redaction.redact(word * (30_000 // len(word)))
     assert time.process_time() - began_s < 2.0
 
 
@@ -65,8 +65,8 @@ def test_no_secret_is_written_in_a_message_an_argument_an_address_or_a_traceback
 
 
 def test_a_password_that_holds_the_sign_before_the_host_is_masked_whole():
-    assert log_handlers.masked("at https://mira:p@ss@host/x?to=me@home") == "at https://host/x?***"
-    assert log_handlers.masked("at https://host?to=me@home") == "at https://host?***"
+    assert redaction.redact("at https://mira:p@ss@host/x?to=me@home") == "at https://host/x?***"
+    assert redaction.redact("at https://host?to=me@home") == "at https://host?***"
 
 
 def test_a_folder_whose_name_is_no_utf_8_can_be_named(log, tmp_path):
@@ -77,14 +77,14 @@ def test_a_folder_whose_name_is_no_utf_8_can_be_named(log, tmp_path):
 
 def test_what_is_no_secret_stays_as_it_is():
     for text in ("ab is short", "file:///data/x.toml", "step 4000: loss=0.25", "https://example.org/a/b"):
-        assert log_handlers.masked(text, log_handlers.secrets_of(SECRETS)) == text
+        assert redaction.redact(text, redaction.secret_values(SECRETS)) == text
 
 
 @given(some.text(max_size=200))
 def test_a_secret_is_masked_wherever_it_stands(around):
     half = len(around) // 2
-    assert "hf_abcdefgh" not in log_handlers.masked(
-        around[:half] + "hf_abcdefgh" + around[half:], log_handlers.secrets_of(SECRETS)
+    assert "hf_abcdefgh" not in redaction.redact(
+        around[:half] + "hf_abcdefgh" + around[half:], redaction.secret_values(SECRETS)
     )
 
 

@@ -31,7 +31,7 @@ def machine() -> Iterator[Machine]:
 def stand_in(machine: Machine) -> Machine:
     """A booted machine whose kgorch.service is ours but for the program that it starts."""
     machine.unit(
-        "kgorch.service", systemd_units.text_of("kgorch.service", "system", machine.disk / "home", account="root")
+        "kgorch.service", systemd_units.unit_text("kgorch.service", "system", machine.disk / "home", account="root")
     )
     command = f'ExecStart=\nExecStart="{sys.executable}" "{PROGRAMS / "stands_in.py"}" "{machine.disk}"'
     machine.unit("kgorch.service.d/test.conf", f"[Service]\n{command}\nWatchdogSec=3\n{environment(HERE)}")
@@ -119,7 +119,7 @@ def written(tmp_path: Path) -> dict[str, Path]:
     """Both units of both managers, over a state folder whose name asks for quoting."""
     for manager in ("user", "system"):
         texts = {
-            unit: systemd_units.text_of(unit, manager, tmp_path / 'a "home" of 100%', account="root")
+            unit: systemd_units.unit_text(unit, manager, tmp_path / 'a "home" of 100%', account="root")
             for unit in systemd_units.UNITS
         }
         systemd_units.install(tmp_path / manager, texts)
