@@ -49,7 +49,7 @@ class Running:
     Attributes:
         furthest: the highest step of the stage that an attempt before it came to.
         without_progress: attempts in a row before it that came no step further.
-        device: as it was launched on (devices.name).
+        device: as it was launched on (devices.model_name).
         from_snapshot: the number of the snapshot that it went on from.
         before: the records of the attempt before it, where that one crashed.
         unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
