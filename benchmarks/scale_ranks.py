@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from orchestrator import manifest, wire  # noqa: E402
-from orchestrator.system.control_socket import ask  # noqa: E402
+from orchestrator.system.sockets.control_socket import ask  # noqa: E402
 from orchestrator.wire import Ask, Beat, Hello, Launch, Note, Order, Place, Saved, Vitals, boottime_s  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")

@@ -25,7 +25,7 @@ def command(run: str | None, wait: bool) -> int:
       kgorch save surface-demo
     """
     from db import checkpoints, runs, sessions
-    from orchestrator.system import control_socket
+    from orchestrator.system.sockets import control_socket
 
     _, _, engine = state()
     found = find_run(engine, run)

@@ -32,7 +32,7 @@ def command(run: str | None, wait: bool) -> int:
     from db import sessions
     from orchestrator.report import view
     from orchestrator.runtime import endings, launcher
-    from orchestrator.system import control_socket
+    from orchestrator.system.sockets import control_socket
 
     _, _, engine = state()
     found = find_run(engine, run)

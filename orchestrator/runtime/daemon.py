@@ -38,10 +38,11 @@ from orchestrator.hardware import gpu_locks
 from orchestrator.runtime import daemonapi, launcher, resuming
 from orchestrator.runtime.daemonapi import Answer, Reply
 from orchestrator.runtime.resuming import BY_DAEMON
-from orchestrator.system import control_socket, process_identity, process_protection, sd_notify
+from orchestrator.system import process_identity, process_protection, sd_notify
 from orchestrator.system.clock import Clock, SystemClock
 from orchestrator.system.file_lock import FileLock
-from orchestrator.system.socket_listener import raise_descriptor_limit
+from orchestrator.system.sockets import control_socket
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 
 LOOK_S = 0.5
 """How often the loop sees whether anybody has written into the database."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.system.control_socket import Job, run_inline, wrong_owner_error
-from orchestrator.system.line_server import LineServer, Peer
+from orchestrator.system.sockets.control_socket import Job, run_inline, wrong_owner_error
+from orchestrator.system.sockets.line_server import LineServer, Peer
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10

@@ -36,8 +36,8 @@ from orchestrator.core.snapshots import images
 from orchestrator.runtime import persisting
 from orchestrator.runtime.persisting import Share
 from orchestrator.system.host_memory import free_bytes
-from orchestrator.system.line_server import MAX_CLIENTS, Peer, Peers
-from orchestrator.system.socket_listener import raise_descriptor_limit
+from orchestrator.system.sockets.line_server import MAX_CLIENTS, Peer, Peers
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 from orchestrator.wire import (
     Answer,
     Ask,

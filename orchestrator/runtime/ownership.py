@@ -1,7 +1,7 @@
 """Whether what still runs of a run belongs to this state folder: people delete lock files, and copy or move whole folders.
 
-A pid with its start and boot says that a process lives (system/process_identity.py), the lock's file that it has open says for which folder it
-works. So a lock that was deleted keeps its holder, and a copy of the folder does not get the original's processes.
+A pid with its start and boot says that a process lives (system/process_identity.py), the lock's file that it has open says for
+which folder it works. So a lock that was deleted keeps its holder, and a copy of the folder does not get the original's processes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from orchestrator.plan import Plan
 from orchestrator.runtime import launcher, rungs, snapshots
 from orchestrator.runtime.rungs import Place
 from orchestrator.shard import Span
-from orchestrator.system.control_socket import ControlSocket, Reply
+from orchestrator.system.sockets.control_socket import ControlSocket, Reply
 from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")

@@ -60,8 +60,8 @@ from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
 from orchestrator.system import signals
 from orchestrator.system.clock import Clock, SystemClock
-from orchestrator.system.control_socket import ControlSocket, Reply
-from orchestrator.system.socket_listener import raise_descriptor_limit
+from orchestrator.system.sockets.control_socket import ControlSocket, Reply
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0

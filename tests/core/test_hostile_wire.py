@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import wire
-from orchestrator.system.control_socket import ControlSocket
+from orchestrator.system.sockets.control_socket import ControlSocket
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 MANY = settings(max_examples=600 * FUZZ, deadline=None, database=None)

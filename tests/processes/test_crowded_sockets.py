@@ -19,7 +19,7 @@ from torch import nn
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi
-from orchestrator.system import control_socket
+from orchestrator.system.sockets import control_socket
 
 PING = wire.encode(wire.Ask("ping"))
 NEWEST = wire.encode(wire.Ask("newest"))

@@ -26,7 +26,8 @@ from orchestrator import wire
 from orchestrator.core import queue as core
 from orchestrator.runtime import daemonapi, resuming
 from orchestrator.runtime.daemon import Daemon
-from orchestrator.system import control_socket, process_identity
+from orchestrator.system import process_identity
+from orchestrator.system.sockets import control_socket
 
 TAKES = """
 import subprocess, sys

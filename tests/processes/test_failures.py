@@ -17,9 +17,9 @@ from harness import Kgorch, processes_of, wait_until
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, launcher
-from orchestrator.system.control_socket import ControlSocket, ask
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.process_identity import start_ticks
+from orchestrator.system.sockets.control_socket import ControlSocket, ask
 
 
 def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_path):

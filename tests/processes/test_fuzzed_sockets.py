@@ -22,8 +22,8 @@ from saving import Place
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, snapshots
-from orchestrator.system import control_socket
-from orchestrator.system.line_server import MAX_CLIENTS
+from orchestrator.system.sockets import control_socket
+from orchestrator.system.sockets.line_server import MAX_CLIENTS
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 SOME = settings(

@@ -16,7 +16,7 @@ from harness import wait_until
 from orchestrator import wire
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import daemonapi, snapshots
-from orchestrator.system import control_socket
+from orchestrator.system.sockets import control_socket
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.system.line_server import MAX_CLIENTS, LineServer, Peer
+from orchestrator.system.sockets.line_server import MAX_CLIENTS, LineServer, Peer
 from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]

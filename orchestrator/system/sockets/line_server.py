@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import wire
-from orchestrator.system.socket_listener import SocketListener
+from orchestrator.system.sockets.listener import SocketListener
 
 CHECK_S = 2.0
 """Longest wait of a turn in seconds; the socket file is checked after each turn."""
