@@ -99,7 +99,9 @@ class GpuLocks:
         for thread in self._waiting:
             thread.join(timeout_s)
         if any(thread.is_alive() for thread in self._waiting):
-            raise GpusUnavailable("the GPUs of this session belong to another one by now", next_step="kgorch queue")
+            raise GpusUnavailable(
+                "another session has locked the GPUs of this session", next_step="kgorch queue    (shows what runs)"
+            )
 
     def release(self) -> None:
         while self.descriptors:
@@ -144,9 +146,9 @@ def acquire(home: Path, run: LockOwner, request: Mapping[str, Any]) -> GpuLocks:
         universe = _query_visible(os.environ)
     except nvml.DriverUnresponsive as error:
         raise GpusUnavailable(
-            "which GPUs there are cannot be told just now",
+            "the GPUs of this machine cannot be listed: the driver does not answer",
             str(error),
-            next_step=f"see what nvidia-smi says; then kgorch resume {run.name}",
+            next_step=f"run nvidia-smi to see what is wrong; then kgorch resume {run.name}",
         ) from None
     if not universe or request["ranks"] == 0:
         return GpuLocks()
@@ -232,13 +234,13 @@ def _unavailable(home: Path, run: LockOwner, universe: Sequence[LockableGpu], co
     for device in universe:
         if (mode := _mode(_lock_path(home, device))) != "free":
             owner = _owner_of(_lock_path(home, device))
-            shares = ", which shares it" if mode == "shared" else ""
-            facts.append(f"GPU {device.visible} is {owner.get('run', 'another session')}'s{shares}")
+            shares = " (shared)" if mode == "shared" else ""
+            facts.append(f"GPU {device.visible} is locked by {owner.get('run', 'another session')}{shares}")
     needs = f"{count} GPU{'s' if count > 1 else ''}"
     return GpusUnavailable(
         f"{run.name} needs {needs} of {len(universe)}, and {'they are' if count > 1 else 'it is'} not free",
         *facts,
-        next_step=f"kgorch queue add {run.name} has the daemon begin it when there is room; or kgorch stop what runs",
+        next_step=f"kgorch queue add {run.name}    (the daemon starts it when GPUs are free), or stop a run with kgorch stop",
     )
 
 

@@ -138,7 +138,7 @@ def _handler(home: Path, name: str, environ: Mapping[str, str]) -> logging.Handl
     except OSError as error:
         handler = logging.StreamHandler()
         handler.setFormatter(LineFormatter())
-        print(f"kgorch: no log file, it goes here instead: {error}", file=sys.stderr)
+        print(f"kgorch: no log file, logging to stderr instead: {error}", file=sys.stderr)
     handler.setFormatter(LineFormatter())
     return handler
 

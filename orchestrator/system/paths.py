@@ -41,7 +41,7 @@ def state_home(
             return Path(value).expanduser().absolute()
         except RuntimeError:
             raise StateUnusable(
-                f"KGORCH_HOME={value!r} begins with the home of a user that there is not",
+                f"KGORCH_HOME={value!r} names the home of a user that does not exist",
                 next_step="point KGORCH_HOME at a folder that can be written",
             ) from None
     if platform_folder:
@@ -69,8 +69,8 @@ def check_permissions(home: Path) -> None:
         return  # created by us later, or reported as unusable then
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateUnusable(
-            f"the state folder {home} may be written to by other users of this machine",
-            f"its mode is {stat.S_IMODE(mode):04o}: they could have kgorch run what they like",
+            f"other users of this machine may write to the state folder {home}",
+            f"its mode is {stat.S_IMODE(mode):04o}: they could make kgorch run their programs",
             next_step=f"chmod go-w {home}",
         )
 
@@ -138,7 +138,7 @@ def make_run_folder(home: Path, name: str, number: int, plan: str) -> Path:
         (folder / "plan.toml").write_text(plan)
     except OSError as error:
         raise StateUnusable(
-            f"the state of {name!r} cannot be written",
+            f"the folder of run {name!r} cannot be created",
             str(error),
             next_step="point KGORCH_HOME at a folder that can be written",
         ) from None

@@ -78,7 +78,7 @@ def quote(word: str) -> str:
         cannot = True
     if cannot:
         raise KgorchError(
-            f"a path with a line break, a $ or a letter that is no UTF-8 cannot stand in a unit: {word!r}",
+            f"a systemd unit cannot contain a line break, a $ or a byte that is no UTF-8: {word!r}",
             next_step="give the state folder another name: --home FOLDER",
         )
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
@@ -129,8 +129,8 @@ def refuse_foreign(folder: Path) -> None:
             raise _write_error(path, error) from None
         if foreign:
             raise KgorchError(
-                f"{path} was not written by kgorch, so it stays as it is",
-                "expected as its first line: " + MARK,
+                f"{path} was not written by kgorch, so it is left unchanged",
+                "expected first line: " + MARK,
                 next_step=f"move it away and try again; systemctl cat {path.name} shows it",
             )
 
@@ -152,7 +152,7 @@ def systemctl(manager: Manager, *words: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise KgorchError(
-            f"{' '.join(command)} left with {done.returncode}",
+            f"{' '.join(command)} failed with exit status {done.returncode}",
             *done.stderr.strip().splitlines(),
             next_step=f"journalctl --{manager} -u {DAEMON_UNIT} -n 30",
         )
@@ -173,7 +173,9 @@ def _account_name(account: str) -> str:
     try:
         return pwd.getpwnam(account).pw_name
     except KeyError:
-        raise KgorchError(f"there is no account {account!r}", next_step="--as NAME, one of `getent passwd`") from None
+        raise KgorchError(
+            f"there is no account {account!r}", next_step="give --as NAME; `getent passwd` lists the accounts"
+        ) from None
 
 
 def _template(name: str) -> str:

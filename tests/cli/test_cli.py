@@ -559,7 +559,7 @@ def test_a_state_folder_that_others_may_write_to_is_refused_with_what_to_type(kg
     kgorch.home.chmod(mode)
     for verb in (["status"], ["daemon", "status"], ["start", str(kgorch.plan())], ["queue"]):
         said = kgorch(*verb, code=2).stderr
-        assert "may be written to by other" in said and f"next: chmod go-w {kgorch.home}" in said, said
+        assert "other users of this machine may write to" in said and f"next: chmod go-w {kgorch.home}" in said, said
     assert not list(kgorch.home.iterdir())
     kgorch.home.chmod(0o755)
     assert "there is no run yet" in kgorch("status", code=2).stderr

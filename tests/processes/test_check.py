@@ -390,7 +390,7 @@ def test_a_start_while_the_driver_fails_says_what_to_do(kgorch, tmp_path):
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     kgorch.extra_env |= driver.env
     stderr = kgorch("start", str(kgorch.plan(ranks=1, extra="gpus = 1")), code=2).stderr
-    assert "which GPUs there are cannot be told just now" in stderr and "next: see what nvidia-smi says" in stderr
+    assert "the GPUs of this machine cannot be listed" in stderr and "next: run nvidia-smi" in stderr
 
 
 def shared_memory(free: int, monkeypatch, folder: Path, *, gpus: int, ranks: int):

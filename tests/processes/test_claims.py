@@ -92,7 +92,7 @@ def test_runs_that_share_use_one_gpu_beside_one_another_and_no_other_run_does(ho
     holders.hold("alone")
     assert [holders.hold(name, share=True)[1][1] for name in ("b", "c")] == ["1", "1"]
     _, (word, said) = holders.hold("d")
-    assert word == "held" and "which shares it" in said
+    assert word == "held" and "is locked by" in said and "(shared)" in said
 
 
 def test_training_holds_its_gpus_after_its_supervisor_was_killed(holders):
@@ -112,7 +112,7 @@ def test_while_the_driver_is_silent_no_run_takes_gpus_that_may_be_anothers(holde
     holders.hold("a", 2)
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     _, (word, said) = holders.hold("b")
-    assert word == "held" and "next: see what nvidia-smi says; then kgorch resume b" in said
+    assert word == "held" and "next: run nvidia-smi to see what is wrong; then kgorch resume b" in said
 
 
 def test_without_a_driver_nothing_is_claimed(tmp_path, holders):

@@ -74,7 +74,7 @@ def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0)
         raise wrong_owner_error(error) from None
     except (OSError, wire.WireError):
         pass
-    return wire.Answer(False, "asked, not answered yet") if is_sent else None
+    return wire.Answer(False, "the request was sent and is not answered yet") if is_sent else None
 
 
 def wrong_owner_error(error: wire.WrongOwner) -> KgorchError:
