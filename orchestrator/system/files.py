@@ -28,8 +28,9 @@ def replacement(
     Raises: OSError, with `path` as it was.
     """
     temporary = path.with_name(path.name + suffix)
+    file = open(temporary, "wb", opener=_open_no_follow)
     try:
-        with open(temporary, "wb", opener=_open_no_follow) as file:
+        with file:
             yield file
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
