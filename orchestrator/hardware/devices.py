@@ -90,6 +90,7 @@ def detect_accelerators(environ: Mapping[str, str] = os.environ) -> Accelerators
 
 def torch_cuda() -> str | None:
     """The CUDA that PyTorch is built for, as in Accelerators; read from its version.py, so PyTorch is not loaded."""
+    # importing PyTorch takes seconds and hundreds of MB, and may initialize CUDA in the supervisor
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None

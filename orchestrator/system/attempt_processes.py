@@ -51,6 +51,7 @@ def terminate_attempt(folder: Path) -> bool:
         waited_s = time.monotonic() - start_s
         if waited_s > TIMEOUT_S:
             return False
+        # each start time is compared again: a pid may have been reused between listing and signal
         for pid, ticks in left if waited_s > GRACE_S else left - signalled:
             if start_ticks(pid) == ticks:
                 with contextlib.suppress(ProcessLookupError):

@@ -93,8 +93,10 @@ class FileLock:
                 if is_file_at(descriptor, self.path) and time.monotonic() >= until:
                     os.close(descriptor)
                     return False
+                # held by a process that only tests it, or the file was replaced between open and flock
                 time.sleep(0.005)
             os.close(descriptor)
+        # files of the path that were deleted protect nothing; those of a moved folder are kept
         for old in [old for old in self._descriptors if os.fstat(old).st_nlink == 0]:
             self._descriptors.remove(old)
             os.close(old)

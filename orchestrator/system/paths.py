@@ -37,7 +37,7 @@ def state_home(
     Raises: StateUnusable.
     """
     if value := environ.get("KGORCH_HOME"):
-        try:
+        try:  # expanded here, too: in a unit or a Dockerfile no shell has expanded the ~
             return Path(value).expanduser().absolute()
         except RuntimeError:
             raise StateUnusable(

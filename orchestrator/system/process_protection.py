@@ -28,7 +28,7 @@ def protect() -> None:
     global _original, _has_low_score
     if _original is not None:
         return
-    before = os.umask(PRIVATE)
+    before = os.umask(PRIVATE)  # the only way to read the umask of this process is to set one
     value = os.environ.pop(VARIABLE, "")
     try:
         umask, score = (int(word) for word in value.split(":"))

@@ -92,7 +92,8 @@ class Peers:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[Peer, None] = {}  # the one that sent last is last
         self._changed: set[Peer] = set()
-        self._guard = threading.RLock()
+        self._guard = threading.RLock()  # reentrant: broadcast calls send while it holds it
+        # another thread that has queued a line must end the wait of select
         self._wake_reader, self._wake_writer = socket.socketpair()
         for end in (self._wake_reader, self._wake_writer):
             end.setblocking(False)
@@ -269,7 +270,7 @@ class Peers:
             while peer.outgoing:
                 data, descriptors = peer.outgoing[0]
                 sent = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
-                wire.close_all(descriptors)
+                wire.close_all(descriptors)  # the kernel has them: they go with the first piece of a line alone
                 peer.outgoing_bytes -= sent
                 peer.outgoing[0] = (data[sent:], [])
                 if sent == len(data):
