@@ -37,9 +37,10 @@ from orchestrator.core.codes import EventKind, Outcome, Phase, Reason
 from orchestrator.core.quota import Quota
 from orchestrator.core.session import Session
 from orchestrator.core.wall import Wall, has_moved, nearest
-from orchestrator.runtime import ledger, processes
+from orchestrator.runtime import ledger
 from orchestrator.runtime.daemon import Daemon
 from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.system import process_identity
 
 BEGIN = datetime(2026, 8, 3, 6, tzinfo=UTC)
 DAYS = 91
@@ -270,7 +271,7 @@ class Training:
                 due_at=self.ledger.resume_at(self.session.lead_s, on_quota=True),
             )
             return False
-        us = queue.Claimant(os.getpid(), processes.started_ticks(os.getpid()), processes.boot_id())
+        us = queue.Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
         self.row = sessions.open_session(
             self.engine, self.plan.name, boot_id=us.boot, supervisor_pid=us.pid, supervisor_started_ticks=us.ticks,
             pool=self.plan.pool, step=int(self.world.saved_s[self.plan.name]),

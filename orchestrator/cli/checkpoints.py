@@ -121,14 +121,15 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from db import sessions
     from orchestrator.runtime import launcher, ownership, replay
     from orchestrator.runtime.choosing import plan_of
-    from orchestrator.runtime.home import Lock, lock_path
+    from orchestrator.system.file_lock import FileLock
+    from orchestrator.system.paths import lock_path
 
     run, rows = _standing(name)
     _, home, engine = state()
-    lock = Lock(lock_path(home, run.name))
+    lock = FileLock(lock_path(home, run.name))
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
-    is_live = not lock.take() or ownership.is_live(engine, home, run.name)
+    is_live = not lock.acquire() or ownership.is_live(engine, home, run.name)
     if is_live or (attempt and launcher.is_running(Path(attempt.folder))):
         raise KgorchError(f"{run.name} is training", next_step=f"kgorch stop {run.name}, then replay")
     try:

@@ -16,7 +16,7 @@ from orchestrator.core.codes import RunState
 from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime.home import check_safe, home_of
+from orchestrator.system.paths import check_permissions, state_home
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -84,7 +84,7 @@ def _run_of_missing(path: Path) -> RunInfo | None:
     A name that is only mistyped must not lead to another training: so the file is called plan.toml, or as the run is.
     """
     profile = detect()
-    home = home_of(profile)
+    home = state_home(profile.home)
     folder = path.absolute().parent
     if not (home / "kgorch.db").exists() or any(folder.glob("*.toml")):
         return None
@@ -118,8 +118,8 @@ def state() -> tuple[Profile, Path, Engine]:
     from db.engine import open_database
 
     profile = detect()
-    home = home_of(profile)
-    check_safe(home)
+    home = state_home(profile.home)
+    check_permissions(home)
     return profile, home, open_database(home)
 
 

@@ -25,13 +25,13 @@ def command(run: str | None, as_json: bool) -> int:
       kgorch doctor surface-demo
     """
     from db import runs
+    from orchestrator.hardware import inventory
     from orchestrator.report import doctor
-    from orchestrator.runtime import machine
 
     _, home, engine = state()
     known = find_run(engine, run) if run or runs.everyone(engine, limit=1) else None
     found: dict[str, Any] = {
-        "machine": machine.described(home),
+        "machine": inventory.describe_host(home),
         "run": doctor.of_run(engine, known) if known else None,
     }
     if as_json:

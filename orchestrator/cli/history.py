@@ -99,9 +99,9 @@ def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
 def _say_how_the_check_held(engine: Engine, found: RunInfo) -> None:
     """What `kgorch check` foretold of the plan, beside what came."""
     from orchestrator.report import check
-    from orchestrator.runtime.home import home_of_run
+    from orchestrator.system.paths import home_of_folder
 
-    for one in check.held(engine, found, home_of_run(found)):
+    for one in check.held(engine, found, home_of_folder(found.folder)):
         show = render.size if one.is_bytes else render.duration
         off = f"{one.foretold / one.came - 1:+.0%}" if one.came else "–"
         where = f"{one.stage}: " if one.stage else ""

@@ -26,13 +26,13 @@ def command(run: str | None, wait: bool) -> int:
       kgorch save surface-demo
     """
     from db import checkpoints, runs, sessions
-    from orchestrator.runtime import channel
+    from orchestrator.system.sockets import control_socket
 
     _, _, engine = state()
     found = find_run(engine, run)
     before = checkpoints.newest_verified(engine, found.id)
     asked_at = runs.now()
-    if channel.ask(Path(found.folder) / "control.sock", "save") is None:
+    if control_socket.ask(Path(found.folder) / "control.sock", "save") is None:
         raise KgorchError(f"{found.name} is not running under a supervisor", next_step=f"kgorch status {found.name}")
     deadline = time.monotonic() + PATIENCE_S
     while wait and time.monotonic() < deadline:

@@ -32,11 +32,12 @@ def command(run: str | None, wait: bool) -> int:
 
     from db import sessions
     from orchestrator.report import view
-    from orchestrator.runtime import channel, endings, launcher
+    from orchestrator.runtime import endings, launcher
+    from orchestrator.system.sockets import control_socket
 
     _, _, engine = state()
     found = find_run(engine, run)
-    answer = channel.ask(Path(found.folder) / "control.sock", "stop")
+    answer = control_socket.ask(Path(found.folder) / "control.sock", "stop")
     if answer is None:
         last = sessions.last(engine, found.id)
         attempt = sessions.last_attempt(engine, last.id) if last else None

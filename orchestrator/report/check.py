@@ -20,16 +20,18 @@ from orchestrator.core.fit import CONTEXT, Trial, Verdict
 from orchestrator.core.forecast import Hours
 from orchestrator.core.memory import Facts
 from orchestrator.core.outlay import Loop, Measured, Reached
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.report.view import View, stamp
-from orchestrator.runtime import devices, pools
-from orchestrator.runtime.home import check_path
+from orchestrator.runtime import pools
 from orchestrator.runtime.hours import PoolHours
 from orchestrator.runtime.ledger import terms_of
 from orchestrator.runtime.preflight import loading_workers
 from orchestrator.runtime.probing import Probed
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
+from orchestrator.system import files
+from orchestrator.system.paths import check_result_path
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
     told: View = {
         "name": one.stage.name,
         "ranks": one.ranks,
-        "device": "" if device_memory else devices.name(),
+        "device": "" if device_memory else devices.model_name(),
         "lasted_s": round(one.lasted_s, 2),
         "memory": None,
         "time": None,
@@ -312,11 +314,9 @@ def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
     """For `kgorch history`, which holds it against what came, and `microbatch = "auto"` (runtime/rungs.py)."""
-    path = check_path(home, plan.hash)
+    path = check_result_path(home, plan.hash)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(found))
-    aside.rename(path)
+    files.write(path, json.dumps(found).encode())
 
 
 SESSIONS_SEEN = 50
@@ -336,7 +336,7 @@ class Held(NamedTuple):
 def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
     """The last check of a run's plan held against the run; empty without one, or while too little was seen."""
     try:
-        told = json.loads(check_path(home, run.plan_hash).read_text())
+        told = json.loads(check_result_path(home, run.plan_hash).read_text())
         return [*_epochs_held(engine, run, told["stages"]), *_memory_held(engine, run, told["stages"])]
     except (OSError, ValueError, LookupError, TypeError):
         return []

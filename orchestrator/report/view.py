@@ -19,8 +19,10 @@ from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInf
 from orchestrator.core.codes import OVER, EventKind, Phase, Reason, RunState
 from orchestrator.report import forecast, hours, save_advice
 from orchestrator.runtime import checkpoints as disk
-from orchestrator.runtime import processes, snapshots
-from orchestrator.runtime.home import home_of_run, is_held
+from orchestrator.runtime import snapshots
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import is_locked
+from orchestrator.system.paths import home_of_folder
 from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
@@ -128,7 +130,9 @@ def _stages(mine: list[AttemptInfo]) -> list[View]:
 
 
 def is_supervised(row: SessionInfo) -> bool:
-    return row.phase not in OVER and processes.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id)
+    return row.phase not in OVER and process_identity.is_alive(
+        row.supervisor_pid, row.supervisor_started_ticks, row.boot_id
+    )
 
 
 def stamp(at: datetime | None) -> str | None:
@@ -159,7 +163,7 @@ def _session(row: SessionInfo, alive: bool, training: bool, now: datetime) -> Vi
 
 def _left_s(row: SessionInfo, wall_at: datetime, now: datetime) -> float:
     """By the clock that nobody puts forward or back, where it is the session's still."""
-    if row.boot_wall_s is not None and row.boot_id == processes.boot_id():
+    if row.boot_wall_s is not None and row.boot_id == process_identity.boot_id():
         return row.boot_wall_s - boottime_s()
     return (wall_at - now).total_seconds()
 
@@ -375,11 +379,11 @@ def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, aliv
 def _is_daemon_alive(run: RunInfo) -> bool:
     """By its lock: it answers nobody while it is busy, and a question would wait for it."""
     try:
-        return is_held(home_of_run(run) / "daemon.lock")
+        return is_locked(home_of_folder(run.folder) / "daemon.lock")
     except (OSError, ValueError):
         return False
 
 
 def _is_training(engine: Engine, row: SessionInfo) -> bool:
     attempt = sessions.last_attempt(engine, row.id)
-    return attempt is not None and attempt.outcome is None and is_held(Path(attempt.folder, "lock"))
+    return attempt is not None and attempt.outcome is None and is_locked(Path(attempt.folder, "lock"))

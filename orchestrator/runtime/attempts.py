@@ -29,9 +29,10 @@ from orchestrator.core.outcome import (
 )
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.hardware import devices
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, StageSection
-from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
+from orchestrator.runtime import checkpoints, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError
@@ -46,7 +47,7 @@ class Running:
     Attributes:
         furthest: the highest step of the stage that an attempt before it came to.
         without_progress: attempts in a row before it that came no step further.
-        device: as it was launched on (devices.name).
+        device: as it was launched on (devices.model_name).
         from_snapshot: the number of the snapshot that it went on from.
         before: the records of the attempt before it, where that one crashed.
         unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
@@ -268,7 +269,7 @@ def prepare(
 
     Raises: SQLAlchemyError.
     """
-    ranks, device = devices.ranks_for(stage.ranks), devices.name()
+    ranks, device = devices.rank_count(stage.ranks), devices.model_name()
     memory = rungs.begin(engine, run, plan, session.id, Place(stage.name, device, ranks), found.step)
     folder = Path(run.folder) / "attempts"
     row = sessions.open_attempt(
@@ -351,4 +352,4 @@ def device_of(folder: Path) -> str:
     try:
         return Launch.read(folder / "launch.json").device
     except (OSError, ValueError, TypeError, WireError):
-        return devices.name()
+        return devices.model_name()

@@ -12,9 +12,10 @@ from orchestrator.core.codes import Reason
 from orchestrator.core.wall import Wall, nearest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Began, Profile
-from orchestrator.runtime import processes, slurm, spot
+from orchestrator.runtime import slurm, spot
 from orchestrator.runtime.ledger import Ledger
 from orchestrator.runtime.walls import Source
+from orchestrator.system import process_identity
 from orchestrator.wire import boottime_s
 
 
@@ -22,7 +23,7 @@ def began_s(began: Began) -> float:
     """By what the profile says began it; our own start where that cannot be told."""
     match began:
         case "container":  # where PID 1 is the machine's own, this is its boot
-            at_s = processes.started_s(1)
+            at_s = process_identity.start_time_s(1)
         case "job":
             at_s = slurm.job_began_s()
         case "boot":
@@ -30,7 +31,7 @@ def began_s(began: Began) -> float:
         case "start":
             at_s = None
     if at_s is None:
-        at_s = processes.started_s(os.getpid())
+        at_s = process_identity.start_time_s(os.getpid())
     return boottime_s() if at_s is None else at_s
 
 

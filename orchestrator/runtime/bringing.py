@@ -20,7 +20,7 @@ from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import changes, finding, launcher, rungs, taking
 from orchestrator.runtime.finding import Found, Place, Search, Watcher
-from orchestrator.runtime.home import checkpoints_folder, make_run_folder, newest_left, run_folder
+from orchestrator.system.paths import checkpoints_folder, last_run_number, make_run_folder, run_folder
 
 OTHERS_LOOKED_AT = 200
 SHOWN, SHOWN_LETTERS = 20, 200
@@ -166,7 +166,7 @@ def bring(
     known = runs.newest(engine, plan.name)
     if known:
         refuse_while_training(engine, known)
-    number = max(theirs["number"], known.number + 1 if known else newest_left(home, plan.name) + 1)
+    number = max(theirs["number"], known.number + 1 if known else last_run_number(home, plan.name) + 1)
     folder = make_run_folder(home, plan.name, number, text)
     columns = {
         "id": found.run_id,
@@ -293,7 +293,7 @@ def _left_without_database(home: Path, plan: Plan) -> list[str]:
 
     Raises: KgorchError while it trains still.
     """
-    number = newest_left(home, plan.name)
+    number = last_run_number(home, plan.name)
     if not number:
         return []
     folder = run_folder(home, plan.name, number)

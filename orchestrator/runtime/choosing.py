@@ -27,7 +27,8 @@ from orchestrator.runtime import (
 )
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.finding import Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, lock_path, make_run_folder, newest_left
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.paths import checkpoints_folder, last_run_number, lock_path, make_run_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def run_of(
     if known:
         bringing.refuse_while_training(engine, known)
         runs.supersede(engine, known.id, "--fresh began another run of this name")
-    number = max(known.number if known else 0, newest_left(home, plan.name)) + 1
+    number = max(known.number if known else 0, last_run_number(home, plan.name)) + 1
     return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
 
 
@@ -141,8 +142,8 @@ def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
 def bring_by_name(
     engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
 ) -> RunInfo:
-    lock = Lock(lock_path(home, name))
-    if not lock.take():
+    lock = FileLock(lock_path(home, name))
+    if not lock.acquire():
         return run_elsewhere(engine, name)
     try:
         return bringing.by_name(engine, home, profile, name, watcher, consent)

@@ -39,11 +39,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import xxhash
-
 from orchestrator.core import advice
 from orchestrator.core.codes import EventKind
 from orchestrator.plan import DataSection
+from orchestrator.system import files, hashing
 from orchestrator.wire import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20
@@ -233,8 +232,8 @@ class Cache:
         self._clear_away(found)
         if self._listed() != found:
             raise Refused("the source changes while it is copied")
-        files = {name: [*entry, self._copied[name][1]] for name, entry in found.items()}
-        _write_durably(self._marker, json.dumps({"source": str(self._source), "files": files}))
+        copied = {name: [*entry, self._copied[name][1]] for name, entry in found.items()}
+        files.write(self._marker, json.dumps({"source": str(self._source), "files": copied}).encode(), durable=True)
         self._whole, self._read = found, frozenset(found)
         self._say(
             EventKind.DATA_CACHED,
@@ -351,31 +350,16 @@ class Cache:
 
 def _copied(reading: BinaryIO, writing: BinaryIO) -> str:
     """The xxh3_128 of what was read; what was written is on the disk and out of the page cache, so reading asks the disk."""
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
-    while count := reading.readinto(buffer):  # type: ignore[attr-defined]
-        digest.update(buffer[:count])
-        writing.write(buffer[:count])
+    digest, _ = hashing.copy_hashed(hashing.chunks_of(reading, CHUNK_BYTES), writing)
     writing.flush()
     os.fsync(writing.fileno())
     os.posix_fadvise(writing.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return digest.hexdigest()
+    return digest
 
 
 def _hash_of(path: Path) -> str:
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
     with open(path, "rb") as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
-
-
-def _write_durably(path: Path, text: str) -> None:
-    aside = path.with_suffix(".part")
-    with open(aside, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+        return hashing.hash_chunks(hashing.chunks_of(file, CHUNK_BYTES))
 
 
 def yield_to_others() -> None:

@@ -12,13 +12,15 @@ from db import queue, runs, sessions
 from db.records import RunInfo
 from orchestrator.core.codes import OVER, NotStarted, Reason, RunState
 from orchestrator.errors import KgorchError
+from orchestrator.hardware import gpu_locks
 from orchestrator.plan import Plan, user_config
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, claims, ownership, taking
+from orchestrator.runtime import choosing, ownership, taking
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Watcher
-from orchestrator.runtime.home import Lock, home_of_run, is_held, lock_path
+from orchestrator.system.file_lock import FileLock, is_locked
+from orchestrator.system.paths import home_of_folder, lock_path
 
 
 def enqueue(
@@ -39,8 +41,8 @@ def enqueue(
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
     here = user_config.resolve_platform(plan.platform, profile)
-    lock = Lock(lock_path(home, plan.name))
-    if not lock.take():
+    lock = FileLock(lock_path(home, plan.name))
+    if not lock.acquire():
         return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
     try:
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
@@ -68,7 +70,7 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing 
             f"another run has taken the place of {run.name}/{run.number}: {run.why}",
             next_step=f"kgorch queue add {run.name} queues that one",
         )
-    if is_held(lock_path(home_of_run(run), run.name)):
+    if is_locked(lock_path(home_of_folder(run.folder), run.name)):
         return Nothing(run, NotStarted.LIVE)
     _put(engine, run, choosing.plan_of(run), due_at)
     return None
@@ -77,5 +79,5 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing 
 def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
     if run.state == RunState.FAILED:
         runs.set_state(engine, run.id, RunState.ACTIVE)
-    wants = claims.wants(plan) | {"tries": 0}  # who asks has mended the cause
+    wants = gpu_locks.resource_request(plan) | {"tries": 0}  # who asks has mended the cause
     queue.put(engine, run.id, reason=Reason.QUEUED, due_at=due_at, wants=wants)

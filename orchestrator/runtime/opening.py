@@ -22,6 +22,7 @@ from orchestrator.core.codes import OVER, NotStarted, Phase, Reason, RunState
 from orchestrator.core.session import Session
 from orchestrator.core.wall import Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
+from orchestrator.hardware import devices, gpu_locks
 from orchestrator.plan import Plan, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
@@ -29,15 +30,12 @@ from orchestrator.runtime import (
     beginning,
     checkpoints,
     choosing,
-    claims,
-    devices,
     keeping,
     launcher,
     mirror,
     notices,
     ownership,
     preflight,
-    processes,
     rungs,
     taking,
 )
@@ -45,12 +43,14 @@ from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.choosing import Nothing
 from orchestrator.runtime.finding import SILENT, Found, Watcher
-from orchestrator.runtime.home import Lock, home_of_run, lock_path
 from orchestrator.runtime.journal import say
 from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.paths import home_of_folder, lock_path
 from orchestrator.wire import boottime_s
 
 UNMEASURED = (
@@ -68,9 +68,9 @@ class Opened:
     row: SessionInfo
     session: Session
     adopted: Running | None
-    lock: Lock
+    lock: FileLock
     walls: Walls
-    claim: claims.Claim
+    claim: gpu_locks.GpuLocks
 
     def supervise(
         self, engine: Engine, observer: Observer = lambda _: None, listener: Listener = lambda _: None
@@ -78,7 +78,7 @@ class Opened:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
             kept = ownership.Kept(Path(self.run.folder), self.run.name)
-            with ownership.held(self.lock.hold, self.claim.hold, kept.look):
+            with ownership.held(self.lock.refresh, self.claim.refresh, kept.look):
                 ended = Supervisor(
                     engine,
                     self.run,
@@ -128,8 +128,8 @@ def start(
         lists several runs, or asks for consent.
     """
     plan = choosing.checked(plan_text, where, overrides)
-    lock = Lock(lock_path(home, plan.name))
-    if not lock.take():
+    lock = FileLock(lock_path(home, plan.name))
+    if not lock.acquire():
         return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
     try:
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
@@ -175,8 +175,8 @@ def resume(
             return None
     if run.state == RunState.FINISHED:
         return Nothing(run, NotStarted.FINISHED)
-    lock = Lock(lock_path(home, run.name))
-    if not lock.take():
+    lock = FileLock(lock_path(home, run.name))
+    if not lock.acquire():
         return Nothing(run, NotStarted.LIVE)
     try:
         if ownership.is_live(engine, home, run.name):
@@ -211,7 +211,7 @@ def _go_on(
     run: RunInfo,
     plan: Plan,
     profile: Profile,
-    lock: Lock,
+    lock: FileLock,
     found: Found | None = None,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
@@ -222,7 +222,7 @@ def _go_on(
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
-            ownership.refuse_moved(home_of_run(run), run, attempt)
+            ownership.refuse_moved(home_of_folder(run.folder), run, attempt)
             return _adopt(engine, run, plan, profile, last, attempt, lock, until)
         before = last.reason
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
@@ -253,16 +253,16 @@ def _go_on(
     stages = attempts.open_stages(engine, run, plan)
     preflight.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
     for stage in stages[:1]:
-        place = rungs.Place(stage.name, devices.name(), devices.ranks_for(stage.ranks))
+        place = rungs.Place(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
         if rungs.is_unmeasured(engine, run, plan, place):
             watcher.note(UNMEASURED.format(place))
     return _open_session(engine, run, plan, profile, lock, until)
 
 
 def _open_session(
-    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: Lock, until: datetime | None
+    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: FileLock, until: datetime | None
 ) -> Opened | Nothing:
-    claim = claims.take(home_of_run(run), run, claims.wants(plan))
+    claim = gpu_locks.acquire(home_of_folder(run.folder), run, gpu_locks.resource_request(plan))
     try:
         return _open_on(claim, engine, run, plan, profile, lock, until)
     except BaseException:
@@ -271,12 +271,12 @@ def _open_session(
 
 
 def _open_on(
-    claim: claims.Claim,
+    claim: gpu_locks.GpuLocks,
     engine: Engine,
     run: RunInfo,
     plan: Plan,
     profile: Profile,
-    lock: Lock,
+    lock: FileLock,
     until: datetime | None,
 ) -> Opened | Nothing:
     now_s = boottime_s()
@@ -319,7 +319,7 @@ def _open_on(
         claim.release()
         lock.release()
         return waits
-    if not lock.hold():  # its file was deleted while a source was copied, say, and another has begun a session
+    if not lock.refresh():  # its file was deleted while a source was copied, say, and another has begun a session
         claim.release()
         return Nothing(run, NotStarted.LIVE)
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
@@ -327,7 +327,7 @@ def _open_on(
         engine,
         run.id,
         place="local",
-        boot_id=processes.boot_id(),
+        boot_id=process_identity.boot_id(),
         boot_wall_s=session.wall_s,
         wall_kind=session.wall_kind,
         fixed_wall_s=walls.fixed.at_s if walls.fixed else None,
@@ -352,9 +352,9 @@ def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
         run.id,
         by=f"pid {pid}",
         pid=pid,
-        ticks=processes.started_ticks(pid),
-        boot=processes.boot_id(),
-        wants=claims.wants(plan),
+        ticks=process_identity.start_ticks(pid),
+        boot=process_identity.boot_id(),
+        wants=gpu_locks.resource_request(plan),
     )
 
 
@@ -409,13 +409,13 @@ def _adopt(
     profile: Profile,
     last: SessionInfo,
     attempt: AttemptInfo,
-    lock: Lock,
+    lock: FileLock,
     until: datetime | None,
 ) -> Opened:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
     # First the session's own CUDA_VISIBLE_DEVICES: what it costs follows from the GPUs that can be seen.
-    told = launcher.environment(Path(attempt.folder)).get(claims.VISIBLE)
-    claim = claims.take_again(home_of_run(run), told, share=plan.session.share)
+    told = launcher.environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
+    claim = gpu_locks.reacquire(home_of_folder(run.folder), told, share=plan.session.share)
     was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_kind)
     fixed = nearest([was, beginning.given_wall(until, boottime_s())])
     walls = Walls(fixed, beginning.moving_walls(engine, run, plan, profile, last))
@@ -453,4 +453,4 @@ def _last_step(engine: Engine, run: RunInfo) -> int:
 
 
 def _us() -> dict[str, int | None]:
-    return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": processes.started_ticks(os.getpid())}
+    return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": process_identity.start_ticks(os.getpid())}

@@ -15,8 +15,8 @@ from orchestrator.core import quota as core
 from orchestrator.core import windows
 from orchestrator.core.quota import Quota, Use
 from orchestrator.core.windows import PIECE_S, Never, Rolling
-from orchestrator.runtime import processes
-from orchestrator.runtime.home import is_held
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import is_locked
 
 HEARD_S = 120.0
 """A session on another machine that was charged within this time lives, for all we know."""
@@ -63,12 +63,12 @@ def living(engine: Engine, pool: str, now: datetime, *, but: int | None = None) 
 
 
 def _is_running(engine: Engine, row: SessionInfo, charged_ago_s: float) -> bool:
-    if row.boot_id != processes.boot_id():
+    if row.boot_id != process_identity.boot_id():
         return charged_ago_s < HEARD_S
-    if processes.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id):
+    if process_identity.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id):
         return True
     attempt = sessions.last_attempt(engine, row.id)
-    return attempt is not None and attempt.outcome is None and is_held(Path(attempt.folder, "lock"))
+    return attempt is not None and attempt.outcome is None and is_locked(Path(attempt.folder, "lock"))
 
 
 def correct(engine: Engine, name: str, told_s: float) -> dict[str, float]:

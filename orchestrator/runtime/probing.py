@@ -21,8 +21,9 @@ from orchestrator.core.codes import RankOutcome
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan, StageSection
-from orchestrator.runtime import devices, launcher, snapshots
+from orchestrator.runtime import launcher, snapshots
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
 
 SECONDS = 20.0
@@ -103,7 +104,7 @@ def probe(
         gpu: what is assumed of one that is not here (core/machines.py): nothing is computed then.
     Raises: ProbeFailed.
     """
-    ranks, settings, killed = devices.ranks_for(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
+    ranks, settings, killed = devices.rank_count(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
     for number in range(TRIES_SMALLER + 1):
         launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number, gpu)
         began_s = boottime_s()

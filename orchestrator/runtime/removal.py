@@ -22,8 +22,10 @@ from orchestrator import manifest
 from orchestrator.core.codes import OVER, ResumeState, RunState
 from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import ledger, processes
-from orchestrator.runtime.home import Lock, is_held, run_folder
+from orchestrator.runtime import ledger
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import FileLock, is_locked
+from orchestrator.system.paths import run_folder
 
 _ASIDE = re.compile(r"\..+\.removing(-\d+)?")
 _OF_CHECKPOINTS = re.compile(rf"{manifest.FOLDER.pattern}(\.[\w.-]+)?|\.speed-\d+")
@@ -58,8 +60,8 @@ def locked(engine: Engine, home: Path, chosen: Sequence[RunInfo]) -> Iterator[No
 
     Raises: KgorchError.
     """
-    locks = {run.name: Lock(home / "runs" / run.name / "lock") for run in chosen if _check_name(home, run)}
-    ours = {name for name, lock in locks.items() if lock.take()}
+    locks = {run.name: FileLock(home / "runs" / run.name / "lock") for run in chosen if _check_name(home, run)}
+    ours = {name for name, lock in locks.items() if lock.acquire()}
     try:
         for run in chosen:
             last = sessions.last(engine, run.id)
@@ -205,16 +207,16 @@ def _delete(folder: Path) -> bool:
 
 
 def _is_training(folder: Path) -> bool:
-    return any(is_held(lock) for lock in folder.glob("attempts/*/lock"))
+    return any(is_locked(lock) for lock in folder.glob("attempts/*/lock"))
 
 
 def _is_supervised(last: SessionInfo) -> bool:
-    alive = processes.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
+    alive = process_identity.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
     return last.phase not in OVER and alive
 
 
 def _claimant_lives(resume: ResumeInfo) -> bool:
-    return processes.is_alive(resume.claimed_pid, resume.claimed_ticks, resume.claimed_boot)
+    return process_identity.is_alive(resume.claimed_pid, resume.claimed_ticks, resume.claimed_boot)
 
 
 def _lives(run: RunInfo) -> KgorchError:

@@ -32,7 +32,7 @@ from orchestrator.core.memory import Facts, Settings
 from orchestrator.manifest import Change
 from orchestrator.plan import Plan
 from orchestrator.runtime import snapshots
-from orchestrator.runtime.home import check_path, home_of_run
+from orchestrator.system.paths import check_result_path, home_of_folder
 from orchestrator.wire import RungTaken
 
 ANEW = "begins_anew"
@@ -185,7 +185,7 @@ def _measured(run: RunInfo, plan: Plan, place: Place) -> int | None:
     tested = next((stage.quick_test_of for stage in plan.stage if stage.name == place.stage), None)
     wanted = replace(place, stage=tested or place.stage)
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        told = json.loads(check_path(home_of_run(run), run.plan_hash).read_text())
+        told = json.loads(check_result_path(home_of_folder(run.folder), run.plan_hash).read_text())
         for stage in told["stages"]:
             if (stage["name"], stage["device"], stage["ranks"]) == _of(wanted):
                 if stage["memory"] is None:  # it takes no steps

@@ -34,12 +34,13 @@ from orchestrator.core.codes import NOTED_BY_RANKS, CheckpointState, EventKind, 
 from orchestrator.core.session import Event, Session
 from orchestrator.core.wall import Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
+from orchestrator.hardware import devices, telemetry
+from orchestrator.hardware.gpu_locks import GpuLocks
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, StageSection
 from orchestrator.runtime import (
     attempts,
     curves,
-    devices,
     endings,
     hanging,
     keeping,
@@ -48,22 +49,20 @@ from orchestrator.runtime import (
     notices,
     remedies,
     rungs,
-    signals,
     snapshots,
     stacks,
-    telemetry,
 )
 from orchestrator.runtime.attempts import Running
-from orchestrator.runtime.channel import Channel, Reply
-from orchestrator.runtime.claims import Claim
-from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
-from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
+from orchestrator.system import signals
+from orchestrator.system.clock import Clock, SystemClock
+from orchestrator.system.sockets.control_socket import ControlSocket, Reply
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
@@ -118,12 +117,12 @@ class Supervisor:
         session: Session,
         *,
         walls: Walls | None = None,
-        claim: Claim | None = None,
+        claim: GpuLocks | None = None,
         clock: Clock | None = None,
         observer: Observer = lambda _: None,
         listener: Listener = lambda _: None,
     ) -> None:
-        self._walls, self._claim = walls or Walls(), claim or Claim()
+        self._walls, self._claim = walls or Walls(), claim or GpuLocks()
         self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
         self._clock, self._observer, self._listener = clock or SystemClock(), observer, listener
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -139,7 +138,7 @@ class Supervisor:
         self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
         self._known = self._written_down()
-        self._memory = devices.Memory()
+        self._memory = devices.GpuMemoryBaseline()
         self._told_s: float | None = None
         self._alarm_s: float | None = None
         self._again_s: float | None = None  # when a launch that failed is tried again
@@ -158,7 +157,7 @@ class Supervisor:
     def run(self, adopted: Running | None = None) -> Session:
         """Until the session is over; what ran is gone then. Returns where it ended."""
         raise_descriptor_limit()
-        self._channel = Channel(self.folder / "control.sock", self._hear, post=self._post)
+        self._channel = ControlSocket(self.folder / "control.sock", self._hear, post=self._post)
         self._watcher = snapshots.Watcher(
             self.folder, lambda message: self._queue.put(lambda: self._hear(message, lambda _: None))
         )
@@ -169,7 +168,7 @@ class Supervisor:
         self._data = DataCache(self._plan.data, Path(self._run.workdir), [stage.args for stage in self._plan.stage])
         self._sampler = telemetry.Sampler(self._engine, self._row.id, Path(self._run.checkpoints))
         try:
-            with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
+            with signals.handlers(on_terminate=self._platform_ends_us, on_interrupt=self._person_interrupts):
                 if adopted:
                     self._attempt = self._last = adopted
                     self._saved_step = self._newest_saved(adopted.row.stage)
@@ -273,7 +272,7 @@ class Supervisor:
             order, facts = self._room.look(self._sampler.latest(), self._clock.now_s())
             if order:
                 self._journal.note(EventKind.MEMORY_WATCH, facts)
-                self._channel.tell_all(wire.Order(order))
+                self._channel.broadcast(wire.Order(order))
 
     def _rung_taken(self, attempt: Running, told: wire.RungTaken) -> None:
         def write() -> None:
@@ -285,7 +284,7 @@ class Supervisor:
 
     def _begun(self, attempt: Running) -> None:
         """What watches an attempt begins anew with it."""
-        self._channel.expect(attempt.row.ranks)
+        self._channel.allow_ranks(attempt.row.ranks)
         with contextlib.suppress(SQLAlchemyError):
             self._room.changed(attempt, self._clock.now_s())
             self._hangs.launched(attempt, self._clock.now_s())
@@ -391,9 +390,9 @@ class Supervisor:
             case core.Launch():
                 self._launch()
             case core.AskToSave():
-                self._channel.tell_all(wire.Order("save"))
+                self._channel.broadcast(wire.Order("save"))
             case core.AskToStop(why):
-                self._channel.tell_all(wire.Order("stop", why))
+                self._channel.broadcast(wire.Order("stop", why))
             case core.RescueSnapshot():
                 threading.Thread(
                     target=snapshots.persist, args=(self.folder,), kwargs={"timeout_s": KEEPER_S}, daemon=True
@@ -430,7 +429,7 @@ class Supervisor:
             try:
                 if self._processes and not launcher.kill(self._processes):  # what it had started may have outlived it
                     raise OSError(f"processes of {self._processes} do not end")
-                if held := self._memory.wait_until_gone():
+                if held := self._memory.wait_until_released():
                     self._post(lambda: self._journal.note(EventKind.MEMORY_NOT_GONE, {"what": held}))
                 found = attempts.newest_state(self._engine, self._run, todo[0].name, self._reader.skipped)
             except Exception as error:
@@ -513,7 +512,7 @@ class Supervisor:
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
             case wire.Vitals(attempt=attempt) if self._is_current(attempt):
-                self._sampler.hear(message)
+                self._sampler.add_rank_metrics(message)
                 self._data.consider(self._sampler.latest())
             case wire.Place(attempt=attempt) if self._is_current(attempt):
                 self._hangs.heard(message, self._clock.now_s())
@@ -772,7 +771,7 @@ class Supervisor:
         at_s = self._session.deadline_s
         if at_s != self._told_s and (at_s is None or self._told_s is None or abs(at_s - self._told_s) > 0.05):
             self._told_s = at_s
-            self._channel.tell_all(wire.Deadline(at_s))
+            self._channel.broadcast(wire.Deadline(at_s))
 
     def _wall_at(self) -> Any:
         left = None if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from sqlalchemy import Engine
 
 from db import runs, sessions, transfer
@@ -42,6 +41,7 @@ from orchestrator.runtime.finding import (
     order_of,
     place_of,
 )
+from orchestrator.system import files, hashing
 from orchestrator.wire import CACHED, MAX_CACHED_BYTES, plain_text
 
 Events = list[tuple[str, dict[str, Any]]]
@@ -225,30 +225,24 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
         _copy_file(item.folder, aside / manifest.NAME, moved, None)
         if essence_of(manifest.read(aside)) != item.essence:
             raise CheckpointBroken(f"{item.folder} changed while it was copied")
-        manifest.fsync_folder(aside)
+        files.sync_folder(aside)
         aside.rename(target)
-        manifest.fsync_folder(target.parent)
+        files.sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
 def _copy_file(folder: Path, target: Path, moved: Moved, expected: FileEntry | None) -> None:
-    digest, count = xxhash.xxh3_128(), 0
+    chunks, max_bytes = manifest.chunks(folder, target.name.removesuffix(".part")), expected.bytes if expected else None
     with open(target, "xb") as file:
-        for chunk in manifest.chunks(folder, target.name.removesuffix(".part")):
-            count += len(chunk)
-            if expected and count > expected.bytes:
-                break
-            digest.update(chunk)
-            file.write(chunk)
-            moved(len(chunk))
+        digest, count = hashing.copy_hashed(chunks, file, max_bytes=max_bytes, on_chunk=moved)
         file.flush()
         os.fsync(file.fileno())
-    if expected and (digest.hexdigest() != expected.xxh3_128 or count != expected.bytes):
+    if expected and (digest != expected.xxh3_128 or count != expected.bytes):
         raise CheckpointBroken(
             f"{folder} does not match its manifest",
-            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest.hexdigest()[:12]}…",
+            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest[:12]}…",
         )
 
 
@@ -271,10 +265,10 @@ def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
     if top is None:
         return {}
     names = ((Path(folder), name) for folder, _, names in os.walk(top) for name in names)
-    files = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
-    if len(files) > OUTPUTS:
+    paths = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
+    if len(paths) > OUTPUTS:
         watcher.note(f"{top} holds more than {OUTPUTS} files: the first {OUTPUTS} of them are copied")
-    return {path: top for path in files[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
+    return {path: top for path in paths[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
 
 
 def _values_of(found: Found, ours: Path) -> dict[Path, Path]:

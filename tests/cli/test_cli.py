@@ -24,7 +24,7 @@ from orchestrator.core.codes import Phase, Reason
 from orchestrator.core.curve import Record, Value
 from orchestrator.errors import NotFound
 from orchestrator.plan import check_entries, load
-from orchestrator.runtime import processes
+from orchestrator.system import process_identity
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -69,9 +69,9 @@ def run(kgorch, engine):
     second = sessions.open_session(
         engine,
         made.id,
-        boot_id=processes.boot_id(),
+        boot_id=process_identity.boot_id(),
         supervisor_pid=us,
-        supervisor_started_ticks=processes.started_ticks(us),
+        supervisor_started_ticks=process_identity.start_ticks(us),
         wall_at=datetime.now(UTC) + timedelta(seconds=100),
         lead_s=4.0,
     )
@@ -560,7 +560,7 @@ def test_a_state_folder_that_others_may_write_to_is_refused_with_what_to_type(kg
     kgorch.home.chmod(mode)
     for verb in (["status"], ["daemon", "status"], ["start", str(kgorch.plan())], ["queue"]):
         said = kgorch(*verb, code=2).stderr
-        assert "may be written to by other" in said and f"next: chmod go-w {kgorch.home}" in said, said
+        assert "other users of this machine may write to" in said and f"next: chmod go-w {kgorch.home}" in said, said
     assert not list(kgorch.home.iterdir())
     kgorch.home.chmod(0o755)
     assert "there is no run yet" in kgorch("status", code=2).stderr

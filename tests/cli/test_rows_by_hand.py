@@ -31,9 +31,9 @@ from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.plan import parse
 from orchestrator.runtime import remedies
 from orchestrator.runtime import rungs as ladder
-from orchestrator.runtime.home import check_kept_folder
+from orchestrator.system.paths import check_stored_folder
 
-READERS = {"pools.resets": windows.parse, "runs.folder": check_kept_folder}
+READERS = {"pools.resets": windows.parse, "runs.folder": check_stored_folder}
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
 VERBS = [

@@ -25,8 +25,8 @@ from orchestrator.core.codes import Reason
 from orchestrator.errors import ExitCode
 from orchestrator.manifest import Manifest, Position
 from orchestrator.report import failure, forecast, save_advice
-from orchestrator.runtime import processes
-from orchestrator.runtime.home import Lock
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import FileLock
 
 HOSTILE = "\x1b]0;PWNED\x07\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\u202e\u2066evil\r"
 FREE = {
@@ -202,7 +202,7 @@ def cut_off(kgorch):
     session = sessions.open_session(
         engine,
         run.id,
-        boot_id=processes.boot_id(),
+        boot_id=process_identity.boot_id(),
         supervisor_pid=1,
         supervisor_started_ticks=1,
         wall_at=wall_at,
@@ -281,8 +281,8 @@ def test_a_resume_that_is_queued_says_whether_a_daemon_lives_that_begins_it(kgor
 
 @contextlib.contextmanager
 def held(path: Path):
-    lock = Lock(path)
-    assert lock.take()
+    lock = FileLock(path)
+    assert lock.acquire()
     try:
         yield
     finally:
@@ -397,7 +397,7 @@ def lives(cut_off):
         engine,
         last.id,
         supervisor_pid=us,
-        supervisor_started_ticks=processes.started_ticks(us),
+        supervisor_started_ticks=process_identity.start_ticks(us),
         wall_at=datetime.now(UTC) + timedelta(hours=1),
     )
     return engine, run, last

@@ -29,6 +29,7 @@ MAY = {
         "orchestrator.foreign",
         "orchestrator.shard",
         "orchestrator.errors",
+        "orchestrator.system.files",
         "orchestrator",
     },
     "db": {
@@ -37,8 +38,24 @@ MAY = {
         "orchestrator.errors",
         "orchestrator.foreign",
     },  # it reads a stranger's database, too
+    "orchestrator.system": {
+        "orchestrator.system",
+        "orchestrator.errors",
+        "orchestrator.wire",
+        "orchestrator.core.names",  # what a run may be called, which is a folder's name
+    },
+    "orchestrator.hardware": {
+        "orchestrator.hardware",
+        "orchestrator.system",
+        "orchestrator.core",
+        "orchestrator.wire",
+        "orchestrator.errors",
+        "db.samples",
+    },
     "orchestrator.runtime": {
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.core",
         "orchestrator.platforms",
         "orchestrator.wire",
@@ -54,6 +71,8 @@ MAY = {
         "orchestrator.report",
         "orchestrator.core",
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.wire",
         "orchestrator.plan",  # one that is checked has no rows yet
         "orchestrator.platforms",
@@ -74,6 +93,7 @@ STANDARD_LIBRARY_ALONE = (
     "orchestrator.foreign",
     "orchestrator.shard",
     "orchestrator.platforms",
+    "orchestrator.system.files",
     "orchestrator.runtime.shim",
 )
 

@@ -17,12 +17,14 @@ from db.records import PoolInfo
 from orchestrator.core import windows
 from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, used_s
+from orchestrator.hardware import devices
 from orchestrator.plan import parse
 from orchestrator.platforms.kaggle import PROFILE as KAGGLE
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import hours
-from orchestrator.runtime import devices, ledger, pools, processes
+from orchestrator.runtime import ledger, pools
 from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.system import process_identity
 
 SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
 WEEKLY = "Sat 00:00 UTC"
@@ -42,8 +44,13 @@ def terms(hours: float = 30.0, resets: str = WEEKLY, factor: float = 1.0) -> Ter
 
 def opened(engine, run, *, alive: bool = True, **columns):
     us = os.getpid()
-    ticks = processes.started_ticks(us) if alive else 1
-    where = {"boot_id": processes.boot_id(), "supervisor_pid": us, "supervisor_started_ticks": ticks, "pool": "p"}
+    ticks = process_identity.start_ticks(us) if alive else 1
+    where = {
+        "boot_id": process_identity.boot_id(),
+        "supervisor_pid": us,
+        "supervisor_started_ticks": ticks,
+        "pool": "p",
+    }
     return sessions.open_session(engine, run.id, **where | columns)
 
 
@@ -237,7 +244,7 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
 @pytest.mark.parametrize(("gpus", "factor"), [("0,1", 2.0), ("0", 1.0)])
 def test_the_platforms_hours_count_where_there_are_gpus(monkeypatch, gpus, factor):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr(devices, "name", lambda: "Tesla T4")
+    monkeypatch.setattr(devices, "model_name", lambda: "Tesla T4")
     found = ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE)
     assert (found.quota.pool, found.quota.total_s, found.factor) == ("kaggle", 108000.0, factor)
     assert found.resets == WEEKLY
@@ -252,7 +259,7 @@ def test_a_session_without_gpus_costs_nothing_of_the_platforms_hours_but_of_the_
 
 
 def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
-    monkeypatch.setattr(processes, "started_s", lambda _: ledger.boottime_s() - 300)
+    monkeypatch.setattr(process_identity, "start_time_s", lambda _: ledger.boottime_s() - 300)
     in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
     first, session = Ledger.opening(engine, plan, in_container), opened(engine, run)

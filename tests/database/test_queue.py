@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from db import queue, runs, sessions
 from db.queue import LEASE, Claimant, Seen
 from orchestrator.core.codes import REASON_TEXT, Reason
-from orchestrator.runtime import processes
+from orchestrator.system import process_identity
 
 ANY = Seen(10**6, 10**6)
-WE = Claimant(os.getpid(), processes.started_ticks(os.getpid()), processes.boot_id())
+WE = Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
 OTHER = Claimant(1, 2, "another boot")
 
 

@@ -15,9 +15,10 @@ from harness import processes_of, wait_until
 
 from orchestrator.core.codes import Fit
 from orchestrator.errors import KgorchError
+from orchestrator.hardware import devices
+from orchestrator.hardware.devices import Accelerators, Gpu, GpuInventory
 from orchestrator.plan import parse
-from orchestrator.runtime import devices, launcher, preflight, probing
-from orchestrator.runtime.devices import Accelerators, Gpu, Inventory
+from orchestrator.runtime import launcher, preflight, probing
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
@@ -230,7 +231,7 @@ def test_a_driver_that_does_not_say_which_cuda_it_takes_is_no_mistake(kgorch, tm
 
 T4S = {index: Gpu(f"GPU-{index}{index}{index}", "Tesla T4", has_mig=False) for index in range(2)}
 A100 = {0: Gpu("GPU-aaa", "NVIDIA A100-SXM4-40GB", has_mig=True)}
-CUDA_12 = Inventory(T4S, "550.54", (12, 4))
+CUDA_12 = GpuInventory(T4S, "550.54", (12, 4))
 
 
 def a_plan(ranks: object = '"auto"', gpus: int = 0):
@@ -297,11 +298,11 @@ def test_ranks_that_share_a_gpu_are_told_that_gloo_is_slower_and_what_starts_one
 
 def test_a_start_refuses_the_first_failure_and_says_each_warning_in_a_line(monkeypatch):
     notes = []
-    monkeypatch.setattr(devices, "accelerators", lambda: Accelerators(CUDA_12, "0", "12.6"))
+    monkeypatch.setattr(devices, "detect_accelerators", lambda: Accelerators(CUDA_12, "0", "12.6"))
     preflight.check_gpus(a_plan(ranks=2), notes.append)
     [note] = notes
     assert note.startswith("2 ranks share 1 GPU (Tesla T4); NCCL") and note.endswith("starts one rank a GPU")
-    monkeypatch.setattr(devices, "accelerators", lambda: Accelerators(CUDA_12, None, "13.0"))
+    monkeypatch.setattr(devices, "detect_accelerators", lambda: Accelerators(CUDA_12, None, "13.0"))
     with pytest.raises(KgorchError) as error:
         preflight.check_gpus(a_plan(), notes.append)
     assert "the driver 550.54 takes CUDA up to 12.4, and PyTorch is built for CUDA 13.0" in error.value.what
@@ -392,12 +393,12 @@ def test_a_start_while_the_driver_fails_says_what_to_do(kgorch, tmp_path):
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     kgorch.extra_env |= driver.env
     stderr = kgorch("start", str(kgorch.plan(ranks=1, extra="gpus = 1")), code=2).stderr
-    assert "which GPUs there are cannot be told just now" in stderr and "next: see what nvidia-smi says" in stderr
+    assert "the GPUs of this machine cannot be listed" in stderr and "next: run nvidia-smi" in stderr
 
 
 def shared_memory(free: int, monkeypatch, folder: Path, *, gpus: int, ranks: int):
     monkeypatch.setattr(preflight, "SHM", folder)
-    monkeypatch.setattr(devices, "visible_gpus", lambda environ=None: gpus)
+    monkeypatch.setattr(devices, "visible_gpu_count", lambda environ=None: gpus)
     monkeypatch.setattr(devices, "torch_cuda", lambda: "12.6")
     return list(preflight._shared_memory(free, a_plan(ranks=ranks)))
 

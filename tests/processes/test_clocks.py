@@ -20,7 +20,7 @@ YEAR_S = 365 * 86400
 PROGRAM = """\
 import datetime, pathlib, sys
 import db.runs, db.sessions
-from orchestrator.runtime.clock import SystemClock
+from orchestrator.system.clock import SystemClock
 told = pathlib.Path(sys.argv.pop(1))
 now = lambda *_: datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=int(told.read_text()))
 db.runs.now = db.sessions.now = SystemClock.utc = now
@@ -32,7 +32,7 @@ of PyTorch's launcher fails with EINVAL."""
 
 
 class WallClock:
-    """Supervisors whose wall clock (runtime/clock.py, and what the database stamps) can be put forward and back."""
+    """Supervisors whose wall clock (system/clock.py, and what the database stamps) can be put forward and back."""
 
     def __init__(self, kgorch: Kgorch, told: Path) -> None:
         self._kgorch, self._told = kgorch, told

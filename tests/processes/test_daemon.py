@@ -25,8 +25,10 @@ from db.engine import open_database
 from orchestrator import wire
 from orchestrator.core import queue as core
 from orchestrator.core.codes import Reason
-from orchestrator.runtime import channel, daemonapi, processes, resuming
+from orchestrator.runtime import daemonapi, resuming
 from orchestrator.runtime.daemon import Daemon
+from orchestrator.system import process_identity
+from orchestrator.system.sockets import control_socket
 
 TAKES = """
 import subprocess, sys
@@ -236,7 +238,7 @@ def sleepers():
 
 
 def begun_by_a_daemon(engine, run: str, process: subprocess.Popen[bytes]) -> int:
-    ticks, boot = processes.started_ticks(process.pid), processes.boot_id()
+    ticks, boot = process_identity.start_ticks(process.pid), process_identity.boot_id()
     queue.taken(engine, run, by=resuming.BY_DAEMON, pid=process.pid, ticks=ticks, boot=boot)
     who = {"supervisor_pid": process.pid, "supervisor_started_ticks": ticks, "boot_id": boot}
     return sessions.open_session(engine, run, **who).id
@@ -254,7 +256,7 @@ def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, 
         begun_by_a_daemon(engine, run, new)
         return wire.Answer(True, "stopping")
 
-    monkeypatch.setattr(channel, "ask", saves_and_goes_on_under_the_other)
+    monkeypatch.setattr(control_socket, "ask", saves_and_goes_on_under_the_other)
     began_s = time.monotonic()
     Daemon(engine, kgorch.home, stop_timeout_s=5.0)._stop_sessions()
     assert time.monotonic() - began_s < 4 and new.poll() is None
@@ -271,7 +273,9 @@ def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_s
         raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
 
     monkeypatch.setattr(queue, "open_sessions", is_held)
-    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, "")))
+    monkeypatch.setattr(
+        control_socket, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, ""))
+    )
     stopping._stop_sessions()
     assert session.poll() == -signal.SIGKILL, "asked, and waited for"
 

@@ -17,9 +17,9 @@ from harness import Kgorch, processes_of, wait_until
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, launcher
-from orchestrator.runtime.channel import Channel, ask
-from orchestrator.runtime.home import Lock
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.process_identity import start_ticks
+from orchestrator.system.sockets.control_socket import ControlSocket, ask
 
 
 def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_path):
@@ -53,7 +53,7 @@ def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
         pids = kgorch.pids()
         os.kill(pids[victim], signal.SIGKILL)
         wait_until(
-            lambda pids=pids: not any(map(started_ticks, pids.values())), within_s=60, what="all of the attempt gone"
+            lambda pids=pids: not any(map(start_ticks, pids.values())), within_s=60, what="all of the attempt gone"
         )
     assert supervisor.wait(timeout=90) == 0, supervisor.communicate()[0]
     [session] = kgorch.history()
@@ -279,7 +279,7 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
 
 @pytest.mark.parametrize("what", ["taken away", "another's"])
 def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
-    channel = Channel(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
+    channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
     api = daemonapi.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
     for name in ("control.sock", daemonapi.SOCKET):
         (tmp_path / name).unlink()
@@ -295,11 +295,11 @@ def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
 def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp_path):
     attempt, seen = tmp_path / "attempt", tmp_path / "seen"
     seen.mkdir()
-    held = Lock(attempt / "lock")
-    assert held.take()
+    held = FileLock(attempt / "lock")
+    assert held.acquire()
     if subprocess.run(["mount", "--bind", attempt, seen], capture_output=True).returncode:
         pytest.skip("no right to mount")
-    listening = Channel(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
+    listening = ControlSocket(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", seen], check=True)
         for one in listening:
@@ -443,5 +443,5 @@ def test_training_left_over_from_a_session_that_is_over_is_ended_before_the_next
     database.close()
     kgorch.background("resume")
     wait_until(lambda: len(kgorch.history()) == 2 and kgorch.attempt().name == "2.1")
-    assert not [pid for pid in left_over.values() if started_ticks(pid)], "nothing but zombies"
+    assert not [pid for pid in left_over.values() if start_ticks(pid)], "nothing but zombies"
     kgorch("stop")

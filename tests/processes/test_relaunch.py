@@ -15,7 +15,7 @@ import pytest
 from harness import Kgorch, wait_until
 
 from orchestrator import manifest
-from orchestrator.runtime import memory
+from orchestrator.system import host_memory
 
 LADDERS = {
     "surface_detection": (["microbatch=12"], {"batch": 16}, {"microbatch": 12}),
@@ -149,7 +149,7 @@ def bounded(tmp_path):
 
 
 def _control_group(size: int) -> Path | None:
-    for version, root, path in memory._groups():
+    for version, root, path in host_memory._groups():
         folder = root / path.lstrip("/") / f"kgorch-test-{os.getpid()}"
         try:
             folder.mkdir()

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import processes as identities
+from orchestrator.system import process_identity as identities
 from storm.invariants import Charged, Checkpoint, Process
 from storm.programs import STAGES
 
