@@ -26,7 +26,6 @@ from typing import Any
 from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
-from orchestrator.runtime.journal import NoRoom
 from orchestrator.system import attempt_processes, process_protection
 from orchestrator.system.file_lock import is_locked
 from orchestrator.system.process_identity import has_open_file, start_ticks
@@ -37,6 +36,10 @@ Unwritten = Mapping[str, dict[str, Any]]
 
 NOTHING: Unwritten = MappingProxyType({})
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+class NoRoom(Exception):
+    """A file could not be written: its disk takes nothing now."""
 
 
 def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:

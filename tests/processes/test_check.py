@@ -240,7 +240,7 @@ def a_plan(ranks: object = '"auto"', gpus: int = 0):
 
 
 def checks(accelerators, plan=None, **kwargs):
-    return {check.name: check for check in preflight.examine(accelerators, plan or a_plan(), **kwargs)}
+    return {check.name: check for check in requirements.examine(accelerators, plan or a_plan(), **kwargs)}
 
 
 @pytest.mark.parametrize(
