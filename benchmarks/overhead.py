@@ -159,8 +159,8 @@ def telemetry(folder: Path, seconds: float) -> float:
 def sampled(folder: Path, seconds: float) -> None:
     from db import runs, sessions
     from db.engine import open_database
+    from orchestrator.protocol.messages import Vitals
     from orchestrator.runtime.telemetry import VITALS, Sampler
-    from orchestrator.wire import Vitals
 
     engine = open_database(folder)
     texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan", "plan_hash"), "")

@@ -28,7 +28,7 @@ from peers import NAMES, Training, Way, emptied, module
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.worker import attach, launch, state, stored
 from orchestrator.worker.image import share
 from orchestrator.worker.save import OVERHEAD

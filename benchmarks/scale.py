@@ -36,10 +36,10 @@ import scale_ranks  # noqa: E402
 from db import queue, runs, samples, sessions  # noqa: E402
 from db.engine import open_database  # noqa: E402
 from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from orchestrator.checkpoint import registry as keeping  # noqa: E402
 from orchestrator.errors import ExitCode  # noqa: E402
 from orchestrator.plan import parse  # noqa: E402
 from orchestrator.report import view  # noqa: E402
-from orchestrator.runtime import keeping  # noqa: E402
 from orchestrator.runtime.daemon import Daemon  # noqa: E402
 
 VERBS = (

@@ -29,9 +29,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from orchestrator import manifest, wire  # noqa: E402
+from orchestrator.checkpoint import manifest  # noqa: E402
+from orchestrator.protocol import messages as wire  # noqa: E402
+from orchestrator.protocol.messages import Ask, Beat, Hello, Launch, Note, Order, Place, Saved, Vitals, boottime_s  # noqa: E402
 from orchestrator.runtime.channel import ask  # noqa: E402
-from orchestrator.wire import Ask, Beat, Hello, Launch, Note, Order, Place, Saved, Vitals, boottime_s  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
 LONGEST = {"start": 5.0, "first_step": 1.0, "step": 0.2, "save": 0.5, "evaluation": 8.0}

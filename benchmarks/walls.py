@@ -43,7 +43,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import page  # noqa: E402
 from bounded import living  # noqa: E402
 
-from orchestrator import manifest  # noqa: E402
+from orchestrator.checkpoint import manifest  # noqa: E402
 from orchestrator.errors import KgorchError  # noqa: E402
 
 SLOWEST, FASTEST = 4.0, 200.0

@@ -26,8 +26,8 @@ from sqlalchemy import JSON, Boolean, Connection, Float, String
 from db import facts
 from db.soundness import WORDS, YEARS
 from db.tables import Base
-from orchestrator import foreign
-from orchestrator.foreign import Budget
+from orchestrator import untrusted_io as foreign
+from orchestrator.untrusted_io import Budget
 
 Columns = dict[str, Any]
 

@@ -27,8 +27,8 @@ from db.records import RunInfo
 from db.runs import now, plain
 from db.sessions import OVER
 from db.tables import Attempt, Base, Charge, Checkpoint, Curve, EventRow, Run, RungRow, Session, Stage
-from orchestrator import foreign
-from orchestrator.foreign import Budget
+from orchestrator import untrusted_io as foreign
+from orchestrator.untrusted_io import Budget
 
 GONE = "nothing of it was heard after this state was kept"
 MAX_BYTES = 4 << 30

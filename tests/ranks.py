@@ -13,9 +13,10 @@ from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
 
-from orchestrator import manifest, wire
+from orchestrator.checkpoint import manifest
 from orchestrator.core.memory import Settings
-from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 from orchestrator.worker.board import size
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from harness import wait_until
 
-from orchestrator import wire
-from orchestrator.manifest import Manifest, Position
+from orchestrator.checkpoint.manifest import Manifest, Position
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Launch, boottime_s
 from orchestrator.runtime import snapshots
-from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker import state
 from orchestrator.worker.board import Board, size
 from orchestrator.worker.image import share

@@ -10,8 +10,8 @@ import xxhash
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator import manifest
-from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
 from orchestrator.runtime import opening

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator import __version__, manifest
+from orchestrator import __version__
+from orchestrator.checkpoint import manifest
 from peers import Training
 
 PATIENCE_S = 60.0

@@ -87,7 +87,7 @@ def verify(run: str | None, replay: int | None, step: int | None, as_json: bool)
       kgorch checkpoints verify surface-demo
       kgorch checkpoints verify surface-demo --replay 20
     """
-    from orchestrator import manifest
+    from orchestrator.checkpoint import manifest
 
     if replay:
         return _replay(run, replay, step, as_json=as_json)
@@ -179,7 +179,8 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
       kgorch checkpoints prune surface-demo --keep 1 --dry-run
     """
     from db import checkpoints as rows
-    from orchestrator.runtime import checkpoints, keeping
+    from orchestrator.checkpoint import registry as keeping
+    from orchestrator.checkpoint import store as checkpoints
     from orchestrator.runtime.choosing import plan_of
 
     _, _, engine = state()
@@ -226,8 +227,8 @@ def export(
       kgorch checkpoints export surface-demo model.safetensors --best
       kgorch checkpoints export surface-demo model.safetensors --best accuracy:max
     """
-    from orchestrator import manifest
-    from orchestrator.runtime import export as exporting
+    from orchestrator.checkpoint import export as exporting
+    from orchestrator.checkpoint import manifest
 
     if best is not None and step is not None:
         raise click.UsageError("--best and --step choose a checkpoint each: give one of them")
@@ -253,7 +254,7 @@ def _best(run: Any, rows: list[CheckpointInfo], stage: str | None, asked: str) -
 
     Raises: KgorchError.
     """
-    from orchestrator.runtime import keeping
+    from orchestrator.checkpoint import registry as keeping
     from orchestrator.runtime.choosing import plan_of
 
     planned = plan_of(run).checkpoint.keep.best
@@ -300,7 +301,7 @@ def _standing(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
 
 def _folders(run_folder: str, rows: list[CheckpointInfo]) -> list[Path]:
     """What lies on disk, known to the database or not."""
-    from orchestrator import manifest
+    from orchestrator.checkpoint import manifest
 
     roots = {Path(row.path).parent for row in rows} | {
         path for path in Path(run_folder, "checkpoints").glob("*") if path.is_dir()

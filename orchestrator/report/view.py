@@ -16,11 +16,11 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
+from orchestrator.checkpoint import store as disk
+from orchestrator.protocol.messages import boottime_s
 from orchestrator.report import forecast, hours, save_advice
-from orchestrator.runtime import checkpoints as disk
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import home_of_run, is_held
-from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
 RUNGS = 20

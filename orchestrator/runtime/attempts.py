@@ -14,7 +14,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import registry as keeping
+from orchestrator.checkpoint import store as checkpoints
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.core.outcome import (
     Ended,
     RankRecord,
@@ -28,13 +31,12 @@ from orchestrator.core.outcome import (
 )
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
+from orchestrator.protocol.messages import CACHED, KEEPER_SOCKET, Held, Launch, WireError
+from orchestrator.runtime import devices, extension, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
-from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError
 
 CRASHED = "crashed"
 

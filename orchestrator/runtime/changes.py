@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.core import plan_change
 from orchestrator.core.plan_change import Judgement
 from orchestrator.errors import PlanError

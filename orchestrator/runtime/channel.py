@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import wire
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Message
 from orchestrator.runtime.listener import CLIENTS, Peer, Server
-from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]
 Job = Callable[[], None]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator import wire
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime.channel import Job, at_once, not_ours
 from orchestrator.runtime.listener import Peer, Server
 

@@ -43,7 +43,7 @@ import xxhash
 
 from orchestrator.core import advice
 from orchestrator.plan import DataPart
-from orchestrator.wire import CACHE_WHOLE, plain_text
+from orchestrator.protocol.messages import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20
 LOOK_S, LOOKING_SHARE = 60.0, 0.02

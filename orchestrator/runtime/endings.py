@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.wire import write_whole
+from orchestrator.protocol.messages import write_whole
 
 INSTANTS = ("due_at", "wall_at")
 NEEDED = frozenset({"kind", "phase", "facts"})

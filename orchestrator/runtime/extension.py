@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, Stage
 

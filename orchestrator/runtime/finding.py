@@ -28,11 +28,11 @@ import xxhash
 from db import transfer
 from db.imported import shown
 from db.transfer import Rows
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound, nearest
-from orchestrator.foreign import Budget, BudgetSpent
-from orchestrator.manifest import Manifest
 from orchestrator.runtime import rungs
+from orchestrator.untrusted_io import Budget, BudgetSpent
 
 DEPTH, ENTRIES = 16, 300_000
 SLICE = 2_000

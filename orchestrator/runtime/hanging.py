@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from db import sessions
 from orchestrator.core.hang import Watch
 from orchestrator.core.session import Hung
+from orchestrator.protocol.messages import Place
 from orchestrator.runtime import launcher, stacks
 from orchestrator.runtime.attempts import Running
-from orchestrator.wire import Place
 
 LONGEST = "longest_seen"
 REMEMBER_S = 300.0

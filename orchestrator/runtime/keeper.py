@@ -31,13 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import wire
 from orchestrator.core.snapshots import images
-from orchestrator.runtime import persisting
-from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
-from orchestrator.runtime.memory import free_bytes
-from orchestrator.runtime.persisting import Share
-from orchestrator.wire import (
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import (
     Answer,
     Ask,
     Filled,
@@ -51,6 +47,10 @@ from orchestrator.wire import (
     SaveFailed,
     boottime_s,
 )
+from orchestrator.runtime import persisting
+from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
+from orchestrator.runtime.memory import free_bytes
+from orchestrator.runtime.persisting import Share
 
 IDLE_S, TRIES = 20.0, 15
 NICE = 5

@@ -25,11 +25,11 @@ from typing import Any
 
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
+from orchestrator.protocol.messages import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
 from orchestrator.runtime import processes, protection
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
 from orchestrator.runtime.processes import has_open, started_ticks
-from orchestrator.wire import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
 """What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
 
 LOOK_S = 2.0
 """Who selects waits no longer than that, and then looks."""

@@ -26,7 +26,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints as rows
 from db.records import CheckpointInfo, RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import CheckpointBroken, PlanError, nearest
 from orchestrator.plan import Plan
 

@@ -34,8 +34,8 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifyPart
+from orchestrator.protocol.messages import boottime_s, plain_text
 from orchestrator.runtime import protection
-from orchestrator.wire import boottime_s, plain_text
 
 TRIES = 5
 AGAIN_S = 1.0

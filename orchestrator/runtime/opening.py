@@ -18,6 +18,8 @@ from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import config
+from orchestrator.checkpoint import registry as keeping
+from orchestrator.checkpoint import store as checkpoints
 from orchestrator.core import deadline
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase, Session
@@ -25,14 +27,13 @@ from orchestrator.core.wall import QUOTA, UNTIL, WALL, Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
+from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import (
     attempts,
     beginning,
-    checkpoints,
     choosing,
     claims,
     devices,
-    keeping,
     launcher,
     mirror,
     notices,
@@ -52,7 +53,6 @@ from orchestrator.runtime.ledger import Ledger, terms_of
 from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
-from orchestrator.wire import boottime_s
 
 UNMEASURED = (
     'memory.microbatch = "auto": no kgorch check of stage {0.stage!r} on {0.device} with {0.world} ranks is kept here; '

@@ -17,10 +17,10 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.errors import KgorchError, StateUnusable
+from orchestrator.protocol.messages import Launch, WireError
 from orchestrator.runtime import launcher, processes
 from orchestrator.runtime.home import lock_path
 from orchestrator.runtime.journal import say
-from orchestrator.wire import Launch, WireError
 
 LOOK_S = 1.0
 

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import xxhash
 
-from orchestrator import foreign, manifest
-from orchestrator.manifest import FileEntry
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import FileEntry
 
 WRITERS = 4
 SPARE_BYTES = 1 << 20

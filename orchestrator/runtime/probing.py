@@ -21,8 +21,8 @@ from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
 from orchestrator.plan import Plan, Stage
+from orchestrator.protocol.messages import CACHED, KEEPER_SOCKET, Launch, boottime_s
 from orchestrator.runtime import devices, launcher, snapshots
-from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
 
 SECONDS = 20.0
 """For the trials of all stages together; the steps under way are done."""

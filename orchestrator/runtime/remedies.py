@@ -18,7 +18,7 @@ from db.records import AttemptInfo, RungInfo, RunInfo
 from orchestrator.core import session as core
 from orchestrator.core.health import Taken
 from orchestrator.plan import Plan
-from orchestrator.wire import Remedied
+from orchestrator.protocol.messages import Remedied
 
 
 def past(engine: Engine, run: RunInfo, stage: str) -> list[Taken]:

@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.core.names import NAME
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import ledger, processes

@@ -21,16 +21,18 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db.records import RunInfo
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import safetensors_header as shard
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
+from orchestrator.protocol.messages import KEEPER_SOCKET, Beat, Launch, Message
 from orchestrator.runtime import devices, launcher, rungs, snapshots
 from orchestrator.runtime.channel import Channel, Reply
 from orchestrator.runtime.rungs import Place
-from orchestrator.shard import Span
-from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")
 MEASURED = 10

@@ -9,10 +9,10 @@ from sqlalchemy import Engine
 
 from db import runs
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import bringing

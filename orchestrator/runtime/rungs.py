@@ -25,14 +25,14 @@ from db import checkpoints as checkpoint_rows
 from db import rungs as rows
 from db import sessions
 from db.records import RungInfo, RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Change
 from orchestrator.core import health, memory
 from orchestrator.core.memory import Facts, Settings
-from orchestrator.manifest import Change
 from orchestrator.plan import Plan
+from orchestrator.protocol.messages import RungTaken
 from orchestrator.runtime import snapshots
 from orchestrator.runtime.home import check_path, home_of_run
-from orchestrator.wire import RungTaken
 
 ANEW = "begins_anew"
 """Marks the row of a rung with which the stage's weights no longer fit."""

@@ -11,14 +11,15 @@ from sqlalchemy import Engine
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import registry as keeping
 from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, curves, endings, keeping, ledger, remedies
+from orchestrator.protocol.messages import boottime_s
+from orchestrator.runtime import attempts, curves, endings, ledger, remedies
 from orchestrator.runtime.ledger import Ledger, Terms
-from orchestrator.wire import boottime_s
 
 
 def settle(

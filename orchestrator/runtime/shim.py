@@ -26,13 +26,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 from orchestrator.runtime import protection
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
 from orchestrator.runtime.processes import end_attempt, started_ticks
 from orchestrator.runtime.rotation import Rotation
-from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64

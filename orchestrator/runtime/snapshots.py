@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import wire
-from orchestrator.wire import KEEPER_SOCKET, Answer, Ask, Held, Message
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import KEEPER_SOCKET, Answer, Ask, Held, Message
 
 AGAIN_S = 0.5
 

@@ -27,21 +27,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import RunInfo, SessionInfo
-from orchestrator import wire
+from orchestrator.checkpoint import registry as keeping
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verifier import Job, Reader
 from orchestrator.core import notices as core_notices
 from orchestrator.core import session as core
 from orchestrator.core.session import Event, Phase, Session
 from orchestrator.core.wall import WALL, Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, Stage
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import (
     attempts,
     curves,
     devices,
     endings,
     hanging,
-    keeping,
     launcher,
     mirror,
     notices,
@@ -60,7 +61,6 @@ from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
 from orchestrator.runtime.listener import raise_descriptor_limit
-from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
 

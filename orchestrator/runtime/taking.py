@@ -23,13 +23,16 @@ from sqlalchemy import Engine
 from db import runs, sessions, transfer
 from db.imported import Columns
 from db.records import RunInfo
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import registry as keeping
+from orchestrator.checkpoint import store as checkpoints
+from orchestrator.checkpoint.manifest import FileEntry, Manifest
 from orchestrator.core import retention
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
-from orchestrator.foreign import Budget, BudgetSpent
-from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import checkpoints, curves, keeping, rungs
+from orchestrator.protocol.messages import CACHED, MAX_CACHED_BYTES, plain_text
+from orchestrator.runtime import curves, rungs
 from orchestrator.runtime.finding import (
     NOWHERE,
     Candidate,
@@ -41,7 +44,7 @@ from orchestrator.runtime.finding import (
     order_of,
     place_of,
 )
-from orchestrator.wire import CACHED, MAX_CACHED_BYTES, plain_text
+from orchestrator.untrusted_io import Budget, BudgetSpent
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]

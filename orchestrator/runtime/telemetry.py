@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import samples
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import memory
 from orchestrator.runtime.gpus import STALE_S, Gpus
 

@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from db.records import RunInfo
 from orchestrator.core import room
 from orchestrator.plan import Plan
+from orchestrator.protocol.messages import Place
 from orchestrator.runtime import devices, rungs
 from orchestrator.runtime.attempts import Running
-from orchestrator.wire import Place
 
 LOOK_S = 1.0
 

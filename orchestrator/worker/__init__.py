@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.wire import LAUNCH_VARIABLE, Launch
+from orchestrator.protocol.messages import LAUNCH_VARIABLE, Launch
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session

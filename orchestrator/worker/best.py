@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.wire import Launch, Note, Saved
+from orchestrator.protocol.messages import Launch, Note, Saved
 from orchestrator.worker.board import SAVE, SLOT, STOP, Board
 from orchestrator.worker.metrics import Metrics
 from orchestrator.worker.save import Saver, is_on_disk

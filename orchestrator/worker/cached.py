@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import KgorchError
-from orchestrator.wire import MAX_CACHED_BYTES
+from orchestrator.protocol.messages import MAX_CACHED_BYTES
 from orchestrator.worker.board import PeersLost
 from orchestrator.worker.group import UNLIMITED
 

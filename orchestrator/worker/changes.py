@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.manifest import Change
-from orchestrator.wire import Launch, Message, Remedied, RungTaken
+from orchestrator.checkpoint.manifest import Change
+from orchestrator.protocol.messages import Launch, Message, Remedied, RungTaken
 
 KEPT = 1000
 """Remedies that a manifest lists at most: a scaler may leave out thousands of batches, and the old ones steer nothing any more."""

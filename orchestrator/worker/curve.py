@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.core import curve
 from orchestrator.core.curve import Mark, Record, Recorder
-from orchestrator.wire import Launch
+from orchestrator.protocol.messages import Launch
 
 WAITING = 512
 """Records that wait for a disk at most; beyond that the oldest go."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from orchestrator.wire import CACHE_WHOLE, Launch
+from orchestrator.protocol.messages import CACHE_WHOLE, Launch
 
 
 class DataPath(os.PathLike[str]):

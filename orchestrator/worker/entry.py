@@ -25,10 +25,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator import wire, worker
+from orchestrator import worker
 from orchestrator.core.health import Trouble
 from orchestrator.errors import KgorchError, nearest
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Launch, boottime_s
 
 EXIT_S = 4.0
 """Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""

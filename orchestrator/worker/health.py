@@ -23,7 +23,7 @@ import torch
 
 from orchestrator.core import health
 from orchestrator.core.health import LOSS, WEIGHTS, Spike, Taken, Trouble
-from orchestrator.wire import Launch, Message, Note, Remedied
+from orchestrator.protocol.messages import Launch, Message, Note, Remedied
 from orchestrator.worker.host_copy import HostCopy
 from orchestrator.worker.ladder import Ladder
 

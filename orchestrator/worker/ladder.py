@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from orchestrator.core import memory
 from orchestrator.core.memory import Facts, Rung, Settings
-from orchestrator.wire import Launch, Message, Note, RungTaken
+from orchestrator.protocol.messages import Launch, Message, Note, RungTaken
 from orchestrator.worker import activation
 from orchestrator.worker.activation import Activations
 from orchestrator.worker.changes import Changes

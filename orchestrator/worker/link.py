@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from orchestrator import wire
-from orchestrator.wire import Deadline, Hello, Launch, Message, Order
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Deadline, Hello, Launch, Message, Order
 from orchestrator.worker.board import DOWN, SAVE, STOP, UP, Board
 
 BEAT_S = 1.0

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.errors import KgorchError
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.protocol.messages import Launch, boottime_s
 from orchestrator.worker import batches
 from orchestrator.worker.backward import Backward
 from orchestrator.worker.ladder import Ladder

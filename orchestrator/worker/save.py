@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from orchestrator import manifest, wire
-from orchestrator.manifest import Manifest
-from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Note, Room, SaveFailed, boottime_s
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Answer, Filled, Images, Kept, Launch, Note, Room, SaveFailed, boottime_s
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.image import Image, TooSmall
 from orchestrator.worker.state import Captured

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator import __version__
+from orchestrator.checkpoint.manifest import Manifest, Position
 from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.manifest import Manifest, Position
-from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
+from orchestrator.protocol.messages import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
 from orchestrator.worker import (
     activation,
     batches,

@@ -23,9 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import safetensors_header as shard
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CannotRestore, CheckpointBroken, nearest
-from orchestrator.manifest import Manifest
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CannotRestore
-from orchestrator.manifest import Manifest
-from orchestrator.wire import Held
+from orchestrator.protocol.messages import Held
 from orchestrator.worker import state
 
 _DTYPES = {name: dtype for dtype, name in state.DTYPES.items()}

@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.core import retention
 from orchestrator.errors import CannotRestore
-from orchestrator.manifest import Manifest
-from orchestrator.wire import Launch
+from orchestrator.protocol.messages import Launch
 from orchestrator.worker import state
 
 Which = Literal["best", "final", "file"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from orchestrator.wire import Place
+from orchestrator.protocol.messages import Place
 
 
 class Whereabouts:

@@ -23,12 +23,12 @@ from db.engine import open_database
 from db.facts import SHAPES
 from db.soundness import PHASES, first_oddity
 from db.tables import Base
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.cli import cause
 from orchestrator.core import windows
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
-from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.plan import parse
 from orchestrator.runtime import remedies
 from orchestrator.runtime import rungs as ladder

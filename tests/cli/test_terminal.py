@@ -18,11 +18,11 @@ from harness import wait_until
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest, Position
 from orchestrator.cli import render, watch
 from orchestrator.core import text
 from orchestrator.errors import ExitCode
-from orchestrator.manifest import Manifest, Position
 from orchestrator.report import failure, forecast, save_advice
 from orchestrator.runtime import processes
 from orchestrator.runtime.home import Lock

@@ -21,13 +21,15 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import safetensors_header as shard
+from orchestrator.checkpoint.export import export
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import Ended, failed_in, first_cause, verdict
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.runtime import launcher
-from orchestrator.runtime.export import export
 from orchestrator.runtime.finding import Candidate
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
@@ -408,7 +410,9 @@ def test_huge_sizes_take_no_memory_and_no_file_outside_the_folder_is_opened(tmp_
     """In a process that may take 900 MB in all, and that writes down what it opens."""
     program = """
 import json, os, resource, struct, sys; from pathlib import Path
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import safetensors_header as shard
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 import concurrent.futures.thread  # verify's, before opens are counted
 root, opened, counting = Path(sys.argv[1]), set(), False

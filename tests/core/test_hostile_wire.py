@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime.channel import Channel
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))

@@ -23,22 +23,20 @@ MAY = {
         "orchestrator.core.health",
         "orchestrator.core.curve",
         "orchestrator.core.retention",  # which checkpoint of another stage is its best
-        "orchestrator.wire",
-        "orchestrator.manifest",
-        "orchestrator.foreign",
-        "orchestrator.shard",
+        "orchestrator.protocol",
+        "orchestrator.checkpoint",
+        "orchestrator.untrusted_io",
         "orchestrator.errors",
         "orchestrator",
     },
-    "db": {"db", "orchestrator.errors", "orchestrator.foreign"},  # it reads a stranger's database, too
+    "db": {"db", "orchestrator.errors", "orchestrator.untrusted_io"},  # it reads a stranger's database, too
     "orchestrator.runtime": {
         "orchestrator.runtime",
         "orchestrator.core",
         "orchestrator.platforms",
-        "orchestrator.wire",
-        "orchestrator.manifest",
-        "orchestrator.foreign",
-        "orchestrator.shard",
+        "orchestrator.protocol",
+        "orchestrator.checkpoint",
+        "orchestrator.untrusted_io",
         "orchestrator.errors",
         "orchestrator.plan",
         "orchestrator.config",
@@ -49,17 +47,35 @@ MAY = {
         "orchestrator.report",
         "orchestrator.core",
         "orchestrator.runtime",
-        "orchestrator.wire",
+        "orchestrator.protocol",
+        "orchestrator.checkpoint",
         "orchestrator.plan",  # one that is checked has no rows yet
         "orchestrator.platforms",
         "db",
     },
     "orchestrator.cli": {"orchestrator", "db"},
     "orchestrator.errors": set(),
-    "orchestrator.wire": set(),
-    "orchestrator.foreign": {"orchestrator.errors"},
-    "orchestrator.shard": {"orchestrator.errors", "orchestrator.foreign"},
-    "orchestrator.manifest": {"orchestrator.errors", "orchestrator.foreign", "orchestrator.wire"},
+    "orchestrator.protocol": {"orchestrator.protocol"},
+    "orchestrator.untrusted_io": {"orchestrator.errors"},
+    "orchestrator.checkpoint.registry": {
+        "orchestrator.checkpoint",
+        "orchestrator.core.retention",
+        "orchestrator.errors",
+        "orchestrator.plan",
+        "db",
+    },
+    "orchestrator.checkpoint.verifier": {
+        "orchestrator.checkpoint",
+        "orchestrator.errors",
+        "orchestrator.protocol",
+        "db.records",
+    },
+    "orchestrator.checkpoint": {  # ranks load it
+        "orchestrator.checkpoint",
+        "orchestrator.errors",
+        "orchestrator.untrusted_io",
+        "orchestrator.protocol",
+    },
     "orchestrator.document": {"orchestrator.errors"},
     "orchestrator.plan": {
         "orchestrator.errors",
@@ -83,10 +99,10 @@ MAY = {
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",
-    "orchestrator.wire",
+    "orchestrator.protocol",
     "orchestrator.errors",
-    "orchestrator.foreign",
-    "orchestrator.shard",
+    "orchestrator.untrusted_io",
+    "orchestrator.checkpoint.safetensors_header",
     "orchestrator.platforms",
     "orchestrator.runtime.shim",
 )
@@ -123,10 +139,7 @@ def test_imports_point_one_way(path):
                 name
                 in {
                     "orchestrator.__version__",
-                    *(
-                        f"orchestrator.{name}"
-                        for name in ("manifest", "foreign", "shard", "wire", "worker", "document")
-                    ),
+                    *(f"orchestrator.{name}" for name in ("untrusted_io", "worker", "document")),
                 }
                 or name == "orchestrator"
             )
@@ -156,7 +169,7 @@ def test_the_workers_door_is_cheap():
 
 def test_command_line_and_supervisor_never_load_torch():
     loaded = _loaded_by(
-        "import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.runtime.export"
+        "import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.checkpoint.export"
     )
     assert "torch" not in loaded and "numpy" not in loaded
     assert "apscheduler" in loaded

@@ -12,10 +12,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import manifest, wire
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import store as checkpoints
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.manifest import FileEntry, Manifest, Position
-from orchestrator.runtime import checkpoints
+from orchestrator.protocol import messages as wire
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from orchestrator.protocol.messages import Launch
 from orchestrator.runtime import devices, shim
 from orchestrator.runtime import memory as host
-from orchestrator.wire import Launch
 
 
 def _environment(tmp_path, monkeypatch, expandable=True, **person):

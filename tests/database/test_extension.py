@@ -13,16 +13,16 @@ from sqlalchemy.orm import Session as Orm
 from db import curves, runs, sessions
 from db.engine import open_database
 from db.tables import Attempt
+from orchestrator.checkpoint.manifest import Position
+from orchestrator.checkpoint.verifier import Reader
 from orchestrator.core import curve
 from orchestrator.core.curve import Record, Value
 from orchestrator.errors import PlanError
-from orchestrator.manifest import Position
 from orchestrator.plan import parse
 from orchestrator.runtime import attempts, endings, settling
 from orchestrator.runtime.bringing import Consent
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.opening import Opened
-from orchestrator.runtime.reader import Reader
 
 ONE = PLAN.replace('[[stage]]\nname = "predict"\nentry = "t.py"\n', "")
 LONG_ONE = ONE.replace('entry = "t.py"', 'entry = "t.py"\nargs = { epochs = 9 }')
@@ -109,7 +109,7 @@ def test_a_final_checkpoint_of_an_earlier_version_is_no_place_to_go_on_from(here
     """It does not say at which epoch its loop ended: the extension would train nothing and end well."""
     from dataclasses import replace
 
-    from orchestrator import manifest
+    from orchestrator.checkpoint import manifest
 
     root = finished(here)
     folder = root / "train" / manifest.folder_name(20, final=True)

@@ -18,12 +18,13 @@ from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 
 from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import registry as keeping
+from orchestrator.checkpoint.manifest import Change
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
-from orchestrator.manifest import Change
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, finding, keeping, opening, taking
+from orchestrator.runtime import choosing, finding, opening, taking
 
 
 def damage(folder):

@@ -27,15 +27,16 @@ from db.engine import open_database
 from db.imported import COLUMNS, ROWS, Reader, Rule
 from db.soundness import WORDS
 from db.tables import Base
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Change
 from orchestrator.errors import KgorchError, NotFound
-from orchestrator.foreign import Budget, BudgetSpent
-from orchestrator.manifest import Change
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import finding, resumption
 from orchestrator.runtime import rungs as ladder
 from orchestrator.runtime.finding import Candidate
+from orchestrator.untrusted_io import Budget, BudgetSpent
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 ENOUGH = Budget(3600, 1 << 40)

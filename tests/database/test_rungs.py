@@ -16,15 +16,15 @@ from db import rungs as rows
 from db.engine import open_database
 from db.records import RungInfo
 from orchestrator import plan as plans
-from orchestrator import wire
+from orchestrator.checkpoint.manifest import MAX_TEXT, Change
 from orchestrator.core.memory import DEVICE, HOST, Facts, Settings, next_rung
-from orchestrator.manifest import MAX_TEXT, Change
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Launch, RungTaken
 from orchestrator.report import doctor
 from orchestrator.runtime import remedies, rungs
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.rungs import Place
 from orchestrator.runtime.watching import MemoryWatch
-from orchestrator.wire import Launch, RungTaken
 
 HERE, OTHER = Place("train", "Tesla T4", 2), Place("train", "Tesla P100", 1)
 PLAN = """

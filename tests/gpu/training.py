@@ -17,7 +17,7 @@ from harness import Kgorch
 from ranks import Attempt
 
 from gpu.step import Report
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEP = re.compile(r"step (\d+) microbatch (\w+) loss (\S+)")

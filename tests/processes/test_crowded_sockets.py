@@ -17,7 +17,7 @@ from harness import wait_until
 from saving import Place, save
 from torch import nn
 
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import channel, daemonapi
 
 PING = wire.encode(wire.Ask("ping"))

@@ -22,8 +22,8 @@ from sqlalchemy.exc import OperationalError
 
 from db import queue, runs, sessions
 from db.engine import open_database
-from orchestrator import wire
 from orchestrator.core import queue as core
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import channel, daemonapi, processes, resuming
 from orchestrator.runtime.daemon import Daemon
 

@@ -14,9 +14,9 @@ import pytest
 from harness import wait_until
 
 from orchestrator.plan import DataPart
+from orchestrator.protocol.messages import CACHE_WHOLE, Launch
 from orchestrator.runtime import datacache
 from orchestrator.runtime.datacache import Cache, DataCache
-from orchestrator.wire import CACHE_WHOLE, Launch
 from orchestrator.worker.data import Data
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import daemonapi, launcher
 from orchestrator.runtime.channel import Channel, ask
 from orchestrator.runtime.home import Lock

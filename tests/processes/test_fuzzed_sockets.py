@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saving import Place
 
-from orchestrator import wire
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import channel, daemonapi, snapshots
 from orchestrator.runtime.listener import CLIENTS
 

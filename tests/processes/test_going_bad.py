@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 
 
 def _train(kgorch, name="test", nan='["skip"]', code=0, ranks=2, every="600s", **args):

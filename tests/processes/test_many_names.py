@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator import manifest, wire
+from orchestrator.checkpoint import manifest
+from orchestrator.protocol import messages as wire
 
 
 def test_a_training_that_reports_25_000_names_saves_and_finishes(kgorch):

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.runtime import snapshots
 
 

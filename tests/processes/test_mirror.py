@@ -19,8 +19,8 @@ from harness import processes_of, wait_until
 from db import checkpoints as rows
 from db import runs
 from db.engine import open_database
-from orchestrator import manifest
-from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.runtime.mirror import END_S, UNDER_WAY, Mirror
 from orchestrator.runtime.supervisor import SIGTERM_GRACE_S
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, wait_until
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.runtime import memory
 
 LADDERS = {

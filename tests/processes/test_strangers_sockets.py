@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from orchestrator import wire
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import messages as wire
 from orchestrator.runtime import channel, daemonapi, snapshots
 
 NOBODY = 65534

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from storm import looking
 from storm.invariants import Trace
 from storm.machine import Refused

@@ -21,7 +21,7 @@ import psutil
 from harness import processes_of
 from safetensors import safe_open
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import processes as identities
 from storm.invariants import Charged, Checkpoint, Process

@@ -12,7 +12,7 @@ import pytest
 import ranks
 from safetensors.numpy import load_file
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.worker.board import SAVE, STOP, Board, size
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}

@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import KgorchError
+from orchestrator.protocol.messages import Launch
 from orchestrator.runtime import shim
-from orchestrator.wire import Launch
 from orchestrator.worker.determinism import Determinism
 
 

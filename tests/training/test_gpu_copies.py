@@ -10,7 +10,7 @@ import torch
 from late_cuda import LateCuda
 
 from orchestrator.core.curve import Mark, Recorder, Value
-from orchestrator.wire import STAMP_BYTES, Images, Note
+from orchestrator.protocol.messages import STAMP_BYTES, Images, Note
 from orchestrator.worker import health, host_copy, image, metrics, oom, retry, save
 from orchestrator.worker.image import Image
 from orchestrator.worker.metrics import Metrics

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from orchestrator.core.health import change_of, parse_remedy
-from orchestrator.wire import Launch, Note, Remedied
+from orchestrator.protocol.messages import Launch, Note, Remedied
 from orchestrator.worker.health import LATE, NOT_FINITE, SPIKE, Health, Unwell
 from orchestrator.worker.ladder import Ladder
 

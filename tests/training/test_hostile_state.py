@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from saving import Place, save
 from torch import nn
 
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError
-from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.worker import state
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))

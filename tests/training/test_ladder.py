@@ -10,7 +10,7 @@ import sys
 import pytest
 import ranks
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.core.memory import Settings
 from orchestrator.worker import drain
 from orchestrator.worker.board import Board, PeersLost, size

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator.errors import KgorchError
+from orchestrator.protocol.messages import Launch, boottime_s
 from orchestrator.runtime import shim
-from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker import attach, group, oom, state
 from orchestrator.worker.activation import has_dropout_state
 from orchestrator.worker.determinism import Determinism

@@ -43,7 +43,7 @@ from torch.utils.data import (
     Sampler,
 )
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.worker import attach, state
 from orchestrator.worker.replay import Replay

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saving import described
 
-from orchestrator import manifest, wire
-from orchestrator.manifest import FileEntry
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import FileEntry
+from orchestrator.protocol import messages as wire
 from orchestrator.worker.metrics import Metrics
 
 names = st.text(max_size=230) | st.text(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.wire import Launch, Remedied
+from orchestrator.protocol.messages import Launch, Remedied
 from orchestrator.worker import changes
 from orchestrator.worker.ladder import Ladder
 from orchestrator.worker.session import Session

@@ -22,12 +22,13 @@ from safetensors.torch import load_file
 from saving import Place, described, save
 from torch import nn
 
-from orchestrator import manifest, wire
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.export import export, export_for_torch, writer_of
 from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import SaveFailed
 from orchestrator.runtime import persisting, snapshots
-from orchestrator.runtime.export import export, export_for_torch, writer_of
-from orchestrator.wire import SaveFailed
 from orchestrator.worker import save as saving
 from orchestrator.worker import state, stored
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP

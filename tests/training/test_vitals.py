@@ -11,7 +11,7 @@ import pytest
 import torch
 from harness import wait_until
 
-from orchestrator.wire import Vitals, decode, encode
+from orchestrator.protocol.messages import Vitals, decode, encode
 from orchestrator.worker.vitals import Gauges
 
 

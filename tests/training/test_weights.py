@@ -10,9 +10,9 @@ import pytest
 import ranks
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
 from orchestrator.errors import CannotRestore, CheckpointBroken
-from orchestrator.wire import Launch
+from orchestrator.protocol.messages import Launch
 from orchestrator.worker import weights
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}

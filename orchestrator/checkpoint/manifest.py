@@ -25,9 +25,9 @@ from typing import Any
 
 import xxhash
 
-from orchestrator import foreign
+from orchestrator import untrusted_io as foreign
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.wire import plain_text
+from orchestrator.protocol.messages import plain_text
 
 FORMAT = "kgorch-checkpoint"
 VERSION = 1

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import store as checkpoints
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.manifest import Manifest
-from orchestrator.runtime import checkpoints
-from orchestrator.wire import Saved, boottime_s
+from orchestrator.protocol.messages import Saved, boottime_s
 
 Job = Callable[[], None]
 

@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 
 from db import checkpoints as rows
 from db.records import CheckpointInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.core import retention
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 
 ROOM_FOR_NEXT = 1.2

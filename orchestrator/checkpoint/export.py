@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io as foreign
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint import safetensors_header as shard
+from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.errors import CheckpointBroken, KgorchError
-from orchestrator.shard import Span
 
 
 class Part(NamedTuple):

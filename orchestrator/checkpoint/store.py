@@ -11,9 +11,9 @@ from collections.abc import Callable, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import manifest
+from orchestrator.checkpoint import manifest
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointBroken, KgorchError
-from orchestrator.manifest import Manifest
 
 
 def newest_verified(

@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator import foreign
+from orchestrator import untrusted_io as foreign
 from orchestrator.errors import CheckpointBroken
 
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
