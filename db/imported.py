@@ -26,7 +26,7 @@ from sqlalchemy import JSON, Boolean, Connection, Float, String
 from db import facts
 from db.soundness import WORDS, YEARS
 from db.tables import Base
-from orchestrator import untrusted_io as foreign
+from orchestrator import untrusted_io
 from orchestrator.untrusted_io import Budget
 
 Columns = dict[str, Any]
@@ -285,7 +285,7 @@ def _instant(value: Any) -> datetime:
 def _document(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise ValueError
-    found = foreign.parse(value.encode())
+    found = untrusted_io.parse_json(value.encode())
     if not isinstance(found, dict):
         raise ValueError
     return found
@@ -324,12 +324,12 @@ def _consent(value: Any) -> Any:
     """Text, or a list of texts, as it stands: nothing is done with it before a person has seen it."""
     if not isinstance(value, str):
         raise ValueError
-    foreign.check_toml(value)
+    untrusted_io.check_toml(value)
     return value
 
 
 def _texts(value: Any) -> list[str]:
-    found = foreign.parse(_consent(value).encode())
+    found = untrusted_io.parse_json(_consent(value).encode())
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError
     return found

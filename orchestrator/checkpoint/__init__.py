@@ -1,5 +1,5 @@
 """Checkpoint folders: their manifest, how they are verified, found, deleted, recorded in the database and exported.
 
-`manifest`, `schema`, `files`, `verify` and `safetensors_header` may import errors, untrusted_io, protocol.text and
-system.durable_files, for ranks load them; `store` and `export` these, `registry` and `verifier` also db, plan and core.retention.
+Ranks load `manifest`, `files`, `verify` and `safetensors_header`: these, `store` and `export` may import errors, untrusted_io and
+protocol.text; `verifier` also protocol.messages, the clock and db.records; `registry` also db, plan and core.retention.
 """

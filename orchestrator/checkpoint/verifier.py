@@ -1,4 +1,4 @@
-"""Slow looks at the disk, one after another, beside the supervisor's loop: it reads and renames, the loop writes down."""
+"""Background verification of checkpoints: a thread reads and renames, the supervisor's loop records."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Protocol
 
 from db.records import RunInfo
-from orchestrator.checkpoint import manifest
-from orchestrator.checkpoint import store as checkpoints
+from orchestrator.checkpoint import store
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.protocol.messages import Saved, boottime_s
+from orchestrator.protocol.messages import CheckpointWritten
+from orchestrator.system.boottime import boottime_s
 
 Job = Callable[[], None]
 
 
-class Listener(Protocol):
-    """The loop's side; all of it is called in the loop."""
+class VerificationListener(Protocol):
+    """The loop's side of a Verifier; all of it is called in the loop."""
 
     def is_known(self, folder: str) -> bool:
-        """Whether this checkpoint was written down already."""
+        """Whether this checkpoint is recorded."""
 
     def verified(
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
@@ -31,26 +33,33 @@ class Listener(Protocol):
     def save_failed(self, why: str) -> None: ...
 
     def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
-        """A checkpoint that cannot be used; `was`: where it lay, if it was set aside."""
+        """A checkpoint cannot be used and lies at `place`; `was`: where it lay before it was quarantined."""
 
     def reader_failed(self, why: str) -> None: ...
 
 
-class Reader:
-    """Args: post: hands a job to the loop."""
+class Verifier:
+    """One thread that verifies and deletes checkpoints, one after another, while the training goes on.
 
-    def __init__(self, run: RunInfo, listener: Listener, post: Callable[[Job], None]) -> None:
+    A verification reads gigabytes: in the loop it would keep orders and deadlines waiting.
+
+    Args:
+        run: whose checkpoints they are; another run's are refused.
+        post: hands a job to the loop.
+    """
+
+    def __init__(self, run: RunInfo, listener: VerificationListener, post: Callable[[Job], None]) -> None:
         self._run, self._listener, self._post = run, listener, post
         self._root = Path(run.checkpoints)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="verifier")
 
     def submit(self, job: Job) -> bool:
-        """False where it is shut down, for the session is over: the job is not done."""
+        """Run a job in the thread. False if it will not run, because the session is over and the thread has ended."""
 
         def guarded() -> None:
             try:
                 job()
-            except Exception as error:  # the reader must not die in silence, nor take the training along
+            except Exception as error:  # the thread must neither die in silence nor take the training along
                 why = f"{type(error).__name__}: {error}"
                 self._post(lambda: self._listener.reader_failed(why))
 
@@ -64,50 +73,53 @@ class Reader:
         self._pool.shutdown(wait=True)
 
     def drop(self, folder: Path) -> bool:
-        return self.submit(lambda: checkpoints.drop(folder, self._root))
+        """Delete a checkpoint in the thread. False as `submit`."""
+        return self.submit(lambda: store.delete(folder, self._root))
 
-    def read_back(self, saved: Saved) -> None:
-        """In the reader: see whether what was saved is what was to be saved."""
-        began_s, folder = boottime_s(), Path(saved.path)
-        checkpoints.check_place(folder, self._root)
+    def verify(self, written: CheckpointWritten) -> None:
+        """In the thread: verify a checkpoint that was just written; quarantine it if it is broken."""
+        began_s, folder = boottime_s(), Path(written.path)
+        store.check_folder(folder, self._root)
         try:
-            found = manifest.verify(folder)
+            manifest = verify_checkpoint(folder)
         except CheckpointBroken as error:
-            place = checkpoints.set_aside(folder, self._root)
+            place = store.quarantine(folder, self._root)
             self.skipped(place, error)
             self._failed(f"read back and found broken, now {place.name}")
         except CheckpointUnreadable as error:
             self._failed(str(error))
         else:
-            if found.run_id != self._run.id:
+            if manifest.run_id != self._run.id:
                 self._failed(f"{folder} belongs to another run")
                 return
-            took_s = 0.0 if saved.rescued else saved.took_s + boottime_s() - began_s
-            self._post(lambda: self._listener.verified(found, folder, took_s, saved.blocking_s, rescued=saved.rescued))
+            took_s = 0.0 if written.rescued else written.took_s + boottime_s() - began_s
+            self._post(
+                lambda: self._listener.verified(manifest, folder, took_s, written.blocking_s, rescued=written.rescued)
+            )
 
-    def untold(self, root: Path) -> list[Path]:
-        """Checkpoints of the run that lie in a stage's folder and nobody told of."""
+    def unrecorded(self, root: Path) -> list[Path]:
+        """Checkpoints of the run in a stage's folder that are not recorded: the message that told of them was lost."""
         return [
             folder
-            for folder, found in manifest.newest_readable(root)
-            if not self._listener.is_known(str(folder)) and found.run_id == self._run.id
+            for folder, manifest in readable_checkpoints(root)
+            if not self._listener.is_known(str(folder)) and manifest.run_id == self._run.id
         ]
 
-    def read_untold(self, root: Path) -> None:
-        """In the reader: the same, read back. Nobody knows how long they took."""
-        for folder in self.untold(root):
-            self.read_back(Saved("", str(folder), 0, 0, 0.0, 0.0))
+    def verify_unrecorded(self, root: Path) -> None:
+        """In the thread: verify the unrecorded checkpoints. How long their saves took is not known."""
+        for folder in self.unrecorded(root):
+            self.verify(CheckpointWritten("", str(folder), 0, 0, 0.0, 0.0))
 
-    def take_in(self, root: Path) -> None:
-        """The same from the loop, at once, when the session is ending."""
+    def verify_unrecorded_now(self, root: Path) -> None:
+        """The same in the loop itself, at the end of the session, when nothing else waits for it."""
         with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError):
-            for folder in self.untold(root):
-                self._listener.verified(manifest.verify(folder), folder, 0.0, 0.0)
+            for folder in self.unrecorded(root):
+                self._listener.verified(verify_checkpoint(folder), folder, 0.0, 0.0)
 
     def skipped(self, place: Path, error: KgorchError) -> None:
-        """A checkpoint that cannot be used, and where it lies now."""
-        name, aside, _ = place.name.partition(".broken")
-        was = place.with_name(name) if aside else None
+        """Report a checkpoint that cannot be used, and where it lies now."""
+        name, suffix, _ = place.name.partition(".broken")
+        was = place.with_name(name) if suffix else None
         self._post(lambda: self._listener.passed_over(place, error, was))
 
     def _failed(self, why: str) -> None:

@@ -16,7 +16,7 @@ from orchestrator.cli.progress import Figures, Printer, figures_of, mode_of
 from orchestrator.core import session as core
 from orchestrator.core.session import Phase
 from orchestrator.errors import ExitCode
-from orchestrator.protocol.messages import boottime_s
+from orchestrator.system.boottime import boottime_s
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -16,11 +16,11 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
-from orchestrator.checkpoint import store as disk
-from orchestrator.protocol.messages import boottime_s
+from orchestrator.checkpoint import store
 from orchestrator.report import forecast, hours, save_advice
 from orchestrator.runtime import processes, snapshots
 from orchestrator.runtime.home import home_of_run, is_held
+from orchestrator.system.boottime import boottime_s
 
 View = dict[str, Any]
 RUNGS = 20
@@ -197,7 +197,7 @@ def _on_disk(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointI
         return None
     known = {Path(item.path).name for item in checkpoints.of_run(engine, run.id) if item.stage == row.stage}
     after = newest.step if newest and newest.stage == row.stage else -1
-    found = disk.newest_described(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
+    found = store.newest_by_manifest(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
     if found is None:
         return None
     folder, told, at = found

@@ -11,10 +11,10 @@ from db.records import RunInfo, SessionInfo
 from orchestrator.core.wall import UNTIL, WALL, Wall, nearest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Began, Profile
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import processes, slurm, spot
 from orchestrator.runtime.ledger import Ledger
 from orchestrator.runtime.walls import Source
+from orchestrator.system.boottime import boottime_s
 
 
 def began_s(began: Began) -> float:

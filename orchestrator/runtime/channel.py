@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.errors import KgorchError
-from orchestrator.protocol import messages as wire
-from orchestrator.protocol.messages import Message
+from orchestrator.protocol import codec, sockets
+from orchestrator.protocol.codec import LineBuffer, ProtocolError
+from orchestrator.protocol.messages import Hello, Message, Request, Response
+from orchestrator.protocol.sockets import WrongOwner
 from orchestrator.runtime.listener import CLIENTS, Peer, Server
 
 Reply = Callable[[Message], None]
@@ -38,44 +40,44 @@ class Channel(Server):
 
     def tell_all(self, message: Message) -> None:
         """To every rank and asker that is connected; who comes later is told when it says hello."""
-        self.peers.send_all(wire.encode(message))
+        self.peers.send_all(codec.encode(message))
 
     def _take(self, line: bytes, peer: Peer, done: Callable[[], None]) -> None:
-        message = wire.decode(line)
-        peer.is_attached = peer.is_attached or isinstance(message, wire.Hello)
+        message = codec.decode(line)
+        peer.is_attached = peer.is_attached or isinstance(message, Hello)
 
         def job() -> None:
             try:
-                self._hear_message(message, lambda answer: self.peers.send(peer, wire.encode(answer)))
+                self._hear_message(message, lambda answer: self.peers.send(peer, codec.encode(answer)))
             finally:
                 done()
 
         self._post(job)
 
 
-def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> wire.Answer | None:
+def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> Response | None:
     """Ask a live supervisor; None when there is none. One that is busy for too long has heard all the same.
 
     Raises: KgorchError when another user's process listens there.
     """
     connected, until_s = False, time.monotonic() + timeout_s
     try:
-        with wire.connect(path, timeout_s=timeout_s) as connection:
-            wire.send(connection, wire.Ask(what, within_s))
+        with sockets.connect(path, timeout_s=timeout_s) as connection:
+            sockets.send(connection, Request(what, within_s))
             connected = True
-            lines = wire.Lines()
+            lines = LineBuffer()
             while (left_s := until_s - time.monotonic()) > 0:
-                for message in wire.messages(connection, lines, patience_s=left_s):
-                    if isinstance(message, wire.Answer):
+                for message in sockets.receive_messages(connection, lines, patience_s=left_s):
+                    if isinstance(message, Response):
                         return message
-    except wire.WrongOwner as error:
+    except WrongOwner as error:
         raise not_ours(error) from None
-    except (OSError, wire.WireError):
+    except (OSError, ProtocolError):
         pass
-    return wire.Answer(False, "asked, not answered yet") if connected else None
+    return Response(False, "asked, not answered yet") if connected else None
 
 
-def not_ours(error: wire.WrongOwner) -> KgorchError:
+def not_ours(error: WrongOwner) -> KgorchError:
     return KgorchError(
         f"the socket {error.filename} belongs to another user",
         f"expected: a process of uid {os.geteuid()}; found: {error.strerror}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Protocol
 
-from orchestrator.protocol.messages import boottime_s
+from orchestrator.system.boottime import boottime_s
 
 
 class Clock(Protocol):

@@ -24,8 +24,8 @@ from orchestrator.core import forecast, trend
 from orchestrator.core.forecast import Ahead, Course, End, Epoch, Now, Pace, Stretch
 from orchestrator.core.trend import Outlook, Point, Target
 from orchestrator.core.wall import WALL
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import hours
+from orchestrator.system.boottime import boottime_s
 
 SESSIONS, EPOCHS = 30, 200
 """The newest that are looked at."""

@@ -25,11 +25,13 @@ from typing import Any
 
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
-from orchestrator.protocol.messages import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
+from orchestrator.protocol.codec import ProtocolError, from_dict
+from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 from orchestrator.runtime import processes, protection
 from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
 from orchestrator.runtime.processes import has_open, started_ticks
+from orchestrator.system.durable_files import replace_json
 
 Unwritten = Mapping[str, dict[str, Any]]
 """What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""
@@ -38,7 +40,7 @@ NOTHING: Unwritten = MappingProxyType({})
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def start(launch: LaunchSpec, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """`held`: open files that the shim is to hold as long as it lives (runtime/claims.py). Raises OSError."""
     if not Path(launch.workdir).is_dir():  # else the shim's end would be all there is to tell
         raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
@@ -139,8 +141,8 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     try:
         told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
         trouble = told.pop("trouble", None)
-        return replace(taken(RankRecord, told), trouble=taken(Trouble, trouble) if trouble else None)
-    except (WireError, TypeError, AttributeError):
+        return replace(from_dict(RankRecord, told), trouble=from_dict(Trouble, trouble) if trouble else None)
+    except (ProtocolError, TypeError, AttributeError):
         return None
 
 
@@ -179,7 +181,7 @@ def _numbers(path: Path, unwritten: Unwritten = NOTHING) -> dict[str, int]:
 def write_late(folder: Path, name: str, content: dict[str, Any]) -> None:
     """What could not be written, once the disk takes it; let go where it never will. Raises: NoRoom while it does not."""
     try:
-        write_whole(folder / name, content)
+        replace_json(folder / name, content)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise NoRoom(str(error)) from None

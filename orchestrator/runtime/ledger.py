@@ -30,8 +30,8 @@ from orchestrator.core.wall import QUOTA, Wall
 from orchestrator.core.windows import Never, Window
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import devices, gpus, pools, processes
+from orchestrator.system.boottime import boottime_s
 
 LOOK_S, RETRY_S = 2.0, 5.0
 """Between two looks at the ledger; after one that the database did not allow."""

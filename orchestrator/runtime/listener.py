@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.protocol import messages as wire
+from orchestrator.protocol import sockets
+from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
 
 LOOK_S = 2.0
 """Who selects waits no longer than that, and then looks."""
@@ -76,7 +77,7 @@ class Listener:
     def accept(self) -> socket.socket | None:
         """The next who connects; None when it is gone again, is another user's, or no descriptor is free for it."""
         try:
-            return wire.accept(self.socket)
+            return sockets.accept(self.socket)
         except OSError:
             self._turn_away()
             return None
@@ -94,7 +95,7 @@ class Listener:
             os.close(self._spare)
             self._spare = None
             with contextlib.suppress(OSError):
-                if peer := wire.accept(self.socket):
+                if peer := sockets.accept(self.socket):
                     peer.close()
         else:
             time.sleep(0.05)
@@ -105,7 +106,7 @@ class Listener:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _open(self) -> socket.socket:
-        opened = wire.listen(self._path)
+        opened = sockets.listen(self._path)
         opened.setblocking(False)
         self._file = self._found()
         self._selector.register(opened, selectors.EVENT_READ)
@@ -129,7 +130,7 @@ class Peer:
     def __init__(self, connection: socket.socket, line_bytes: int) -> None:
         self.is_attached = False
         self.socket = connection
-        self.lines = wire.Lines(line_bytes)
+        self.lines = LineBuffer(line_bytes)
         self.heard: deque[bytes] = deque()  # not handed on yet
         self.unanswered: deque[int] = deque()  # bytes of each line that is handed on and not dealt with
         self.out: deque[tuple[memoryview, list[int]]] = deque()
@@ -159,7 +160,7 @@ class Peers:
         hear: Callable[[bytes, Peer], None],
         *,
         left: Callable[[Peer], None] = lambda _: None,
-        line_bytes: int = wire.MAX_LINE_BYTES,
+        line_bytes: int = MAX_LINE_BYTES,
         clients: int = CLIENTS,
     ) -> None:
         self.clients = clients
@@ -252,7 +253,7 @@ class Peers:
             del self._peers[peer]
             self._changed.discard(peer)
             for _, descriptors in peer.out:
-                wire.close_all(descriptors)
+                sockets.close_all(descriptors)
             peer.out.clear()
             peer.heard.clear()
             peer.socket.close()
@@ -295,7 +296,7 @@ class Peers:
             peer.heard += peer.lines.feed(data)
         except BlockingIOError:
             return
-        except (OSError, wire.WireError):
+        except (OSError, ProtocolError):
             self.drop(peer)
             return
         with self._guard:
@@ -313,7 +314,7 @@ class Peers:
                 peer.unanswered.append(len(line))
             try:
                 self._hear(line, peer)
-            except (OSError, ValueError, RecursionError, wire.WireError):  # not a line of ours
+            except (OSError, ValueError, RecursionError, ProtocolError):  # not a line of ours
                 self.drop(peer)
             except Exception:  # one line that nobody foresaw must not take all others along
                 _say(traceback.format_exc())
@@ -344,7 +345,7 @@ class Peers:
             while peer.out:
                 data, descriptors = peer.out[0]
                 sent = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
-                wire.close_all(descriptors)
+                sockets.close_all(descriptors)
                 peer.out_bytes -= sent
                 peer.out[0] = (data[sent:], [])
                 if sent == len(data):
@@ -370,7 +371,7 @@ class Server:
         path: Path,
         hear: Callable[[bytes, Peer, Callable[[], None]], None],
         *,
-        line_bytes: int = wire.MAX_LINE_BYTES,
+        line_bytes: int = MAX_LINE_BYTES,
         clients: int = CLIENTS,
     ) -> None:
         self.peers = Peers(
@@ -405,7 +406,7 @@ def _duplicates(descriptors: Sequence[int]) -> list[int]:
         for descriptor in descriptors:
             copies.append(os.dup(descriptor))
     except OSError:
-        wire.close_all(copies)
+        sockets.close_all(copies)
         raise
     return copies
 

@@ -34,8 +34,9 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifyPart
-from orchestrator.protocol.messages import boottime_s, plain_text
+from orchestrator.protocol.text import escape_surrogates
 from orchestrator.runtime import protection
+from orchestrator.system.boottime import boottime_s
 
 TRIES = 5
 AGAIN_S = 1.0
@@ -229,9 +230,9 @@ def _message(kind: str, run: str, notice: Notice, facts: Mapping[str, Any]) -> d
         "event": kind,
         "run": run,
         "title": f"kgorch: {run} {kind}{where}",
-        "text": plain_text(notice.text) + (f" ({metrics})" if metrics else ""),
+        "text": escape_surrogates(notice.text) + (f" ({metrics})" if metrics else ""),
         "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        **{name: plain_text(value) if isinstance(value, str) else value for name, value in told.items()},
+        **{name: escape_surrogates(value) if isinstance(value, str) else value for name, value in told.items()},
     }
 
 

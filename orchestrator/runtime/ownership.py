@@ -17,7 +17,8 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.protocol.messages import Launch, WireError
+from orchestrator.protocol.codec import ProtocolError
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import launcher, processes
 from orchestrator.runtime.home import lock_path
 from orchestrator.runtime.journal import say
@@ -58,8 +59,8 @@ def refuse_moved(home: Path, run: RunInfo, attempt: AttemptInfo) -> None:
     Raises: ElsewhereInUse when that is another folder.
     """
     folder = Path(attempt.folder)
-    with contextlib.suppress(OSError, ValueError, TypeError, WireError):
-        told = Path(Launch.read(folder / "launch.json").folder)
+    with contextlib.suppress(OSError, ValueError, TypeError, ProtocolError):
+        told = Path(LaunchSpec.read(folder / "launch.json").folder)
         if not (told.exists() and told.samefile(folder)):
             former = told.parents[len(folder.relative_to(home).parts) - 1]
             raise ElsewhereInUse(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.protocol.messages import LAUNCH_VARIABLE
+from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE
 
 GRACE_S, PATIENCE_S = 2.0, 10.0
 """What SIGTERM leaves to a helper of a training, and how long all of them may take to be gone: one may be stuck in the kernel."""

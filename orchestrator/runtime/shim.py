@@ -26,13 +26,16 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.protocol import messages as wire
-from orchestrator.protocol.messages import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
+from orchestrator.protocol import sockets
+from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
+from orchestrator.protocol.messages import JournalEntry, Request
+from orchestrator.protocol.run_files import KEEPER_SOCKET, write_attempt_file
 from orchestrator.runtime import protection
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.runtime.memory import kernel_kills
 from orchestrator.runtime.processes import end_attempt, started_ticks
 from orchestrator.runtime.rotation import Rotation
+from orchestrator.system.durable_files import replace_json
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64
@@ -46,7 +49,7 @@ def main(folder: Path) -> int:
     protection.begin()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    launch = Launch.read(folder / "launch.json")
+    launch = LaunchSpec.read(folder / "launch.json")
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     killed_before = kernel_kills()
     board = os.memfd_create("kgorch-board")
@@ -66,7 +69,7 @@ def main(folder: Path) -> int:
     FailureWatch(folder, torchrun.pid, launch.ranks)
     Rotation(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
     keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
-    wire.write_whole(
+    replace_json(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
@@ -75,7 +78,7 @@ def main(folder: Path) -> int:
     end_attempt(folder)  # what another sub-reaper has adopted
     killed = kernel_kills() - killed_before
     told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
-    wire.write_down(launch, "exit.json", told)
+    write_attempt_file(launch, "exit.json", told)
     return 0
 
 
@@ -85,7 +88,7 @@ def _end(torchrun: int, *_: object) -> None:
         os.kill(torchrun, signal.SIGKILL)
 
 
-def command(launch: Launch) -> list[str]:
+def command(launch: LaunchSpec) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -99,7 +102,7 @@ def command(launch: Launch) -> list[str]:
     ]
 
 
-def environment(launch: Launch, folder: Path, board: int) -> dict[str, str]:
+def environment(launch: LaunchSpec, folder: Path, board: int) -> dict[str, str]:
     told = {
         LAUNCH_VARIABLE: str(folder / "launch.json"),
         BOARD_VARIABLE: f"/proc/{os.getpid()}/fd/{board}",
@@ -127,7 +130,7 @@ def _expandable(environ: Mapping[str, str]) -> dict[str, str]:
 class KeeperKept:
     """Starts a keeper where none lives, and again when it has gone, for as long as this process lives."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: LaunchSpec) -> None:
         self._launch, self._folder, self._is_over = launch, Path(launch.keeper).parent, threading.Event()
         self._mine: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
@@ -143,7 +146,7 @@ class KeeperKept:
             until = time.monotonic() + 5.0
             while self._mine and self._mine.poll() is None and time.monotonic() < until:
                 with contextlib.suppress(OSError):
-                    wire.connect(self._folder / wire.KEEPER_SOCKET).close()
+                    sockets.connect(self._folder / KEEPER_SOCKET).close()
                     break
                 time.sleep(0.01)
             return self._mine.pid if self._mine else None
@@ -152,7 +155,7 @@ class KeeperKept:
         pause_s, told = 0.05, ""
         while True:
             try:
-                with wire.connect(self._folder / wire.KEEPER_SOCKET) as connection:
+                with sockets.connect(self._folder / KEEPER_SOCKET) as connection:
                     pause_s, told = 0.05, ""
                     self._watch(connection)
             except OSError:
@@ -169,12 +172,12 @@ class KeeperKept:
     def _watch(self, connection: socket.socket) -> None:
         """Until it has gone. One that does not answer is ended: ranks would wait for it."""
         while True:
-            wire.send(connection, wire.Ask("newest"))
+            sockets.send(connection, Request("newest"))
             connection.settimeout(KEEPER_ANSWERS_S)
             try:
                 answered = connection.recv(65536)
             except TimeoutError:
-                os.kill(wire.peer_of(connection)[0], signal.SIGKILL)
+                os.kill(sockets.peer_credentials(connection)[0], signal.SIGKILL)
                 raise
             if not answered:
                 return
@@ -202,8 +205,8 @@ class KeeperKept:
         return ""
 
     def _tell(self, why: str) -> None:
-        with contextlib.suppress(OSError), wire.connect(self._launch.socket) as supervisor:
-            wire.send(supervisor, wire.Note(self._launch.attempt, "keeper_not_started", {"why": why}))
+        with contextlib.suppress(OSError), sockets.connect(self._launch.socket) as supervisor:
+            sockets.send(supervisor, JournalEntry(self._launch.attempt, "keeper_not_started", {"why": why}))
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.core.wall import SLURM, Wall
-from orchestrator.protocol.messages import boottime_s
+from orchestrator.system.boottime import boottime_s
 
 EVERY_S = 60.0
 """A limit is changed by hand, in minutes; a controller that serves thousands of jobs is not asked more often."""

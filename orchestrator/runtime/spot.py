@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.core.wall import SPOT, Wall
-from orchestrator.protocol.messages import boottime_s
+from orchestrator.system.boottime import boottime_s
 
 EVERY_S, AT_MOST_S = 5.0, 15.0
 """AWS asks for every 5 s; of a notice of 30 s a pause of 15 s still leaves half."""

@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import samples
-from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import RankMetrics
 from orchestrator.runtime import memory
 from orchestrator.runtime.gpus import STALE_S, Gpus
 
@@ -74,7 +74,7 @@ class Sampler:
         """The newest sample, whole; from any thread."""
         return dict(self._latest)
 
-    def hear(self, vitals: wire.Vitals) -> None:
+    def hear(self, vitals: RankMetrics) -> None:
         """What a rank tells of itself; other names than are promised, and what is no figure, are passed over."""
         told = {f"rank{vitals.rank}.{name}": vitals.values[name] for name in VITALS if name in vitals.values}
         figures = {key: float(value) for key, value in told.items() if type(value) in (int, float)}

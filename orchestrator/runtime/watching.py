@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from db.records import RunInfo
 from orchestrator.core import room
 from orchestrator.plan import Plan
-from orchestrator.protocol.messages import Place
+from orchestrator.protocol.messages import RankProgress
 from orchestrator.runtime import devices, rungs
 from orchestrator.runtime.attempts import Running
 
@@ -43,7 +43,7 @@ class MemoryWatch:
         self._can_climb = any(getattr(now, name) != getattr(base, name) for name in own)
         self._tries = rungs.climbed_in_vain(self._engine, self._run, attempt.place) if self._can_climb else 0
 
-    def heard(self, place: Place) -> None:
+    def heard(self, place: RankProgress) -> None:
         self._where[place.rank] = place.where
 
     def look(self, values: Mapping[str, float], now_s: float) -> tuple[str, dict[str, Any]]:

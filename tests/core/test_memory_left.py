@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.protocol.messages import Launch
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import devices, shim
 from orchestrator.runtime import memory as host
 
@@ -12,7 +12,7 @@ def _environment(tmp_path, monkeypatch, expandable=True, **person):
         monkeypatch.delenv(name, raising=False)
     for name, value in person.items():
         monkeypatch.setenv(name, value)
-    launch = Launch(
+    launch = LaunchSpec(
         run="r", run_id="1", stage="train", attempt="1.1", folder=str(tmp_path), entry="t.py", workdir="/", ranks=1,
         socket="", checkpoints="", output="", plan_hash="", settings={"expandable_segments": expandable},
     )  # fmt: skip

@@ -15,8 +15,8 @@ from orchestrator.plan import Plan, parse
 from orchestrator.platforms.azure import ASSET_TAG
 from orchestrator.platforms.detect import BY_NAME, PLATFORMS, detect
 from orchestrator.platforms.profile import Profile
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime.beginning import began_s
+from orchestrator.system.boottime import boottime_s
 
 PLAN = 'name = "x"\n[[stage]]\nname = "train"\nentry = "train.py"\n'
 

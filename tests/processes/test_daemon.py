@@ -23,7 +23,7 @@ from sqlalchemy.exc import OperationalError
 from db import queue, runs, sessions
 from db.engine import open_database
 from orchestrator.core import queue as core
-from orchestrator.protocol import messages as wire
+from orchestrator.protocol.messages import Response
 from orchestrator.runtime import channel, daemonapi, processes, resuming
 from orchestrator.runtime.daemon import Daemon
 
@@ -251,7 +251,7 @@ def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, 
         old.wait()
         sessions.record(engine, run, session, kind="AttemptSuspended", phase="suspended", facts={})
         begun_by_a_daemon(engine, run, new)
-        return wire.Answer(True, "stopping")
+        return Response(True, "stopping")
 
     monkeypatch.setattr(channel, "ask", saves_and_goes_on_under_the_other)
     began_s = time.monotonic()
@@ -270,7 +270,7 @@ def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_s
         raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
 
     monkeypatch.setattr(queue, "open_sessions", is_held)
-    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, "")))
+    monkeypatch.setattr(channel, "ask", lambda *_, **__: session.kill() or (session.wait() and Response(True, "")))
     stopping._stop_sessions()
     assert session.poll() == -signal.SIGKILL, "asked, and waited for"
 

@@ -18,8 +18,8 @@ import pytest
 from harness import Kgorch, wait_until
 
 from orchestrator.core.wall import SLURM
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import slurm
+from orchestrator.system.boottime import boottime_s
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 CONF = """\

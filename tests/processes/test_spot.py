@@ -15,8 +15,8 @@ import pytest
 from harness import wait_until
 
 from orchestrator.core.wall import SPOT
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import spot
+from orchestrator.system.boottime import boottime_s
 
 Answer = Callable[[str, str, Any], tuple[int, str]]
 GARBAGE = ["", "null", "[]", "{", '{"time": 5}', '{"time": "soon"}', '{"Events": 3}', "<html>", "[" * 5000, "\x00\xff"]

@@ -8,8 +8,8 @@ import time
 import pytest
 import ranks
 
-from orchestrator.protocol.messages import boottime_s
 from orchestrator.runtime import failed_attempt
+from orchestrator.system.boottime import boottime_s
 from orchestrator.worker import entry
 
 
