@@ -35,7 +35,6 @@ from orchestrator.protocol import codec, sockets  # noqa: E402
 from orchestrator.protocol.codec import LineBuffer  # noqa: E402
 from orchestrator.protocol.launch_spec import LaunchSpec  # noqa: E402
 from orchestrator.protocol.messages import (  # noqa: E402
-    CheckpointWritten,
     Command,
     Heartbeat,
     Hello,
@@ -46,6 +45,7 @@ from orchestrator.protocol.messages import (  # noqa: E402
     Request,
     Response,
 )
+from orchestrator.protocol.snapshot_messages import CheckpointWritten  # noqa: E402
 from orchestrator.runtime.channel import ask  # noqa: E402
 from orchestrator.system.boottime import boottime_s  # noqa: E402
 

@@ -12,7 +12,7 @@ from harness import wait_until
 
 from orchestrator.checkpoint.manifest import Manifest, Position
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import SnapshotInfo
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.runtime import snapshots
 from orchestrator.system.boottime import boottime_s
 from orchestrator.worker import state

@@ -34,8 +34,8 @@ from orchestrator.plan import Plan
 from orchestrator.plan import Stage as StagePlan
 from orchestrator.protocol.codec import ProtocolError
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import SnapshotInfo
 from orchestrator.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.runtime import devices, extension, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place

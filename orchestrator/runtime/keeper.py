@@ -33,21 +33,18 @@ from pathlib import Path
 
 from orchestrator.core.snapshots import images
 from orchestrator.protocol import codec
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.messages import JournalEntry, Message, Request, Response
+from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import (
     STAMP_BYTES,
     BufferGrant,
     BufferRequest,
     CheckpointWritten,
-    JournalEntry,
-    Message,
     PersistResult,
-    Request,
-    Response,
     SaveFailure,
     SnapshotInfo,
     SnapshotReady,
 )
-from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.runtime import persisting
 from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
 from orchestrator.runtime.memory import free_bytes

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from orchestrator.protocol import sockets
 from orchestrator.protocol.codec import LineBuffer, ProtocolError
-from orchestrator.protocol.messages import Message, Request, Response, SnapshotInfo
+from orchestrator.protocol.messages import Message, Request, Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 
 AGAIN_S = 0.5
 

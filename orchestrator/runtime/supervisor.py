@@ -37,7 +37,6 @@ from orchestrator.core.wall import WALL, Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.plan import Plan, Stage
 from orchestrator.protocol.messages import (
-    CheckpointWritten,
     Command,
     DeadlineUpdate,
     DeferredFile,
@@ -51,8 +50,8 @@ from orchestrator.protocol.messages import (
     Request,
     Response,
     RungApplied,
-    SaveFailure,
 )
+from orchestrator.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from orchestrator.runtime import (
     attempts,
     curves,

@@ -26,7 +26,8 @@ from orchestrator.checkpoint.files import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import checkpoint_folder_name
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import CheckpointWritten, JournalEntry
+from orchestrator.protocol.messages import JournalEntry
+from orchestrator.protocol.snapshot_messages import CheckpointWritten
 from orchestrator.worker.board import SAVE, SLOT, STOP, Board
 from orchestrator.worker.metrics import Metrics
 from orchestrator.worker.save import Saver, is_on_disk

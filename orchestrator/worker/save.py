@@ -22,14 +22,11 @@ from orchestrator.checkpoint.manifest import MANIFEST_NAME, Manifest, checkpoint
 from orchestrator.protocol import sockets
 from orchestrator.protocol.codec import LineBuffer, ProtocolError
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.messages import JournalEntry, Message, Request, Response
+from orchestrator.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
-    JournalEntry,
-    Message,
     PersistResult,
-    Request,
-    Response,
     SaveFailure,
     SnapshotInfo,
     SnapshotReady,

@@ -16,7 +16,7 @@ import torch
 from orchestrator.checkpoint.files import read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import Manifest, parse_manifest
 from orchestrator.errors import CannotRestore
-from orchestrator.protocol.messages import SnapshotInfo
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.worker import state
 
 _DTYPES = {name: dtype for dtype, name in state.DTYPES.items()}

@@ -22,19 +22,21 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.protocol import codec, sockets
 from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
 from orchestrator.protocol.messages import (
-    BufferGrant,
-    BufferRequest,
-    CheckpointWritten,
     Command,
     DeadlineUpdate,
     DeferredFile,
     Heartbeat,
     Hello,
     JournalEntry,
-    PersistResult,
     RankProgress,
     Request,
     Response,
+)
+from orchestrator.protocol.snapshot_messages import (
+    BufferGrant,
+    BufferRequest,
+    CheckpointWritten,
+    PersistResult,
     SaveFailure,
     SnapshotInfo,
     SnapshotReady,

@@ -16,7 +16,8 @@ import pytest
 from harness import Kgorch, processes_of, wait_until
 
 from orchestrator.protocol import sockets
-from orchestrator.protocol.messages import CheckpointWritten, Response
+from orchestrator.protocol.messages import Response
+from orchestrator.protocol.snapshot_messages import CheckpointWritten
 from orchestrator.runtime import daemonapi, launcher
 from orchestrator.runtime.channel import Channel, ask
 from orchestrator.runtime.home import Lock

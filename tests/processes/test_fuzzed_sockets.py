@@ -22,8 +22,9 @@ from saving import Place
 
 from orchestrator.protocol import sockets
 from orchestrator.protocol.codec import PROTOCOL_VERSION, LineBuffer
-from orchestrator.protocol.messages import MESSAGE_KINDS, Request, Response, SnapshotInfo
+from orchestrator.protocol.messages import MESSAGE_KINDS, Request, Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.runtime import channel, daemonapi, snapshots
 from orchestrator.runtime.listener import CLIENTS
 

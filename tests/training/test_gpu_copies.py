@@ -10,7 +10,8 @@ import torch
 from late_cuda import LateCuda
 
 from orchestrator.core.curve import Mark, Recorder, Value
-from orchestrator.protocol.messages import STAMP_BYTES, BufferGrant, JournalEntry
+from orchestrator.protocol.messages import JournalEntry
+from orchestrator.protocol.snapshot_messages import STAMP_BYTES, BufferGrant
 from orchestrator.worker import health, host_copy, image, metrics, oom, retry, save
 from orchestrator.worker.image import Image
 from orchestrator.worker.metrics import Metrics

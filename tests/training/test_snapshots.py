@@ -29,7 +29,7 @@ from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
 from orchestrator.protocol import codec, sockets
-from orchestrator.protocol.messages import BufferRequest, SaveFailure, SnapshotReady
+from orchestrator.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
 from orchestrator.runtime import persisting, snapshots
 from orchestrator.worker import save as saving
 from orchestrator.worker import state, stored
