@@ -9,8 +9,9 @@ rank killed while it copies leaves no snapshot that looks whole.
 The shim starts it where none lives, and again should it be killed. It ends when a supervisor says so, or when nobody has
 been connected for a while; what is newer than the disk is written then.
 
-Ranks send Room and Filled. `Ask`s: `watch` (be told of saves), `newest`, `fetch` (the newest with its descriptors), `persist`
-(write the newest, unless it is on disk), `end` (the same, then go), `forget N` (drop a snapshot that makes trainings fail).
+Ranks send BufferRequest and SnapshotReady. `Request`s: `watch` (be told of saves), `newest`, `fetch` (the newest with its
+descriptors), `persist` (write the newest, unless it is on disk), `end` (the same, then go),
+`forget N` (drop a snapshot that makes trainings fail).
 One thread for the sockets, one that writes.
 """
 

@@ -362,7 +362,7 @@ class Server:
     """Peers with a thread of their own, for a loop that takes jobs.
 
     Args:
-        hear: takes a line, who sent it, and what to call once that is dealt with; it must not block. ValueError, WireError: it
+        hear: takes a line, who sent it, and what to call once that is dealt with; it must not block. ValueError, ProtocolError: it
             cannot read that.
     """
 

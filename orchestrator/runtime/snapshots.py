@@ -54,7 +54,7 @@ def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
 
 
 class Watcher:
-    """Hears what the keeper tells (Saved, SaveFailed, Note), whichever keeper lives, in a thread of its own."""
+    """Receives CheckpointWritten, SaveFailure and JournalEntry from whichever keeper lives, in a thread of its own."""
 
     def __init__(self, folder: Path, post: Callable[[Message], None]) -> None:
         self._folder, self._post, self._is_over = folder, post, threading.Event()

@@ -1,6 +1,6 @@
 """A checkpoint folder as one file of torch.save, for whoever loads with PyTorch alone.
 
-`python -m orchestrator.worker.convert FOLDER OUT [NAME]`, started by runtime/export.py: the command line itself never
+`python -m orchestrator.worker.convert FOLDER OUT [NAME]`, started by checkpoint/export.py: the command line itself never
 loads PyTorch. Without NAME everything that was tracked, under its names. Nothing in the file runs code when it is loaded:
 it is loaded once with `weights_only` before it takes its name.
 """

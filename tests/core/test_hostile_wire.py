@@ -1,4 +1,4 @@
-"""Lines on the sockets from anybody: a message whose fields are what they are said to be, or WireError; nothing else."""
+"""Lines on the sockets from anybody: a message whose fields are what they are said to be, or ProtocolError; nothing else."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def checkpoint_of(attempt: Attempt) -> Path:
 
 
 def schedule_of(attempt: Attempt) -> list[dict[str, Any]]:
-    """The schedule (Launch.schedule) of a run that uses the microbatches of this one from the same steps on."""
+    """The schedule (LaunchSpec.schedule) of a run that uses the microbatches of this one from the same steps on."""
     from orchestrator.core.memory import Settings
 
     schedule, before = [], "None"
