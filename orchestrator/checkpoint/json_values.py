@@ -6,11 +6,10 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.protocol.text import escape_surrogates
+from orchestrator.protocol.values import MAX_NUMBER, escape_surrogates
 
 MAX_TEXT_LENGTH = 1000
-MAX_COUNT = 1 << 62
-"""Exclusive bound of whole numbers: SQLite's integers have 64 bits."""
+"""Characters of a line."""
 
 
 def json_list(value: Any) -> list[Any]:
@@ -46,7 +45,7 @@ def hash_digits(value: Any) -> str:
 
 
 def count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_COUNT:
+    if type(value) is not int or not 0 <= value < MAX_NUMBER:
         raise ValueError(f"expected a whole number from 0, found {value!r:.80}")
     return value
 

@@ -29,7 +29,7 @@ from orchestrator.checkpoint.json_values import (
     utc_instant,
 )
 from orchestrator.errors import CheckpointUnreadable
-from orchestrator.protocol.text import escape_surrogates
+from orchestrator.protocol.values import escape_surrogates
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "kgorch-checkpoint"

@@ -15,8 +15,8 @@ from dataclasses import asdict, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from orchestrator.protocol.messages import MAX_NUMBER, MESSAGE_KINDS, Message
-from orchestrator.protocol.text import escape_surrogates
+from orchestrator.protocol.messages import MESSAGE_KINDS, Message
+from orchestrator.protocol.values import MAX_NUMBER, escape_surrogates
 
 PROTOCOL_VERSION = 1
 MAX_LINE_BYTES = 1 << 20
@@ -85,7 +85,8 @@ def _check_for(declared: Any) -> Callable[[Any], bool]:
         return lambda value: True
     if declared in (int, float):
         allowed = (int,) if declared is int else (int, float)
-        return lambda value: type(value) in allowed and -MAX_NUMBER < value < MAX_NUMBER  # NaN fails this, too
+        # NaN fails the comparison, as it would pass every later one
+        return lambda value: type(value) in allowed and -MAX_NUMBER < value < MAX_NUMBER
     if declared in (str, bool, NoneType):
         return lambda value: type(value) is declared
     inner = [_check_for(item) for item in get_args(declared)]

@@ -24,9 +24,7 @@ from orchestrator.protocol.snapshot_messages import (
     SnapshotInfo,
     SnapshotReady,
 )
-
-MAX_NUMBER = 1 << 62
-"""Bound of steps, bytes and seconds: SQLite's integers have 64 bits, and a NaN would pass every later comparison."""
+from orchestrator.protocol.values import MAX_NUMBER
 
 MAX_METRICS = 1000
 MAX_METRIC_NAME = 200

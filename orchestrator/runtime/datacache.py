@@ -44,7 +44,7 @@ import xxhash
 from orchestrator.core import advice
 from orchestrator.plan import DataPart
 from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
-from orchestrator.protocol.text import escape_surrogates
+from orchestrator.protocol.values import escape_surrogates
 
 CHUNK_BYTES = 1 << 20
 LOOK_S, LOOKING_SHARE = 60.0, 0.02

@@ -34,7 +34,7 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifyPart
-from orchestrator.protocol.text import escape_surrogates
+from orchestrator.protocol.values import escape_surrogates
 from orchestrator.runtime import protection
 from orchestrator.system.boottime import boottime_s
 

@@ -32,7 +32,7 @@ from orchestrator.core import retention
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.plan import Plan
 from orchestrator.protocol.run_files import CACHE_FOLDER, MAX_CACHED_BYTES
-from orchestrator.protocol.text import escape_surrogates
+from orchestrator.protocol.values import escape_surrogates
 from orchestrator.runtime import curves, rungs
 from orchestrator.runtime.finding import (
     NOWHERE,

@@ -83,7 +83,7 @@ MAY = {
         "orchestrator.checkpoint",
         "orchestrator.errors",
         "orchestrator.untrusted_io",
-        "orchestrator.protocol.text",
+        "orchestrator.protocol.values",
     },
     "orchestrator.document": {"orchestrator.errors"},
     "orchestrator.plan": {

@@ -1,6 +1,9 @@
-"""Text that may be stored: every string that comes from a script, a file name or another process goes through here."""
+"""Bounds of what may be stored: every text and number that comes from a script, a file name or another process meets them."""
 
 from __future__ import annotations
+
+MAX_NUMBER = 1 << 62
+"""Exclusive bound of steps, bytes and seconds: SQLite's integers have 64 bits."""
 
 
 def escape_surrogates(text: str) -> str:
