@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from orchestrator.protocol.messages import MESSAGE_KINDS, Message
 from orchestrator.protocol.values import MAX_NUMBER, escape_surrogates
@@ -59,7 +59,7 @@ def from_dict(kind: type[T], document: Mapping[str, Any]) -> T:
     """
     values = {}
     try:
-        for name, declared, has_type in _checks_of(kind):
+        for name, declared, has_type in _checks_of(cast("Any", kind)):
             if name in document:
                 value = values[name] = _without_surrogates(document[name])
                 if not has_type(value):

@@ -75,7 +75,7 @@ MAY = {
     "orchestrator.checkpoint.verifier": {
         "orchestrator.checkpoint",
         "orchestrator.errors",
-        "orchestrator.protocol.messages",
+        "orchestrator.protocol.snapshot_messages",
         "orchestrator.system.boottime",
         "db.records",
     },
