@@ -2,8 +2,10 @@
 
 Lines come from any process that may open the socket, of this version or another. What is decoded holds exactly the declared
 types, to any depth: a bool is no int, numbers are finite and within MAX_NUMBER, text is free of lone surrogates. Unknown fields
-are ignored, because a newer side may send more. Standard library alone, because every rank imports this; why not msgspec:
-DECISIONS.md.
+are ignored, because a newer side may send more.
+
+Standard library alone, because every rank imports this. msgspec's decoder refuses NaN, which metrics may be, and text with lone
+surrogates; its `convert` after json.loads would save the 28 lines of `_check_for` and cost each process 12 ms and 1.3 MB.
 """
 
 from __future__ import annotations
