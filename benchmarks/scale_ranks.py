@@ -31,7 +31,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from orchestrator.checkpoint.files import write_durably, write_manifest  # noqa: E402
 from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
-from orchestrator.protocol import codec, sockets  # noqa: E402
+from orchestrator.protocol import codec, transport  # noqa: E402
 from orchestrator.protocol.codec import LineBuffer  # noqa: E402
 from orchestrator.protocol.launch_spec import LaunchSpec  # noqa: E402
 from orchestrator.protocol.messages import (  # noqa: E402
@@ -46,8 +46,8 @@ from orchestrator.protocol.messages import (  # noqa: E402
     Response,
 )
 from orchestrator.protocol.snapshot_messages import CheckpointWritten  # noqa: E402
-from orchestrator.runtime.channel import ask  # noqa: E402
-from orchestrator.system.boottime import boottime_s  # noqa: E402
+from orchestrator.system.clock import boottime_s  # noqa: E402
+from orchestrator.system.sockets.control_socket import ask  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
 LONGEST = {"start": 5.0, "first_step": 1.0, "step": 0.2, "save": 0.5, "evaluation": 8.0}
@@ -97,7 +97,8 @@ def supervise(plan: Path, page: Path | None) -> None:
         importlib.import_module(f"orchestrator.{name}")
     from db import samples
     from orchestrator.cli.common import state
-    from orchestrator.runtime import opening, telemetry
+    from orchestrator.hardware import telemetry
+    from orchestrator.runtime import opening
     from orchestrator.runtime.supervisor import Supervisor
 
     profile, home, engine = state()
@@ -136,8 +137,8 @@ class Ranks:
         self._lead, self._other = (self._connected(rank) for rank in range(2))
 
     def _connected(self, rank: int) -> socket.socket:
-        connection = sockets.connect(self.launch.socket, timeout_s=60)
-        sockets.send(connection, Hello(self.launch.attempt, rank, 1, 0, STATE_BYTES, ready=True))
+        connection = transport.connect(self.launch.socket, timeout_s=60)
+        transport.send(connection, Hello(self.launch.attempt, rank, 1, 0, STATE_BYTES, ready=True))
         return connection
 
     def second(self, number: int) -> None:
@@ -145,16 +146,16 @@ class Ranks:
         self.clock.move(1.0)
         self.step += int(1 / STEP_S)
         for message in told(self.launch.attempt, 0, number, self.step):
-            sockets.send(self._lead, message)
+            transport.send(self._lead, message)
         for message in told(self.launch.attempt, 1, number, self.step):
-            sockets.send(self._other, message)
+            transport.send(self._other, message)
         if number % NOTES_S == 0:
-            sockets.send(self._lead, JournalEntry(self.launch.attempt, "told", {"minute": str(number // NOTES_S)}))
+            transport.send(self._lead, JournalEntry(self.launch.attempt, "told", {"minute": str(number // NOTES_S)}))
         self.wait()
 
     def wait(self) -> None:
         """Until all that was sent was taken; a save that is ordered is done."""
-        sockets.send(self._lead, Request("ping"))
+        transport.send(self._lead, Request("ping"))
         while True:
             for line in self._lines.feed(self._lead.recv(65536)):
                 message = codec.decode(line)
@@ -184,7 +185,7 @@ class Ranks:
         write_manifest(aside, described)
         aside.rename(place)
         self.saves += 1
-        sockets.send(self._lead, CheckpointWritten(self.launch.attempt, str(place), self.step, 2, 0.05, 0.4))
+        transport.send(self._lead, CheckpointWritten(self.launch.attempt, str(place), self.step, 2, 0.05, 0.4))
 
 
 def told(attempt: str, rank: int, number: int, step: int) -> list[Message]:

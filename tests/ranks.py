@@ -15,7 +15,7 @@ from saving import Place
 
 from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.core.memory import Settings
-from orchestrator.protocol import sockets
+from orchestrator.protocol import transport
 from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
 from orchestrator.worker.board import size
 
@@ -68,7 +68,7 @@ def run(
     told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    held = sockets.connect(
+    held = transport.connect(
         folder / "keeper.sock"
     )  # a keeper that nobody has come to for 20 s ends: ranks may start as slowly
     started = [

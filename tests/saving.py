@@ -14,7 +14,7 @@ from orchestrator.checkpoint.manifest import Manifest, Position
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.runtime import snapshots
-from orchestrator.system.boottime import boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import state
 from orchestrator.worker.board import Board, size
 from orchestrator.worker.image import share

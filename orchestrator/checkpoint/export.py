@@ -23,6 +23,7 @@ from orchestrator.checkpoint.files import read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.errors import CheckpointBroken, KgorchError
+from orchestrator.system import files
 
 
 class ShardTensor(NamedTuple):
@@ -50,15 +51,11 @@ def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
             )
         tensors = _selected(folder, tree[name], tensors)
     order = sorted(tensors, key=lambda path: (-safetensors_header.ELEMENT_BYTES[tensors[path].span.dtype], path))
-    aside = out.with_name(out.name + ".part")
     try:
-        with open(aside, "wb") as file:
+        with files.replacement(out, durable=True) as file:
             _write(file, folder, [(path, tensors[path]) for path in order])
-        aside.rename(out)
     except OSError as error:
         raise KgorchError(f"{out} cannot be written", str(error)) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return len(order)
 
 
@@ -152,4 +149,3 @@ def _write(file: Any, folder: Path, items: list[tuple[str, ShardTensor]]) -> Non
                 if not sent:
                     raise CheckpointBroken(f"{folder / name} is shorter than its header says")
                 start, left = start + sent, left - sent
-    os.fsync(file.fileno())

@@ -27,6 +27,7 @@ from orchestrator.checkpoint.manifest import (
     parse_manifest,
 )
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
+from orchestrator.system import files as system_files
 
 MAX_MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 8 << 20
@@ -93,7 +94,7 @@ def read_json_file(folder: Path, manifest: Manifest, name: str) -> dict[str, Any
 
 
 def write_durably(path: Path, content: bytes) -> FileEntry:
-    """Write a JSON file: beside its place, flushed to disk, renamed. After that the file is whole or not there.
+    """Write a JSON file, flushed to disk before it takes its name: after a kill or a power cut it is whole or not there.
 
     Raises: OSError, also for content that `untrusted_io.parse_json` would refuse.
     """
@@ -101,12 +102,7 @@ def write_durably(path: Path, content: bytes) -> FileEntry:
         untrusted_io.check_json(content)
     except ValueError as error:
         raise OSError(errno.EFBIG, str(error), str(path)) from None
-    aside = path.with_name(path.name + ".part")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    system_files.write(path, content, durable=True)
     return FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
 
 

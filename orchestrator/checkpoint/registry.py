@@ -15,6 +15,7 @@ from db.records import CheckpointInfo
 from orchestrator.checkpoint.files import read_manifest
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.core import retention
+from orchestrator.core.codes import CheckpointState
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
 
@@ -43,7 +44,7 @@ def record_verified(
         engine,
         run_id,
         str(folder),
-        state="verified",
+        state=CheckpointState.VERIFIED,
         session_id=session_id,
         stage=manifest.stage,
         step=manifest.step,
@@ -161,7 +162,7 @@ def _kept(order: int, number: int, row: CheckpointInfo) -> retention.Kept:
         bytes=row.bytes,
         order=float(order),
         number=number,
-        verified=row.state == "verified",
+        verified=row.state == CheckpointState.VERIFIED,
         final=row.final,
         metrics=row.metrics,
         measured=row.measured,

@@ -15,7 +15,7 @@ from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.protocol.snapshot_messages import CheckpointWritten
-from orchestrator.system.boottime import boottime_s
+from orchestrator.system.clock import boottime_s
 
 Job = Callable[[], None]
 

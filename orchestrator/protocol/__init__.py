@@ -1,4 +1,4 @@
-"""What the processes of a run exchange: messages on Unix sockets, the launch specification, and files in shared folders.
+"""What the processes of a run exchange: messages on Unix sockets, the launch specification, and names of shared files.
 
-It may import the standard library and `orchestrator.system.durable_files`, because every rank and the guard process load it.
+It may import the standard library alone, because every rank and the guard process load it.
 """

@@ -18,7 +18,7 @@ BOARD_VARIABLE = "KGORCH_BOARD"
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """The file `launch.json` in the attempt's folder. Instants are CLOCK_BOOTTIME in seconds (system/boottime.py).
+    """The file `launch.json` in the attempt's folder. Instants are CLOCK_BOOTTIME in seconds (system/clock.py).
 
     Attributes:
         run: name of the run.

@@ -4,7 +4,7 @@ Those of the snapshot server are in snapshot_messages.py; Message and MESSAGE_KI
 
 A class may be renamed; its key in MESSAGE_KINDS and the names of its fields are what goes over the socket, and stay: a
 supervisor of this version adopts an attempt whose ranks were started by an older one. The classes hold what no annotation
-can say; the codec checks the types. Instants named `…_s` are CLOCK_BOOTTIME in seconds (system/boottime.py).
+can say; the codec checks the types. Instants named `…_s` are CLOCK_BOOTTIME in seconds (system/clock.py).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.checkpoint import registry, store
 from orchestrator.checkpoint.manifest import Manifest, checkpoint_folder_name
 from orchestrator.checkpoint.verify import verify_checkpoint
+from orchestrator.core.codes import CheckpointState, Outcome, RankError, RankOutcome
 from orchestrator.core.outcome import (
     Ended,
     RankRecord,
@@ -30,17 +31,15 @@ from orchestrator.core.outcome import (
 )
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.plan import Plan
-from orchestrator.plan import Stage as StagePlan
+from orchestrator.hardware import devices
+from orchestrator.plan import Plan, StageSection
 from orchestrator.protocol.codec import ProtocolError
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
 from orchestrator.protocol.snapshot_messages import SnapshotInfo
-from orchestrator.runtime import devices, extension, launcher, remedies, rungs, snapshots
+from orchestrator.runtime import extension, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
-
-CRASHED = "crashed"
 
 Skipped = Callable[[Path, KgorchError], None]
 
@@ -52,7 +51,7 @@ class Running:
     Attributes:
         furthest: the highest step of the stage that an attempt before it came to.
         without_progress: attempts in a row before it that came no step further.
-        device: as it was launched on (devices.name).
+        device: as it was launched on (devices.model_name).
         from_snapshot: the number of the snapshot that it went on from.
         before: the records of the attempt before it, where that one crashed.
         unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
@@ -77,11 +76,11 @@ class Running:
 
     def failed_by_itself(self) -> bool:
         """Some rank has raised, not only been killed or lost its peers."""
-        return any(record.outcome == "failed" and not record.is_collateral for record in self._records())
+        return any(record.outcome is RankOutcome.FAILED and not record.is_collateral for record in self._records())
 
     def missed_a_checkpoint(self) -> bool:
         """Some rank could not read one; of an earlier stage, for its own was read back before the launch."""
-        return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in self._records())
+        return any(record.code is RankError.CHECKPOINT for record in self._records())
 
     def final_checkpoint(self, run: RunInfo) -> Path | None:
         """Where the final checkpoint lies that its ranks say they have left; None where they have left none."""
@@ -149,7 +148,7 @@ def checkpoint_root(run: RunInfo, stage: str) -> Path:
     return Path(run.checkpoints) / stage
 
 
-def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
+def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StageSection]:
     """Stages still to do, in the plan's order. A final checkpoint makes none done: what its script does after the training
     may be left to do."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
@@ -246,7 +245,11 @@ def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped
     root = checkpoint_root(run, stage)
     root.mkdir(parents=True, exist_ok=True)
     found = store.newest_verified(root, run.id, skipped)
-    known = [row for row in rows.of_run(engine, run.id, "verified", "broken") if row.stage == stage]
+    known = [
+        row
+        for row in rows.of_run(engine, run.id, CheckpointState.VERIFIED, CheckpointState.BROKEN)
+        if row.stage == stage
+    ]
     if found is None and known:
         raise KgorchError(
             f"no checkpoint of stage {stage!r} can be used, and the run had come to step {known[-1].step}",
@@ -262,7 +265,7 @@ def prepare(
     plan: Plan,
     session: SessionInfo,
     state: Session,
-    stage: StagePlan,
+    stage: StageSection,
     found: Found,
     data: DataCache,
 ) -> tuple[Running, LaunchSpec]:
@@ -270,7 +273,7 @@ def prepare(
 
     Raises: SQLAlchemyError.
     """
-    ranks, device = devices.ranks_for(stage.ranks), devices.name()
+    ranks, device = devices.rank_count(stage.ranks), devices.model_name()
     memory = rungs.begin(engine, run, plan, session.id, Place(stage.name, device, ranks), found.step)
     folder = Path(run.folder) / "attempts"
     row = sessions.open_attempt(
@@ -343,7 +346,7 @@ def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo
 def _records_before(engine: Engine, run: RunInfo, row: AttemptInfo) -> list[RankRecord]:
     """Of the attempt before this one, where it crashed in the same stage."""
     before = sessions.attempt_before(engine, run.id, row.id)
-    if before is None or before.outcome != CRASHED or before.stage != row.stage:
+    if before is None or before.outcome != Outcome.CRASHED or before.stage != row.stage:
         return []
     return launcher.records(Path(before.folder), before.ranks)
 
@@ -353,4 +356,4 @@ def device_of(folder: Path) -> str:
     try:
         return LaunchSpec.read(folder / "launch.json").device
     except (OSError, ValueError, TypeError, ProtocolError):
-        return devices.name()
+        return devices.model_name()

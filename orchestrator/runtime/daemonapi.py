@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import KgorchError
-from orchestrator.protocol import sockets
+from orchestrator.protocol import transport
 from orchestrator.protocol.codec import LineBuffer, ProtocolError
-from orchestrator.protocol.sockets import WrongOwner
-from orchestrator.runtime.channel import Job, at_once, not_ours
-from orchestrator.runtime.listener import Peer, Server
+from orchestrator.protocol.transport import WrongOwner
+from orchestrator.system.sockets.control_socket import Job, run_inline, wrong_owner_error
+from orchestrator.system.sockets.line_server import LineServer, Peer
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10
@@ -25,14 +25,14 @@ Answer = dict[str, Any]
 Reply = Callable[[Answer], None]
 
 
-class Api(Server):
+class Api(LineServer):
     """Args:
     hear: takes what is asked and a way to answer, which never waits for who asked.
     post: has a job done, by the loop that is to hear; the default is the server's own thread.
     """
 
     def __init__(
-        self, home: Path, hear: Callable[[str, Reply], None], *, post: Callable[[Job], None] = at_once
+        self, home: Path, hear: Callable[[str, Reply], None], *, post: Callable[[Job], None] = run_inline
     ) -> None:
         self._hear_question, self._post = hear, post
         super().__init__(home / SOCKET, self._take, line_bytes=LINE_BYTES)
@@ -59,7 +59,7 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
     """
     until_s, lines = time.monotonic() + timeout_s, LineBuffer()
     try:
-        with sockets.connect(home / SOCKET, timeout_s=timeout_s) as connection:
+        with transport.connect(home / SOCKET, timeout_s=timeout_s) as connection:
             connection.sendall(json.dumps({"ask": what}).encode() + b"\n")
             while (left_s := until_s - time.monotonic()) > 0:
                 connection.settimeout(left_s)
@@ -69,7 +69,7 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
                     answer = json.loads(found[0])
                     return answer if isinstance(answer, dict) else None
     except WrongOwner as error:
-        raise not_ours(error) from None
+        raise wrong_owner_error(error) from None
     except (OSError, ValueError, RecursionError, ProtocolError):
         pass
     return None

@@ -23,15 +23,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
 from orchestrator.protocol.codec import ProtocolError, from_dict
 from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
-from orchestrator.runtime import processes, protection
-from orchestrator.runtime.home import is_held
 from orchestrator.runtime.journal import NoRoom
-from orchestrator.runtime.processes import has_open, started_ticks
-from orchestrator.system.durable_files import replace_json
+from orchestrator.system import attempt_processes, process_protection
+from orchestrator.system.attempt_files import write_json
+from orchestrator.system.file_lock import is_locked
+from orchestrator.system.process_identity import has_open_file, start_ticks
 
 Unwritten = Mapping[str, dict[str, Any]]
 """What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""
@@ -41,7 +42,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def start(launch: LaunchSpec, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """`held`: open files that the shim is to hold as long as it lives (runtime/claims.py). Raises OSError."""
+    """`held`: open files that the shim is to hold as long as it lives (hardware/gpu_locks.py). Raises OSError."""
     if not Path(launch.workdir).is_dir():  # else the shim's end would be all there is to tell
         raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
     folder = Path(launch.folder)
@@ -58,7 +59,11 @@ def start(launch: LaunchSpec, held: Sequence[int] = ()) -> subprocess.Popen[byte
                 pass_fds=(lock, *held),
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, **protection.handed_on(), LAUNCH_VARIABLE: str(folder / "launch.json")},
+                env={
+                    **os.environ,
+                    **process_protection.child_environment(),
+                    LAUNCH_VARIABLE: str(folder / "launch.json"),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -71,13 +76,13 @@ def written_shim(folder: Path) -> int:
     """The pid of the shim of which the folder tells, while it lives: also where the folder is a copy. 0 before that is written."""
     told = _numbers(folder / "shim.json")
     pid = told.get("pid", 0)
-    return pid if pid > 1 and started_ticks(pid) == told.get("started_ticks", 0) else 0
+    return pid if pid > 1 and start_ticks(pid) == told.get("started_ticks", 0) else 0
 
 
 def _shim_of(folder: Path) -> int:
     """The same, for this very folder: it has that folder's lock open, also when the file was deleted since."""
     pid = written_shim(folder)
-    return pid if pid and has_open(pid, folder / "lock") else 0
+    return pid if pid and has_open_file(pid, folder / "lock") else 0
 
 
 def torchrun_of(folder: Path) -> int:
@@ -97,7 +102,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def is_running(folder: Path) -> bool:
     """Whether its shim lives; also when somebody has deleted the file of its lock."""
-    return is_held(folder / "lock") or _shim_of(folder) != 0
+    return is_locked(folder / "lock") or _shim_of(folder) != 0
 
 
 def wait(folder: Path) -> None:
@@ -125,7 +130,7 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
-    return processes.end_attempt(folder)
+    return attempt_processes.terminate_attempt(folder)
 
 
 def records(folder: Path, ranks: int, unwritten: Unwritten = NOTHING) -> list[RankRecord]:
@@ -141,8 +146,14 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     try:
         told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
         trouble = told.pop("trouble", None)
-        return replace(from_dict(RankRecord, told), trouble=from_dict(Trouble, trouble) if trouble else None)
-    except (ProtocolError, TypeError, AttributeError):
+        record = from_dict(RankRecord, told)
+        return replace(
+            record,
+            outcome=RankOutcome(record.outcome),
+            code=RankError(record.code) if record.code in set(RankError) else RankError.OTHER,  # of another version
+            trouble=from_dict(Trouble, trouble) if trouble else None,
+        )
+    except (ProtocolError, TypeError, AttributeError, ValueError):
         return None
 
 
@@ -181,7 +192,7 @@ def _numbers(path: Path, unwritten: Unwritten = NOTHING) -> dict[str, int]:
 def write_late(folder: Path, name: str, content: dict[str, Any]) -> None:
     """What could not be written, once the disk takes it; let go where it never will. Raises: NoRoom while it does not."""
     try:
-        replace_json(folder / name, content)
+        write_json(folder / name, content)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise NoRoom(str(error)) from None

@@ -24,11 +24,13 @@ from sqlalchemy import Engine
 
 from db import runs
 from orchestrator.core import quota as core
+from orchestrator.core.codes import RunState
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, Stage, check_entries
+from orchestrator.hardware import devices, gpu_locks, inventory, nvml
+from orchestrator.plan import Plan, StageSection, check_entries
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import attempts, claims, devices, gpus, inputs, machine, pools, resumption
+from orchestrator.runtime import attempts, inputs, pools, resumption
 from orchestrator.runtime.ledger import Terms, terms_of
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Check, Line
 
@@ -53,7 +55,7 @@ def lines(
         elsewhere: it is another machine's GPUs that are meant.
         overrides: of the command line; `plan` has them already.
     """
-    found, reached = machine.described(home), None
+    found, reached = inventory.describe_host(home), None
 
     def checkpoint() -> Iterator[Line]:
         nonlocal reached
@@ -96,13 +98,13 @@ def _software(found: dict[str, Any]) -> Iterator[Line]:
 
 def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -> None:
     """Before a session is opened. Warnings go to `note`, a line each. While the driver is silent nothing is said: the claim of
-    the GPUs refuses the session then (runtime/claims.py).
+    the GPUs refuses the session then (hardware/gpu_locks.py).
 
     Raises: KgorchError where the plan cannot train as it says.
     """
     try:
-        checks = list(examine(devices.accelerators(), plan, platform=platform))
-    except gpus.DriverSilent:
+        checks = list(examine(devices.detect_accelerators(), plan, platform=platform))
+    except nvml.DriverUnresponsive:
         return
     for check in checks:
         check.refuse()
@@ -111,7 +113,7 @@ def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -
             note(check.text)
 
 
-def check_data(stages: Sequence[Stage], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
+def check_data(stages: Sequence[StageSection], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
     """Before a session is opened: what its stages read. What their own `preflight` answers goes to `note`, and each warning.
 
     Raises: KgorchError where something is missing, or a stage's `preflight` refuses.
@@ -249,14 +251,14 @@ def _visible_gpus(accelerators: devices.Accelerators) -> Iterator[devices.Gpu]:
 
 def _gpus(home: Path, plan: Plan, platform: str, *, elsewhere: bool) -> Iterator[Line]:
     try:
-        accelerators = devices.accelerators()
-    except gpus.DriverSilent as error:
+        accelerators = devices.detect_accelerators()
+    except nvml.DriverUnresponsive as error:
         yield Line("gpus", FAIL, str(error), "see what nvidia-smi says")
         return
     for check in examine(accelerators, plan, elsewhere=elsewhere, platform=platform):
         yield check.line()
-    universe = claims.visible()
-    free, shared = claims.states(home, universe)
+    universe = gpu_locks.visible_gpus()
+    free, shared = gpu_locks.count_free_and_shared(home, universe)
     if universe and free < len(universe):
         busy = len(universe) - free - shared
         said = f"{busy} of {len(universe)} belong to other runs" + (f", {shared} are shared" if shared else "")
@@ -287,9 +289,9 @@ def _shared_memory(free: int | None, plan: Plan) -> Iterator[Line]:
 
 def _ranks_on_gpus(plan: Plan) -> int:
     """The most of a stage; 0 where they train on the CPU, or nobody can say."""
-    with contextlib.suppress(gpus.DriverSilent):
-        if devices.visible_gpus() and devices.torch_cuda() != "":
-            return max(devices.ranks_for(stage.ranks) for stage in plan.stage)
+    with contextlib.suppress(nvml.DriverUnresponsive):
+        if devices.visible_gpu_count() and devices.torch_cuda() != "":
+            return max(devices.rank_count(stage.ranks) for stage in plan.stage)
     return 0
 
 
@@ -325,14 +327,14 @@ def _paths(home: Path, plan: Plan, workdir: Path) -> Iterator[Line]:
                 yield Line(f"stage {number + 1}", FAIL, f"{key} = {value!r} cannot be read", "see its permissions")
 
 
-def _stages_to_do(engine: Engine, plan: Plan) -> list[Stage]:
+def _stages_to_do(engine: Engine, plan: Plan) -> list[StageSection]:
     known = runs.newest(engine, plan.name)
     if known is None:
         return plan.stage
-    return [] if known.state == "finished" else attempts.open_stages(engine, known, plan)
+    return [] if known.state == RunState.FINISHED else attempts.open_stages(engine, known, plan)
 
 
-def _inputs(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[Line]:
+def _inputs(stages: Sequence[StageSection], workdir: Path, platform: str) -> Iterator[Line]:
     """What the stages' own functions say is asked only where all that they read is there."""
     checks = [*_cores(stages), *inputs.paths(stages, workdir, platform)]
     for check in checks:
@@ -342,18 +344,18 @@ def _inputs(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[L
             yield check.line()
 
 
-def loading_workers(stage: Stage) -> int:
+def loading_workers(stage: StageSection) -> int:
     """Of a rank, as far as an argument `num_workers` tells; else 0."""
     told = stage.args.get("num_workers")
     return told if isinstance(told, int) else 0
 
 
-def _cores(stages: Sequence[Stage]) -> Iterator[Check]:
+def _cores(stages: Sequence[StageSection]) -> Iterator[Check]:
     """Loading workers of all ranks against the cores of this machine: the stage that has most of them."""
     cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")
-    with contextlib.suppress(gpus.DriverSilent):
+    with contextlib.suppress(nvml.DriverUnresponsive):
         for stage in stages:
-            workers, ranks = loading_workers(stage), devices.ranks_for(stage.ranks)
+            workers, ranks = loading_workers(stage), devices.rank_count(stage.ranks)
             if ranks * workers > max(cores, worst[0] * worst[1]):
                 worst = ranks, workers, stage.name
     if worst[0]:

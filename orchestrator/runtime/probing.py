@@ -17,14 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
-from orchestrator.plan import Plan, Stage
+from orchestrator.hardware import devices
+from orchestrator.plan import Plan, StageSection
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
-from orchestrator.runtime import devices, launcher, snapshots
-from orchestrator.system.boottime import boottime_s
+from orchestrator.runtime import launcher, snapshots
+from orchestrator.system.clock import boottime_s
 
 SECONDS = 20.0
 """For the trials of all stages together; the steps under way are done."""
@@ -45,7 +47,7 @@ class Probed(NamedTuple):
     """`found`: what the ranks measured (worker/probe.py), {} of a stage that never attached. `startup_s`, `lasted_s`: of its
     launch."""
 
-    stage: Stage
+    stage: StageSection
     ranks: int
     settings: Settings
     startup_s: float
@@ -94,7 +96,7 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def probe(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
+    plan: Plan, stage: StageSection, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
     gpu: Mapping[str, float] | None = None,
 ) -> Probed:  # fmt: skip
     """A few steps of `stage`, whose predecessors have been probed in the same `root`.
@@ -104,7 +106,7 @@ def probe(
         gpu: what is assumed of one that is not here (core/machines.py): nothing is computed then.
     Raises: ProbeFailed.
     """
-    ranks, settings, killed = devices.ranks_for(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
+    ranks, settings, killed = devices.rank_count(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
     for number in range(TRIES_SMALLER + 1):
         launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number, gpu)
         began_s = boottime_s()
@@ -119,7 +121,7 @@ def probe(
                 next_step="see whether it hangs; one that does not step through session.steps() is run as a whole",
             )
         records = launcher.records(Path(launch.folder), ranks)
-        if len(records) == ranks and all(record.outcome == "finished" for record in records):
+        if len(records) == ranks and all(record.outcome is RankOutcome.FINISHED for record in records):
             return _read(launch, stage, settings, began_s)
         if not _lacked_memory(launch, records):
             break
@@ -138,7 +140,7 @@ def probe(
 
 
 def _launch(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
+    plan: Plan, stage: StageSection, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
     killed: Sequence[tuple[int, bool]], number: int, gpu: Mapping[str, float] | None,
 ) -> LaunchSpec:  # fmt: skip
     return LaunchSpec(
@@ -186,7 +188,7 @@ def _run(launch: LaunchSpec, patience_s: float) -> bool:
         launcher.kill(folder)
 
 
-def _read(launch: LaunchSpec, stage: Stage, settings: Settings, began_s: float) -> Probed:
+def _read(launch: LaunchSpec, stage: StageSection, settings: Settings, began_s: float) -> Probed:
     path = Path(launch.folder, "probe.json")
     found = json.loads(path.read_text()) if path.exists() else {}
     began = found.get("stepped_at_s") or found.get("attached_at_s") or began_s
@@ -212,7 +214,7 @@ def _lacked_memory(launch: LaunchSpec, records: list[RankRecord]) -> bool:
 def _why(launch: LaunchSpec, records: list[RankRecord]) -> list[str]:
     """The first error of a rank's own, and where the rest can be read while it is there."""
     folder = Path(launch.folder)
-    own = [record for record in records if record.outcome == "failed" and not record.is_collateral]
+    own = [record for record in records if record.outcome is RankOutcome.FAILED and not record.is_collateral]
     first = min(own, key=lambda record: record.at_s, default=None)
     if first is None:
         lacked = _lacked_memory(launch, records)

@@ -27,15 +27,17 @@ from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint, rea
 from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.checkpoint.verify import verify_checkpoint
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import Heartbeat, Message
 from orchestrator.protocol.run_files import KEEPER_SOCKET
-from orchestrator.runtime import devices, launcher, rungs, snapshots
-from orchestrator.runtime.channel import Channel, Reply
+from orchestrator.runtime import launcher, rungs, snapshots
 from orchestrator.runtime.rungs import Place
+from orchestrator.system.sockets.control_socket import ControlSocket, Reply
 
 TIMES = ("first", "second")
 MEASURED = 10
@@ -133,8 +135,8 @@ def _launch(
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
-    ranks = devices.ranks_for(stage.ranks)
-    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.name(), ranks))
+    ranks = devices.rank_count(stage.ranks)
+    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.model_name(), ranks))
     return LaunchSpec(
         run=run.name,
         run_id=run.id,
@@ -170,7 +172,7 @@ def _train(launch: LaunchSpec, say: Callable[[int], None], asked: list[int]) -> 
             said_s = time.monotonic()
             say(message.step)
 
-    channel = Channel(Path(launch.socket), heard)
+    channel = ControlSocket(Path(launch.socket), heard)
     try:
         process = launcher.start(launch)
         while process.poll() is None:
@@ -181,7 +183,10 @@ def _train(launch: LaunchSpec, say: Callable[[int], None], asked: list[int]) -> 
     finally:
         channel.close()
     records = launcher.records(folder, launch.ranks)
-    if len(records) != launch.ranks or {record.outcome for record in records} - {"finished", "suspended"}:
+    if len(records) != launch.ranks or {record.outcome for record in records} - {
+        RankOutcome.FINISHED,
+        RankOutcome.SUSPENDED,
+    }:
         ended = Ended(launch.ranks, records, launcher.ending(folder), False, 0, False)
         raise ReplayFailed("the training did not come to its end", first_cause(ended))
 

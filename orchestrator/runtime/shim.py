@@ -26,32 +26,36 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.protocol import sockets
+from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind
+from orchestrator.protocol import transport
 from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
 from orchestrator.protocol.messages import JournalEntry, Request
-from orchestrator.protocol.run_files import KEEPER_SOCKET, write_attempt_file
-from orchestrator.runtime import protection
+from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.runtime.failed_attempt import FailureWatch
-from orchestrator.runtime.memory import kernel_kills
-from orchestrator.runtime.processes import end_attempt, started_ticks
-from orchestrator.runtime.rotation import Rotation
-from orchestrator.system.durable_files import replace_json
+from orchestrator.system import process_protection
+from orchestrator.system.attempt_files import write_attempt_file, write_json
+from orchestrator.system.attempt_processes import terminate_attempt
+from orchestrator.system.host_memory import oom_kill_count
+from orchestrator.system.log_rotation import LogRotator
+from orchestrator.system.process_identity import start_ticks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64
 PING_S, KEEPER_ANSWERS_S = 5.0, 20.0
+KEEPER_RESTARTS = Backoff(first_s=0.05, longest_s=5.0)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name counts where both are set; every PyTorch reads the older one."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(folder: Path) -> int:
-    protection.begin()
+    process_protection.protect()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     launch = LaunchSpec.read(folder / "launch.json")
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    killed_before = kernel_kills()
+    killed_before = oom_kill_count()
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
     with open(folder / "torchrun.log", "ab") as log:
@@ -67,16 +71,16 @@ def main(folder: Path) -> int:
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
     FailureWatch(folder, torchrun.pid, launch.ranks)
-    Rotation(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
+    LogRotator(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
     keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
-    replace_json(
+    write_json(
         folder / "shim.json",
-        {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
+        {"pid": os.getpid(), "started_ticks": start_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
     status = _wait_for(torchrun.pid)
     end_everything_below(keeper.spare)
-    end_attempt(folder)  # what another sub-reaper has adopted
-    killed = kernel_kills() - killed_before
+    terminate_attempt(folder)  # what another sub-reaper has adopted
+    killed = oom_kill_count() - killed_before
     told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
     write_attempt_file(launch, "exit.json", told)
     return 0
@@ -146,17 +150,17 @@ class KeeperKept:
             until = time.monotonic() + 5.0
             while self._mine and self._mine.poll() is None and time.monotonic() < until:
                 with contextlib.suppress(OSError):
-                    sockets.connect(self._folder / KEEPER_SOCKET).close()
+                    transport.connect(self._folder / KEEPER_SOCKET).close()
                     break
                 time.sleep(0.01)
             return self._mine.pid if self._mine else None
 
     def _keep(self) -> None:
-        pause_s, told = 0.05, ""
+        failures, told = 0, ""
         while True:
             try:
-                with sockets.connect(self._folder / KEEPER_SOCKET) as connection:
-                    pause_s, told = 0.05, ""
+                with transport.connect(self._folder / KEEPER_SOCKET) as connection:
+                    failures, told = 0, ""
                     self._watch(connection)
             except OSError:
                 with self._guard:
@@ -166,18 +170,18 @@ class KeeperKept:
                 if why and why != told:
                     told = why
                     self._tell(why)
-                self._is_over.wait(pause_s)
-                pause_s = min(2 * pause_s, 5.0)  # one that cannot come up is not started without end
+                failures += 1  # a keeper that cannot start is not started in a tight loop
+                self._is_over.wait(KEEPER_RESTARTS.after(failures))
 
     def _watch(self, connection: socket.socket) -> None:
         """Until it has gone. One that does not answer is ended: ranks would wait for it."""
         while True:
-            sockets.send(connection, Request("newest"))
+            transport.send(connection, Request("newest"))
             connection.settimeout(KEEPER_ANSWERS_S)
             try:
                 answered = connection.recv(65536)
             except TimeoutError:
-                os.kill(sockets.peer_credentials(connection)[0], signal.SIGKILL)
+                os.kill(transport.peer_credentials(connection)[0], signal.SIGKILL)
                 raise
             if not answered:
                 return
@@ -205,8 +209,8 @@ class KeeperKept:
         return ""
 
     def _tell(self, why: str) -> None:
-        with contextlib.suppress(OSError), sockets.connect(self._launch.socket) as supervisor:
-            sockets.send(supervisor, JournalEntry(self._launch.attempt, "keeper_not_started", {"why": why}))
+        with contextlib.suppress(OSError), transport.connect(self._launch.socket) as supervisor:
+            transport.send(supervisor, JournalEntry(self._launch.attempt, EventKind.KEEPER_NOT_STARTED, {"why": why}))
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:
@@ -256,7 +260,7 @@ def _wait_for(wanted: int) -> int:
 
 
 def _in_child(shim: int) -> None:
-    protection.for_ranks()
+    process_protection.restore_user_settings()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(1)  # it died before the call

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.protocol import sockets
+from orchestrator.protocol import transport
 from orchestrator.protocol.codec import LineBuffer, ProtocolError
 from orchestrator.protocol.messages import Message, Request, Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
@@ -41,11 +41,11 @@ def end(folder: Path, *, timeout_s: float) -> None:
 def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
     until = time.monotonic() + timeout_s
     try:
-        with sockets.connect(folder / KEEPER_SOCKET) as connection:
-            sockets.send(connection, Request(what))
+        with transport.connect(folder / KEEPER_SOCKET) as connection:
+            transport.send(connection, Request(what))
             lines = LineBuffer()
             while (left_s := until - time.monotonic()) > 0:
-                for message in sockets.receive_messages(connection, lines, patience_s=left_s):
+                for message in transport.receive_messages(connection, lines, patience_s=left_s):
                     if isinstance(message, SnapshotInfo | Response):
                         return message
     except (OSError, ProtocolError):
@@ -68,14 +68,14 @@ class Watcher:
     def _run(self) -> None:
         while not self._is_over.is_set():
             try:
-                with sockets.connect(self._folder / KEEPER_SOCKET) as connection:
+                with transport.connect(self._folder / KEEPER_SOCKET) as connection:
                     self._listen(connection)
             except (OSError, ProtocolError):
                 self._is_over.wait(AGAIN_S)
 
     def _listen(self, connection: socket.socket) -> None:
-        sockets.send(connection, Request("watch"))
+        transport.send(connection, Request("watch"))
         lines = LineBuffer()
         while not self._is_over.is_set():
-            for message in sockets.receive_messages(connection, lines, patience_s=AGAIN_S):
+            for message in transport.receive_messages(connection, lines, patience_s=AGAIN_S):
                 self._post(message)

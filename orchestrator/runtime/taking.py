@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from sqlalchemy import Engine
 
 from db import runs, sessions, transfer
@@ -29,6 +28,7 @@ from orchestrator.checkpoint.files import read_checkpoint
 from orchestrator.checkpoint.manifest import FILE_PATTERN, MANIFEST_NAME, FileEntry, Manifest, checkpoint_folder_name
 from orchestrator.checkpoint.verify import read_chunks, verify_checkpoint
 from orchestrator.core import retention
+from orchestrator.core.codes import CheckpointState, EventKind, RunState
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.plan import Plan
 from orchestrator.protocol.run_files import CACHE_FOLDER, MAX_CACHED_BYTES
@@ -45,12 +45,12 @@ from orchestrator.runtime.finding import (
     order_of,
     place_of,
 )
-from orchestrator.system.durable_files import fsync_folder
+from orchestrator.system import files, hashing
 from orchestrator.untrusted_io import Budget, BudgetExceeded
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]
-GOES_ON = {"state": "active", "why": "", "finished_at": None}
+GOES_ON = {"state": RunState.ACTIVE, "why": "", "finished_at": None}
 RESERVE_BYTES = 1 << 20
 RATED_S, RATED_BYTES = 20.0, 64 << 20
 """What manifests of a source are read again for, to find the best of them."""
@@ -68,14 +68,17 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
     order = order_of(stages, found.training, found.rows.finished if found.rows else None)
     copied, told = _copy(found, order, run, NOWHERE, watcher)
     remembered = found.rows.checkpoints if found.rows else []
-    if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
+    if not copied and (
+        found.checkpoints
+        or any(row["state"] in (CheckpointState.VERIFIED, CheckpointState.BROKEN) for row in remembered)
+    ):
         raise CheckpointBroken(
             f"no checkpoint of run {found.run_id} in the sources can be used",
             *(facts["why"] for _, facts in told[:8]),
             next_step="have its whole state in a source, or begin anew with --fresh",
         )
     if not copied:
-        told.append(("found", {"source": str(found.database), "run": found.run_id}))
+        told.append((EventKind.CHECKPOINT_IMPORTED, {"source": str(found.database), "run": found.run_id}))
     told += _copy_best(found, plan, run, copied, watcher)
     return _write_down(engine, run, stages, found, copied, [*found.events, *told])
 
@@ -150,13 +153,16 @@ def _copy(
                 except CheckpointBroken as error:
                     watcher.note(f"{item.folder} was passed over: {error}")
                     events.append(
-                        ("passed_over", {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))})
+                        (
+                            EventKind.CHECKPOINT_SKIPPED,
+                            {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))},
+                        )
                     )
                     continue
                 described = read_checkpoint(target)
                 copied[str(target)] = columns = _columns(item.folder, described)
                 facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-                events.append(("found", facts | {"run": found.run_id}))
+                events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
                 watcher.found(described, item.folder)
                 break
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
@@ -179,12 +185,17 @@ def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns
                     _copy_checkpoint(item, _target(root, item), _counter(watcher, _room_for([item], (), root)))
             except (CheckpointBroken, CheckpointUnreadable, StateUnusable) as error:
                 watcher.note(f"the best checkpoint of stage {stage.name}, {item.folder}, was passed over: {error}")
-                events.append(("passed_over", {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))}))
+                events.append(
+                    (
+                        EventKind.CHECKPOINT_SKIPPED,
+                        {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))},
+                    )
+                )
                 continue
             described = read_checkpoint(_target(root, item))
             copied[str(_target(root, item))] = columns = _columns(item.folder, described)
             facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-            events.append(("found", facts | {"run": found.run_id}))
+            events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
             watcher.found(described, item.folder)
             break
     return events
@@ -224,30 +235,24 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
         _copy_file(item.folder, aside / MANIFEST_NAME, moved, None)
         if essence_of(read_checkpoint(aside)) != item.essence:
             raise CheckpointBroken(f"{item.folder} changed while it was copied")
-        fsync_folder(aside)
+        files.sync_folder(aside)
         aside.rename(target)
-        fsync_folder(target.parent)
+        files.sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
 def _copy_file(folder: Path, target: Path, moved: Moved, expected: FileEntry | None) -> None:
-    digest, count = xxhash.xxh3_128(), 0
+    chunks, max_bytes = read_chunks(folder, target.name.removesuffix(".part")), expected.bytes if expected else None
     with open(target, "xb") as file:
-        for chunk in read_chunks(folder, target.name.removesuffix(".part")):
-            count += len(chunk)
-            if expected and count > expected.bytes:
-                break
-            digest.update(chunk)
-            file.write(chunk)
-            moved(len(chunk))
+        digest, count = hashing.copy_hashed(chunks, file, max_bytes=max_bytes, on_chunk=moved)
         file.flush()
         os.fsync(file.fileno())
-    if expected and (digest.hexdigest() != expected.xxh3_128 or count != expected.bytes):
+    if expected and (digest != expected.xxh3_128 or count != expected.bytes):
         raise CheckpointBroken(
             f"{folder} does not match its manifest",
-            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest.hexdigest()[:12]}…",
+            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest[:12]}…",
         )
 
 
@@ -270,10 +275,10 @@ def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
     if top is None:
         return {}
     names = ((Path(folder), name) for folder, _, names in os.walk(top) for name in names)
-    files = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
-    if len(files) > OUTPUTS:
+    paths = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
+    if len(paths) > OUTPUTS:
         watcher.note(f"{top} holds more than {OUTPUTS} files: the first {OUTPUTS} of them are copied")
-    return {path: top for path in files[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
+    return {path: top for path in paths[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
 
 
 def _values_of(found: Found, ours: Path) -> dict[Path, Path]:

@@ -9,9 +9,10 @@ from sqlalchemy import Engine
 
 from db.records import RunInfo
 from orchestrator.core import room
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan
 from orchestrator.protocol.messages import RankProgress
-from orchestrator.runtime import devices, rungs
+from orchestrator.runtime import rungs
 from orchestrator.runtime.attempts import Running
 
 LOOK_S = 1.0

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from orchestrator.checkpoint.files import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import checkpoint_folder_name
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import JournalEntry
@@ -92,7 +93,7 @@ class Best:
         if agreed is None:
             self._is_alone = True
             why = f"{self.metric} was reported on some ranks only, in the midst of an epoch"
-            self._tell(JournalEntry(self._launch.attempt, "best_not_saved", {"step": str(step), "why": why}))
+            self._tell(JournalEntry(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
         return agreed or 0
 
     def spent(self, seconds: float) -> None:
@@ -143,7 +144,9 @@ class Best:
             write_manifest(folder, replace(found, metrics=self._metrics.values, measured=self._metrics.measured))
         except (OSError, CheckpointBroken, CheckpointUnreadable) as error:
             self._tell(
-                JournalEntry(self._launch.attempt, "best_not_saved", {"step": str(step), "why": str(error)[:500]})
+                JournalEntry(
+                    self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": str(error)[:500]}
+                )
             )
             return
         self.saved(step)

@@ -15,11 +15,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from orchestrator.protocol import codec, sockets
+from orchestrator.protocol import codec, transport
 from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import Command, DeadlineUpdate, Hello, Message
-from orchestrator.system.boottime import boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker.board import DOWN, SAVE, STOP, UP, Board
 
 BEAT_S = 1.0
@@ -104,7 +104,7 @@ class Link:
 
     def _connect(self, selector: selectors.BaseSelector) -> None:
         try:
-            self._connection = sockets.connect(self._launch.socket)
+            self._connection = transport.connect(self._launch.socket)
         except OSError:
             return
         self._lines, self._greeting = LineBuffer(), None

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, Manifest, checkpoint_folder_name, manifest_document
-from orchestrator.protocol import sockets
+from orchestrator.core.codes import EventKind
+from orchestrator.protocol import transport
 from orchestrator.protocol.codec import LineBuffer, ProtocolError
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import JournalEntry, Message, Request, Response
@@ -31,7 +32,7 @@ from orchestrator.protocol.snapshot_messages import (
     SnapshotInfo,
     SnapshotReady,
 )
-from orchestrator.system.boottime import boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.image import Image, TooSmall
 from orchestrator.worker.state import Captured
@@ -190,7 +191,7 @@ class Saver:
         """The newest snapshot that the keeper holds. Raises: OSError."""
         self._connect(KEEPER_PATIENCE_S)
         assert self._keeper
-        sockets.send(self._keeper, Request("fetch"))
+        transport.send(self._keeper, Request("fetch"))
         answer, descriptors = self._answer(SnapshotInfo, KEEPER_PATIENCE_S)
         assert isinstance(answer, SnapshotInfo)
         return answer, descriptors
@@ -214,7 +215,7 @@ class Saver:
         named = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
         assert self._keeper
-        sockets.send(
+        transport.send(
             self._keeper,
             SnapshotReady(
                 self._launch.attempt, self._rank, self._number, self._slot_of(slot), described.step, named,
@@ -240,7 +241,7 @@ class Saver:
     def _is_writing(self, patience_s: float = 0.0) -> bool:
         if self._writing and self._keeper:
             try:
-                for message in sockets.receive_messages(self._keeper, self._lines, patience_s=patience_s):
+                for message in transport.receive_messages(self._keeper, self._lines, patience_s=patience_s):
                     if isinstance(message, PersistResult) and message.number == self._writing.number:
                         self.error, self._writing = message.error, None
                         break
@@ -254,7 +255,7 @@ class Saver:
         assert self._keeper
         told = self._launch
         bound = -1 if told.memory_bytes is None else told.memory_bytes
-        sockets.send(
+        transport.send(
             self._keeper,
             BufferRequest(
                 told.attempt,
@@ -277,7 +278,9 @@ class Saver:
                 if pinned
                 else "there is no room for them in memory, so they are files"
             )
-            self._tell(JournalEntry(told.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
+            self._tell(
+                JournalEntry(told.attempt, EventKind.SNAPSHOTS_NOT_PINNED, {"rank": str(self._rank), "why": why})
+            )
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count
@@ -288,7 +291,7 @@ class Saver:
         until, kept = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
         try:
             while time.monotonic() < until:
-                messages, descriptors = sockets.receive(self._keeper, self._lines, patience_s=1.0)
+                messages, descriptors = transport.receive(self._keeper, self._lines, patience_s=1.0)
                 kept += descriptors
                 for message in messages:
                     if isinstance(message, kind):
@@ -299,14 +302,14 @@ class Saver:
         except ProtocolError as error:
             raise ConnectionError(str(error)) from None
         finally:
-            sockets.close_all(kept)
+            transport.close_all(kept)
         raise TimeoutError("the keeper does not answer")
 
     def _connect(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
         while self._keeper is None:
             try:
-                self._keeper, self._lines = sockets.connect(self._launch.keeper), LineBuffer()
+                self._keeper, self._lines = transport.connect(self._launch.keeper), LineBuffer()
             except OSError:
                 if time.monotonic() >= until:
                     raise

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.protocol import codec, sockets
+from orchestrator.protocol import codec, transport
 from orchestrator.protocol.codec import MAX_LINE_BYTES, PROTOCOL_VERSION, LineBuffer, ProtocolError
 from orchestrator.protocol.messages import MESSAGE_KINDS, Heartbeat, Message, Request, Response
-from orchestrator.runtime.channel import Channel
+from orchestrator.system.sockets.control_socket import ControlSocket
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 MANY = settings(max_examples=600 * FUZZ, deadline=None, database=None)
@@ -188,16 +188,16 @@ def test_descriptors_that_come_with_a_line_nobody_can_read_or_expects_are_closed
     ours, theirs = socket.socketpair()
     before = open_files()
     for line in (b"{\n", codec.encode(Response(True)), b"x" * 100):
-        sockets.send(theirs, Response(False), [0, 1, 2])
+        transport.send(theirs, Response(False), [0, 1, 2])
         theirs.sendall(line)
         with contextlib.suppress(ProtocolError):
-            while sockets.receive_messages(ours, LineBuffer(), patience_s=0.0):
+            while transport.receive_messages(ours, LineBuffer(), patience_s=0.0):
                 pass
-    sockets.send(theirs, Response(True), [0, 1])
+    transport.send(theirs, Response(True), [0, 1])
     theirs.sendall(b"no message\n")
     with pytest.raises(ProtocolError):
         for _ in range(3):
-            sockets.receive(ours, LineBuffer(), patience_s=1.0)
+            transport.receive(ours, LineBuffer(), patience_s=1.0)
     assert open_files() == before
     ours.close()
     theirs.close()
@@ -206,9 +206,9 @@ def test_descriptors_that_come_with_a_line_nobody_can_read_or_expects_are_closed
 def test_a_server_that_is_closed_leaves_no_descriptor_open(tmp_path):
     before = open_files()
     for _ in range(3):
-        channel = Channel(tmp_path / "control.sock", lambda message, reply: reply(Response(True)))
-        with sockets.connect(tmp_path / "control.sock") as peer:
-            sockets.send(peer, Request("ping"))
+        channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(Response(True)))
+        with transport.connect(tmp_path / "control.sock") as peer:
+            transport.send(peer, Request("ping"))
             assert peer.recv(4096)
             channel.close()
     assert open_files() == before

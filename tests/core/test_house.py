@@ -19,6 +19,7 @@ MAY = {
     "orchestrator.platforms": {"orchestrator.platforms"},
     "orchestrator.worker": {
         "orchestrator.worker",
+        "orchestrator.core.codes",
         "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
         "orchestrator.core.health",
         "orchestrator.core.curve",
@@ -29,23 +30,43 @@ MAY = {
         "orchestrator.checkpoint.verify",
         "orchestrator.checkpoint.safetensors_header",
         "orchestrator.untrusted_io",
-        "orchestrator.system.boottime",
-        "orchestrator.system.durable_files",
         "orchestrator.errors",
+        "orchestrator.system.attempt_files",
+        "orchestrator.system.clock",
+        "orchestrator.system.files",
         "orchestrator",
     },
-    "db": {"db", "orchestrator.errors", "orchestrator.untrusted_io"},  # it reads a stranger's database, too
+    "db": {
+        "db",
+        "orchestrator.core.codes",
+        "orchestrator.errors",
+        "orchestrator.untrusted_io",
+    },  # it reads a stranger's database, too
+    "orchestrator.system": {
+        "orchestrator.system",
+        "orchestrator.errors",
+        "orchestrator.protocol",
+        "orchestrator.core.names",  # what a run may be called, which is a folder's name
+    },
+    "orchestrator.hardware": {
+        "orchestrator.hardware",
+        "orchestrator.system",
+        "orchestrator.core",
+        "orchestrator.protocol",
+        "orchestrator.errors",
+        "db.samples",
+    },
     "orchestrator.runtime": {
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.core",
         "orchestrator.platforms",
         "orchestrator.protocol",
         "orchestrator.checkpoint",
-        "orchestrator.system",
         "orchestrator.untrusted_io",
         "orchestrator.errors",
         "orchestrator.plan",
-        "orchestrator.config",
         "orchestrator",
         "db",
     },
@@ -55,19 +76,19 @@ MAY = {
         "orchestrator.runtime",
         "orchestrator.checkpoint",
         "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.plan",  # one that is checked has no rows yet
         "orchestrator.platforms",
         "db",
     },
     "orchestrator.cli": {"orchestrator", "db"},
     "orchestrator.errors": set(),
-    "orchestrator.protocol": {"orchestrator.protocol", "orchestrator.system.durable_files"},
-    "orchestrator.system.boottime": set(),
-    "orchestrator.system.durable_files": set(),
+    "orchestrator.protocol": {"orchestrator.protocol"},
     "orchestrator.untrusted_io": {"orchestrator.errors"},
     "orchestrator.checkpoint.registry": {
         "orchestrator.checkpoint",
         "orchestrator.core.retention",
+        "orchestrator.core.codes",
         "orchestrator.errors",
         "orchestrator.plan",
         "db",
@@ -76,7 +97,7 @@ MAY = {
         "orchestrator.checkpoint",
         "orchestrator.errors",
         "orchestrator.protocol.snapshot_messages",
-        "orchestrator.system.boottime",
+        "orchestrator.system.clock",
         "db.records",
     },
     "orchestrator.checkpoint": {  # ranks load it
@@ -84,27 +105,9 @@ MAY = {
         "orchestrator.errors",
         "orchestrator.untrusted_io",
         "orchestrator.protocol.values",
+        "orchestrator.system.files",
     },
-    "orchestrator.document": {"orchestrator.errors"},
-    "orchestrator.plan": {
-        "orchestrator.errors",
-        "orchestrator.document",
-        "orchestrator.core.memory",
-        "orchestrator.core.room",
-        "orchestrator.core.health",
-        "orchestrator.core.hang",
-        "orchestrator.core.windows",
-        "orchestrator.platforms",  # the names that a plan may give
-        "orchestrator.core.names",
-        "orchestrator.core.trend",
-        "orchestrator.core.notices",
-    },
-    "orchestrator.config": {
-        "orchestrator.errors",
-        "orchestrator.document",
-        "orchestrator.plan",
-        "orchestrator.platforms",
-    },
+    "orchestrator.plan": {"orchestrator.plan", "orchestrator.core", "orchestrator.platforms", "orchestrator.errors"},
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",
@@ -112,9 +115,9 @@ STANDARD_LIBRARY_ALONE = (
     "orchestrator.errors",
     "orchestrator.untrusted_io",
     "orchestrator.checkpoint.safetensors_header",
-    "orchestrator.system.boottime",
-    "orchestrator.system.durable_files",
+    "orchestrator.system.clock",
     "orchestrator.platforms",
+    "orchestrator.system.files",
     "orchestrator.runtime.shim",
 )
 
@@ -150,7 +153,7 @@ def test_imports_point_one_way(path):
                 name
                 in {
                     "orchestrator.__version__",
-                    *(f"orchestrator.{name}" for name in ("untrusted_io", "worker", "document")),
+                    *(f"orchestrator.{name}" for name in ("untrusted_io", "worker")),
                 }
                 or name == "orchestrator"
             )

@@ -19,7 +19,7 @@ from orchestrator.checkpoint.json_values import MAX_TEXT_LENGTH
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.protocol import codec, sockets
+from orchestrator.protocol import codec, transport
 from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
 from orchestrator.protocol.messages import (
     Command,
@@ -335,10 +335,10 @@ def test_a_socket_may_lie_deeper_than_a_socket_name_is_long(tmp_path):
 
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
-    name, folder = sockets.address(deep / "control.sock")
+    name, folder = transport.address(deep / "control.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         os.close(folder)
         server.listen()
-        with sockets.connect(deep / "control.sock") as connection:
+        with transport.connect(deep / "control.sock") as connection:
             assert connection.getpeername() == name

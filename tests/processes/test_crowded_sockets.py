@@ -17,9 +17,10 @@ from harness import wait_until
 from saving import Place, save
 from torch import nn
 
-from orchestrator.protocol import codec, sockets
+from orchestrator.protocol import codec, transport
 from orchestrator.protocol.messages import Request, Response
-from orchestrator.runtime import channel, daemonapi
+from orchestrator.runtime import daemonapi
+from orchestrator.system.sockets import control_socket
 
 PING = codec.encode(Request("ping"))
 NEWEST = codec.encode(Request("newest"))
@@ -31,7 +32,7 @@ def crowd(path: Path, count: int) -> Iterator[list[socket.socket]]:
     peers = []
     try:
         for _ in range(count):
-            peer = sockets.connect(path, timeout_s=10)
+            peer = transport.connect(path, timeout_s=10)
             peer.setblocking(False)
             peers.append(peer)
         yield peers
@@ -65,7 +66,7 @@ def test_who_never_reads_does_not_stop_the_supervisor_and_a_crowd_does_not_stop_
         stuff(silent, PING)
         step = kgorch.status()["step"]
         for _ in range(20):
-            assert channel.ask(path, "ping") == Response(True, "training")
+            assert control_socket.ask(path, "ping") == Response(True, "training")
         kgorch.wait_for_step(step + 20, within_s=30)
         assert descriptors(supervisor.pid) < 200
         os.kill(kgorch.pids()["rank0"], signal.SIGKILL)

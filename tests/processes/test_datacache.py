@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from orchestrator.plan import DataPart
+from orchestrator.plan import DataSection
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
 from orchestrator.runtime import datacache
@@ -258,7 +258,7 @@ def test_a_path_goes_over_at_an_epochs_end_and_back_when_the_copy_is_stale(sourc
 
 
 def test_arguments_that_name_a_source_are_replaced_once_its_copy_is_whole(source, tmp_path):
-    data = DataCache(DataPart(cache=["mounted"], into="local", reserve=1), tmp_path)
+    data = DataCache(DataSection(cache=["mounted"], into="local", reserve=1), tmp_path)
     try:
         kind, facts = data.notes.get(timeout=60)
         args = {"data": "mounted", "same": str(source), "other": "mounted/deep", "lr": 0.1, "none": ""}
@@ -277,7 +277,7 @@ def test_unasked_only_what_lies_on_another_disk_is_copied_and_only_once_the_trai
         if far.stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("one disk alone")
         stages = [{"data": str(far), "near": "mounted", "lr": 0.1, "name": "resnet"}]
-        data = DataCache(DataPart(cache="auto", into=str(tmp_path / "local"), reserve=1), tmp_path, stages)
+        data = DataCache(DataSection(cache="auto", into=str(tmp_path / "local"), reserve=1), tmp_path, stages)
         try:
             assert list(data.caches) == [str(far)]
             for wait, count in ((0.0, 120), (0.5, 40)):

@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saving import Place
 
-from orchestrator.protocol import sockets
+from orchestrator.protocol import transport
 from orchestrator.protocol.codec import PROTOCOL_VERSION, LineBuffer
 from orchestrator.protocol.messages import MESSAGE_KINDS, Request, Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.protocol.snapshot_messages import SnapshotInfo
-from orchestrator.runtime import channel, daemonapi, snapshots
-from orchestrator.runtime.listener import CLIENTS
+from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.system.sockets import control_socket
+from orchestrator.system.sockets.line_server import MAX_CLIENTS
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 SOME = settings(
@@ -85,7 +86,7 @@ class Crowd:
 
     def do(self, what: str, data: bytes) -> None:
         if what == "come" or not self._peers:
-            self._peers.append(sockets.connect(self._path, timeout_s=30))
+            self._peers.append(transport.connect(self._path, timeout_s=30))
             self._peers[-1].setblocking(False)
         peer = self._peers[-1]
         with contextlib.suppress(OSError):  # it was dropped, or does not take it now
@@ -126,7 +127,7 @@ def bounded(pid: int, path: Path, answers: Callable[[], Any]) -> Iterator[Callab
             crowd.do(what, data)
         assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         assert answers(), "no answer"
-        assert process.num_fds() < held + CLIENTS + 30
+        assert process.num_fds() < held + MAX_CLIENTS + 30
         assert process.memory_info().rss < before + ROOM_FOR
 
     try:
@@ -154,7 +155,7 @@ def test_the_supervisor_stands_whatever_is_said_to_it(kgorch):
     lines = messages(what=st.sampled_from(["ping", "save", "", "\0", "down"]))
 
     def answers() -> bool:
-        answer = channel.ask(path, "ping", timeout_s=60)
+        answer = control_socket.ask(path, "ping", timeout_s=60)
         return answer is not None and answer.ok
 
     with bounded(supervisor.pid, path, answers) as act:
@@ -181,9 +182,9 @@ def test_the_keeper_stands_whatever_is_said_to_it(place):
     )
 
     def answers() -> bool:
-        with sockets.connect(place.folder / KEEPER_SOCKET, timeout_s=30) as asking:
-            sockets.send(asking, Request("newest"))
-            found = sockets.receive_messages(asking, LineBuffer(), patience_s=30)
+        with transport.connect(place.folder / KEEPER_SOCKET, timeout_s=30) as asking:
+            transport.send(asking, Request("newest"))
+            found = transport.receive_messages(asking, LineBuffer(), patience_s=30)
         return [type(message) for message in found] in ([Response], [SnapshotInfo])
 
     with bounded(place.keeper.pid, place.folder / KEEPER_SOCKET, answers) as act:

@@ -14,11 +14,12 @@ import pytest
 from harness import wait_until
 
 from orchestrator.errors import KgorchError
-from orchestrator.protocol import codec, sockets
+from orchestrator.protocol import codec, transport
 from orchestrator.protocol.messages import Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
-from orchestrator.protocol.sockets import WrongOwner
-from orchestrator.runtime import channel, daemonapi, snapshots
+from orchestrator.protocol.transport import WrongOwner
+from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.system.sockets import control_socket
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -57,9 +58,9 @@ def squatted(path: Path) -> Iterator[None]:
 def test_a_strangers_socket_is_no_supervisors_no_keepers_and_no_daemons(tmp_path):
     for name in ("control.sock", KEEPER_SOCKET, daemonapi.SOCKET):
         with squatted(tmp_path / name), pytest.raises(WrongOwner, match=f"uid {NOBODY}"):
-            sockets.connect(tmp_path / name)
+            transport.connect(tmp_path / name)
     with squatted(tmp_path / "a" / "control.sock"), pytest.raises(KgorchError, match="belongs to another user"):
-        channel.ask(tmp_path / "a" / "control.sock", "stop")
+        control_socket.ask(tmp_path / "a" / "control.sock", "stop")
     with squatted(tmp_path / "a" / KEEPER_SOCKET):
         assert snapshots.newest(tmp_path / "a") is None
     with squatted(tmp_path / "a" / daemonapi.SOCKET), pytest.raises(KgorchError, match="belongs to another user"):

@@ -187,7 +187,7 @@ def test_images_that_are_files_are_not_pinned_and_somebody_says_so(tmp_path, mon
     saver = place.saver()
     monkeypatch.setattr(save, "Image", Recorded)
     monkeypatch.setattr(saver, "_connect", lambda patience_s: setattr(saver, "_keeper", object()))
-    monkeypatch.setattr(save.sockets, "send", lambda *_: None)
+    monkeypatch.setattr(save.transport, "send", lambda *_: None)
     answer = BufferGrant(count=count, bytes=100, number=1, slot=0), [0] * max(count, 1)
     monkeypatch.setattr(saver, "_answer", lambda kind, patience_s: answer)
     saver.prepare(100, torch.device("cuda"))

@@ -16,7 +16,7 @@ from torch import nn
 from orchestrator.errors import KgorchError
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import shim
-from orchestrator.system.boottime import boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import attach, group, oom, state
 from orchestrator.worker.activation import has_dropout_state
 from orchestrator.worker.determinism import Determinism

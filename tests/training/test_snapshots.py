@@ -28,7 +28,7 @@ from orchestrator.checkpoint.manifest import manifest_document, shard_names
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
-from orchestrator.protocol import codec, sockets
+from orchestrator.protocol import codec, transport
 from orchestrator.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
 from orchestrator.runtime import persisting, snapshots
 from orchestrator.worker import save as saving
@@ -76,7 +76,7 @@ def test_no_line_ends_the_keeper_or_takes_the_snapshot_that_it_holds(place):
     room = json.loads(codec.encode(BufferRequest("1.1", "id", "train", str(place.root), 0, 1, 4096)))
     filled = json.loads(codec.encode(SnapshotReady("1.1", 0, number, 0, 3, {}, False, False, 0.0, 0.0)))
     for line in _strange_lines(room, filled):
-        with sockets.connect(place.folder / "keeper.sock") as peer:
+        with transport.connect(place.folder / "keeper.sock") as peer:
             peer.sendall(line + b"\n")
             peer.settimeout(0.2)
             with suppress(OSError):

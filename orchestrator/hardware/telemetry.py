@@ -1,0 +1,172 @@
+"""Telemetry: about one sample a second, with metrics of GPUs, host and ranks.
+
+Three threads, and nothing waits for any of them: one measures the host and assembles the sample, one queries NVML
+(gpu_monitor.py), one uses the disks, which may be slow (the database, and the checkpoints' file system). What could not be
+measured is absent, never 0; what cannot be written is dropped. The keys of a sample are promised in docs/json.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import samples
+from orchestrator.hardware.gpu_monitor import STALE_S, GpuMonitor
+from orchestrator.protocol.messages import RankMetrics
+from orchestrator.system import host_memory
+
+SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
+MAX_WAITING = 600
+"""Samples kept while the disk hangs; older ones are dropped."""
+
+RANK_METRICS = (
+    "alloc",
+    "reserved",
+    "peak",
+    "total",
+    "alloc_retries",
+    "ooms",
+    "rss",
+    "rss_peak",
+    "step_s",
+    "data_wait",
+    "cpu",
+    "loaders",
+)
+
+
+class Sampler:
+    """The telemetry of one session; its threads start at once.
+
+    Args:
+        checkpoints: the folder whose file system is watched.
+    Attributes:
+        notes: events for the journal, with their facts: see GpuMonitor.
+    """
+
+    def __init__(self, engine: Engine, session_id: int, checkpoints: Path) -> None:
+        self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self._engine, self._session_id, self._checkpoints = engine, session_id, checkpoints
+        self._stopping = threading.Event()
+        self._ranks: dict[int, tuple[float, dict[str, float]]] = {}
+        self._latest: dict[str, float] = {}
+        self._waiting: deque[samples.Measured] = deque(maxlen=MAX_WAITING)
+        self._disk_free: dict[str, float] = {}
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("telemetry", self._measure), ("telemetry-disk", self._write))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def latest(self) -> dict[str, float]:
+        """The newest sample, whole; from any thread."""
+        return dict(self._latest)
+
+    def add_rank_metrics(self, vitals: RankMetrics) -> None:
+        """Take the metrics that a rank reports; names that are not promised, and what is no finite number, are ignored."""
+        metrics = {f"rank{vitals.rank}.{name}": vitals.values[name] for name in RANK_METRICS if name in vitals.values}
+        figures = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}
+        self._ranks[vitals.rank] = (
+            time.monotonic(),
+            {key: value for key, value in figures.items() if math.isfinite(value)},
+        )
+
+    def stop(self) -> None:
+        """Write what is left, if the database can be written at once."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout=1.0)
+
+    def _measure(self) -> None:
+        gpus, host = GpuMonitor(lambda kind, facts: self.notes.put((kind, facts))), HostMetrics()
+        next_s = time.monotonic()
+        while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
+            next_s = max(next_s + SAMPLE_S, time.monotonic())
+            gpus.check()
+            self._latest = gpus.values() | host.values() | self._disk_free | self._of_ranks()
+            self._waiting.append((datetime.now(UTC), self._latest))
+        gpus.stop()
+
+    def _of_ranks(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for at_s, values in list(self._ranks.values()):
+            if time.monotonic() - at_s < STALE_S:
+                metrics |= values
+        return metrics
+
+    def _write(self) -> None:
+        with contextlib.suppress(SQLAlchemyError):
+            samples.tidy(self._engine)
+        rolled_s = time.monotonic()
+        while not self._stopping.is_set():
+            with contextlib.suppress(OSError):
+                self._disk_free = _disk_free(self._checkpoints)
+            self._stopping.wait(FLUSH_S)
+            with contextlib.suppress(SQLAlchemyError):
+                self._flush()
+                if self._stopping.is_set() or time.monotonic() - rolled_s > ROLL_UP_S:
+                    rolled_s = time.monotonic()
+                    samples.roll_up(self._engine, self._session_id)
+                    samples.prune(self._engine, self._session_id)
+
+    def _flush(self) -> None:
+        samples.write(self._engine, self._session_id, [self._waiting.popleft() for _ in range(len(self._waiting))])
+
+
+class HostMetrics:
+    """CPU, memory, swap and disks of this machine from psutil; rates are over the time since the last call of `values`."""
+
+    def __init__(self) -> None:
+        import psutil
+
+        self._psutil, self._read_s = psutil, time.monotonic()
+        self._before: Any = None
+        self.values()
+
+    def values(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for measure in (self._cpu, self._memory, self._swap, self._disks):
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # not available in this container
+                metrics |= measure()
+        return metrics
+
+    def _cpu(self) -> dict[str, float]:
+        return {"host.cpu": self._psutil.cpu_percent(), "host.cores": float(len(os.sched_getaffinity(0)))}
+
+    def _memory(self) -> dict[str, float]:
+        free, total = host_memory.free_and_total()
+        return {"host.mem_used": float(total - free), "host.mem_total": float(total)}
+
+    def _swap(self) -> dict[str, float]:
+        return {"host.swap_used": float(self._psutil.swap_memory().used)}
+
+    def _disks(self) -> dict[str, float]:
+        now, now_s = self._psutil.disk_io_counters(), time.monotonic()
+        before, passed_s = self._before, now_s - self._read_s
+        self._before, self._read_s = now, now_s
+        if now is None or before is None or passed_s <= 0:
+            return {}
+        return {
+            "host.disk_read_bps": (now.read_bytes - before.read_bytes) / passed_s,
+            "host.disk_write_bps": (now.write_bytes - before.write_bytes) / passed_s,
+        }
+
+
+def _disk_free(folder: Path) -> dict[str, float]:
+    """Free bytes of the file system of `folder`, or of its nearest parent while it does not exist yet."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    room = os.statvfs(folder)
+    return {"host.disk_free": float(room.f_bavail * room.f_frsize)}
