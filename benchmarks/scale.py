@@ -38,10 +38,10 @@ import scale_ranks  # noqa: E402
 from db import queue, runs, samples, sessions  # noqa: E402
 from db.engine import open_database  # noqa: E402
 from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from orchestrator.checkpoint import registry  # noqa: E402
 from orchestrator.errors import ExitCode  # noqa: E402
 from orchestrator.plan import parse  # noqa: E402
 from orchestrator.report import view  # noqa: E402
-from orchestrator.runtime import keeping  # noqa: E402
 from orchestrator.runtime.daemon import Daemon  # noqa: E402
 
 VERBS = (
@@ -190,7 +190,7 @@ def calls(engine: Engine) -> dict[str, Callable[[], object]]:
     assert mine is not None
     plan = parse(mine.plan, "the run's plan")
     return {
-        "what may go after a save": lambda: keeping.doomed(engine, mine.id, plan),
+        "what may go after a save": lambda: registry.expired_folders(engine, mine.id, plan),
         "status": lambda: view.of_run(engine, mine),
         "history": lambda: view.history(engine, mine, limit=50),
         "resume: which run": lambda: runs.newest_in(engine, ("active", "failed")),

@@ -26,9 +26,9 @@ from sqlalchemy import JSON, Boolean, Connection, Float, String
 from db import facts
 from db.soundness import CODES, YEARS
 from db.tables import Base, Code
-from orchestrator import foreign
+from orchestrator import untrusted_io
 from orchestrator.core.codes import EventKind
-from orchestrator.foreign import Budget
+from orchestrator.untrusted_io import Budget
 
 Columns = dict[str, Any]
 
@@ -287,7 +287,7 @@ def _instant(value: Any) -> datetime:
 def _document(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise ValueError
-    found = foreign.parse(value.encode())
+    found = untrusted_io.parse_json(value.encode())
     if not isinstance(found, dict):
         raise ValueError
     return found
@@ -326,12 +326,12 @@ def _consent(value: Any) -> Any:
     """Text, or a list of texts, as it stands: nothing is done with it before a person has seen it."""
     if not isinstance(value, str):
         raise ValueError
-    foreign.check_toml(value)
+    untrusted_io.check_toml(value)
     return value
 
 
 def _texts(value: Any) -> list[str]:
-    found = foreign.parse(_consent(value).encode())
+    found = untrusted_io.parse_json(_consent(value).encode())
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError
     return found

@@ -26,9 +26,9 @@ from db.imported import Columns, Reader
 from db.records import RunInfo
 from db.runs import now, plain
 from db.tables import Attempt, Base, Charge, Checkpoint, Curve, EventRow, Run, RungRow, Session, Stage
-from orchestrator import foreign
+from orchestrator import untrusted_io
 from orchestrator.core.codes import OVER, CheckpointState, EventKind, Outcome, Phase, Reason, RunState
-from orchestrator.foreign import Budget
+from orchestrator.untrusted_io import Budget
 
 GONE = "nothing of it was heard after this state was kept"
 MAX_BYTES = 4 << 30
@@ -78,7 +78,7 @@ def copy_of(path: Path, budget: Budget) -> Iterator[Engine]:
         for suffix in ("", "-wal"):
             source = path.with_name(path.name + suffix)
             if not suffix or source.exists():
-                foreign.copy_file(source, Path(folder, "kgorch.db" + suffix), read, MAX_BYTES)
+                untrusted_io.copy_file(source, Path(folder, "kgorch.db" + suffix), read, MAX_BYTES)
         imported.check_schema(Path(folder, "kgorch.db"), budget)
         engine = open_url(f"sqlite:///{folder}/kgorch.db", guard=imported.guard(budget))
         try:

@@ -10,8 +10,8 @@ import xxhash
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator import manifest
-from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
 from orchestrator.runtime import opening
@@ -100,14 +100,14 @@ def checkpoint(
     root, step, *, stage="train", final=False, run_id="r1", content=b"weights", run="ink", minute=0, changes=()
 ):
     """A whole checkpoint under `root`, as a save leaves it."""
-    folder = root / stage / manifest.folder_name(step, final=final)
+    folder = root / stage / checkpoint_folder_name(step, final=final)
     folder.mkdir(parents=True)
     body = content * step
     (folder / "rank0.safetensors").write_bytes(body)
     files = {"rank0.safetensors": FileEntry(len(body), xxhash.xxh3_128(body).hexdigest())}
     at = (datetime(2026, 11, 20, 12, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
     described = Manifest(run, run_id, stage, Position(step=step), 1, at, final, "h", files=files, changes=changes)
-    manifest.write(folder, replace(described, metrics={"loss": float("nan")}))
+    write_manifest(folder, replace(described, metrics={"loss": float("nan")}))
     return folder
 
 

@@ -16,13 +16,13 @@ from orchestrator.cli.progress import Figures, Printer, figures_of, mode_of
 from orchestrator.core import session as core
 from orchestrator.core.codes import REASON_TEXT, NotStarted, Phase, Reason
 from orchestrator.errors import ExitCode
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from db.records import SessionInfo
-    from orchestrator.manifest import Manifest
+    from orchestrator.checkpoint.manifest import Manifest
     from orchestrator.runtime.choosing import Nothing
     from orchestrator.runtime.opening import Opened
 

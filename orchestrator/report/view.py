@@ -16,14 +16,14 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
+from orchestrator.checkpoint import store
 from orchestrator.core.codes import OVER, EventKind, Phase, Reason, RunState
 from orchestrator.report import forecast, hours, save_advice
-from orchestrator.runtime import checkpoints as disk
 from orchestrator.runtime import snapshots
 from orchestrator.system import process_identity
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.file_lock import is_locked
 from orchestrator.system.paths import home_of_folder
-from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
 RUNGS = 20
@@ -202,7 +202,7 @@ def _on_disk(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointI
         return None
     known = {Path(item.path).name for item in checkpoints.of_run(engine, run.id) if item.stage == row.stage}
     after = newest.step if newest and newest.stage == row.stage else -1
-    found = disk.newest_described(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
+    found = store.newest_by_manifest(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
     if found is None:
         return None
     folder, told, at = found

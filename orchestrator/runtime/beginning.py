@@ -16,7 +16,7 @@ from orchestrator.runtime import slurm, spot
 from orchestrator.runtime.ledger import Ledger
 from orchestrator.runtime.walls import Source
 from orchestrator.system import process_identity
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 
 def began_s(began: Began) -> float:

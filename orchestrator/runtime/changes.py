@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.core import plan_compatibility
 from orchestrator.core.plan_compatibility import PlanCompatibility
 from orchestrator.errors import PlanError
@@ -29,7 +29,7 @@ def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collecti
     begun = {
         stage.name
         for stage in old.stage
-        if reached.get(stage.name) or next(manifest.newest_readable(root / stage.name), None)
+        if reached.get(stage.name) or next(readable_checkpoints(root / stage.name), None)
     }
     done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
     return plan_compatibility.compare_plans(

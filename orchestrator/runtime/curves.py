@@ -24,7 +24,7 @@ from db.transfer import Rows
 from orchestrator.core import curve
 from orchestrator.core.codes import EventKind
 from orchestrator.core.curve import FILE_NAME, Record, Stretch
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 IMPORT_S, IMPORT_SHARE = 60.0, 0.002
 """Seconds between two imports of an attempt that runs, and the share of the time that they take at most: the database of a machine

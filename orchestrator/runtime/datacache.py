@@ -42,8 +42,9 @@ from typing import Any, BinaryIO, NamedTuple
 from orchestrator.core import advice
 from orchestrator.core.codes import EventKind
 from orchestrator.plan import DataSection
+from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
+from orchestrator.protocol.values import escape_surrogates
 from orchestrator.system import files, hashing
-from orchestrator.wire import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20
 LOOK_S, LOOKING_SHARE = 60.0, 0.02
@@ -170,7 +171,7 @@ class Cache:
 
     def __init__(self, source: str, folder: Path, reserve_bytes: int, tell: Tell) -> None:
         self._source, self._folder, self._reserve_bytes = Path(source), folder, reserve_bytes
-        self._copy, self._marker = copy_of(source, folder), folder / CACHE_WHOLE
+        self._copy, self._marker = copy_of(source, folder), folder / CACHE_COMPLETE_FILE
         self._lock: int | None = None
         self._copied: dict[str, tuple[Entry, str]] = {}  # what lies there, and its hash
         self._whole: dict[str, Entry] | None = None
@@ -345,7 +346,7 @@ class Cache:
         if self._said != (what := (kind, facts.get("why", ""))):
             self._said = what
             told = {"source": str(self._source), "copy": str(self._copy)} | facts
-            self._tell(kind, {key: plain_text(value) for key, value in told.items()})
+            self._tell(kind, {key: escape_surrogates(value) for key, value in told.items()})
 
 
 def _copied(reading: BinaryIO, writing: BinaryIO) -> str:

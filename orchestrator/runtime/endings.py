@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.wire import write_whole
+from orchestrator.system.attempt_files import write_json
 
 INSTANTS = ("due_at", "wall_at")
 NEEDED = frozenset({"kind", "phase", "facts"})
@@ -23,7 +23,7 @@ KNOWN = NEEDED | {
 
 def write(folder: Path, number: int, entry: dict[str, Any]) -> None:
     """`entry`: as db.sessions.record takes it. Raises: OSError."""
-    write_whole(_path(folder, number), json.loads(json.dumps(entry, default=_text)))
+    write_json(_path(folder, number), json.loads(json.dumps(entry, default=_text)))
 
 
 def read(folder: Path, number: int) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, StageSection
@@ -69,7 +69,7 @@ def _is_known(stage: StageSection, old: Plan) -> bool:
 def _refuse_older(run: RunInfo, stage: str) -> None:
     """Raises: PlanError for a final checkpoint of an earlier kgorch, which does not say at which epoch its loop ended."""
     root = Path(run.checkpoints) / stage
-    newest = next((found for _, found in manifest.newest_readable(root) if found.final), None)
+    newest = next((found for _, found in readable_checkpoints(root) if found.final), None)
     at = newest.position if newest else None
     if at and at.step and at.loop and not (at.epoch or at.batch):
         raise PlanError(
@@ -81,4 +81,4 @@ def _refuse_older(run: RunInfo, stage: str) -> None:
 def _final_step(run: RunInfo, stage: str) -> int:
     """Of the stage's newest final checkpoint; 0 for a stage that tracks nothing, which is done anew."""
     root = Path(run.checkpoints) / stage
-    return max((found.step for _, found in manifest.newest_readable(root) if found.final), default=0)
+    return max((found.step for _, found in readable_checkpoints(root) if found.final), default=0)

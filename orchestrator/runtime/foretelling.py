@@ -25,7 +25,7 @@ from orchestrator.core.codes import EventKind, Reason
 from orchestrator.core.forecast import Ahead, Course, End, Epoch, Now, Pace, Stretch
 from orchestrator.core.trend import Outlook, Point, Target
 from orchestrator.runtime import hours
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 SESSIONS, EPOCHS = 30, 200
 """The newest that are looked at."""

@@ -34,7 +34,7 @@ from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import pools
 from orchestrator.system import process_identity
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 LOOK_S, RETRY_S = 2.0, 5.0
 """Between two looks at the ledger; after one that the database did not allow."""

@@ -24,7 +24,8 @@ from sqlalchemy import Engine
 
 from db import checkpoints as rows
 from db.records import CheckpointInfo, RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import CHUNK_BYTES, read_checkpoint
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.codes import CheckpointState, EventKind
 from orchestrator.errors import CheckpointBroken, PlanError, nearest
@@ -35,7 +36,7 @@ RETRIES = Backoff(first_s=5.0, longest_s=600.0)
 END_S = 60.0
 """What a mirror gets at most at a session's end."""
 
-UNDER_WAY = manifest.NAME + ".part"
+UNDER_WAY = MANIFEST_NAME + ".part"
 
 
 def check(plan: Plan) -> None:
@@ -152,9 +153,7 @@ class Mirror:
     def _dropped(self, names: set[str]) -> set[str]:
         """Which of these our own retention has let go: a long run has thousands of such rows, a mirror a few folders."""
         steps = {
-            int(found[0].split("-")[1])
-            for name in names
-            if (found := manifest.FOLDER.fullmatch(name.partition("/")[2]))
+            int(found[0].split("-")[1]) for name in names if (found := FOLDER_PATTERN.fullmatch(name.partition("/")[2]))
         }
         return names & {_name(row) for row in rows.dropped(self._engine, self._run.id, steps)}
 
@@ -201,8 +200,12 @@ class _Place:
 
     def take(self, folder: Path, name: str) -> int:
         """Have the checkpoint whole. Returns the bytes sent: 0 when it was there."""
-        described, content, there = manifest.read(folder), (folder / manifest.NAME).read_bytes(), f"{self._root}/{name}"
-        if self._read(f"{there}/{manifest.NAME}") == content:
+        described, content, there = (
+            read_checkpoint(folder),
+            (folder / MANIFEST_NAME).read_bytes(),
+            f"{self._root}/{name}",
+        )
+        if self._read(f"{there}/{MANIFEST_NAME}") == content:
             return 0
         if self._read(f"{there}/{UNDER_WAY}") != content:
             self._drop(there)
@@ -214,7 +217,7 @@ class _Place:
                 with open(folder / file, "rb") as source:
                     self._write(source, f"{there}/{file}")
                 sent += entry.bytes
-        self._write(io.BytesIO(content), f"{there}/{manifest.NAME}")
+        self._write(io.BytesIO(content), f"{there}/{MANIFEST_NAME}")
         self._fs.rm_file(f"{there}/{UNDER_WAY}")
         return sent
 
@@ -229,7 +232,7 @@ class _Place:
     def _drop(self, there: str) -> None:
         """The manifest first: cut here, what is left is no checkpoint."""
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(f"{there}/{manifest.NAME}")
+            self._fs.rm_file(f"{there}/{MANIFEST_NAME}")
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(there, recursive=True)
 
@@ -251,7 +254,7 @@ class _Place:
         # not ".part", which is the name that a manifest under way has here
         local = files.replacement(Path(path), suffix=".tmp", durable=True, sync_parent=True) if self._is_local else None
         with local or self._fs.open(path, "wb") as sink:
-            while piece := source.read(manifest.CHUNK_BYTES):
+            while piece := source.read(CHUNK_BYTES):
                 if self._stopping.is_set():
                     raise _Stopped
                 sink.write(piece)

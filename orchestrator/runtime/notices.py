@@ -36,9 +36,10 @@ from orchestrator.core.codes import EventKind, NoticeKind
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifySection
+from orchestrator.protocol.values import escape_surrogates
 from orchestrator.system import process_protection
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.redaction import public_form
-from orchestrator.wire import boottime_s, plain_text
 
 TRIES = 5
 AGAIN_S = 1.0
@@ -226,9 +227,9 @@ def _message(kind: str, run: str, notice: Notice, facts: Mapping[str, Any]) -> d
         "event": kind,
         "run": run,
         "title": f"kgorch: {run} {kind}{where}",
-        "text": plain_text(notice.text) + (f" ({metrics})" if metrics else ""),
+        "text": escape_surrogates(notice.text) + (f" ({metrics})" if metrics else ""),
         "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        **{name: plain_text(value) if isinstance(value, str) else value for name, value in told.items()},
+        **{name: escape_surrogates(value) if isinstance(value, str) else value for name, value in told.items()},
     }
 
 

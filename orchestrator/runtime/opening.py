@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator.checkpoint import registry, store
 from orchestrator.core import deadline
 from orchestrator.core.codes import OVER, NotStarted, Phase, Reason, RunState
 from orchestrator.core.session import Session
@@ -28,9 +29,7 @@ from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     attempts,
     beginning,
-    checkpoints,
     choosing,
-    keeping,
     launcher,
     mirror,
     notices,
@@ -49,9 +48,9 @@ from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
 from orchestrator.system import process_identity
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.paths import home_of_folder, lock_path
-from orchestrator.wire import boottime_s
 
 UNMEASURED = (
     'memory.microbatch = "auto": no kgorch check of stage {0.stage!r} on {0.device} with {0.world} ranks is kept here; '
@@ -309,9 +308,9 @@ def _open_on(
             next_step='give this session an end (--until 19:30), or count from its own start ([platform] began = "start")',
         )
     newest = checkpoint_rows.newest_verified(engine, run.id)
-    if newest and (free_bytes := keeping.free_bytes(Path(newest.path).parent)) < newest.bytes:
+    if newest and (free_bytes := registry.disk_free_bytes(Path(newest.path).parent)) < newest.bytes:
         raise KgorchError(
-            keeping.no_room(Path(newest.path).parent, newest.bytes, free_bytes),
+            registry.no_room_message(Path(newest.path).parent, newest.bytes, free_bytes),
             next_step=f"kgorch checkpoints prune {run.name} drops what is not needed; then start again",
         )
     ledger = walls.ledger
@@ -380,7 +379,7 @@ def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float)
 
 def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall: Wall | None) -> Session:
     root = Path(run.checkpoints)
-    speed = checkpoints.write_speed(root)
+    speed = store.measure_write_speed(root)
     newest = checkpoint_rows.newest_verified(engine, run.id)
     trained_s, failures = sessions.trained(engine, run.id)
     wall_s = wall.at_s if wall else None

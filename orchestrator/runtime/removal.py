@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from orchestrator.core.codes import OVER, ResumeState, RunState
 from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import KgorchError
@@ -28,7 +28,7 @@ from orchestrator.system.file_lock import FileLock, is_locked
 from orchestrator.system.paths import run_folder
 
 _ASIDE = re.compile(r"\..+\.removing(-\d+)?")
-_OF_CHECKPOINTS = re.compile(rf"{manifest.FOLDER.pattern}(\.[\w.-]+)?|\.speed-\d+")
+_OF_CHECKPOINTS = re.compile(rf"{FOLDER_PATTERN.pattern}(\.[\w.-]+)?|\.speed-\d+")
 """What kgorch writes into a stage's folder: checkpoints, and what is left of saves and of broken ones."""
 
 
@@ -199,9 +199,9 @@ def _leftovers(home: Path) -> list[Path]:
 
 def _delete(folder: Path) -> bool:
     for place, _, files in os.walk(folder):
-        if manifest.NAME in files:
+        if MANIFEST_NAME in files:
             with contextlib.suppress(OSError):
-                Path(place, manifest.NAME).unlink()
+                Path(place, MANIFEST_NAME).unlink()
     shutil.rmtree(folder, ignore_errors=True)  # by descriptors: no link that appears meanwhile is followed
     return not os.path.lexists(folder)
 

@@ -11,15 +11,17 @@ from sqlalchemy import Engine
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import registry
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core import session as core
 from orchestrator.core.codes import REASON_TEXT, EventKind, Outcome, Reason
 from orchestrator.core.session import Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, curves, endings, keeping, ledger, remedies
+from orchestrator.runtime import attempts, curves, endings, ledger, remedies
 from orchestrator.runtime.ledger import Ledger, Terms
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 
 def settle(
@@ -41,13 +43,13 @@ def settle(
         endings.forget(Path(run.folder), last.number)
         if attempt and attempt.stage:
             _take_in(engine, run, attempt.stage, last)
-            keeping.mark_best(engine, run.id, plan)
+            registry.mark_best(engine, run.id, plan)
         return _row(engine, run)
     step = last.step
     event: Event = core.SessionLost(REASON_TEXT[Reason.LOST])
     if attempt and attempt.outcome is None:
         step = max(step, _take_in(engine, run, attempt.stage, last))
-        keeping.mark_best(engine, run.id, plan)
+        registry.mark_best(engine, run.id, plan)
         event = _close(engine, run, plan, last, attempt, step)
     before = Session(phase=last.phase, reason=last.reason, why=last.why)
     ended, actions = core.advance(before, event, boottime_s())
@@ -118,14 +120,14 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
 def _take_in(engine: Engine, run: RunInfo, stage: str, last: SessionInfo) -> int:
     """Write down the stage's checkpoints that no supervisor saw; the highest step among them."""
     known, step = checkpoint_rows.verified_paths(engine, run.id), 0
-    for folder, _ in manifest.newest_readable(attempts.checkpoint_root(run, stage)):
+    for folder, _ in readable_checkpoints(attempts.checkpoint_root(run, stage)):
         if str(folder) in known:
             continue
         try:
-            found = manifest.verify(folder)
+            found = verify_checkpoint(folder)
         except (CheckpointBroken, CheckpointUnreadable):
             continue  # for the next launch to deal with
         if found.run_id == run.id:
-            keeping.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
+            registry.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
             step = max(step, found.step)
     return step

@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.core.codes import EventKind, Reason
 from orchestrator.core.wall import Wall
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 EVERY_S = 60.0
 """A limit is changed by hand, in minutes; a controller that serves thousands of jobs is not asked more often."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.codes import EventKind, Reason
 from orchestrator.core.wall import Wall
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 EVERY_S, AT_MOST_S = 5.0, 15.0
 """AWS asks for every 5 s; of a notice of 30 s a pause of 15 s still leaves half."""

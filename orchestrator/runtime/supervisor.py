@@ -27,7 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import RunInfo, SessionInfo
-from orchestrator import wire
+from orchestrator.checkpoint import registry
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verifier import Job, Verifier
 from orchestrator.core import notices as core_notices
 from orchestrator.core import session as core
 from orchestrator.core.codes import NOTED_BY_RANKS, CheckpointState, EventKind, Outcome, Phase, Reason
@@ -36,14 +38,28 @@ from orchestrator.core.wall import Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.hardware import devices, telemetry
 from orchestrator.hardware.gpu_locks import GpuLocks
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, StageSection
+from orchestrator.protocol.messages import (
+    Command,
+    DeadlineUpdate,
+    DeferredFile,
+    Heartbeat,
+    Hello,
+    JournalEntry,
+    Message,
+    RankMetrics,
+    RankProgress,
+    RemedyApplied,
+    Request,
+    Response,
+    RungApplied,
+)
+from orchestrator.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from orchestrator.runtime import (
     attempts,
     curves,
     endings,
     hanging,
-    keeping,
     launcher,
     mirror,
     notices,
@@ -56,7 +72,6 @@ from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
-from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
 from orchestrator.system import signals
@@ -129,7 +144,7 @@ class Supervisor:
         self._journal = Journal(engine, run.id, row.id)
         if self._walls.ledger:
             self._walls.ledger.look_beside = lambda look: self._journal.refresh("quota", look)
-        self._reader = Reader(run, self, self._post)
+        self._reader = Verifier(run, self, self._post)
         self._curves = curves.Import(engine, self._reader.submit, self._journal.write)
         self._hangs = hanging.Hangs(engine, run.id, plan.health.hang_s, self._journal.note)
         self._room = MemoryWatch(engine, run, plan)
@@ -202,7 +217,7 @@ class Supervisor:
             launcher.kill(self._processes)
         snapshots.end(self.folder, timeout_s=self._left_s())
         if self._last:
-            self._reader.take_in(self._root(self._last))
+            self._reader.verify_unrecorded_now(self._root(self._last))
             self._curves.read(self._last.row)
 
     def _finish_writing(self) -> None:
@@ -272,9 +287,9 @@ class Supervisor:
             order, facts = self._room.look(self._sampler.latest(), self._clock.now_s())
             if order:
                 self._journal.note(EventKind.MEMORY_WATCH, facts)
-                self._channel.broadcast(wire.Order(order))
+                self._channel.broadcast(Command(order))
 
-    def _rung_taken(self, attempt: Running, told: wire.RungTaken) -> None:
+    def _rung_taken(self, attempt: Running, told: RungApplied) -> None:
         def write() -> None:
             rungs.heard(self._engine, self._run, self._row.id, attempt.place, told)
             self._post(lambda: self._room.changed(attempt, self._clock.now_s()))
@@ -298,7 +313,9 @@ class Supervisor:
             return self._without_a_step(event, self._attempt)
         if isinstance(event, core.GraceExpired) and self._attempt:
             launcher.kill(self._attempt.folder)
-            self._reader.take_in(self._root(self._attempt))  # the keeper may have saved and not come to tell
+            self._reader.verify_unrecorded_now(
+                self._root(self._attempt)
+            )  # the keeper may have saved and not come to tell
             event = next(core.due(self._session, self._clock.now_s()), event)
         return core.in_vain(self._session, event) or event
 
@@ -390,9 +407,9 @@ class Supervisor:
             case core.Launch():
                 self._launch()
             case core.AskToSave():
-                self._channel.broadcast(wire.Order("save"))
+                self._channel.broadcast(Command("save"))
             case core.AskToStop(why):
-                self._channel.broadcast(wire.Order("stop", why))
+                self._channel.broadcast(Command("stop", why))
             case core.RescueSnapshot():
                 threading.Thread(
                     target=snapshots.persist, args=(self.folder,), kwargs={"timeout_s": KEEPER_S}, daemon=True
@@ -499,37 +516,37 @@ class Supervisor:
 
     # What is heard
 
-    def _hear(self, message: wire.Message, reply: Reply) -> None:
+    def _hear(self, message: Message, reply: Reply) -> None:
         match message:
-            case wire.Ask(what, within_s):
+            case Request(what, within_s):
                 self._asked(what, within_s, reply)
-            case wire.Hello(rank=0, attempt=attempt) if self._is_current(attempt):
+            case Hello(rank=0, attempt=attempt) if self._is_current(attempt):
                 self._attached = True
                 if message.ready:
                     self._happened(core.Attached(message.state_bytes))
                     self._look_for_room(message.state_bytes)
-                reply(wire.Deadline(self._session.deadline_s))
-            case wire.Beat(attempt=attempt) if self._is_current(attempt):
+                reply(DeadlineUpdate(self._session.deadline_s))
+            case Heartbeat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
-            case wire.Vitals(attempt=attempt) if self._is_current(attempt):
+            case RankMetrics(attempt=attempt) if self._is_current(attempt):
                 self._sampler.add_rank_metrics(message)
                 self._data.consider(self._sampler.latest())
-            case wire.Place(attempt=attempt) if self._is_current(attempt):
+            case RankProgress(attempt=attempt) if self._is_current(attempt):
                 self._hangs.heard(message, self._clock.now_s())
                 self._room.heard(message)
-            case wire.Saved():  # of the dead, too: the keeper writes what they left
-                self._reader.submit(lambda: self._reader.read_back(message))
-            case wire.Note(attempt=attempt, kind=kind, facts=facts) if (
+            case CheckpointWritten():  # of the dead, too: the keeper writes what they left
+                self._reader.submit(lambda: self._reader.verify(message))
+            case JournalEntry(attempt=attempt, kind=kind, facts=facts) if (
                 self._is_current(attempt) and kind in NOTED_BY_RANKS
             ):
                 self._journal.note(kind, dict(facts))
-            case wire.Unwritten(attempt=attempt) if self._attempt and self._is_current(attempt):
+            case DeferredFile(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._write_late(self._attempt, message)
-            case wire.RungTaken(attempt=attempt) if self._attempt and self._is_current(attempt):
+            case RungApplied(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._rung_taken(self._attempt, message)
-            case wire.Remedied(attempt=attempt) if self._attempt and self._is_current(attempt):
+            case RemedyApplied(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._remember(self._attempt, message)
-            case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
+            case SaveFailure(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
                 self._happened(core.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
 
     def _look_for_room(self, state_bytes: int) -> None:
@@ -537,8 +554,8 @@ class Supervisor:
         if self._session.phase.is_over or self._known:
             return
         root = Path(self._run.checkpoints)
-        if (free_bytes := keeping.free_bytes(root)) < state_bytes:
-            self._happened(core.RetriesExhausted(keeping.no_room(root, state_bytes, free_bytes)))
+        if (free_bytes := registry.disk_free_bytes(root)) < state_bytes:
+            self._happened(core.RetriesExhausted(registry.no_room_message(root, state_bytes, free_bytes)))
 
     def _asked(self, what: str, within_s: float, reply: Reply) -> None:
         if what == "stop":
@@ -547,9 +564,9 @@ class Supervisor:
             self._happened(core.StopRequested(Reason.DAEMON, self._clock.now_s() + within_s))
         elif what == "save":
             self._happened(core.SaveRequested())
-        reply(wire.Answer(what in ("stop", "suspend", "save", "ping"), self._session.phase.value))
+        reply(Response(what in ("stop", "suspend", "save", "ping"), self._session.phase.value))
 
-    def _beat(self, beat: wire.Beat) -> None:
+    def _beat(self, beat: Heartbeat) -> None:
         self._session = self._session.observing(gap_s=beat.gap_s, step_s=beat.step_s)
         self._row = self._row._replace(
             epoch=beat.epoch,
@@ -585,11 +602,11 @@ class Supervisor:
         try:
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
-            self._reader.read_untold(self._root(attempt))
+            self._reader.verify_unrecorded(self._root(attempt))
             final = attempt.final_checkpoint(self._run)
             if final and not final.exists():  # set aside, as broken: the keeper may still hold what it was to be
                 snapshots.persist(self.folder, timeout_s=self._left_s(), again=True)
-                self._reader.read_untold(self._root(attempt))
+                self._reader.verify_unrecorded(self._root(attempt))
             if attempt.missed_a_checkpoint():
                 before, skipped = attempt.row.stage, self._reader.skipped
                 lost = attempts.set_aside_broken_best(self._engine, self._run, self._plan, before, skipped)
@@ -602,7 +619,7 @@ class Supervisor:
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
 
-    def _write_late(self, attempt: Running, told: wire.Unwritten) -> None:
+    def _write_late(self, attempt: Running, told: DeferredFile) -> None:
         attempt.unwritten[told.name] = told.content
         self._journal.write(lambda: launcher.write_late(attempt.folder, told.name, told.content))
 
@@ -626,7 +643,7 @@ class Supervisor:
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
         if self.is_known(str(folder)):  # told by the keeper, and found on disk besides; or measured since
-            self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
+            self._journal.write(lambda: registry.mark_best(self._engine, self._run.id, self._plan))
             if self._session.phase is Phase.SAVING or (self._ends(found) and not self._session.phase.is_over):
                 self._happened(
                     core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes, final=self._ends(found))
@@ -640,13 +657,13 @@ class Supervisor:
         )
         session_id = self._row.id
         self._journal.write(
-            lambda: keeping.record_verified(
+            lambda: registry.record_verified(
                 self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
             )
         )
         if self._mirror:
             self._journal.write(self._mirror.wake)  # it asks the database what there is
-        self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
+        self._journal.write(lambda: registry.mark_best(self._engine, self._run.id, self._plan))
         if not self._session.phase.is_over:
             self._happened(
                 core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, self._ends(found))
@@ -659,7 +676,7 @@ class Supervisor:
 
     def _drop_doomed(self) -> None:
         """In the journal's thread, once what was verified is written down."""
-        for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
+        for doomed in registry.expired_folders(self._engine, self._run.id, self._plan):
             if self._reader.drop(doomed):  # else the session is over, and the next one clears up
                 checkpoint_rows.set_state(self._engine, str(doomed), CheckpointState.DROPPED)
 
@@ -695,11 +712,11 @@ class Supervisor:
         if isinstance(event, core.Unwell):
             self._remember(attempt, event)
 
-    def _remember(self, attempt: Running, taken: wire.Remedied | core.Unwell) -> None:
+    def _remember(self, attempt: Running, taken: RemedyApplied | core.Unwell) -> None:
         """A remedy, before anything is launched that it is for."""
-        why = taken.why if isinstance(taken, wire.Remedied) else taken.cause
+        why = taken.why if isinstance(taken, RemedyApplied) else taken.cause
         self._journal.note(EventKind.REMEDIED, {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
-        if isinstance(taken, wire.Remedied):
+        if isinstance(taken, RemedyApplied):
             self._tell_people(core_notices.remedied(taken.remedy, why, self._row.step))
         session_id = self._row.id
         self._journal.write(lambda: remedies.write(self._engine, self._run, session_id, attempt.row, taken))
@@ -771,7 +788,7 @@ class Supervisor:
         at_s = self._session.deadline_s
         if at_s != self._told_s and (at_s is None or self._told_s is None or abs(at_s - self._told_s) > 0.05):
             self._told_s = at_s
-            self._channel.broadcast(wire.Deadline(at_s))
+            self._channel.broadcast(DeadlineUpdate(at_s))
 
     def _wall_at(self) -> Any:
         left = None if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()

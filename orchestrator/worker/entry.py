@@ -25,11 +25,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator import wire, worker
+from orchestrator import worker
 from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError, nearest
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.system.attempt_files import write_attempt_file
+from orchestrator.system.clock import boottime_s
 
 EXIT_S = 4.0
 """Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""
@@ -99,7 +101,7 @@ def flags_of(args: dict[str, Any]) -> list[str]:
     return flags
 
 
-def call(launch: Launch, record: Record) -> None:
+def call(launch: LaunchSpec, record: Record) -> None:
     os.chdir(launch.workdir)
     sys.path.insert(0, launch.workdir)
     if launch.entry.endswith(".py"):
@@ -123,7 +125,7 @@ class Record:
     `began` is false until the person's code runs: what fails before that would fail again.
     """
 
-    def __init__(self, launch: Launch, rank: int) -> None:
+    def __init__(self, launch: LaunchSpec, rank: int) -> None:
         self._launch, self._rank, self.began = launch, rank, False
 
     def write(self, outcome: RankOutcome, error: BaseException | None = None) -> None:
@@ -149,7 +151,7 @@ class Record:
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):
                 content["error"]["trouble"] = trouble.as_dict()
-        wire.write_down(self._launch, f"rank{self._rank}.status.json", content)
+        write_attempt_file(self._launch, f"rank{self._rank}.status.json", content)
 
 
 def code_of(error: BaseException) -> RankError:

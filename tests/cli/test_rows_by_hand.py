@@ -23,11 +23,11 @@ from db.engine import open_database
 from db.facts import SHAPES
 from db.soundness import first_oddity
 from db.tables import Base
-from orchestrator import manifest
+from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.cli import cause
 from orchestrator.core import windows
 from orchestrator.errors import ExitCode
-from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.plan import parse
 from orchestrator.runtime import remedies
 from orchestrator.runtime import rungs as ladder
@@ -285,7 +285,7 @@ def stranger(tmp_path_factory):
     (saved / "rank0.safetensors").write_bytes(b"weights")
     files = {"rank0.safetensors": FileEntry(7, xxhash.xxh3_128(b"weights").hexdigest())}
     at = "2026-11-20T10:00:00+00:00"
-    manifest.write(saved, Manifest("digits", "digits", "train", Position(step=10), 1, at, files=files))
+    write_manifest(saved, Manifest("digits", "digits", "train", Position(step=10), 1, at, files=files))
     with closing(sqlite3.connect(root / "sound" / "kgorch.db")) as connection:
         connection.execute("UPDATE runs SET overrides = '[]'")  # else each start would end at them
         connection.commit()

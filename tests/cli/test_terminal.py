@@ -18,12 +18,12 @@ from harness import wait_until
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator import manifest
+from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
 from orchestrator.cli import render, watch
 from orchestrator.core import text
 from orchestrator.core.codes import Reason
 from orchestrator.errors import ExitCode
-from orchestrator.manifest import Manifest, Position
 from orchestrator.report import failure, forecast, save_advice
 from orchestrator.system import process_identity
 from orchestrator.system.file_lock import FileLock
@@ -215,9 +215,9 @@ def cut_off(kgorch):
     for step in (1106, 1862):
         saved = folder / "checkpoints" / "train" / f"step-{step:08d}"
         saved.mkdir(parents=True)
-        file = manifest.FileEntry(40, "0" * 32)
+        file = FileEntry(40, "0" * 32)
         at = "2026-11-20T10:00:00+00:00"
-        manifest.write(saved, Manifest("mine", "r1", "train", Position(step=step), 1, at, files={"a.json": file}))
+        write_manifest(saved, Manifest("mine", "r1", "train", Position(step=step), 1, at, files={"a.json": file}))
     checkpoints.record(
         engine, run.id, str(folder / "checkpoints" / "train" / "step-00001106"), state="verified", session_id=session.id,
         stage="train", step=1106, final=False, bytes=10, metrics={},
@@ -252,7 +252,7 @@ def test_a_checkpoint_that_was_given_up_is_not_told_as_saved(kgorch, cut_off, st
 
 def test_a_manifest_that_is_broken_is_passed_over_in_silence(kgorch, cut_off):
     _, run = cut_off
-    (Path(run.checkpoints) / "train" / "step-00001862" / manifest.NAME).write_text("{")
+    (Path(run.checkpoints) / "train" / "step-00001862" / MANIFEST_NAME).write_text("{")
     assert shown(kgorch, "mine")["checkpoint"].startswith("step 1106 of train, verified")
 
 

@@ -15,7 +15,7 @@ from orchestrator.platforms.azure import ASSET_TAG
 from orchestrator.platforms.detect import BY_NAME, PLATFORMS, detect
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime.beginning import began_s
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 PLAN = 'name = "x"\n[[stage]]\nname = "train"\nentry = "train.py"\n'
 

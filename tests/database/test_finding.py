@@ -18,12 +18,14 @@ from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 
 from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
-from orchestrator import manifest
+from orchestrator.checkpoint import registry
+from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, Adjustment
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
-from orchestrator.manifest import Change
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, finding, keeping, opening, taking
+from orchestrator.runtime import choosing, finding, opening, taking
 
 
 def damage(folder):
@@ -44,7 +46,7 @@ def test_a_run_that_a_source_holds_becomes_ours_with_its_checkpoint_its_history_
     copied = here.home / "runs/ink/1/checkpoints/train/step-00000020"
     origin = source / "runs/ink/1/checkpoints/train/step-00000020"
     assert found["checkpoint"]["path"] == str(copied) and found["checkpoint"]["source"] == str(origin)
-    assert manifest.verify(copied).step == 20 and told.copied == [origin] and told.bytes > 140
+    assert verify_checkpoint(copied).step == 20 and told.copied == [origin] and told.bytes > 140
     assert [entry["why"] for entry in history] == ["the wall", ""], "the earlier session is known"
     assert (here.home / "runs/ink/1/outputs/submission.csv").read_text() == "ink"
     facts = {"source": str(origin), "run": "r1", "stage": "train", "step": 20, "bytes": 140}
@@ -57,8 +59,8 @@ BEST = PLAN + '[checkpoint]\nkeep = { last = 1, best = "dice:max" }\n'
 
 def measured(folder, dice: float, at: int | None) -> None:
     """A manifest that says so; `at`: the step on whose weights it was measured."""
-    found = manifest.read(folder)
-    manifest.write(folder, replace(found, metrics={"dice": dice}, measured={} if at is None else {"dice": at}))
+    found = read_checkpoint(folder)
+    write_manifest(folder, replace(found, metrics={"dice": dice}, measured={} if at is None else {"dice": at}))
 
 
 def saves(home):
@@ -80,12 +82,12 @@ def test_the_best_comes_along_to_a_new_machine_beside_the_furthest(here, evaluat
     engine = open_database(here.home)
     standing = checkpoints.of_run(engine, "r1", "verified")
     assert [(row.step, dict(row.measured)) for row in standing] == [(20, {"dice": 20}), (40, {"dice": 40})]
-    assert keeping.best_for_ranks(engine, "r1", parse(BEST, "plan.toml"), "train") == {
+    assert registry.best_for_ranks(engine, "r1", parse(BEST, "plan.toml"), "train") == {
         "metric": "dice",
         "highest": True,
         "value": 0.9,
     }
-    assert not keeping.doomed(engine, "r1", parse(BEST, "plan.toml"))
+    assert not registry.expired_folders(engine, "r1", parse(BEST, "plan.toml"))
     assert [path.name for path in told.copied] == ["step-00000040", "step-00000020"]
     engine.dispose()
 
@@ -126,11 +128,11 @@ def test_what_a_manifest_learns_after_it_was_read_back_is_seen_before_anything_i
     newest = checkpoint(saves(here.home).parent, 48)
     checkpoints.record(engine, "r1", str(newest), state="verified", stage="train", step=48, final=False, bytes=1)
     measured(late, 0.95, 44)
-    assert [path.name for path in keeping.doomed(engine, "r1", plan)] == ["step-00000020", "step-00000040"]
-    keeping.mark_best(engine, "r1", plan)
+    assert [path.name for path in registry.expired_folders(engine, "r1", plan)] == ["step-00000020", "step-00000040"]
+    registry.mark_best(engine, "r1", plan)
     best = checkpoints.best(engine, "r1")
     assert (best.step, best.best, dict(best.measured)) == (44, "dice:max", {"dice": 44})
-    keeping.mark_best(engine, "r1", parse(PLAN, "plan.toml"))
+    registry.mark_best(engine, "r1", parse(PLAN, "plan.toml"))
     assert checkpoints.best(engine, "r1") is None, "a plan that names no best marks none"
     engine.dispose()
 
@@ -201,11 +203,13 @@ def test_checkpoints_from_before_a_stage_began_anew_are_not_gone_on_from(here, s
     assert (folder / "checkpoints/train/step-00000020").is_dir(), "nothing is written there"
 
 
-CROPPED = Change(
+CROPPED = Adjustment(
     3, "set crop=64", "memory ran out", "2026-11-20T11:00:00+00:00", {"settings": {"arguments": {"crop": 64}}}, "cpu", 1,
     changes_result=True,
 )  # fmt: skip
-LEFT_OUT = Change(7, "skip", "the loss is nan", "2026-11-20T11:30:00+00:00", {"skip": True}, "", 1, changes_result=True)
+LEFT_OUT = Adjustment(
+    7, "skip", "the loss is nan", "2026-11-20T11:30:00+00:00", {"skip": True}, "", 1, changes_result=True
+)
 
 
 def rungs_of(place):
@@ -571,7 +575,7 @@ where = Path({str(here.work)!r}, "plan.toml")
 opening.start(open_database(home), home, Profile("test"), {PLAN!r}, where, [], watcher=Killer())
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -9
-    assert not [path for path in here.home.rglob("step-*") if manifest.FOLDER.fullmatch(path.name)]
+    assert not [path for path in here.home.rglob("step-*") if FOLDER_PATTERN.fullmatch(path.name)]
     assert here.look() is None
     opened, _ = here.start()
     assert opened.row.first_step == 20

@@ -22,9 +22,9 @@ from sqlalchemy.exc import OperationalError
 
 from db import queue, runs, sessions
 from db.engine import open_database
-from orchestrator import wire
 from orchestrator.core import queue as core
 from orchestrator.core.codes import Reason
+from orchestrator.protocol.messages import Response
 from orchestrator.runtime import daemonapi, resuming
 from orchestrator.runtime.daemon import Daemon
 from orchestrator.system import process_identity
@@ -254,7 +254,7 @@ def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, 
         old.wait()
         sessions.record(engine, run, session, kind="attempt_suspended", phase="suspended", facts={})
         begun_by_a_daemon(engine, run, new)
-        return wire.Answer(True, "stopping")
+        return Response(True, "stopping")
 
     monkeypatch.setattr(control_socket, "ask", saves_and_goes_on_under_the_other)
     began_s = time.monotonic()
@@ -274,7 +274,7 @@ def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_s
 
     monkeypatch.setattr(queue, "open_sessions", is_held)
     monkeypatch.setattr(
-        control_socket, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, ""))
+        control_socket, "ask", lambda *_, **__: session.kill() or (session.wait() and Response(True, ""))
     )
     stopping._stop_sessions()
     assert session.poll() == -signal.SIGKILL, "asked, and waited for"

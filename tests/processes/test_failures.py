@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator import wire
+from orchestrator.protocol import transport
+from orchestrator.protocol.messages import Response
+from orchestrator.protocol.snapshot_messages import CheckpointWritten
 from orchestrator.runtime import daemonapi, launcher
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.process_identity import start_ticks
@@ -31,9 +33,9 @@ def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_pa
     (inside / "step-00000009").symlink_to(dear)
     paths = [dear, tmp_path / "step-00000001", inside / ".." / ".." / ".." / "dear", inside, inside / "step-00000009"]
     paths[1].mkdir()
-    with wire.connect(next(kgorch.home.glob("runs/*/*/control.sock"))) as connection:
+    with transport.connect(next(kgorch.home.glob("runs/*/*/control.sock"))) as connection:
         for path in paths:
-            wire.send(connection, wire.Saved("1.1", str(path), step=1, bytes=0, blocking_s=0.0, took_s=0.0))
+            transport.send(connection, CheckpointWritten("1.1", str(path), step=1, bytes=0, blocking_s=0.0, took_s=0.0))
         wait_until(lambda: len(kgorch.events("reader_failed")) == len(paths))
     assert [path.is_dir() for path in paths[:2]] == [True, True] and (inside / "step-00000009").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir() if "broken" in path.name) == []
@@ -279,13 +281,13 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
 
 @pytest.mark.parametrize("what", ["taken away", "another's"])
 def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
-    channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
+    channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(Response(True, message.what)))
     api = daemonapi.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
     for name in ("control.sock", daemonapi.SOCKET):
         (tmp_path / name).unlink()
         if what == "another's":
-            wire.listen(tmp_path / name).close()
-    assert wait_until(lambda: ask(tmp_path / "control.sock", "status"), within_s=20) == wire.Answer(True, "status")
+            transport.listen(tmp_path / name).close()
+    assert wait_until(lambda: ask(tmp_path / "control.sock", "status"), within_s=20) == Response(True, "status")
     assert wait_until(lambda: daemonapi.ask(tmp_path, "ping"), within_s=20) == {"ok": "ping"}
     channel.close()
     api.close()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 
 
 def _train(kgorch, name="test", nan='["skip"]', code=0, ranks=2, every="600s", **args):
@@ -32,7 +32,7 @@ def test_a_batch_that_is_no_number_on_one_rank_is_dropped_by_all_and_the_bits_ar
     assert unwell["facts"] == {"rank": "1", "step": "5", "what": "loss is nan at step 5"}
     assert len(kgorch.events("launched")) == 1, "nothing was launched again"
     assert any("1 batch" in notice for notice in kgorch.status("bad")["notices"])
-    [[folder, described]] = manifest.newest_readable(kgorch.home / "runs/bad/1/checkpoints/train")
+    [[folder, described]] = readable_checkpoints(kgorch.home / "runs/bad/1/checkpoints/train")
     assert [(item.step, item.rung) for item in described.changes] == [(5, "skip")], (
         f"{folder} tells it without a database"
     )

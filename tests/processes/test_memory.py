@@ -9,7 +9,7 @@ import psutil
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator import manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.runtime import snapshots
 
 
@@ -70,7 +70,7 @@ def test_a_keeper_whom_nobody_needs_writes_what_it_holds_and_goes(kgorch):
     os.kill(kgorch.pids()["shim"], signal.SIGKILL)
     wait_until(lambda: not processes_of(kgorch.home), within_s=60, what="it goes by itself")
     newest = kgorch.checkpoints()[-1]
-    assert manifest.verify(newest).step >= held
+    assert verify_checkpoint(newest).step >= held
 
 
 def test_ranks_that_hang_at_the_wall_cost_what_came_after_the_snapshot_and_the_event_says_so(kgorch):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, wait_until
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.system import host_memory
 
 LADDERS = {
@@ -130,7 +130,7 @@ def test_an_optimizer_that_finds_no_room_on_one_rank_has_that_very_step_done_by_
     [entry] = kgorch.history()
     assert [attempt["outcome"] for attempt in entry["attempts"]] == ["out_of_memory", "finished"]
     assert [rung["step"] for rung in entry["rungs"]] == [3]
-    newest, *_ = manifest.newest_readable(kgorch.home / "runs/test/1/checkpoints/train")
+    newest, *_ = readable_checkpoints(kgorch.home / "runs/test/1/checkpoints/train")
     assert [(item.step, item.rung) for item in newest[1].changes] == [(3, "microbatch/2")], "known without a database"
 
 

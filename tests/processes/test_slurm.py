@@ -19,7 +19,7 @@ from harness import Kgorch, wait_until
 
 from orchestrator.core.codes import Reason
 from orchestrator.runtime import slurm
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 CONF = """\

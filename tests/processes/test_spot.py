@@ -16,7 +16,7 @@ from harness import wait_until
 
 from orchestrator.core.codes import Reason
 from orchestrator.runtime import spot
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 Answer = Callable[[str, str, Any], tuple[int, str]]
 GARBAGE = ["", "null", "[]", "{", '{"time": 5}', '{"time": "soon"}', '{"Events": 3}', "<html>", "[" * 5000, "\x00\xff"]

@@ -21,7 +21,8 @@ import psutil
 from harness import processes_of
 from safetensors import safe_open
 
-from orchestrator import manifest
+from orchestrator.checkpoint.manifest import shard_names
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import KgorchError
 from orchestrator.system import process_identity as identities
 from storm.invariants import Charged, Checkpoint, Process
@@ -197,7 +198,7 @@ def checkpoints(home: Path) -> Iterator[Checkpoint]:
 
 def is_whole(folder: Path) -> bool:
     try:
-        manifest.verify(folder)
+        verify_checkpoint(folder)
     except (KgorchError, OSError):
         return False
     return True
@@ -208,8 +209,8 @@ def _read_back(folder: Path, row: Row) -> Checkpoint:
 
     Raises: KgorchError, OSError.
     """
-    described, counts, squares = manifest.verify(folder), [], 0.0
-    for name in manifest.shards(described):
+    described, counts, squares = verify_checkpoint(folder), [], 0.0
+    for name in shard_names(described):
         with safe_open(folder / name, "numpy") as shard:
             names = shard.keys()
             counts += [shard.get_tensor(name) for name in names if name == "seen.counts"]

@@ -10,7 +10,7 @@ import pytest
 import ranks
 
 from orchestrator.errors import KgorchError
-from orchestrator.wire import MAX_CACHED_BYTES
+from orchestrator.protocol.run_files import MAX_CACHED_BYTES
 from orchestrator.worker import cached
 
 FOUND = "found {'sizes': [[256, 256], [256, 256], [256, 256]], 'key': '%s'}"
