@@ -159,7 +159,7 @@ def telemetry(folder: Path, seconds: float) -> float:
 def sampled(folder: Path, seconds: float) -> None:
     from db import runs, sessions
     from db.engine import open_database
-    from orchestrator.runtime.telemetry import VITALS, Sampler
+    from orchestrator.hardware.telemetry import RANK_METRICS, Sampler
     from orchestrator.wire import Vitals
 
     engine = open_database(folder)
@@ -172,7 +172,7 @@ def sampled(folder: Path, seconds: float) -> None:
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
             for rank in range(2):
-                sampler.hear(Vitals("1.1", rank, dict.fromkeys(VITALS, 12345.678)))
+                sampler.hear(Vitals("1.1", rank, dict.fromkeys(RANK_METRICS, 12345.678)))
             time.sleep(1)
 
     live(3)

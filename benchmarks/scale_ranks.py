@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from orchestrator import manifest, wire  # noqa: E402
-from orchestrator.runtime.channel import ask  # noqa: E402
+from orchestrator.system.sockets.control_socket import ask  # noqa: E402
 from orchestrator.wire import Ask, Beat, Hello, Launch, Note, Order, Place, Saved, Vitals, boottime_s  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
@@ -81,7 +81,8 @@ def supervise(plan: Path, page: Path | None) -> None:
         importlib.import_module(f"orchestrator.{name}")
     from db import samples
     from orchestrator.cli.common import state
-    from orchestrator.runtime import opening, telemetry
+    from orchestrator.hardware import telemetry
+    from orchestrator.runtime import opening
     from orchestrator.runtime.supervisor import Supervisor
 
     profile, home, engine = state()

@@ -198,7 +198,7 @@ def ended(lane: int, number: int, folder: Path, began_at: float, wall_s: float) 
         journal, noted_s = [], None
         for at, kind, to, facts in events:
             left_s = began_at + wall_s - datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
-            noted_s = left_s if kind == "CheckpointVerified" else noted_s
+            noted_s = left_s if kind == "checkpoint_verified" else noted_s
             if left_s < LAST_WORDS_S:
                 journal.append(f"−{left_s:.2f} s {kind} {to} {facts}"[:240])
     return {

@@ -375,6 +375,8 @@ _FITS: dict[str, tuple[type, ...]] = {
     "dict[str, Any]": (dict,),
     "dict[str, list[int]]": (dict,),
     "list[dict[str, list[int]]]": (list,),
+    "RankOutcome": (str,),
+    "RankError": (str,),
     "float | None": (int, float, type(None)),
     "int | None": (int, type(None)),
 }

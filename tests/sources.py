@@ -133,7 +133,7 @@ def state(home, steps=(10, 20), *, run_id="r1", number=1, over=True, **changes):
     row = session_of(engine, run)
     sessions.beat(engine, row.id, sessions.last_attempt(engine, row.id).id, step=max(steps, default=0))
     if over:
-        sessions.record(engine, run_id, row.id, kind="AttemptSuspended", phase="suspended", facts={}, why="the wall")
+        sessions.record(engine, run_id, row.id, kind="attempt_suspended", phase="suspended", facts={}, why="the wall")
     for step in steps:
         made = checkpoint(folder / "checkpoints", step, run_id=run_id)
         described = {"stage": "train", "step": step, "final": False, "bytes": 7 * step, "took_s": 2.5}

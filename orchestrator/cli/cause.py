@@ -38,9 +38,9 @@ def odd_row(error: Exception) -> str | None:
 def _odd_row(error: Exception) -> str | None:
     from db import soundness
     from orchestrator.core import windows
-    from orchestrator.runtime.home import check_kept_folder
+    from orchestrator.system.paths import check_stored_folder
 
-    readers: soundness.Readers = {"pools.resets": windows.parse, "runs.folder": check_kept_folder}
+    readers: soundness.Readers = {"pools.resets": windows.parse, "runs.folder": check_stored_folder}
     frames = list(_frames(error))
     values = list(_values(frames))
     records = [value for value in values if type(value).__module__ == "db.records"]

@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state
+from orchestrator.core.codes import Fit
 from orchestrator.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
@@ -110,17 +111,19 @@ def command(
         for section in sections(found):
             render.echo(f"\n{section.title}")
             render.table(section.head, section.rows)
-        render.echo(f"\n{found['verdict']}: {found['why']}")
+        render.echo(f"\n{render.words(found['verdict'])}: {found['why']}")
         if html:
             render.echo(f"written: {html}", err=True)
-    return int(ExitCode.FAILED) if found["verdict"].startswith("does not") else 0
+    return int(ExitCode.FAILED) if found["verdict"] in (Fit.DOES_NOT_FIT, Fit.DOES_NOT_RUN) else 0
 
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
+    from orchestrator.hardware import gpu_locks
     from orchestrator.plan import user_config
     from orchestrator.report import check
-    from orchestrator.runtime import claims, memory, preflight, probing
+    from orchestrator.runtime import preflight, probing
     from orchestrator.runtime.verdicts import FAIL
+    from orchestrator.system import host_memory
 
     said, _ = load_plan(path, overrides)
     path = path.absolute()
@@ -131,14 +134,14 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
         engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
     )
     probed, failed = list[probing.Probed](), ""
-    free = memory.free_bytes()
+    free = host_memory.free_bytes()
     if probes and not any(line.verdict == FAIL for line in lines):
-        wants = claims.wants(plan)
+        wants = gpu_locks.resource_request(plan)
         try:
-            claim = claims.take(home, _Who(f"{plan.name} (check)", ""), wants)
-        except claims.DevicesHeld as error:
+            claim = gpu_locks.acquire(home, _Who(f"{plan.name} (check)", ""), wants)
+        except gpu_locks.GpusUnavailable as error:
             then = "wait until they are free (kgorch queue); or, without taking steps, kgorch check --no-probe"
-            raise claims.DevicesHeld(error.what, *error.facts, next_step=then) from None
+            raise gpu_locks.GpusUnavailable(error.what, *error.facts, next_step=then) from None
         try:
             with probing.folder_in(home) as root:
                 stages = [stage for stage in plan.stage if stage.quick_test_of is None]  # the others are part of these
@@ -244,11 +247,11 @@ def _limit_of_a_rank(free: int, ranks: int | str, told: int | None) -> int | Non
     """Of what a rank may hold while it is probed. What a device has it says itself; a host gives no more than it has, whatever
     the device that is meant has.
     """
-    from orchestrator.runtime import devices
+    from orchestrator.hardware import devices
 
-    if devices.visible_gpus():
+    if devices.visible_gpu_count():
         return told
-    return min(free // devices.ranks_for(ranks), told or free)
+    return min(free // devices.rank_count(ranks), told or free)
 
 
 # What is shown
@@ -303,7 +306,7 @@ def _memory(stages: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
         memory = stage["memory"]
         largest = f"{memory['largest_microbatch']} of {memory['share']}"
         yield [
-            stage["name"], render.size(memory["held"]), render.size(memory["limit"]), memory["verdict"],
+            stage["name"], render.size(memory["held"]), render.size(memory["limit"]), render.words(memory["verdict"]),
             ", ".join(memory["settings"]) or "–", largest,
         ]  # fmt: skip
 
@@ -381,7 +384,7 @@ def _write_html(path: Path, found: dict[str, Any]) -> None:
 
     console = Console(record=True, file=io.StringIO(), width=140)
     console.print(f"kgorch check: {found['plan']}, {found['at']}", style="bold")
-    console.print(f"{found['verdict']}: {found['why']}", style="bold", markup=False)
+    console.print(f"{render.words(found['verdict'])}: {found['why']}", style="bold", markup=False)
     for section in sections(found):
         made = Table(*section.head, title=section.title, box=box.SIMPLE_HEAD, title_justify="left", header_style="bold")
         for row in section.rows:

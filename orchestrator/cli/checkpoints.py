@@ -10,6 +10,7 @@ import click
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
 from orchestrator.cli.usage import Group
+from orchestrator.core.codes import CheckpointState
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, ReplayFailed
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
 
 def _best_by(row: CheckpointInfo) -> str:
     """By what it is the best of its stage, as the plan's keep.best has it; empty if it is not."""
-    return row.best if row.state == "verified" else ""
+    return row.best if row.state == CheckpointState.VERIFIED else ""
 
 
 @command.command("verify")
@@ -120,14 +121,15 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from db import sessions
     from orchestrator.runtime import launcher, ownership, replay
     from orchestrator.runtime.choosing import plan_of
-    from orchestrator.runtime.home import Lock, lock_path
+    from orchestrator.system.file_lock import FileLock
+    from orchestrator.system.paths import lock_path
 
     run, rows = _standing(name)
     _, home, engine = state()
-    lock = Lock(lock_path(home, run.name))
+    lock = FileLock(lock_path(home, run.name))
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
-    is_live = not lock.take() or ownership.is_live(engine, home, run.name)
+    is_live = not lock.acquire() or ownership.is_live(engine, home, run.name)
     if is_live or (attempt and launcher.is_running(Path(attempt.folder))):
         raise KgorchError(f"{run.name} is training", next_step=f"kgorch stop {run.name}, then replay")
     try:
@@ -194,7 +196,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
         render.echo(f"{'would drop' if dry_run else 'dropped'}\t{folder}")
         if not dry_run:
             checkpoints.drop(folder, Path(found.checkpoints))
-            rows.set_state(engine, str(folder), "dropped")
+            rows.set_state(engine, str(folder), CheckpointState.DROPPED)
     return 0
 
 
@@ -294,7 +296,7 @@ def _rows(run: str | None, *states: str) -> tuple[Any, list[CheckpointInfo]]:
 
 def _standing(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
     """Verified, and there."""
-    found, rows = _rows(run, "verified")
+    found, rows = _rows(run, CheckpointState.VERIFIED)
     return found, [row for row in rows if Path(row.path).is_dir()]
 
 

@@ -12,10 +12,11 @@ import click
 
 from orchestrator.cli import completion
 from orchestrator.core import time_parsing
+from orchestrator.core.codes import RunState
 from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime.home import check_safe, home_of
+from orchestrator.system.paths import check_permissions, state_home
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -83,14 +84,16 @@ def _run_of_missing(path: Path) -> RunInfo | None:
     A name that is only mistyped must not lead to another training: so the file is called plan.toml, or as the run is.
     """
     profile = detect()
-    home = home_of(profile)
+    home = state_home(profile.home)
     folder = path.absolute().parent
     if not (home / "kgorch.db").exists() or any(folder.glob("*.toml")):
         return None
     from db import runs
     from db.engine import open_database
 
-    known = [run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == "active"]
+    known = [
+        run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == RunState.ACTIVE
+    ]
     named = [run for run in known if run.name == path.stem or path.name == "plan.toml"]
     return named[0] if len(named) == 1 else None
 
@@ -115,8 +118,8 @@ def state() -> tuple[Profile, Path, Engine]:
     from db.engine import open_database
 
     profile = detect()
-    home = home_of(profile)
-    check_safe(home)
+    home = state_home(profile.home)
+    check_permissions(home)
     return profile, home, open_database(home)
 
 

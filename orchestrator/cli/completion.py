@@ -38,9 +38,9 @@ def _quietly(complete: Completer) -> Completer:
 
 def _query(statement: str, *values: object) -> list[tuple[Any, ...]]:
     from orchestrator.platforms.detect import detect
-    from orchestrator.runtime.home import home_of
+    from orchestrator.system.paths import state_home
 
-    path = home_of(detect()) / "kgorch.db"
+    path = state_home(detect().home) / "kgorch.db"
     if not path.is_file():
         return []
     with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=PATIENCE_S)) as connection:

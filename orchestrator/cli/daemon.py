@@ -48,15 +48,15 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     """
     if ctx.invoked_subcommand:
         return 0
-    from orchestrator.runtime import logs, protection
     from orchestrator.runtime.daemon import Daemon
+    from orchestrator.system import log_handlers, process_protection
 
     _, home, engine = state()
     if "alembic" in sys.modules:  # the database was brought up to date: what did that is not kept in memory for months
         os.execv(sys.executable, [sys.executable, "-m", "orchestrator.cli", *sys.argv[1:]])
-    protection.begin()
-    logs.configure(home)
-    if not logs.is_journal():  # there the log's own line is read
+    process_protection.protect()
+    log_handlers.configure(home)
+    if not log_handlers.is_journal():  # there the log's own line is read
         render.echo(f"pid {os.getpid()} takes what is due in {home}", err=True)
     Daemon(engine, home, at_once=at_once, stop_timeout_s=stop_timeout_s).run()
     return 0
@@ -107,15 +107,15 @@ def stop(wait: bool) -> int:
     Example:
       kgorch daemon stop
     """
-    from orchestrator.runtime.processes import started_ticks
+    from orchestrator.system.process_identity import start_ticks
 
     _, home, _ = state()
     found = _ask(home, "stop")
     if found is None:
         render.echo("no daemon lives")
         return 0
-    ticks = started_ticks(found["pid"])
-    while wait and ticks is not None and started_ticks(found["pid"]) == ticks:
+    ticks = start_ticks(found["pid"])
+    while wait and ticks is not None and start_ticks(found["pid"]) == ticks:
         time.sleep(0.1)
     render.echo(f"the daemon, pid {found['pid']}, {'has stopped' if wait else 'is asked to stop'}")
     return 0

@@ -25,13 +25,13 @@ def command(run: str | None, as_json: bool) -> int:
       kgorch doctor surface-demo
     """
     from db import runs
+    from orchestrator.hardware import inventory
     from orchestrator.report import doctor
-    from orchestrator.runtime import machine
 
     _, home, engine = state()
     known = find_run(engine, run) if run or runs.everyone(engine, limit=1) else None
     found: dict[str, Any] = {
-        "machine": machine.described(home),
+        "machine": inventory.describe_host(home),
         "run": doctor.of_run(engine, known) if known else None,
     }
     if as_json:
@@ -76,7 +76,10 @@ def _run(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for event in found["happened"]:
         times = f" {event['count']} times" if event["count"] > 1 else ""
         said = str(event["facts"].get("why") or event["facts"].get("cause") or event["facts"].get("what") or "")
-        yield "happened", f"{event['kind']}{times}, {render.clock(event['last_at'])} {render.printable(said)}".rstrip()
+        yield (
+            "happened",
+            f"{render.words(event['kind'])}{times}, {render.clock(event['last_at'])} {render.printable(said)}".rstrip(),
+        )
 
 
 def _pictures(series: dict[str, Any]) -> Iterator[tuple[str, str]]:

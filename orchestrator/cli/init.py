@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli import render, template
 from orchestrator.errors import KgorchError, NotFound, nearest
+from orchestrator.system import files
 
 COPIED = (".py", ".toml", ".md")
 
@@ -108,14 +109,10 @@ def _write(path: Path, text: str, *, report: bool = True) -> None:
     backup = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(text, encoding="utf-8")
-        try:
+        with files.replacement(path, suffix=f".{os.getpid()}") as file:
+            file.write(text.encode())
             if os.path.lexists(path):
                 backup = _back_up(path)
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
     except OSError as error:
         raise KgorchError(f"{path} cannot be written", str(error), next_step="name another folder") from None
     if backup:

@@ -11,7 +11,7 @@ import click
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
 from orchestrator.errors import NotFound
-from orchestrator.runtime.rotation import older
+from orchestrator.system.log_rotation import older_part
 
 BLOCK_BYTES, LINE_BYTES, BACK_BYTES = 64 << 10, 10_000, 32 << 20
 
@@ -136,7 +136,7 @@ class Output:
 def _print_older(path: Path, lines: int, output: Output) -> int:
     """Print those of the last `lines` (0: of all) that lie in the log's older part. Returns where to go on in the log itself."""
     at, found = _start_of_last(path, lines) if lines else (0, -1)
-    before = older(path)
+    before = older_part(path)
     if at == 0 and found < lines and before.exists():
         left = lines - found if lines else 0  # its last line goes on in the log
         _print_from(before, _start_of_last(before, left)[0] if left else 0, output)
@@ -166,7 +166,7 @@ def _print_from(path: Path, at: int, output: Output) -> int:
     """What the file holds from there on. Returns where it ends now."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         if file.seek(0, 2) < at:  # its older part was cut off meanwhile
-            render.echo(f"── {path.name} was cut: {older(path)} holds what was before", err=True)
+            render.echo(f"── {path.name} was cut: {older_part(path)} holds what was before", err=True)
             at = 0
         file.seek(at)
         while block := file.read(BLOCK_BYTES):

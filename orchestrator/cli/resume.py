@@ -33,10 +33,11 @@ def command(
     Example:
       kgorch resume surface-demo
     """
-    from orchestrator.runtime import choosing, opening, protection
+    from orchestrator.runtime import choosing, opening
     from orchestrator.runtime.bringing import Consent
+    from orchestrator.system import process_protection
 
-    protection.begin()
+    process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
         if run and claimed:

@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import KgorchError
 
 PATIENCE_S = 600.0
@@ -25,13 +26,13 @@ def command(run: str | None, wait: bool) -> int:
       kgorch save surface-demo
     """
     from db import checkpoints, runs, sessions
-    from orchestrator.runtime import channel
+    from orchestrator.system.sockets import control_socket
 
     _, _, engine = state()
     found = find_run(engine, run)
     before = checkpoints.newest_verified(engine, found.id)
     asked_at = runs.now()
-    if channel.ask(Path(found.folder) / "control.sock", "save") is None:
+    if control_socket.ask(Path(found.folder) / "control.sock", "save") is None:
         raise KgorchError(f"{found.name} is not running under a supervisor", next_step=f"kgorch status {found.name}")
     deadline = time.monotonic() + PATIENCE_S
     while wait and time.monotonic() < deadline:
@@ -40,7 +41,7 @@ def command(run: str | None, wait: bool) -> int:
             render.echo(f"{found.name}: step {now.step} is saved and verified in {now.path}")
             return 0
         for event in sessions.events(engine, found.id, limit=20):
-            if event.kind == "SaveFailed" and event.at >= asked_at:
+            if event.kind == EventKind.SAVE_FAILED and event.at >= asked_at:
                 raise KgorchError(
                     f"the save failed: {event.facts.get('why')}", next_step="free some disk; training goes on"
                 )

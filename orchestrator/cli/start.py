@@ -66,8 +66,9 @@ def command(
     Example:
       kgorch start --set session.wall=30m --set stage.train.args.epochs=3
     """
-    from orchestrator.runtime import choosing, opening, protection
+    from orchestrator.runtime import choosing, opening
     from orchestrator.runtime.bringing import Consent
+    from orchestrator.system import process_protection
 
     consent = Consent(changes=accept_changes, plan=accept_plan, extend=extend)
     if fresh and extend:
@@ -93,7 +94,7 @@ def command(
         options += ["--extend"] if extend else []
         options += ["--until", until.isoformat()] if until else []
         return _detach(plan, loaded.name, overrides, options, as_json=as_json)
-    protection.begin()
+    process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
         opened = opening.start(

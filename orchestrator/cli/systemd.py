@@ -15,7 +15,7 @@ from orchestrator.cli.usage import Group
 from orchestrator.errors import KgorchError
 
 if TYPE_CHECKING:
-    from orchestrator.runtime.units import Change, Manager
+    from orchestrator.system.systemd_units import Manager, UnitChange
 
 
 @click.group("systemd", cls=Group)
@@ -87,24 +87,26 @@ def install(
       kgorch systemd install --user --now
       sudo kgorch systemd install --system --as mira --home /srv/kgorch
     """
-    from orchestrator.runtime import units
+    from orchestrator.system import systemd_units
 
     if into and now:
         raise click.UsageError("--into only writes files, --now starts the daemon: give one of them")
-    changes = units.install(into or units.folder_of(manager), _texts(manager, home, account), dry_run=dry_run)
+    changes = systemd_units.install(
+        into or systemd_units.unit_folder(manager), _texts(manager, home, account), dry_run=dry_run
+    )
     if dry_run:
         _say_what_would_be(changes, [] if into else _steps(manager, now=now), manager)
         return 0
     _say(changes)
     if into:
         return 0
-    if not units.is_booted(manager):
+    if not systemd_units.is_booted(manager):
         render.echo(f"no {manager} systemd runs here: nothing was enabled")
         return 0
     for words in _steps(manager, now=now):
-        units.systemctl(manager, *words)
-    render.echo(f"{units.DAEMON} begins at boot" + (" and runs now" if now else ""))
-    if manager == "user" and not units.lingers(getpass.getuser()):
+        systemd_units.systemctl(manager, *words)
+    render.echo(f"{systemd_units.DAEMON_UNIT} begins at boot" + (" and runs now" if now else ""))
+    if manager == "user" and not systemd_units.has_linger(getpass.getuser()):
         render.echo("next: loginctl enable-linger    (else it ends when you log out)")
     elif not now:
         render.echo(f"next: systemctl --{manager} start kgorch")
@@ -121,47 +123,51 @@ def uninstall(manager: Manager, into: Path | None) -> int:
     Example:
       kgorch systemd uninstall --user
     """
-    from orchestrator.runtime import units
+    from orchestrator.system import systemd_units
 
-    folder = into or units.folder_of(manager)
-    asked = into is None and units.is_booted(manager) and (folder / units.DAEMON).exists()
-    units.refuse_foreign(folder)
+    folder = into or systemd_units.unit_folder(manager)
+    asked = into is None and systemd_units.is_booted(manager) and (folder / systemd_units.DAEMON_UNIT).exists()
+    systemd_units.refuse_foreign(folder)
     if asked:
-        units.systemctl(manager, "disable", "--now", units.DAEMON)
-    _say(units.uninstall(folder))
+        systemd_units.systemctl(manager, "disable", "--now", systemd_units.DAEMON_UNIT)
+    _say(systemd_units.uninstall(folder))
     if asked:
-        units.systemctl(manager, "daemon-reload")
+        systemd_units.systemctl(manager, "daemon-reload")
     return 0
 
 
 def _texts(manager: Manager, home: Path | None, account: str | None) -> dict[str, str]:
     from orchestrator.platforms.detect import detect
-    from orchestrator.runtime import units
-    from orchestrator.runtime.home import home_of
+    from orchestrator.system import systemd_units
+    from orchestrator.system.paths import state_home
 
     if manager == "user" and account:
         raise KgorchError("a user unit runs as the one who installs it", next_step="leave --as away, or take --system")
     if manager == "system":
         account = account or os.environ.get("SUDO_USER") or getpass.getuser()
-    folder = (home or home_of(detect(), account=account)).expanduser().absolute()
-    return {unit: units.text_of(unit, manager, folder, account=account) for unit in units.UNITS}
+    folder = (home or state_home(detect().home, account=account)).expanduser().absolute()
+    return {unit: systemd_units.unit_text(unit, manager, folder, account=account) for unit in systemd_units.UNITS}
 
 
 def _steps(manager: Manager, *, now: bool) -> list[list[str]]:
     """What systemctl is asked for once the units are there."""
-    from orchestrator.runtime import units
+    from orchestrator.system import systemd_units
 
-    return [["daemon-reload"], ["enable", units.DAEMON], *([["restart", units.DAEMON]] if now else [])]
+    return [
+        ["daemon-reload"],
+        ["enable", systemd_units.DAEMON_UNIT],
+        *([["restart", systemd_units.DAEMON_UNIT]] if now else []),
+    ]
 
 
-def _say_what_would_be(changes: list[Change], steps: list[list[str]], manager: Manager) -> None:
-    from orchestrator.runtime import units
+def _say_what_would_be(changes: list[UnitChange], steps: list[list[str]], manager: Manager) -> None:
+    from orchestrator.system import systemd_units
 
     for change in changes:
         render.echo(
             f"{change.path}: would be {change.what}" if change.what != "unchanged" else f"{change.path}: unchanged"
         )
-    runs_here = units.is_booted(manager)
+    runs_here = systemd_units.is_booted(manager)
     for words in steps:
         render.echo(
             f"would {'run' if runs_here else 'not run, no systemd is here'}: systemctl --{manager} {' '.join(words)}"
@@ -169,6 +175,6 @@ def _say_what_would_be(changes: list[Change], steps: list[list[str]], manager: M
     render.echo("nothing was changed (--dry-run)")
 
 
-def _say(changes: list[Change]) -> None:
+def _say(changes: list[UnitChange]) -> None:
     for change in changes:
         render.echo(f"{change.path}: {change.what}")

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from orchestrator.core.backoff import Backoff
+
 RESERVE_AFTER_S = 600.0
 """How long smaller runs may go before a larger one: about what a short session lasts."""
 
@@ -21,7 +23,8 @@ SHARERS = 4
 TRIES = 8
 """Times in a row that a resume may fail to begin, or its session end before a step further, before its run has failed."""
 
-FIRST_S, LONGEST_S, JITTER = 30.0, 3600.0, 0.2
+BACKOFF = Backoff(first_s=30.0, longest_s=3600.0, jitter=0.2)
+"""Between two attempts to begin a session."""
 
 
 class Waiting(NamedTuple):
@@ -75,6 +78,5 @@ def fits(one: Waiting, machine: Machine) -> bool:
 
 
 def back_off_s(tries: int, chance: float) -> float:
-    """Seconds until the next try after `tries` in vain; `chance`: 0 to 1, so that many runs do not come back at once."""
-    spread = 1 - JITTER + 2 * JITTER * chance
-    return float(min(FIRST_S * 2.0 ** max(tries - 1, 0), LONGEST_S) * spread)
+    """Seconds until the next attempt after `tries` failed ones, at least the first pause; `chance` as in Backoff.after."""
+    return BACKOFF.after(max(tries, 1), chance)

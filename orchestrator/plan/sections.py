@@ -175,13 +175,14 @@ class NotifySection(PlanTable):
     """
 
     # the ends of sessions, and what a user may have to act on; "saved" would come with every checkpoint
-    on: list[str] = ["suspended", "failed", "finished", "quota", "save failed"]
+    on: list[str] = ["suspended", "failed", "finished", "quota", "save_failed"]
     command: list[Annotated[str, Field(max_length=4096)]] = []
     urls: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=8)] = []
 
     @field_validator("on")
     @classmethod
     def _check_kinds(cls, value: list[str]) -> list[str]:
+        value = [kind.replace(" ", "_") for kind in value]  # "cut off": in plans of before codes, kept with their runs
         for kind in value:
             if kind not in notices.KINDS:
                 known = ", ".join(notices.KINDS)

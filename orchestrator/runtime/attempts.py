@@ -15,6 +15,7 @@ from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
+from orchestrator.core.codes import CheckpointState, Outcome, RankError, RankOutcome
 from orchestrator.core.outcome import (
     Ended,
     RankRecord,
@@ -28,14 +29,13 @@ from orchestrator.core.outcome import (
 )
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.hardware import devices
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, StageSection
-from orchestrator.runtime import checkpoints, devices, extension, keeping, launcher, remedies, rungs, snapshots
+from orchestrator.runtime import checkpoints, extension, keeping, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError
-
-CRASHED = "crashed"
 
 Skipped = Callable[[Path, KgorchError], None]
 
@@ -47,7 +47,7 @@ class Running:
     Attributes:
         furthest: the highest step of the stage that an attempt before it came to.
         without_progress: attempts in a row before it that came no step further.
-        device: as it was launched on (devices.name).
+        device: as it was launched on (devices.model_name).
         from_snapshot: the number of the snapshot that it went on from.
         before: the records of the attempt before it, where that one crashed.
         unwritten: as launcher.Unwritten. opened_again: stages before it that have to be done first.
@@ -72,11 +72,11 @@ class Running:
 
     def failed_by_itself(self) -> bool:
         """Some rank has raised, not only been killed or lost its peers."""
-        return any(record.outcome == "failed" and not record.is_collateral for record in self._records())
+        return any(record.outcome is RankOutcome.FAILED and not record.is_collateral for record in self._records())
 
     def missed_a_checkpoint(self) -> bool:
         """Some rank could not read one; of an earlier stage, for its own was read back before the launch."""
-        return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in self._records())
+        return any(record.code is RankError.CHECKPOINT for record in self._records())
 
     def final_checkpoint(self, run: RunInfo) -> Path | None:
         """Where the final checkpoint lies that its ranks say they have left; None where they have left none."""
@@ -241,7 +241,11 @@ def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped
     root = checkpoint_root(run, stage)
     root.mkdir(parents=True, exist_ok=True)
     found = checkpoints.newest_verified(root, run.id, skipped)
-    known = [row for row in rows.of_run(engine, run.id, "verified", "broken") if row.stage == stage]
+    known = [
+        row
+        for row in rows.of_run(engine, run.id, CheckpointState.VERIFIED, CheckpointState.BROKEN)
+        if row.stage == stage
+    ]
     if found is None and known:
         raise KgorchError(
             f"no checkpoint of stage {stage!r} can be used, and the run had come to step {known[-1].step}",
@@ -265,7 +269,7 @@ def prepare(
 
     Raises: SQLAlchemyError.
     """
-    ranks, device = devices.ranks_for(stage.ranks), devices.name()
+    ranks, device = devices.rank_count(stage.ranks), devices.model_name()
     memory = rungs.begin(engine, run, plan, session.id, Place(stage.name, device, ranks), found.step)
     folder = Path(run.folder) / "attempts"
     row = sessions.open_attempt(
@@ -338,7 +342,7 @@ def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo
 def _records_before(engine: Engine, run: RunInfo, row: AttemptInfo) -> list[RankRecord]:
     """Of the attempt before this one, where it crashed in the same stage."""
     before = sessions.attempt_before(engine, run.id, row.id)
-    if before is None or before.outcome != CRASHED or before.stage != row.stage:
+    if before is None or before.outcome != Outcome.CRASHED or before.stage != row.stage:
         return []
     return launcher.records(Path(before.folder), before.ranks)
 
@@ -348,4 +352,4 @@ def device_of(folder: Path) -> str:
     try:
         return Launch.read(folder / "launch.json").device
     except (OSError, ValueError, TypeError, WireError):
-        return devices.name()
+        return devices.model_name()

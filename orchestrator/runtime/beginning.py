@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from sqlalchemy import Engine
 
 from db.records import RunInfo, SessionInfo
-from orchestrator.core.wall import UNTIL, WALL, Wall, nearest
+from orchestrator.core.codes import Reason
+from orchestrator.core.wall import Wall, nearest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Began, Profile
-from orchestrator.runtime import processes, slurm, spot
+from orchestrator.runtime import slurm, spot
 from orchestrator.runtime.ledger import Ledger
 from orchestrator.runtime.walls import Source
+from orchestrator.system import process_identity
 from orchestrator.wire import boottime_s
 
 
@@ -21,7 +23,7 @@ def began_s(began: Began) -> float:
     """By what the profile says began it; our own start where that cannot be told."""
     match began:
         case "container":  # where PID 1 is the machine's own, this is its boot
-            at_s = processes.started_s(1)
+            at_s = process_identity.start_time_s(1)
         case "job":
             at_s = slurm.job_began_s()
         case "boot":
@@ -29,20 +31,20 @@ def began_s(began: Began) -> float:
         case "start":
             at_s = None
     if at_s is None:
-        at_s = processes.started_s(os.getpid())
+        at_s = process_identity.start_time_s(os.getpid())
     return boottime_s() if at_s is None else at_s
 
 
 def fixed_wall(plan: Plan, profile: Profile, now_s: float, until: datetime | None) -> Wall | None:
     """The nearest of the walls that stand from the session's beginning on."""
     length_s = plan.session.wall or profile.wall_s
-    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, WALL)
+    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, Reason.TIME_LIMIT)
     return nearest([limit, given_wall(until, now_s)])
 
 
 def given_wall(until: datetime | None, now_s: float) -> Wall | None:
     """What a person gave as an instant; from here on the wall clock may jump."""
-    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), UNTIL)
+    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), Reason.UNTIL)
 
 
 def moving_walls(

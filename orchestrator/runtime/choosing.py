@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
+from orchestrator.core.codes import EventKind, NotStarted, RunState
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.plan import Plan, check_entries, parse, user_config
 from orchestrator.platforms.profile import Profile
@@ -26,20 +27,20 @@ from orchestrator.runtime import (
 )
 from orchestrator.runtime.bringing import NONE, Consent
 from orchestrator.runtime.finding import Found, Watcher
-from orchestrator.runtime.home import Lock, checkpoints_folder, lock_path, make_run_folder, newest_left
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.paths import checkpoints_folder, last_run_number, lock_path, make_run_folder
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
 
-    `why`: "live", "finished", "quota", "stopped" (by a person, so no daemon goes on).
     `due_at`: when there are hours again; None when a person has to give some.
     `changed`: what the plan asks of a finished run that it was not asked before.
     """
 
     run: RunInfo
-    why: str
+    why: NotStarted
     due_at: datetime | None = None
     changed: Sequence[str] = ()
 
@@ -84,7 +85,7 @@ def run_of(
     """
     workdir = where.absolute().parent
     known, found = runs.newest(engine, plan.name), None
-    if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
+    if not fresh and not (known and known.state == RunState.FINISHED and run_id in (None, known.id)):
         looked = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
         found = looked.found
         if known is None and found is None:
@@ -97,7 +98,7 @@ def run_of(
                 known = extension.reopen(engine, known, longer)
             found = None
     if known and not fresh:
-        if known.state == "finished" and not consent.extend:
+        if known.state == RunState.FINISHED and not consent.extend:
             return known, plan, None
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
         plan = read(plan_text, str(where), merged)
@@ -107,13 +108,13 @@ def run_of(
             known = _take_changed_plan(
                 engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher
             )
-        elif known.state == "finished":
+        elif known.state == RunState.FINISHED:
             extension.stages_to_do(known.name, plan, plan)  # refuses: nothing has changed
         return known, plan, found
     if known:
         bringing.refuse_while_training(engine, known)
         runs.supersede(engine, known.id, "--fresh began another run of this name")
-    number = max(known.number if known else 0, newest_left(home, plan.name)) + 1
+    number = max(known.number if known else 0, last_run_number(home, plan.name)) + 1
     return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
 
 
@@ -122,7 +123,7 @@ def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
 
     Raises: PlanError where it does and nobody has asked for that, or where --extend finds nothing to do.
     """
-    if found.rows is None or found.rows.run["state"] != "finished":
+    if found.rows is None or found.rows.run["state"] != RunState.FINISHED:
         return []
     old, judged = changes.plan_of_found(found), changes.judge_found(found, plan)
     if consent.extend:
@@ -141,8 +142,8 @@ def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
 def bring_by_name(
     engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
 ) -> RunInfo:
-    lock = Lock(lock_path(home, name))
-    if not lock.take():
+    lock = FileLock(lock_path(home, name))
+    if not lock.acquire():
         return run_elsewhere(engine, name)
     try:
         return bringing.by_name(engine, home, profile, name, watcher, consent)
@@ -185,7 +186,7 @@ def _take_changed_plan(
     Raises: PlanError that shows what differs.
     """
     old = plan_of(run)
-    longer = extension.stages_to_do(run.name, old, plan) if run.state == "finished" else []
+    longer = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
     judged = changes.judge(engine, run, old, plan, longer)
     changes.refuse(run.name, judged, accept=accept)
     for difference in judged.differences:
@@ -195,7 +196,7 @@ def _take_changed_plan(
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
     facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
-    sessions.note(engine, run.id, "plan_changed", facts)
+    sessions.note(engine, run.id, EventKind.PLAN_CHANGED, facts)
     (Path(run.folder) / "plan.toml").write_text(text)
     return run._replace(**changed)
 

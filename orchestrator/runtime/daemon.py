@@ -32,14 +32,18 @@ from db.engine import files, open_url
 from db.queue import Claimant, Entry, OpenSession, Seen
 from db.records import ResumeInfo
 from orchestrator.core import queue as core
+from orchestrator.core.codes import Reason
 from orchestrator.core.queue import Machine, Waiting
 from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.runtime import channel, claims, daemonapi, launcher, notify, processes, protection, resuming
-from orchestrator.runtime.clock import Clock, SystemClock
+from orchestrator.hardware import gpu_locks
+from orchestrator.runtime import daemonapi, launcher, resuming
 from orchestrator.runtime.daemonapi import Answer, Reply
-from orchestrator.runtime.home import Lock
-from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.resuming import BY_DAEMON
+from orchestrator.system import process_identity, process_protection, sd_notify
+from orchestrator.system.clock import Clock, SystemClock
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.sockets import control_socket
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 
 LOOK_S = 0.5
 """How often the loop sees whether anybody has written into the database."""
@@ -79,7 +83,8 @@ def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={name: value for name, value in os.environ.items() if name not in OURS} | protection.handed_on(),
+            env={name: value for name, value in os.environ.items() if name not in OURS}
+            | process_protection.child_environment(),
         )
 
 
@@ -108,7 +113,7 @@ class Daemon:
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
         self._us = resuming.us()
         self._supervised: list[OpenSession] = []  # at the last look
-        self._gpus: list[claims.Device] = []
+        self._gpus: list[gpu_locks.LockableGpu] = []
         self._driver_asked_s: float | None = None
         self._mended_s: float | None = None
         self._looked_s = self._fed_s = float("-inf")
@@ -122,7 +127,7 @@ class Daemon:
 
     def run(self) -> None:
         """Until it is stopped."""
-        self._lock = Lock(self._home / "daemon.lock")
+        self._lock = FileLock(self._home / "daemon.lock")
         raise_descriptor_limit()
         self._listen()
         self._watch_database()
@@ -133,7 +138,7 @@ class Daemon:
         }
         try:
             log.info("pid %s takes what is due in %s", os.getpid(), self._home)
-            notify.ready()
+            sd_notify.ready()
             while not self._is_stopping:
                 self.turn()
             self._stop_sessions()
@@ -154,7 +159,7 @@ class Daemon:
         if self._is_stopping:
             return
         if self._api:
-            self._lock.hold()
+            self._lock.refresh()
         try:
             self._follow_the_database()
             if self._may_find_something():
@@ -259,7 +264,7 @@ class Daemon:
     def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
         """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""
         self._ask_driver()
-        free, shared = claims.states(self._home, self._gpus) if self._gpus else (0, 0)
+        free, shared = gpu_locks.count_free_and_shared(self._home, self._gpus) if self._gpus else (0, 0)
         alone = [row for row in pending if not row.share]
         taken = sum(len(self._gpus) if row.ranks is None else row.ranks for row in alone)
         return Machine(
@@ -274,7 +279,7 @@ class Daemon:
     def _ask_driver(self) -> None:
         now_s = self._clock.now_s()
         if self._driver_asked_s is None or now_s - self._driver_asked_s >= DRIVER_AGAIN_S:
-            self._driver_asked_s, self._gpus = now_s, claims.visible()
+            self._driver_asked_s, self._gpus = now_s, gpu_locks.visible_gpus()
 
     # What is done
 
@@ -289,7 +294,9 @@ class Daemon:
                 ended = f"what was to resume it ended with {child.returncode}: see {entry.folder}/supervisor.log"
                 if resuming.put_back(self._engine, row, claimant, ended):
                     log.warning("%s: %s", entry.run, ended, extra={"run": entry.run})
-            elif not processes.is_alive(*claimant) or (row.lease_until_at is not None and row.lease_until_at < now):
+            elif not process_identity.is_alive(*claimant) or (
+                row.lease_until_at is not None and row.lease_until_at < now
+            ):
                 error = "who had claimed it is gone or hangs"
                 if resuming.put_back(self._engine, row, claimant, error, at_once=True):
                     log.warning("%s is due again: %s", entry.run, error, extra={"run": entry.run})
@@ -307,7 +314,7 @@ class Daemon:
         until_s = time.monotonic() + BREATH_S
         for one in found:
             if one.is_active and not one.waits and not self._is_live(one):
-                queue.put(self._engine, one.run_id, why="its supervisor was gone", due_at=now)
+                queue.put(self._engine, one.run_id, reason=Reason.LOST, due_at=now)
                 log.info("%s has lost its supervisor", one.run, extra={"run": one.run})
                 if not self._has_breath(until_s):
                     break
@@ -363,7 +370,7 @@ class Daemon:
         return now >= row.due_at + timedelta(seconds=core.back_off_s(row.tries - 1, 0.5))
 
     def _is_live(self, one: OpenSession) -> bool:
-        return processes.is_alive(one.pid, one.ticks, one.boot)
+        return process_identity.is_alive(one.pid, one.ticks, one.boot)
 
     # The end
 
@@ -372,7 +379,7 @@ class Daemon:
 
     def _stop_sessions(self) -> None:
         """Have all that daemons have begun saved, and wait for it."""
-        notify.stopping()
+        sd_notify.stopping()
         until_s = self._clock.now_s() + self._stop_timeout_s
         asked: set[str] = set()
         known = {_process(one) for one in self._begun_by_daemons()}
@@ -383,7 +390,7 @@ class Daemon:
                 return
             if left_s <= 0:
                 break
-            notify.status(f"saving {len(ours)} sessions")
+            sd_notify.status(f"saving {len(ours)} sessions")
             for one in ours:
                 if one.run_id not in asked:
                     self._feed_watchdog()  # one that does not answer takes a second
@@ -397,7 +404,7 @@ class Daemon:
     def _has_suspended(self, one: OpenSession, within_s: float) -> bool:
         """Whether its supervisor has taken the request to save and end."""
         try:
-            answer = channel.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
+            answer = control_socket.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
         except KgorchError as error:
             log.error("%s: %s", one.run, error.what, extra={"run": one.run})
             return False
@@ -436,7 +443,7 @@ class Daemon:
 
     def _listen(self) -> None:
         """The socket is the first daemon's, and the next one's when that has ended; another takes what is due all the same."""
-        if self._lock.take():
+        if self._lock.acquire():
             self._api = daemonapi.Api(self._home, self._hear, post=self._jobs.put)
         elif not self._is_second:
             self._is_second = True
@@ -480,10 +487,10 @@ class Daemon:
         self._is_poked, self._driver_asked_s = True, None
 
     def _feed_watchdog(self) -> None:
-        every_s, now_s = notify.watchdog_interval_s(), self._clock.now_s()
+        every_s, now_s = sd_notify.watchdog_interval_s(), self._clock.now_s()
         if every_s is not None and now_s - self._fed_s >= every_s / 2:
             self._fed_s = now_s
-            notify.watchdog()
+            sd_notify.watchdog()
 
     def _set_alarm(self, now: datetime) -> None:
         if self._next_due_at is None:
@@ -503,12 +510,12 @@ class Daemon:
         if cause != self._trouble:
             self._trouble = cause
             log.error("the queue cannot be looked at, and is again later: %s", cause)
-            notify.status(f"trouble: {cause}")
+            sd_notify.status(f"trouble: {cause}")
 
     def _all_is_well(self) -> None:
         if self._trouble:
             self._trouble = ""
-            notify.status("the queue can be looked at again")
+            sd_notify.status("the queue can be looked at again")
             log.info("the queue can be looked at again")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.runtime.channel import Job, at_once, not_ours
-from orchestrator.runtime.listener import Peer, Server
+from orchestrator.system.sockets.control_socket import Job, run_inline, wrong_owner_error
+from orchestrator.system.sockets.line_server import LineServer, Peer
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10
@@ -23,14 +23,14 @@ Answer = dict[str, Any]
 Reply = Callable[[Answer], None]
 
 
-class Api(Server):
+class Api(LineServer):
     """Args:
     hear: takes what is asked and a way to answer, which never waits for who asked.
     post: has a job done, by the loop that is to hear; the default is the server's own thread.
     """
 
     def __init__(
-        self, home: Path, hear: Callable[[str, Reply], None], *, post: Callable[[Job], None] = at_once
+        self, home: Path, hear: Callable[[str, Reply], None], *, post: Callable[[Job], None] = run_inline
     ) -> None:
         self._hear_question, self._post = hear, post
         super().__init__(home / SOCKET, self._take, line_bytes=LINE_BYTES)
@@ -67,7 +67,7 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
                     answer = json.loads(found[0])
                     return answer if isinstance(answer, dict) else None
     except wire.WrongOwner as error:
-        raise not_ours(error) from None
+        raise wrong_owner_error(error) from None
     except (OSError, ValueError, RecursionError, wire.WireError):
         pass
     return None

@@ -39,10 +39,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import xxhash
-
 from orchestrator.core import advice
+from orchestrator.core.codes import EventKind
 from orchestrator.plan import DataSection
+from orchestrator.system import files, hashing
 from orchestrator.wire import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20
@@ -120,7 +120,7 @@ class DataCache:
             try:
                 self._start(self._order)
             except OSError as error:  # no room for another process: training goes on with the originals
-                self.notes.put(("data_cache_failed", {"source": ", ".join(self.caches), "why": str(error)}))
+                self.notes.put((EventKind.DATA_CACHE_FAILED, {"source": ", ".join(self.caches), "why": str(error)}))
 
     def _start(self, order: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
@@ -138,7 +138,7 @@ class DataCache:
             kind, facts = json.loads(line)
             # a new set: the loop may be going through the old one
             source = {facts["source"]}
-            self._whole = self._whole | source if kind == "data_cached" else self._whole - source
+            self._whole = self._whole | source if kind == EventKind.DATA_CACHED else self._whole - source
             self.notes.put((kind, facts))
 
 
@@ -184,15 +184,15 @@ class Cache:
         try:
             if self._lock is None and not self._take():
                 if self._marker.exists():
-                    self._say("data_cached", by="another run")
+                    self._say(EventKind.DATA_CACHED, by="another run")
                 elif self._said:
-                    self._say("data_cache_stale", why="the source has changed; another run copies it again")
+                    self._say(EventKind.DATA_CACHE_STALE, why="the source has changed; another run copies it again")
                 return WAIT_S
             self._bring_up_to_date()
         except Refused as error:
-            self._say("data_cache_failed", why=str(error))
+            self._say(EventKind.DATA_CACHE_FAILED, why=str(error))
         except OSError as error:
-            self._say("data_cache_failed", why=f"{type(error).__name__}: {error}")
+            self._say(EventKind.DATA_CACHE_FAILED, why=f"{type(error).__name__}: {error}")
         return max(LOOK_S, (time.monotonic() - began_s) / LOOKING_SHARE if self._whole else 0.0)
 
     def _take(self) -> bool:
@@ -223,7 +223,7 @@ class Cache:
         if self._whole is not None:
             self._marker.unlink(missing_ok=True)
             self._whole = None
-            self._say("data_cache_stale", why="the source has changed; it is copied again")
+            self._say(EventKind.DATA_CACHE_STALE, why="the source has changed; it is copied again")
         missing = {name: entry for name, entry in found.items() if self._copied.get(name, (None,))[0] != entry}
         if missing:
             self._check_room(sum(entry.bytes for entry in missing.values()))
@@ -232,11 +232,11 @@ class Cache:
         self._clear_away(found)
         if self._listed() != found:
             raise Refused("the source changes while it is copied")
-        files = {name: [*entry, self._copied[name][1]] for name, entry in found.items()}
-        _write_durably(self._marker, json.dumps({"source": str(self._source), "files": files}))
+        copied = {name: [*entry, self._copied[name][1]] for name, entry in found.items()}
+        files.write(self._marker, json.dumps({"source": str(self._source), "files": copied}).encode(), durable=True)
         self._whole, self._read = found, frozenset(found)
         self._say(
-            "data_cached",
+            EventKind.DATA_CACHED,
             files=str(len(found)),
             bytes=str(sum(entry.bytes for entry in found.values())),
             copied_bytes=str(sum(entry.bytes for entry in missing.values())),
@@ -350,31 +350,16 @@ class Cache:
 
 def _copied(reading: BinaryIO, writing: BinaryIO) -> str:
     """The xxh3_128 of what was read; what was written is on the disk and out of the page cache, so reading asks the disk."""
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
-    while count := reading.readinto(buffer):  # type: ignore[attr-defined]
-        digest.update(buffer[:count])
-        writing.write(buffer[:count])
+    digest, _ = hashing.copy_hashed(hashing.chunks_of(reading, CHUNK_BYTES), writing)
     writing.flush()
     os.fsync(writing.fileno())
     os.posix_fadvise(writing.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return digest.hexdigest()
+    return digest
 
 
 def _hash_of(path: Path) -> str:
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
     with open(path, "rb") as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
-
-
-def _write_durably(path: Path, text: str) -> None:
-    aside = path.with_suffix(".part")
-    with open(aside, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+        return hashing.hash_chunks(hashing.chunks_of(file, CHUNK_BYTES))
 
 
 def yield_to_others() -> None:

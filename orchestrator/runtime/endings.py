@@ -16,7 +16,7 @@ from orchestrator.wire import write_whole
 INSTANTS = ("due_at", "wall_at")
 NEEDED = frozenset({"kind", "phase", "facts"})
 KNOWN = NEEDED | {
-    "resume", "closes", "why", "lead_s", "boot_wall_s", "wall_why", "wall_at", "epoch", "step", "samples",
+    "resume", "closes", "reason", "why", "lead_s", "boot_wall_s", "wall_kind", "wall_at", "epoch", "step", "samples",
 }  # fmt: skip
 """What an entry holds; one that another version wrote with more is none that can be taken."""
 

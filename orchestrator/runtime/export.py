@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from orchestrator import foreign, manifest, shard
 from orchestrator.errors import CheckpointBroken, KgorchError
 from orchestrator.shard import Span
+from orchestrator.system import files
 
 
 class Part(NamedTuple):
@@ -43,15 +44,11 @@ def export(folder: Path, out: Path, name: str | None) -> int:
             )
         parts = _chosen(folder, tree[name], parts)
     order = sorted(parts, key=lambda path: (-shard.WIDTHS[parts[path].span.dtype], path))
-    aside = out.with_name(out.name + ".part")
     try:
-        with open(aside, "wb") as file:
+        with files.replacement(out, durable=True) as file:
             _write(file, folder, [(path, parts[path]) for path in order])
-        aside.rename(out)
     except OSError as error:
         raise KgorchError(f"{out} cannot be written", str(error)) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return len(order)
 
 
@@ -143,4 +140,3 @@ def _write(file: Any, folder: Path, items: list[tuple[str, Part]]) -> None:
                 if not sent:
                     raise CheckpointBroken(f"{folder / name} is shorter than its header says")
                 start, left = start + sent, left - sent
-    os.fsync(file.fileno())

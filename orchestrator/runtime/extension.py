@@ -17,10 +17,11 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import RunInfo
 from orchestrator import manifest
+from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, StageSection
 
-EVENT = "extended"
+EVENT = EventKind.STAGE_EXTENDED
 RECENT = 1000
 """Events of that kind that are looked through, the newest."""
 
@@ -49,8 +50,8 @@ def reopen(engine: Engine, run: RunInfo, todo: Sequence[str]) -> RunInfo:
         step = _final_step(run, name)
         sessions.note(engine, run.id, EVENT, {"stage": name, "step": step})
         runs.reopen_stage(engine, run.id, name, note=f"extended from step {step}")
-    runs.set_state(engine, run.id, "active")
-    return run._replace(state="active", why="", finished_at=None)
+    runs.set_state(engine, run.id, RunState.ACTIVE)
+    return run._replace(state=RunState.ACTIVE, why="", finished_at=None)
 
 
 def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:

@@ -11,13 +11,14 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import sessions
+from orchestrator.core.codes import EventKind
 from orchestrator.core.hang import Watch
 from orchestrator.core.session import Hung
 from orchestrator.runtime import launcher, stacks
 from orchestrator.runtime.attempts import Running
 from orchestrator.wire import Place
 
-LONGEST = "longest_seen"
+LONGEST = EventKind.LONGEST_WAITS
 REMEMBER_S = 300.0
 WORDS = {
     "start": "its start",

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 from orchestrator.errors import KgorchError, nearest
 from orchestrator.plan import StageSection
-from orchestrator.runtime import protection
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Check
+from orchestrator.system import process_protection
 
 LIMIT_S = 60.0
 """For a stage's `preflight`. It imports PyTorch, perhaps, from a cold disk, and reads a sample."""
@@ -181,7 +181,7 @@ def _call(stage: StageSection, workdir: Path, limit_s: float) -> Check:
     name, function = f"stage {stage.name}", stage.preflight
     order = {
         "function": function, "args": stage.args, "workdir": str(workdir), "parent": os.getpid(),
-        "score": protection.score_of_ranks(),
+        "score": process_protection.rank_oom_score(),
     }  # fmt: skip
     try:
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
@@ -213,7 +213,7 @@ def _run(order: str, workdir: Path, answer: IO[bytes], log: IO[bytes], limit_s: 
         stderr=log,
         cwd=workdir,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        umask=protection.umask(),
+        umask=process_protection.user_umask(),
         start_new_session=True,
     )
     try:

@@ -32,11 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import wire
+from orchestrator.core.codes import EventKind
 from orchestrator.core.snapshots import images
 from orchestrator.runtime import persisting
-from orchestrator.runtime.listener import CLIENTS, Peer, Peers, raise_descriptor_limit
-from orchestrator.runtime.memory import free_bytes
 from orchestrator.runtime.persisting import Share
+from orchestrator.system.host_memory import free_bytes
+from orchestrator.system.sockets.line_server import MAX_CLIENTS, Peer, Peers
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 from orchestrator.wire import (
     Answer,
     Ask,
@@ -215,7 +217,7 @@ class Holder:
         need = room.bytes * room.ranks
         count, why = images(need, free_bytes() + held, room.bound if room.bound >= 0 else None)
         if why:
-            self._tell(Note(room.attempt, "snapshots_off", {"what": why}))
+            self._tell(Note(room.attempt, EventKind.SNAPSHOTS_OFF, {"what": why}))
         if count != self._count or set(self._rooms) != set(range(room.ranks)):
             self._memory.clear()  # what a snapshot in a slot needs, it holds itself
         self._rooms.clear()
@@ -262,7 +264,7 @@ class Server:
         self._later: list[tuple[Peer | None, Callable[[], None]]] = []
         self._alone_since_s, self._tries = boottime_s(), 0
         self._ends = self._is_over = False
-        self._peers = Peers(folder / wire.KEEPER_SOCKET, self._hear, left=self._forget)
+        self._peers = Peers(folder / wire.KEEPER_SOCKET, self._hear, on_close=self._forget)
 
     def run(self) -> None:
         while not self._is_over:
@@ -284,7 +286,7 @@ class Server:
             if peer:
                 self._peers.drop(peer)
         if peer:
-            self._peers.done(peer)
+            self._peers.complete(peer)
 
     def _look_whether_alone(self) -> None:
         if len(self._peers):
@@ -305,7 +307,7 @@ class Server:
 
     def _hear(self, line: bytes, peer: Peer) -> None:
         if not self._take(peer, wire.decode(line)):
-            self._peers.done(peer)
+            self._peers.complete(peer)
 
     def _forget(self, peer: Peer) -> None:
         """It is gone, and what it waited for is nobody's question any more."""
@@ -317,7 +319,7 @@ class Server:
         """Whether the answer waits in `_later`."""
         match message:
             case Room(attempt=attempt, ranks=ranks):
-                self._ranks[peer], peer.is_attached, self._peers.clients = attempt, True, CLIENTS + ranks
+                self._ranks[peer], peer.is_attached, self._peers.clients = attempt, True, MAX_CLIENTS + ranks
                 self._later.append((peer, lambda: self._give_room(peer, message)))
                 return True
             case Filled():

@@ -14,6 +14,7 @@ from db import checkpoints as rows
 from db.records import CheckpointInfo
 from orchestrator import manifest
 from orchestrator.core import retention
+from orchestrator.core.codes import CheckpointState
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
@@ -36,7 +37,7 @@ def record_verified(
         engine,
         run_id,
         str(folder),
-        state="verified",
+        state=CheckpointState.VERIFIED,
         session_id=session_id,
         stage=found.stage,
         step=found.step,
@@ -150,7 +151,7 @@ def _kept(order: int, number: int, row: CheckpointInfo) -> retention.Kept:
         bytes=row.bytes,
         order=float(order),
         number=number,
-        verified=row.state == "verified",
+        verified=row.state == CheckpointState.VERIFIED,
         final=row.final,
         metrics=row.metrics,
         measured=row.measured,

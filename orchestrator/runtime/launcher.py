@@ -23,12 +23,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
-from orchestrator.runtime import processes, protection
-from orchestrator.runtime.home import is_held
-from orchestrator.runtime.journal import NoRoom
-from orchestrator.runtime.processes import has_open, started_ticks
+from orchestrator.system import attempt_processes, process_protection
+from orchestrator.system.file_lock import is_locked
+from orchestrator.system.process_identity import has_open_file, start_ticks
 from orchestrator.wire import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
@@ -38,8 +38,12 @@ NOTHING: Unwritten = MappingProxyType({})
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
+class NoRoom(Exception):
+    """A file could not be written: its disk takes nothing now."""
+
+
 def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """`held`: open files that the shim is to hold as long as it lives (runtime/claims.py). Raises OSError."""
+    """`held`: open files that the shim is to hold as long as it lives (hardware/gpu_locks.py). Raises OSError."""
     if not Path(launch.workdir).is_dir():  # else the shim's end would be all there is to tell
         raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
     folder = Path(launch.folder)
@@ -56,7 +60,11 @@ def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
                 pass_fds=(lock, *held),
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, **protection.handed_on(), LAUNCH_VARIABLE: str(folder / "launch.json")},
+                env={
+                    **os.environ,
+                    **process_protection.child_environment(),
+                    LAUNCH_VARIABLE: str(folder / "launch.json"),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -69,13 +77,13 @@ def written_shim(folder: Path) -> int:
     """The pid of the shim of which the folder tells, while it lives: also where the folder is a copy. 0 before that is written."""
     told = _numbers(folder / "shim.json")
     pid = told.get("pid", 0)
-    return pid if pid > 1 and started_ticks(pid) == told.get("started_ticks", 0) else 0
+    return pid if pid > 1 and start_ticks(pid) == told.get("started_ticks", 0) else 0
 
 
 def _shim_of(folder: Path) -> int:
     """The same, for this very folder: it has that folder's lock open, also when the file was deleted since."""
     pid = written_shim(folder)
-    return pid if pid and has_open(pid, folder / "lock") else 0
+    return pid if pid and has_open_file(pid, folder / "lock") else 0
 
 
 def torchrun_of(folder: Path) -> int:
@@ -95,7 +103,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def is_running(folder: Path) -> bool:
     """Whether its shim lives; also when somebody has deleted the file of its lock."""
-    return is_held(folder / "lock") or _shim_of(folder) != 0
+    return is_locked(folder / "lock") or _shim_of(folder) != 0
 
 
 def wait(folder: Path) -> None:
@@ -123,7 +131,7 @@ def kill(folder: Path, *, patience_s: float = 10.0) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
-    return processes.end_attempt(folder)
+    return attempt_processes.terminate_attempt(folder)
 
 
 def records(folder: Path, ranks: int, unwritten: Unwritten = NOTHING) -> list[RankRecord]:
@@ -139,8 +147,14 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     try:
         told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
         trouble = told.pop("trouble", None)
-        return replace(taken(RankRecord, told), trouble=taken(Trouble, trouble) if trouble else None)
-    except (WireError, TypeError, AttributeError):
+        record = taken(RankRecord, told)
+        return replace(
+            record,
+            outcome=RankOutcome(record.outcome),
+            code=RankError(record.code) if record.code in set(RankError) else RankError.OTHER,  # of another version
+            trouble=taken(Trouble, trouble) if trouble else None,
+        )
+    except (WireError, TypeError, AttributeError, ValueError):
         return None
 
 

@@ -25,12 +25,15 @@ from db.charges import Own
 from db.records import AttemptInfo, PoolInfo, SessionInfo
 from orchestrator.core import quota as core
 from orchestrator.core import windows
+from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, Use
-from orchestrator.core.wall import QUOTA, Wall
+from orchestrator.core.wall import Wall
 from orchestrator.core.windows import Never, Window
+from orchestrator.hardware import devices, nvml
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import devices, gpus, pools, processes
+from orchestrator.runtime import pools
+from orchestrator.system import process_identity
 from orchestrator.wire import boottime_s
 
 LOOK_S, RETRY_S = 2.0, 5.0
@@ -57,15 +60,17 @@ def terms_of(plan: Plan, profile: Profile, on: tuple[str, int] | None = None) ->
     """
     said = plan.quota
     try:
-        count = on[1] if on else devices.visible_gpus()
-    except gpus.DriverSilent:
+        count = on[1] if on else devices.visible_gpu_count()
+    except nvml.DriverUnresponsive:
         count = 1  # a driver there is; what it drives is counted
     hours = said.hours or (profile.quota_hours if count else None)
     if hours is None:
         return None
     resets = said.resets or profile.quota_resets or "never"
     quota = Quota(said.pool or profile.name, hours * 3600.0, windows.parse(resets), said.reserve or 0.0)
-    return Terms(quota, resets, said.factor or (profile.factor if count > 1 else 1.0), on[0] if on else devices.name())
+    return Terms(
+        quota, resets, said.factor or (profile.factor if count > 1 else 1.0), on[0] if on else devices.model_name()
+    )
 
 
 class Ledger:
@@ -108,9 +113,9 @@ class Ledger:
             return None
         now_s, utc = boottime_s(), datetime.now(UTC)
         charges.mend_clock(engine, utc)
-        began_s = processes.started_s(1) or now_s if profile.began == "container" else now_s
+        began_s = process_identity.start_time_s(1) or now_s if profile.began == "container" else now_s
         from_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
-        before = charges.of_boot(engine, terms.quota.pool, processes.boot_id(), from_at - SLACK)
+        before = charges.of_boot(engine, terms.quota.pool, process_identity.boot_id(), from_at - SLACK)
         if before:
             from_at = min(utc, max(from_at, before.from_at + timedelta(seconds=before.used_s)))
         return cls(engine, terms, from_at, now_s - (utc - from_at).total_seconds())
@@ -209,7 +214,7 @@ class Ledger:
         rate = self.terms.factor + sum(item.rate for item in others)
         found += [item.unwritten for item in others]
         lasts_s = core.lasts_s(self.terms.quota, found, now, rate=rate)
-        return None if lasts_s is None else Wall(now_s + lasts_s, QUOTA)
+        return None if lasts_s is None else Wall(now_s + lasts_s, Reason.QUOTA)
 
     def _uses(self, now_s: float) -> list[Use]:
         """What is written down of others and of our earlier pieces, and our own from here on, written down or not."""
@@ -234,7 +239,7 @@ def complete(engine: Engine, row: SessionInfo, attempt: AttemptInfo | None, term
     beat_at, ended_at = row.beat_at, _ended_at(attempt)
     if beat_at is not None:  # who beats is charged, too: what lies between is a wall clock that has jumped
         beat_at = min(beat_at, last.from_at + timedelta(seconds=last.used_s) + SLACK)
-    if ended_at is not None and row.boot_id == processes.boot_id():
+    if ended_at is not None and row.boot_id == process_identity.boot_id():
         ended_at = min(ended_at, last.from_at + timedelta(seconds=boottime_s()))
     until_at = max(at for at in (beat_at, ended_at, last.from_at) if at is not None)
     if row.wall_at is not None:  # past that nothing of it ran, whatever the wall clock says by now

@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -27,10 +25,13 @@ from sqlalchemy import Engine
 from db import checkpoints as rows
 from db.records import CheckpointInfo, RunInfo
 from orchestrator import manifest
+from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import CheckpointState, EventKind
 from orchestrator.errors import CheckpointBroken, PlanError, nearest
 from orchestrator.plan import Plan
+from orchestrator.system import files, redaction
 
-AGAIN_S, AGAIN_AT_MOST_S = 5.0, 600.0
+RETRIES = Backoff(first_s=5.0, longest_s=600.0)
 END_S = 60.0
 """What a mirror gets at most at a session's end."""
 
@@ -79,8 +80,8 @@ class Mirror:
     def __init__(self, engine: Engine, run: RunInfo, url: str, options: dict[str, Any]) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._engine, self._run, self._options = engine, run, options
-        in_url = [part for found in re.findall("//([^/@]*)@", url) for part in (found, *found.split(":"))]
-        self._secrets = sorted({text for text in (*in_url, *_texts(options)) if len(text) > 3}, key=len, reverse=True)
+        credentials = (*redaction.url_credentials(url), *_texts(options))
+        self._secrets = {text for text in credentials if len(text) > 3}
         self._url = url if "://" in url else str(Path(run.workdir, url))
         self._guard, self._stopping = threading.Condition(), threading.Event()
         self._asked = self._done = 0
@@ -88,7 +89,7 @@ class Mirror:
         self._cause: Any = None
         self._holds = ""  # the newest that is known to be whole there
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        self._note("mirroring", to=re.sub(r"//[^/@]*@", "//", self._url))
+        self._note(EventKind.MIRRORING, to=redaction.without_credentials(self._url))
         self._thread.start()
         self.wake()
 
@@ -110,15 +111,15 @@ class Mirror:
         self._thread.join(timeout=1.0)
 
     def _work(self) -> None:
-        pause_s = 0.0
-        while asked := self._next(pause_s):
+        failures = 0
+        while asked := self._next(RETRIES.after(failures)):
             try:
                 self._make_alike(asked)
-                self._cause, pause_s = None, 0.0
+                self._cause, failures = None, 0
             except _Stopped:
                 return
             except Exception as error:  # whatever a far place, its library or the disk says
-                pause_s = min(max(2 * pause_s, AGAIN_S), AGAIN_AT_MOST_S)
+                failures += 1
                 self._failed(error)
             self._done = asked
 
@@ -133,7 +134,7 @@ class Mirror:
             return 0 if self._stopping.is_set() else self._asked
 
     def _make_alike(self, asked: int) -> None:
-        verified = rows.of_run(self._engine, self._run.id, "verified")
+        verified = rows.of_run(self._engine, self._run.id, CheckpointState.VERIFIED)
         kept = {_name(row): row for row in verified if Path(row.path).is_dir()}
         place = _Place(self._url, self._options, f"{self._run.name}-{self._run.id}", self._stopping)
         for number, (name, row) in enumerate(reversed(kept.items())):
@@ -163,16 +164,14 @@ class Mirror:
             self._holds = f"{row.stage} {row.step}"
         if sent or self._has_news:
             took_s = round(time.monotonic() - began_s, 3)
-            self._note("mirrored", stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
+            self._note(EventKind.MIRRORED, stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
             self._has_news = False
 
     def _failed(self, error: Exception) -> None:
-        why = f"{type(error).__name__}: {error}"
-        for secret in self._secrets:
-            why = why.replace(secret, "…")
+        why = redaction.replace_values(f"{type(error).__name__}: {error}", self._secrets, mask="…")
         cause = (type(error), getattr(error, "errno", None) or why)
         if cause != self._cause:
-            self._note("mirror_failed", why=why[:500])
+            self._note(EventKind.MIRROR_FAILED, why=why[:500])
             self._cause, self._has_news = cause, True
 
     def _note(self, kind: str, **facts: Any) -> None:
@@ -248,24 +247,14 @@ class _Place:
             return {}
 
     def _write(self, source: BinaryIO, path: str) -> None:
-        """In pieces, so that it can be stopped. Where a name can be given afterwards, a file has its own once it is durable."""
-        aside = f"{path}.tmp" if self._is_local else path
-        try:
-            with self._fs.open(aside, "wb") as sink:
-                while piece := source.read(manifest.CHUNK_BYTES):
-                    if self._stopping.is_set():
-                        raise _Stopped
-                    sink.write(piece)
-                if self._is_local:
-                    sink.flush()
-                    os.fsync(sink.fileno())
-            if self._is_local:
-                Path(aside).rename(path)
-                manifest.fsync_folder(Path(path).parent)
-        except BaseException:
-            if self._is_local:
-                Path(aside).unlink(missing_ok=True)
-            raise
+        """Write in pieces, so that it can be stopped. On a local disk the file has its name only once it is durable."""
+        # not ".part", which is the name that a manifest under way has here
+        local = files.replacement(Path(path), suffix=".tmp", durable=True, sync_parent=True) if self._is_local else None
+        with local or self._fs.open(path, "wb") as sink:
+            while piece := source.read(manifest.CHUNK_BYTES):
+                if self._stopping.is_set():
+                    raise _Stopped
+                sink.write(piece)
 
 
 def _name(row: CheckpointInfo) -> str:

@@ -4,7 +4,7 @@ Each target has a thread of its own with a bounded queue, so one that hangs hold
 does not arrive is tried again a bounded number of times. A session's end gives them a moment (Notices.is_busy), no more.
 
 A target's URL, command and environment may hold secrets. Nothing of them is ever told: a target goes by its scheme, and
-by its host where the host is none (`shown`); of an error its kind is told, not its text, which may quote a URL.
+by its host where the host is none (system/redaction.py); of an error its kind is told, not its text, which may quote a URL.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind, NoticeKind
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifySection
-from orchestrator.runtime import protection
+from orchestrator.system import process_protection
+from orchestrator.system.redaction import public_form
 from orchestrator.wire import boottime_s, plain_text
 
 TRIES = 5
@@ -112,33 +115,21 @@ def _check_url(key: str, url: str, environ: Mapping[str, str]) -> None:
         except ValueError:
             fits = False
         if not fits:
-            raise PlanError(f"{key}: expected https://HOST/…; found {shown(url)}")
+            raise PlanError(f"{key}: expected https://HOST/…; found {public_form(url)}")
         return
     try:
         import apprise
     except ImportError:
         raise PlanError(
-            f"{key}: {shown(url)} needs Apprise; without it there are http:// and https:// webhooks",
+            f"{key}: {public_form(url)} needs Apprise; without it there are http:// and https:// webhooks",
             next_step="pip install 'kgorch[notify]'",
         ) from None
     _be_silent()
     if apprise.Apprise.instantiate(told, suppress_exceptions=True) is None:
         raise PlanError(
-            f"{key}: Apprise cannot make anything of this {shown(url)} URL",
+            f"{key}: Apprise cannot make anything of this {public_form(url)} URL",
             next_step="its wiki tells the form of each service's URL",
         )
-
-
-def shown(url: str) -> str:
-    """What may be told of a URL as the plan has it: of a web address the host; elsewhere the host may be the token."""
-    if variable := re.match(r"\$\{\w+\}", url):
-        return variable[0]
-    scheme, found, rest = url.partition("://")
-    if not found or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
-        return "URL"
-    place = re.split(r"[/?#\\]", rest, maxsplit=1)[0].rpartition("@")[2]  # an @ behind it is of the path
-    is_told = _is_http(url) and re.fullmatch(r"[\w.\-]+(:\d+)?", place)
-    return f"{scheme}://{place if is_told else '…'}"
 
 
 class Notices:
@@ -159,7 +150,7 @@ class Notices:
         tries: int = TRIES,
     ) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        self._run, self._sieve = run, Sieve(part.on)
+        self._run, self._sieve = run, Sieve([NoticeKind(kind) for kind in part.on])
         self._failing: dict[str, str] = {}
         self._guard = threading.Lock()
         environ = dict(os.environ if environ is None else environ)
@@ -201,21 +192,21 @@ class Notices:
             else:
                 self._failing[target] = why
             if self._failing != before:
-                kind = "notices_failed" if self._failing else "notices_arrive"
+                kind = EventKind.NOTICES_FAILED if self._failing else EventKind.NOTICES_ARRIVE
                 self.notes.put((kind, {"event": event, "failing": dict(self._failing)}))
 
     def _dropped(self, target: str, kind: str) -> None:
-        self.notes.put(("notices_dropped", {"target": target, "event": kind}))
+        self.notes.put((EventKind.NOTICES_DROPPED, {"target": target, "event": kind}))
 
 
 def test(part: NotifySection, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
     """Tell each target once that this is a test, one after the other, and how that went."""
     found = []
-    notice = Notice(("test",), "a test: what you read here has arrived")
+    notice = Notice((NoticeKind.TEST,), "a test: what you read here has arrived")
     for target in _targets(part, workdir, dict(environ)):
         began_s, why = time.monotonic(), None
         try:
-            target.send(_message("test", run, notice, {}))
+            target.send(_message(NoticeKind.TEST, run, notice, {}))
         except NotDelivered as error:
             why = error.why
         except Exception as error:  # as in _Post: its text may hold the URL
@@ -245,7 +236,7 @@ def _targets(part: NotifySection, workdir: Path, environ: Mapping[str, str]) -> 
     found: list[Target] = [_Command(part.command, workdir, environ)] if part.command else []
     for url in part.urls:
         told = _filled(url, environ)
-        found.append(_Webhook(told, shown(url)) if _is_http(told) else _Apprise(told, shown(url)))
+        found.append(_Webhook(told, public_form(url)) if _is_http(told) else _Apprise(told, public_form(url)))
     names = [target.shown for target in found]
     for place, target in enumerate(found):
         if names.count(target.shown) > 1:
@@ -330,8 +321,8 @@ class _Post:
 
     def _deliver(self, message: Mapping[str, Any]) -> str | None:
         """Why it has not arrived, after all tries; None when it has."""
-        pause_s = AGAIN_S
-        for left in reversed(range(self._tries)):
+        backoff = Backoff(AGAIN_S, jitter=0.5)
+        for failures in range(1, self._tries + 1):
             try:
                 self._target.send(message)
                 return None
@@ -339,9 +330,9 @@ class _Post:
                 why, again = error.why, error.again
             except Exception as error:  # whatever a library says: its text may hold the URL
                 why, again = type(error).__name__, True
-            if not left or not again or not self._may_try_again(pause_s * random.uniform(0.5, 1.5)):
+            pause_s = backoff.after(failures, random.random())
+            if failures == self._tries or not again or not self._may_try_again(pause_s):
                 return why
-            pause_s *= 2
         return None
 
     def _may_try_again(self, pause_s: float) -> bool:
@@ -375,7 +366,7 @@ class _Command:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                umask=protection.umask(),
+                umask=process_protection.user_umask(),
             )
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or type(error).__name__

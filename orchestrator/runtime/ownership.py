@@ -1,7 +1,7 @@
 """Whether what still runs of a run belongs to this state folder: people delete lock files, and copy or move whole folders.
 
-A pid with its start and boot says that a process lives (processes.py), the lock's file that it has open says for which folder it
-works. So a lock that was deleted keeps its holder, and a copy of the folder does not get the original's processes.
+A pid with its start and boot says that a process lives (system/process_identity.py), the lock's file that it has open says for
+which folder it works. So a lock that was deleted keeps its holder, and a copy of the folder does not get the original's processes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator.core.codes import OVER
 from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.runtime import launcher, processes
-from orchestrator.runtime.home import lock_path
+from orchestrator.runtime import launcher
 from orchestrator.runtime.journal import say
+from orchestrator.system import process_identity
+from orchestrator.system.paths import lock_path
 from orchestrator.wire import Launch, WireError
 
 LOOK_S = 1.0
@@ -38,11 +40,11 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
     """
     run = runs.newest(engine, name)
     last = sessions.last(engine, run.id) if run else None
-    if run is None or last is None or last.phase in sessions.OVER:
+    if run is None or last is None or last.phase in OVER:
         return False
     lock, pid = lock_path(home, name), last.supervisor_pid
-    if pid and pid != os.getpid() and processes.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
-        if processes.has_open(pid, lock):
+    if pid and pid != os.getpid() and process_identity.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
+        if process_identity.has_open_file(pid, lock):
             return True
         if not fresh and (original := _home_of(pid, name)):
             raise _copied(home, original, run, last)

@@ -21,6 +21,7 @@ import xxhash
 
 from orchestrator import foreign, manifest
 from orchestrator.manifest import FileEntry
+from orchestrator.system import files
 
 WRITERS = 4
 SPARE_BYTES = 1 << 20
@@ -59,18 +60,18 @@ def persist(shares: list[Share], root: Path, attempt: str, is_whole: Callable[[]
             written = list(pool.map(lambda share: _write(share, aside), shares))
         if not is_whole():
             raise OSError(errno.ESTALE, "an image was filled anew while it was written")
-        files = {name: entry for part in written for name, entry in part.items()}
-        manifest.write(aside, replace(found, files=files))
-        manifest.fsync_folder(aside)
+        entries = {name: entry for part in written for name, entry in part.items()}
+        manifest.write(aside, replace(found, files=entries))
+        files.sync_folder(aside)
         if place.exists():  # an earlier attempt put the same step there and died before it told; ours says nothing new
             shutil.rmtree(aside)
         else:
             aside.rename(place)
-        manifest.fsync_folder(root)
+        files.sync_folder(root)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    return place, sum(entry.bytes for entry in files.values())
+    return place, sum(entry.bytes for entry in entries.values())
 
 
 def clear_leftovers(root: Path) -> None:

@@ -14,10 +14,9 @@ from db.records import PoolInfo, SessionInfo
 from orchestrator.core import quota as core
 from orchestrator.core import windows
 from orchestrator.core.quota import Quota, Use
-from orchestrator.core.wall import QUOTA
 from orchestrator.core.windows import PIECE_S, Never, Rolling
-from orchestrator.runtime import processes
-from orchestrator.runtime.home import is_held
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import is_locked
 
 HEARD_S = 120.0
 """A session on another machine that was charged within this time lives, for all we know."""
@@ -64,12 +63,12 @@ def living(engine: Engine, pool: str, now: datetime, *, but: int | None = None) 
 
 
 def _is_running(engine: Engine, row: SessionInfo, charged_ago_s: float) -> bool:
-    if row.boot_id != processes.boot_id():
+    if row.boot_id != process_identity.boot_id():
         return charged_ago_s < HEARD_S
-    if processes.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id):
+    if process_identity.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id):
         return True
     attempt = sessions.last_attempt(engine, row.id)
-    return attempt is not None and attempt.outcome is None and is_held(Path(attempt.folder, "lock"))
+    return attempt is not None and attempt.outcome is None and is_locked(Path(attempt.folder, "lock"))
 
 
 def correct(engine: Engine, name: str, told_s: float) -> dict[str, float]:
@@ -83,4 +82,4 @@ def correct(engine: Engine, name: str, told_s: float) -> dict[str, float]:
     computed_s = core.used_s(quota, found, now)
     why = f"a person says {told_s:g} s were used of this window; computed: {computed_s:.0f} s"
     charges.correct(engine, name, now, told_s - computed_s, why)
-    return {"computed_s": round(computed_s, 3), "resumed": charges.wake(engine, name, QUOTA)}
+    return {"computed_s": round(computed_s, 3), "resumed": charges.wake(engine, name)}

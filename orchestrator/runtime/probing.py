@@ -17,11 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan, StageSection
-from orchestrator.runtime import devices, launcher, snapshots
+from orchestrator.runtime import launcher, snapshots
 from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
 
 SECONDS = 20.0
@@ -102,7 +104,7 @@ def probe(
         gpu: what is assumed of one that is not here (core/machines.py): nothing is computed then.
     Raises: ProbeFailed.
     """
-    ranks, settings, killed = devices.ranks_for(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
+    ranks, settings, killed = devices.rank_count(stage.ranks), plan.memory.settings, list[tuple[int, bool]]()
     for number in range(TRIES_SMALLER + 1):
         launch = _launch(plan, stage, workdir, root, ranks, settings, memory, killed, number, gpu)
         began_s = boottime_s()
@@ -117,7 +119,7 @@ def probe(
                 next_step="see whether it hangs; one that does not step through session.steps() is run as a whole",
             )
         records = launcher.records(Path(launch.folder), ranks)
-        if len(records) == ranks and all(record.outcome == "finished" for record in records):
+        if len(records) == ranks and all(record.outcome is RankOutcome.FINISHED for record in records):
             return _read(launch, stage, settings, began_s)
         if not _lacked_memory(launch, records):
             break
@@ -210,7 +212,7 @@ def _lacked_memory(launch: Launch, records: list[RankRecord]) -> bool:
 def _why(launch: Launch, records: list[RankRecord]) -> list[str]:
     """The first error of a rank's own, and where the rest can be read while it is there."""
     folder = Path(launch.folder)
-    own = [record for record in records if record.outcome == "failed" and not record.is_collateral]
+    own = [record for record in records if record.outcome is RankOutcome.FAILED and not record.is_collateral]
     first = min(own, key=lambda record: record.at_s, default=None)
     if first is None:
         lacked = _lacked_memory(launch, records)

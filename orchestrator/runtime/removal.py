@@ -19,10 +19,13 @@ from sqlalchemy import Engine
 from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
 from orchestrator import manifest
+from orchestrator.core.codes import OVER, ResumeState, RunState
 from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import ledger, processes
-from orchestrator.runtime.home import Lock, is_held, run_folder
+from orchestrator.runtime import ledger
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import FileLock, is_locked
+from orchestrator.system.paths import run_folder
 
 _ASIDE = re.compile(r"\..+\.removing(-\d+)?")
 _OF_CHECKPOINTS = re.compile(rf"{manifest.FOLDER.pattern}(\.[\w.-]+)?|\.speed-\d+")
@@ -57,18 +60,18 @@ def locked(engine: Engine, home: Path, chosen: Sequence[RunInfo]) -> Iterator[No
 
     Raises: KgorchError.
     """
-    locks = {run.name: Lock(home / "runs" / run.name / "lock") for run in chosen if _check_name(home, run)}
-    ours = {name for name, lock in locks.items() if lock.take()}
+    locks = {run.name: FileLock(home / "runs" / run.name / "lock") for run in chosen if _check_name(home, run)}
+    ours = {name for name, lock in locks.items() if lock.acquire()}
     try:
         for run in chosen:
             last = sessions.last(engine, run.id)
-            is_open = run.state == "active" or (last is not None and last.phase not in sessions.OVER)
+            is_open = run.state == RunState.ACTIVE or (last is not None and last.phase not in OVER)
             if is_open and run.name not in ours:
                 raise _lives(run)
             if _is_training(run_folder(home, run.name, run.number)) or (last and _is_supervised(last)):
                 raise _lives(run)
             resume = queue.open_resume(engine, run.id)
-            if resume and resume.state == "claimed" and _claimant_lives(resume):
+            if resume and resume.state == ResumeState.CLAIMED and _claimant_lives(resume):
                 raise KgorchError(f"{_title(run)} is being started just now", next_step=f"kgorch stop {run.name}")
         yield
     finally:
@@ -109,7 +112,7 @@ def remove(engine: Engine, home: Path, what: Removal, *, checkpoints: bool) -> l
     if checkpoints and what.checkpoints:
         _check_shape(what.checkpoints)
     last = sessions.last(engine, run.id)
-    if last and last.phase not in sessions.OVER:  # killed, and not gone on with: its hours are written down to the end
+    if last and last.phase not in OVER:  # killed, and not gone on with: its hours are written down to the end
         ledger.complete(engine, last, sessions.last_attempt(engine, last.id), None)
     moved: list[tuple[Path, Path]] = []
     try:
@@ -204,16 +207,16 @@ def _delete(folder: Path) -> bool:
 
 
 def _is_training(folder: Path) -> bool:
-    return any(is_held(lock) for lock in folder.glob("attempts/*/lock"))
+    return any(is_locked(lock) for lock in folder.glob("attempts/*/lock"))
 
 
 def _is_supervised(last: SessionInfo) -> bool:
-    alive = processes.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
-    return last.phase not in sessions.OVER and alive
+    alive = process_identity.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
+    return last.phase not in OVER and alive
 
 
 def _claimant_lives(resume: ResumeInfo) -> bool:
-    return processes.is_alive(resume.claimed_pid, resume.claimed_ticks, resume.claimed_boot)
+    return process_identity.is_alive(resume.claimed_pid, resume.claimed_ticks, resume.claimed_boot)
 
 
 def _lives(run: RunInfo) -> KgorchError:

@@ -22,14 +22,16 @@ from sqlalchemy import Engine
 
 from db.records import RunInfo
 from orchestrator import foreign, manifest, shard
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
+from orchestrator.hardware import devices
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import devices, launcher, rungs, snapshots
-from orchestrator.runtime.channel import Channel, Reply
+from orchestrator.runtime import launcher, rungs, snapshots
 from orchestrator.runtime.rungs import Place
 from orchestrator.shard import Span
+from orchestrator.system.sockets.control_socket import ControlSocket, Reply
 from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")
@@ -128,8 +130,8 @@ def _launch(
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
-    ranks = devices.ranks_for(stage.ranks)
-    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.name(), ranks))
+    ranks = devices.rank_count(stage.ranks)
+    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.model_name(), ranks))
     return Launch(
         run=run.name,
         run_id=run.id,
@@ -165,7 +167,7 @@ def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None
             said_s = time.monotonic()
             say(message.step)
 
-    channel = Channel(Path(launch.socket), heard)
+    channel = ControlSocket(Path(launch.socket), heard)
     try:
         process = launcher.start(launch)
         while process.poll() is None:
@@ -176,7 +178,10 @@ def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None
     finally:
         channel.close()
     records = launcher.records(folder, launch.ranks)
-    if len(records) != launch.ranks or {record.outcome for record in records} - {"finished", "suspended"}:
+    if len(records) != launch.ranks or {record.outcome for record in records} - {
+        RankOutcome.FINISHED,
+        RankOutcome.SUSPENDED,
+    }:
         ended = Ended(launch.ranks, records, launcher.ending(folder), False, 0, False)
         raise ReplayFailed("the training did not come to its end", first_cause(ended))
 

@@ -22,11 +22,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import queue
 from db.queue import Claimant
 from db.records import ResumeInfo
+from orchestrator.core.codes import NotStarted
 from orchestrator.core.queue import TRIES, back_off_s
 from orchestrator.errors import KgorchError
+from orchestrator.hardware.gpu_locks import GpusUnavailable
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import processes
-from orchestrator.runtime.claims import DevicesHeld
+from orchestrator.system import process_identity
 
 if TYPE_CHECKING:
     from orchestrator.runtime.choosing import Nothing
@@ -40,7 +41,7 @@ HELD_AGAIN_S = 5.0
 
 
 def us() -> Claimant:
-    return Claimant(os.getpid(), processes.started_ticks(os.getpid()), processes.boot_id())
+    return Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
 
 
 def token(resume_id: int, claimant: Claimant) -> str:
@@ -68,7 +69,7 @@ def resume(
     threading.Thread(target=_renew, args=(engine, resume_id, over), name="lease", daemon=True).start()
     try:
         opened = opening.resume(engine, home, profile, name, watcher, by_person=False)
-    except DevicesHeld as error:
+    except GpusUnavailable as error:
         _wait_on(engine, resume_id, str(error.what))
         return None
     except Exception as error:
@@ -77,9 +78,9 @@ def resume(
     finally:
         over.set()
     if isinstance(opened, choosing.Nothing):
-        if opened.why == "finished":
+        if opened.why is NotStarted.FINISHED:
             queue.taken(engine, opened.run.id, by=BY_DAEMON, **us()._asdict())
-        elif opened.why == "live":  # for the quota it waits in a row of its own
+        elif opened.why is NotStarted.LIVE:  # for the quota it waits in a row of its own
             _wait_on(engine, resume_id, "it is live under another supervisor")
     return opened
 

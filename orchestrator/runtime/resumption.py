@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from db import runs
 from db.records import RunInfo
 from orchestrator import manifest
+from orchestrator.core.codes import RunState
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.manifest import Manifest
@@ -47,7 +48,7 @@ def look(
     Returns: where a start would go on; None where it begins a run, does nothing, or is refused.
     """
     known, notes = runs.newest(engine, plan.name), _Notes()
-    if known and known.state == "finished":
+    if known and known.state == RunState.FINISHED:
         do = "kgorch start PLAN --fresh begins a new run"
         yield Line("checkpoint", PASS, f"the run {known.name} is finished: a start does nothing", do)
         return None

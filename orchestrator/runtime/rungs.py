@@ -27,11 +27,12 @@ from db import sessions
 from db.records import RungInfo, RunInfo
 from orchestrator import manifest
 from orchestrator.core import health, memory
+from orchestrator.core.codes import EventKind
 from orchestrator.core.memory import Facts, Settings
 from orchestrator.manifest import Change
 from orchestrator.plan import Plan
 from orchestrator.runtime import snapshots
-from orchestrator.runtime.home import check_path, home_of_run
+from orchestrator.system.paths import check_result_path, home_of_folder
 from orchestrator.wire import RungTaken
 
 ANEW = "begins_anew"
@@ -184,7 +185,7 @@ def _measured(run: RunInfo, plan: Plan, place: Place) -> int | None:
     tested = next((stage.quick_test_of for stage in plan.stage if stage.name == place.stage), None)
     wanted = replace(place, stage=tested or place.stage)
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        told = json.loads(check_path(home_of_run(run), run.plan_hash).read_text())
+        told = json.loads(check_result_path(home_of_folder(run.folder), run.plan_hash).read_text())
         for stage in told["stages"]:
             if (stage["name"], stage["device"], stage["ranks"]) == _of(wanted):
                 if stage["memory"] is None:  # it takes no steps
@@ -295,7 +296,7 @@ def _of(place: Place) -> tuple[str, str, int]:
 
 def _facts(engine: Engine, run: RunInfo, place: Place) -> Facts:
     """As the stage's ranks told them last; of a training that never came so far, or told no sense, the device alone is known."""
-    for last in reversed(sessions.told(engine, run.id, "memory_facts")):
+    for last in reversed(sessions.told(engine, run.id, EventKind.MEMORY_FACTS)):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the journal may be another machine's
             if last["stage"] == place.stage:
                 numbers = {name: int(last[name]) for name in ("batch", "num_workers", "blocks")}

@@ -13,7 +13,8 @@ from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator import manifest
 from orchestrator.core import session as core
-from orchestrator.core.session import Event, Phase, Session
+from orchestrator.core.codes import REASON_TEXT, EventKind, Outcome, Reason
+from orchestrator.core.session import Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
 from orchestrator.runtime import attempts, curves, endings, keeping, ledger, remedies
@@ -35,7 +36,7 @@ def settle(
         curves.take_in(engine, attempt)
     if ending := endings.read(Path(run.folder), last.number):
         sessions.record(engine, run.id, last.id, **ending)
-        if attempt and ending.get("kind") in (core.StageFinished.__name__, core.RunFinished.__name__):
+        if attempt and ending["kind"] in (EventKind.STAGE_FINISHED, EventKind.RUN_FINISHED):
             runs.finish_stage(engine, run.id, attempt.stage)
         endings.forget(Path(run.folder), last.number)
         if attempt and attempt.stage:
@@ -43,12 +44,12 @@ def settle(
             keeping.mark_best(engine, run.id, plan)
         return _row(engine, run)
     step = last.step
-    event: Event = core.SessionLost("nothing of it was running any more")
+    event: Event = core.SessionLost(REASON_TEXT[Reason.LOST])
     if attempt and attempt.outcome is None:
         step = max(step, _take_in(engine, run, attempt.stage, last))
         keeping.mark_best(engine, run.id, plan)
         event = _close(engine, run, plan, last, attempt, step)
-    before = Session(phase=Phase(last.phase), why=last.why, asked_by_person=last.why == core.PERSONS_STOP)
+    before = Session(phase=last.phase, reason=last.reason, why=last.why)
     ended, actions = core.advance(before, event, boottime_s())
     queued = next((action for action in actions if isinstance(action, core.QueueResume)), None)
     due_at = None if queued is None or queued.when_asked else _due_at(engine, last, terms)
@@ -56,10 +57,11 @@ def settle(
         engine,
         run.id,
         last.id,
-        kind=type(event).__name__,
-        phase=ended.phase.value,
+        kind=event.kind,
+        phase=ended.phase,
         facts={"found_by": os.getpid(), "why": ended.why},
-        resume={"why": queued.why, "due_at": due_at} if queued else None,
+        resume={"reason": queued.reason, "why": queued.why, "due_at": due_at} if queued else None,
+        reason=ended.reason,
         why=ended.why,
         step=step,
     )
@@ -83,18 +85,18 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     more = attempts.more_after(engine, run, plan, attempt.stage)
     running = attempts.running(engine, run, last, attempt, more_stages=more)
     verified = checkpoint_rows.verified_paths(engine, run.id)
-    event, outcome = attempts.ended(engine, run, plan, last.id, running, step, verified), "lost"
+    event, outcome = attempts.ended(engine, run, plan, last.id, running, step, verified), Outcome.LOST
     if isinstance(event, core.StageFinished | core.RunFinished):
         runs.finish_stage(engine, run.id, attempt.stage)
-        outcome = "finished"
+        outcome = Outcome.FINISHED
     elif isinstance(event, core.AttemptSuspended):
-        outcome = "suspended"
+        outcome = Outcome.SUSPENDED
     elif isinstance(event, core.OutOfMemory):
-        outcome = "out of memory"
+        outcome = Outcome.OUT_OF_MEMORY
     elif isinstance(event, core.Unwell | core.AttemptUnsaved):
-        outcome = "unwell" if isinstance(event, core.Unwell) else "unsaved"
+        outcome = Outcome.DIVERGED if isinstance(event, core.Unwell) else Outcome.UNSAVED
     elif running.failed_by_itself():  # else all was killed, which is no fault of the training
-        outcome = "crashed"
+        outcome = Outcome.CRASHED
     cause = getattr(event, "cause", "")
     sessions.close_attempt(
         engine,
@@ -102,7 +104,7 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
         outcome=outcome,
         cause=cause,
         last_step=step,
-        gained=step > running.furthest or outcome == "unwell",
+        gained=step > running.furthest or outcome is Outcome.DIVERGED,
     )
     if isinstance(event, core.StageFinished):
         return core.AttemptSuspended()  # the next stage is for the next session

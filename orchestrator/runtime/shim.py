@@ -27,28 +27,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import wire
-from orchestrator.runtime import protection
+from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind
 from orchestrator.runtime.failed_attempt import FailureWatch
-from orchestrator.runtime.memory import kernel_kills
-from orchestrator.runtime.processes import end_attempt, started_ticks
-from orchestrator.runtime.rotation import Rotation
+from orchestrator.system import process_protection
+from orchestrator.system.attempt_processes import terminate_attempt
+from orchestrator.system.host_memory import oom_kill_count
+from orchestrator.system.log_rotation import LogRotator
+from orchestrator.system.process_identity import start_ticks
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64
 PING_S, KEEPER_ANSWERS_S = 5.0, 20.0
+KEEPER_RESTARTS = Backoff(first_s=0.05, longest_s=5.0)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name counts where both are set; every PyTorch reads the older one."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(folder: Path) -> int:
-    protection.begin()
+    process_protection.protect()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     launch = Launch.read(folder / "launch.json")
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    killed_before = kernel_kills()
+    killed_before = oom_kill_count()
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
     with open(folder / "torchrun.log", "ab") as log:
@@ -64,16 +68,16 @@ def main(folder: Path) -> int:
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
     FailureWatch(folder, torchrun.pid, launch.ranks)
-    Rotation(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
+    LogRotator(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
     keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
     wire.write_whole(
         folder / "shim.json",
-        {"pid": os.getpid(), "started_ticks": started_ticks(os.getpid()), "torchrun": torchrun.pid},
+        {"pid": os.getpid(), "started_ticks": start_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
     status = _wait_for(torchrun.pid)
     end_everything_below(keeper.spare)
-    end_attempt(folder)  # what another sub-reaper has adopted
-    killed = kernel_kills() - killed_before
+    terminate_attempt(folder)  # what another sub-reaper has adopted
+    killed = oom_kill_count() - killed_before
     told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
     wire.write_down(launch, "exit.json", told)
     return 0
@@ -149,11 +153,11 @@ class KeeperKept:
             return self._mine.pid if self._mine else None
 
     def _keep(self) -> None:
-        pause_s, told = 0.05, ""
+        failures, told = 0, ""
         while True:
             try:
                 with wire.connect(self._folder / wire.KEEPER_SOCKET) as connection:
-                    pause_s, told = 0.05, ""
+                    failures, told = 0, ""
                     self._watch(connection)
             except OSError:
                 with self._guard:
@@ -163,8 +167,8 @@ class KeeperKept:
                 if why and why != told:
                     told = why
                     self._tell(why)
-                self._is_over.wait(pause_s)
-                pause_s = min(2 * pause_s, 5.0)  # one that cannot come up is not started without end
+                failures += 1  # a keeper that cannot start is not started in a tight loop
+                self._is_over.wait(KEEPER_RESTARTS.after(failures))
 
     def _watch(self, connection: socket.socket) -> None:
         """Until it has gone. One that does not answer is ended: ranks would wait for it."""
@@ -203,7 +207,7 @@ class KeeperKept:
 
     def _tell(self, why: str) -> None:
         with contextlib.suppress(OSError), wire.connect(self._launch.socket) as supervisor:
-            wire.send(supervisor, wire.Note(self._launch.attempt, "keeper_not_started", {"why": why}))
+            wire.send(supervisor, wire.Note(self._launch.attempt, EventKind.KEEPER_NOT_STARTED, {"why": why}))
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:
@@ -253,7 +257,7 @@ def _wait_for(wanted: int) -> int:
 
 
 def _in_child(shim: int) -> None:
-    protection.for_ranks()
+    process_protection.restore_user_settings()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(1)  # it died before the call

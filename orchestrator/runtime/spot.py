@@ -17,7 +17,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.core.wall import SPOT, Wall
+from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind, Reason
+from orchestrator.core.wall import Wall
 from orchestrator.wire import boottime_s
 
 EVERY_S, AT_MOST_S = 5.0, 15.0
@@ -55,24 +57,24 @@ class Notices:
         self._stopping.set()
 
     def _work(self) -> None:
-        pause_s = self._every_s
+        failures, backoff = 0, Backoff(2 * self._every_s, max(AT_MOST_S, self._every_s))
         while not self._stopping.is_set():
             try:
                 left_s = self._look(self._server)
-                self._failed, pause_s = "", self._every_s
+                self._failed, failures = "", 0
             except Exception as error:  # whatever the network and the server come up with
-                left_s, pause_s = None, min(2 * pause_s, max(AT_MOST_S, self._every_s))
+                left_s, failures = None, failures + 1
                 self._note_once(f"{type(error).__name__}: {str(error)[:200]}")
             if left_s is not None:
-                self._wall = Wall(boottime_s() + left_s, SPOT)
-                self.notes.put(("spot_notice", {"left_s": round(left_s, 1)}))
+                self._wall = Wall(boottime_s() + left_s, Reason.SPOT)
+                self.notes.put((EventKind.SPOT_NOTICE, {"left_s": round(left_s, 1)}))
                 return
-            self._stopping.wait(pause_s)
+            self._stopping.wait(backoff.after(failures) or self._every_s)
 
     def _note_once(self, why: str) -> None:
         if why != self._failed:
             self._failed = why
-            self.notes.put(("spot_unreachable", {"why": why}))
+            self.notes.put((EventKind.SPOT_UNREACHABLE, {"why": why}))
 
 
 class _Server:

@@ -30,15 +30,17 @@ from db.records import RunInfo, SessionInfo
 from orchestrator import wire
 from orchestrator.core import notices as core_notices
 from orchestrator.core import session as core
-from orchestrator.core.session import Event, Phase, Session
-from orchestrator.core.wall import WALL, Wall, has_moved
+from orchestrator.core.codes import NOTED_BY_RANKS, CheckpointState, EventKind, Outcome, Phase, Reason
+from orchestrator.core.session import Event, Session
+from orchestrator.core.wall import Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
+from orchestrator.hardware import devices, telemetry
+from orchestrator.hardware.gpu_locks import GpuLocks
 from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan, StageSection
 from orchestrator.runtime import (
     attempts,
     curves,
-    devices,
     endings,
     hanging,
     keeping,
@@ -47,28 +49,24 @@ from orchestrator.runtime import (
     notices,
     remedies,
     rungs,
-    signals,
     snapshots,
     stacks,
-    telemetry,
 )
 from orchestrator.runtime.attempts import Running
-from orchestrator.runtime.channel import Channel, Reply
-from orchestrator.runtime.claims import Claim
-from orchestrator.runtime.clock import Clock, SystemClock
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
-from orchestrator.runtime.listener import raise_descriptor_limit
 from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
+from orchestrator.system import signals
+from orchestrator.system.clock import Clock, SystemClock
+from orchestrator.system.sockets.control_socket import ControlSocket, Reply
+from orchestrator.system.sockets.listener import raise_descriptor_limit
 
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
 """What a SIGTERM leaves before SIGKILL: 30 s at torchrun, Slurm and Kubernetes by default, less five to end in."""
-
-DAEMONS_STOP = "the daemon was stopped"
 
 KEEPER_S = 120.0
 """How long a session without a wall waits at its end for the keeper's disk."""
@@ -82,18 +80,18 @@ ATTACHES_S = 60.0
 LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
 """A launch that the disk or the database does not allow just now is tried again for a minute."""
 
-OUTCOMES: dict[type[Event], str] = {
-    core.StageFinished: "finished",
-    core.RunFinished: "finished",
-    core.AttemptSuspended: "suspended",
-    core.ExitOverdue: "suspended",
-    core.AttemptUnsaved: "unsaved",
-    core.AttemptCrashed: "crashed",
-    core.OutOfMemory: "out of memory",
-    core.Unwell: "unwell",
-    core.RetriesExhausted: "crashed",
-    core.Diagnosed: "hung",
-    core.SessionLost: "lost",
+OUTCOMES: dict[type[Event], Outcome] = {
+    core.StageFinished: Outcome.FINISHED,
+    core.RunFinished: Outcome.FINISHED,
+    core.AttemptSuspended: Outcome.SUSPENDED,
+    core.ExitOverdue: Outcome.SUSPENDED,
+    core.AttemptUnsaved: Outcome.UNSAVED,
+    core.AttemptCrashed: Outcome.CRASHED,
+    core.OutOfMemory: Outcome.OUT_OF_MEMORY,
+    core.Unwell: Outcome.DIVERGED,
+    core.RetriesExhausted: Outcome.CRASHED,
+    core.Diagnosed: Outcome.HUNG,
+    core.SessionLost: Outcome.LOST,
 }
 
 Observer = Callable[[SessionInfo], None]
@@ -119,12 +117,12 @@ class Supervisor:
         session: Session,
         *,
         walls: Walls | None = None,
-        claim: Claim | None = None,
+        claim: GpuLocks | None = None,
         clock: Clock | None = None,
         observer: Observer = lambda _: None,
         listener: Listener = lambda _: None,
     ) -> None:
-        self._walls, self._claim = walls or Walls(), claim or Claim()
+        self._walls, self._claim = walls or Walls(), claim or GpuLocks()
         self._engine, self._run, self._plan, self._row, self._session = engine, run, plan, row, session
         self._clock, self._observer, self._listener = clock or SystemClock(), observer, listener
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -140,7 +138,7 @@ class Supervisor:
         self._last: Running | None = None  # the same, also once it has ended
         self._processes: Path | None = None  # the folder of the attempt that was started or adopted last
         self._known = self._written_down()
-        self._memory = devices.Memory()
+        self._memory = devices.GpuMemoryBaseline()
         self._told_s: float | None = None
         self._alarm_s: float | None = None
         self._again_s: float | None = None  # when a launch that failed is tried again
@@ -150,7 +148,7 @@ class Supervisor:
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._interrupts = self._signals = self._launch_tries = 0
         self._end: dict[str, Any] | None = None  # what is written down of the session's end
-        self._wall = None if session.wall_s is None else Wall(session.wall_s, session.wall_why)
+        self._wall = None if session.wall_s is None else Wall(session.wall_s, session.wall_kind)
 
     @property
     def folder(self) -> Path:
@@ -159,7 +157,7 @@ class Supervisor:
     def run(self, adopted: Running | None = None) -> Session:
         """Until the session is over; what ran is gone then. Returns where it ended."""
         raise_descriptor_limit()
-        self._channel = Channel(self.folder / "control.sock", self._hear, post=self._post)
+        self._channel = ControlSocket(self.folder / "control.sock", self._hear, post=self._post)
         self._watcher = snapshots.Watcher(
             self.folder, lambda message: self._queue.put(lambda: self._hear(message, lambda _: None))
         )
@@ -170,7 +168,7 @@ class Supervisor:
         self._data = DataCache(self._plan.data, Path(self._run.workdir), [stage.args for stage in self._plan.stage])
         self._sampler = telemetry.Sampler(self._engine, self._row.id, Path(self._run.checkpoints))
         try:
-            with signals.heard(platform=self._platform_ends_us, person=self._person_interrupts):
+            with signals.handlers(on_terminate=self._platform_ends_us, on_interrupt=self._person_interrupts):
                 if adopted:
                     self._attempt = self._last = adopted
                     self._saved_step = self._newest_saved(adopted.row.stage)
@@ -241,7 +239,7 @@ class Supervisor:
             job()
         except Exception as error:  # our own bug; the training must not pay for it
             say(traceback.format_exc())
-            self._journal.note("bug", {"what": f"{type(error).__name__}: {error}"})
+            self._journal.note(EventKind.BUG, {"what": f"{type(error).__name__}: {error}"})
 
     def _watch_walls(self) -> None:
         """SIGTERM's wall (core.StopRequested) is none of these: after a stop they only come nearer."""
@@ -267,14 +265,14 @@ class Supervisor:
             what = (
                 f"it has not called orchestrator.worker.attach() after {since_s:.0f} s: until then nothing can be saved"
             )
-            self._journal.note("not_attached", {"stage": attempt.row.stage, "what": what})
+            self._journal.note(EventKind.NOT_ATTACHED, {"stage": attempt.row.stage, "what": what})
 
     def _watch_memory(self) -> None:
         if self._session.phase in (Phase.TRAINING, Phase.SAVING):
             order, facts = self._room.look(self._sampler.latest(), self._clock.now_s())
             if order:
-                self._journal.note("memory_watch", facts)
-                self._channel.tell_all(wire.Order(order))
+                self._journal.note(EventKind.MEMORY_WATCH, facts)
+                self._channel.broadcast(wire.Order(order))
 
     def _rung_taken(self, attempt: Running, told: wire.RungTaken) -> None:
         def write() -> None:
@@ -286,7 +284,7 @@ class Supervisor:
 
     def _begun(self, attempt: Running) -> None:
         """What watches an attempt begins anew with it."""
-        self._channel.expect(attempt.row.ranks)
+        self._channel.allow_ranks(attempt.row.ranks)
         with contextlib.suppress(SQLAlchemyError):
             self._room.changed(attempt, self._clock.now_s())
             self._hangs.launched(attempt, self._clock.now_s())
@@ -314,8 +312,10 @@ class Supervisor:
         waits = "its first step took longer" if self._attached else "the script had not attached"
         took_s = (self._clock.utc() - attempt.row.started_at).total_seconds()
         cause = f"the wall came before the first step: {waits}, {took_s:.0f} s after its launch{where}"
-        self._journal.note("no_step", {"attempt": attempt.name, "why": cause})
-        repeats = self._session.wall_why == WALL and attempt.without_progress > 0  # a spot notice may come at any time
+        self._journal.note(EventKind.NO_STEP, {"attempt": attempt.name, "why": cause})
+        repeats = (
+            self._session.wall_kind is Reason.TIME_LIMIT and attempt.without_progress > 0
+        )  # a spot notice may come at any time
         return core.RetriesExhausted(f"{cause}; the attempt before it came to no step either") if repeats else event
 
     # What happens
@@ -325,7 +325,7 @@ class Supervisor:
         try:
             self._session, actions = core.advance(self._session, event, self._clock.now_s())
         except core.IllegalTransition as error:
-            self._journal.note("ignored", {"event": type(event).__name__, "why": str(error)})
+            self._journal.note(EventKind.EVENT_IGNORED, {"event": event.kind, "why": str(error)})
             return
         self._write_down(event, actions)
         for action in actions:
@@ -348,24 +348,25 @@ class Supervisor:
         }
         if isinstance(event, core.WallMoved):  # a reading of a clock is not kept
             wall_at = self._wall_at()
-            facts = {"wall_at": wall_at and wall_at.isoformat(), "why": self._session.wall_why}
+            facts = {"wall_at": wall_at and wall_at.isoformat(), "wall": self._session.wall_kind}
         if self._session.phase is Phase.CUT_OFF and (lost := self._row.step - self._saved_step) > 0:
             facts |= {"lost_steps": lost, "lost_s": round(lost * self._row.step_s, 3), "saved_step": self._saved_step}
             since = f"{lost} steps since step {self._saved_step} are lost"
             self._session = replace(self._session, why=f"{self._session.why}; {since}")
         columns: dict[str, Any] = {
+            "reason": self._session.reason,
             "why": self._session.why,
             "lead_s": self._session.lead_s,
             "boot_wall_s": self._session.wall_s,
-            "wall_why": self._session.wall_why,
+            "wall_kind": self._session.wall_kind,
             "wall_at": self._wall_at(),
         }
-        kind, phase = type(event).__name__, self._session.phase.value
+        kind, phase = event.kind, self._session.phase
         resume = next((self._queued(action) for action in actions if isinstance(action, core.QueueResume)), None)
         self._row = self._row._replace(phase=phase, **columns)
-        outcome = OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None)
-        if outcome and self._session.asked_by_person and outcome in ("suspended", "wall"):
-            outcome = "stopped"
+        outcome = OUTCOMES.get(type(event)) or (Outcome.TIME_LIMIT if self._session.phase.is_over else None)
+        if outcome and self._session.is_stopped_by_user and outcome in (Outcome.SUSPENDED, Outcome.TIME_LIMIT):
+            outcome = Outcome.STOPPED
         closes = self._end_attempt(outcome, getattr(event, "cause", "")) if outcome else None
         entry = {"kind": kind, "phase": phase, "facts": facts, "resume": resume, "closes": closes, **columns}
         if self._session.phase.is_over:  # its last beat may not have been written
@@ -378,19 +379,20 @@ class Supervisor:
         if ledger and not action.when_asked:
             with contextlib.suppress(SQLAlchemyError):  # who comes too early looks again
                 return {
+                    "reason": action.reason,
                     "why": action.why,
                     "due_at": ledger.resume_at(self._session.lead_s, on_quota=action.on_quota),
                 }
-        return {"why": action.why, "due_at": None if action.when_asked else due_at}
+        return {"reason": action.reason, "why": action.why, "due_at": None if action.when_asked else due_at}
 
     def _act(self, action: core.Action, event: Event) -> None:
         match action:
             case core.Launch():
                 self._launch()
             case core.AskToSave():
-                self._channel.tell_all(wire.Order("save"))
+                self._channel.broadcast(wire.Order("save"))
             case core.AskToStop(why):
-                self._channel.tell_all(wire.Order("stop", why))
+                self._channel.broadcast(wire.Order("stop", why))
             case core.RescueSnapshot():
                 threading.Thread(
                     target=snapshots.persist, args=(self.folder,), kwargs={"timeout_s": KEEPER_S}, daemon=True
@@ -404,7 +406,7 @@ class Supervisor:
                 launcher.kill(self._processes)
 
     def _diagnosed(self, attempt: Running, cause: str, facts: dict[str, Any]) -> None:
-        self._journal.note("stacks", facts)
+        self._journal.note(EventKind.STACKS, facts)
         if self._attempt is attempt and self._session.phase is Phase.DIAGNOSING:
             self._forget_snapshot_of(attempt)
             self._happened(self._weighed(core.Diagnosed(cause)))
@@ -427,8 +429,8 @@ class Supervisor:
             try:
                 if self._processes and not launcher.kill(self._processes):  # what it had started may have outlived it
                     raise OSError(f"processes of {self._processes} do not end")
-                if held := self._memory.wait_until_gone():
-                    self._post(lambda: self._journal.note("memory_not_gone", {"what": held}))
+                if held := self._memory.wait_until_released():
+                    self._post(lambda: self._journal.note(EventKind.MEMORY_NOT_GONE, {"what": held}))
                 found = attempts.newest_state(self._engine, self._run, todo[0].name, self._reader.skipped)
             except Exception as error:
                 hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
@@ -461,7 +463,7 @@ class Supervisor:
         self._saved_step = found.checkpoint[1].step if found.checkpoint else 0
         lost = max(0, self._row.step - found.step) if stage.name == self._row.stage else 0
         self._journal.note(
-            "launched", {"attempt": self._attempt.name, "stage": stage.name, **found.said(), "lost_steps": lost}
+            EventKind.LAUNCHED, {"attempt": self._attempt.name, "stage": stage.name, **found.said(), "lost_steps": lost}
         )
         begun: dict[str, Any] = {
             "stage": stage.name,
@@ -478,7 +480,7 @@ class Supervisor:
 
     def _launch_later(self, why: str) -> None:
         self._launch_tries += 1
-        self._journal.note("launch_failed", {"why": why, "tries": self._launch_tries})
+        self._journal.note(EventKind.LAUNCH_FAILED, {"why": why, "tries": self._launch_tries})
         if self._launch_tries >= LAUNCH_TRIES:
             self._post(lambda: self._happened(core.RetriesExhausted(why)))
             return
@@ -510,14 +512,16 @@ class Supervisor:
             case wire.Beat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
             case wire.Vitals(attempt=attempt) if self._is_current(attempt):
-                self._sampler.hear(message)
+                self._sampler.add_rank_metrics(message)
                 self._data.consider(self._sampler.latest())
             case wire.Place(attempt=attempt) if self._is_current(attempt):
                 self._hangs.heard(message, self._clock.now_s())
                 self._room.heard(message)
             case wire.Saved():  # of the dead, too: the keeper writes what they left
                 self._reader.submit(lambda: self._reader.read_back(message))
-            case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
+            case wire.Note(attempt=attempt, kind=kind, facts=facts) if (
+                self._is_current(attempt) and kind in NOTED_BY_RANKS
+            ):
                 self._journal.note(kind, dict(facts))
             case wire.Unwritten(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._write_late(self._attempt, message)
@@ -538,9 +542,9 @@ class Supervisor:
 
     def _asked(self, what: str, within_s: float, reply: Reply) -> None:
         if what == "stop":
-            self._happened(core.StopRequested(core.PERSONS_STOP))
+            self._happened(core.StopRequested(Reason.USER))
         elif what == "suspend":
-            self._happened(core.StopRequested(DAEMONS_STOP, self._clock.now_s() + within_s))
+            self._happened(core.StopRequested(Reason.DAEMON, self._clock.now_s() + within_s))
         elif what == "save":
             self._happened(core.SaveRequested())
         reply(wire.Answer(what in ("stop", "suspend", "save", "ping"), self._session.phase.value))
@@ -612,7 +616,7 @@ class Supervisor:
 
     def _newest_saved(self, stage: str) -> int:
         """The newest step of the stage that is on disk and verified; 0 for none."""
-        rows = checkpoint_rows.of_run(self._engine, self._run.id, "verified")
+        rows = checkpoint_rows.of_run(self._engine, self._run.id, CheckpointState.VERIFIED)
         return max((row.step for row in rows if row.stage == stage), default=0)
 
     def _written_down(self) -> set[str]:
@@ -657,25 +661,30 @@ class Supervisor:
         """In the journal's thread, once what was verified is written down."""
         for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
             if self._reader.drop(doomed):  # else the session is over, and the next one clears up
-                checkpoint_rows.set_state(self._engine, str(doomed), "dropped")
+                checkpoint_rows.set_state(self._engine, str(doomed), CheckpointState.DROPPED)
 
     def save_failed(self, why: str) -> None:
         self._happened(core.SaveFailed(why))
 
     def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
-        self._journal.note("set_aside" if was else "passed_over", {"checkpoint": place.name, "why": str(error)})
+        self._journal.note(
+            EventKind.CHECKPOINT_QUARANTINED if was else EventKind.CHECKPOINT_SKIPPED,
+            {"checkpoint": place.name, "why": str(error)},
+        )
         if was:
             self._known.discard(str(was))
-            self._journal.write(lambda: checkpoint_rows.set_state(self._engine, str(was), "broken", error.what))
+            self._journal.write(
+                lambda: checkpoint_rows.set_state(self._engine, str(was), CheckpointState.BROKEN, error.what)
+            )
 
     def reader_failed(self, why: str) -> None:
-        self._journal.note("reader_failed", {"why": why})
+        self._journal.note(EventKind.READER_FAILED, {"why": why})
 
     def _ended(self, attempt: Running) -> None:
         if self._attempt is not attempt:
             return  # we ended it ourselves and have written that down
         for stage in attempt.opened_again:
-            self._journal.note("stage_opened_again", {"stage": stage})
+            self._journal.note(EventKind.STAGE_REOPENED, {"stage": stage})
         event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step, self._known)
         event = core.in_vain(self._session, event) or event
         if attempt.failed_by_itself() and not isinstance(event, core.OutOfMemory | core.Unwell):
@@ -689,7 +698,7 @@ class Supervisor:
     def _remember(self, attempt: Running, taken: wire.Remedied | core.Unwell) -> None:
         """A remedy, before anything is launched that it is for."""
         why = taken.why if isinstance(taken, wire.Remedied) else taken.cause
-        self._journal.note("remedied", {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
+        self._journal.note(EventKind.REMEDIED, {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
         if isinstance(taken, wire.Remedied):
             self._tell_people(core_notices.remedied(taken.remedy, why, self._row.step))
         session_id = self._row.id
@@ -700,21 +709,22 @@ class Supervisor:
         if attempt.from_snapshot is not None and self._row.step <= attempt.row.first_step:
             snapshots.forget(self.folder, attempt.from_snapshot)
 
-    def _end_attempt(self, outcome: str, cause: str) -> dict[str, Any] | None:
+    def _end_attempt(self, outcome: Outcome, cause: str) -> dict[str, Any] | None:
         """The attempt is over; what to write down of it, None where there was none."""
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return None
         self._hangs.remember()
-        if not self._attached and outcome != "crashed":
+        if not self._attached and outcome is not Outcome.CRASHED:
             what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
-            self._journal.note("never_attached", {"stage": attempt.row.stage, "what": what})
+            self._journal.note(EventKind.NEVER_ATTACHED, {"stage": attempt.row.stage, "what": what})
         return {
             "attempt_id": attempt.row.id,
             "outcome": outcome,
             "cause": cause,
             "last_step": self._row.step,
-            "gained": self._row.step > attempt.furthest or outcome == "unwell",  # the plan's remedies bound those
+            "gained": self._row.step > attempt.furthest
+            or outcome is Outcome.DIVERGED,  # the plan's remedies bound those
         }
 
     def _hear_threads(self) -> None:
@@ -761,7 +771,7 @@ class Supervisor:
         at_s = self._session.deadline_s
         if at_s != self._told_s and (at_s is None or self._told_s is None or abs(at_s - self._told_s) > 0.05):
             self._told_s = at_s
-            self._channel.tell_all(wire.Deadline(at_s))
+            self._channel.broadcast(wire.Deadline(at_s))
 
     def _wall_at(self) -> Any:
         left = None if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()
@@ -787,10 +797,10 @@ class Supervisor:
     def _platform_ends_us(self) -> None:
         self._signals += 1
         wall_s = self._clock.now_s() + SIGTERM_GRACE_S
-        self._post(lambda: self._happened(core.StopRequested("SIGTERM", wall_s)))
+        self._post(lambda: self._happened(core.StopRequested(Reason.SIGTERM, wall_s)))
 
     def _person_interrupts(self) -> None:
         """Ctrl-C: save and stop; twice: stop at once."""
         self._interrupts, self._signals = self._interrupts + 1, self._signals + 1
         wall_s = None if self._interrupts == 1 else self._clock.now_s()
-        self._post(lambda: self._happened(core.StopRequested(core.PERSONS_STOP, wall_s)))
+        self._post(lambda: self._happened(core.StopRequested(Reason.USER, wall_s)))

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from sqlalchemy import Engine
 
 from db import runs, sessions, transfer
@@ -25,6 +24,7 @@ from db.imported import Columns
 from db.records import RunInfo
 from orchestrator import foreign, manifest
 from orchestrator.core import retention
+from orchestrator.core.codes import CheckpointState, EventKind, RunState
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
 from orchestrator.foreign import Budget, BudgetSpent
 from orchestrator.manifest import FileEntry, Manifest
@@ -41,11 +41,12 @@ from orchestrator.runtime.finding import (
     order_of,
     place_of,
 )
+from orchestrator.system import files, hashing
 from orchestrator.wire import CACHED, MAX_CACHED_BYTES, plain_text
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]
-GOES_ON = {"state": "active", "why": "", "finished_at": None}
+GOES_ON = {"state": RunState.ACTIVE, "why": "", "finished_at": None}
 RESERVE_BYTES = 1 << 20
 RATED_S, RATED_BYTES = 20.0, 64 << 20
 """What manifests of a source are read again for, to find the best of them."""
@@ -63,14 +64,17 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
     order = order_of(stages, found.training, found.rows.finished if found.rows else None)
     copied, told = _copy(found, order, run, NOWHERE, watcher)
     remembered = found.rows.checkpoints if found.rows else []
-    if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
+    if not copied and (
+        found.checkpoints
+        or any(row["state"] in (CheckpointState.VERIFIED, CheckpointState.BROKEN) for row in remembered)
+    ):
         raise CheckpointBroken(
             f"no checkpoint of run {found.run_id} in the sources can be used",
             *(facts["why"] for _, facts in told[:8]),
             next_step="have its whole state in a source, or begin anew with --fresh",
         )
     if not copied:
-        told.append(("found", {"source": str(found.database), "run": found.run_id}))
+        told.append((EventKind.CHECKPOINT_IMPORTED, {"source": str(found.database), "run": found.run_id}))
     told += _copy_best(found, plan, run, copied, watcher)
     return _write_down(engine, run, stages, found, copied, [*found.events, *told])
 
@@ -144,12 +148,14 @@ def _copy(
                     _copy_checkpoint(item, target, moved)
                 except CheckpointBroken as error:
                     watcher.note(f"{item.folder} was passed over: {error}")
-                    events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                    events.append(
+                        (EventKind.CHECKPOINT_SKIPPED, {"checkpoint": str(item.folder), "why": plain_text(str(error))})
+                    )
                     continue
                 described = manifest.read(target)
                 copied[str(target)] = columns = _columns(item.folder, described)
                 facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-                events.append(("found", facts | {"run": found.run_id}))
+                events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
                 watcher.found(described, item.folder)
                 break
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
@@ -172,12 +178,14 @@ def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns
                     _copy_checkpoint(item, _target(root, item), _counter(watcher, _room_for([item], (), root)))
             except (CheckpointBroken, CheckpointUnreadable, StateUnusable) as error:
                 watcher.note(f"the best checkpoint of stage {stage.name}, {item.folder}, was passed over: {error}")
-                events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                events.append(
+                    (EventKind.CHECKPOINT_SKIPPED, {"checkpoint": str(item.folder), "why": plain_text(str(error))})
+                )
                 continue
             described = manifest.read(_target(root, item))
             copied[str(_target(root, item))] = columns = _columns(item.folder, described)
             facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-            events.append(("found", facts | {"run": found.run_id}))
+            events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
             watcher.found(described, item.folder)
             break
     return events
@@ -217,30 +225,24 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
         _copy_file(item.folder, aside / manifest.NAME, moved, None)
         if essence_of(manifest.read(aside)) != item.essence:
             raise CheckpointBroken(f"{item.folder} changed while it was copied")
-        manifest.fsync_folder(aside)
+        files.sync_folder(aside)
         aside.rename(target)
-        manifest.fsync_folder(target.parent)
+        files.sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
 def _copy_file(folder: Path, target: Path, moved: Moved, expected: FileEntry | None) -> None:
-    digest, count = xxhash.xxh3_128(), 0
+    chunks, max_bytes = manifest.chunks(folder, target.name.removesuffix(".part")), expected.bytes if expected else None
     with open(target, "xb") as file:
-        for chunk in manifest.chunks(folder, target.name.removesuffix(".part")):
-            count += len(chunk)
-            if expected and count > expected.bytes:
-                break
-            digest.update(chunk)
-            file.write(chunk)
-            moved(len(chunk))
+        digest, count = hashing.copy_hashed(chunks, file, max_bytes=max_bytes, on_chunk=moved)
         file.flush()
         os.fsync(file.fileno())
-    if expected and (digest.hexdigest() != expected.xxh3_128 or count != expected.bytes):
+    if expected and (digest != expected.xxh3_128 or count != expected.bytes):
         raise CheckpointBroken(
             f"{folder} does not match its manifest",
-            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest.hexdigest()[:12]}…",
+            f"{target.name}: expected xxh3 {expected.xxh3_128[:12]}…, found {digest[:12]}…",
         )
 
 
@@ -263,10 +265,10 @@ def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
     if top is None:
         return {}
     names = ((Path(folder), name) for folder, _, names in os.walk(top) for name in names)
-    files = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
-    if len(files) > OUTPUTS:
+    paths = [folder / name for folder, name in islice(names, OUTPUTS + 1)]
+    if len(paths) > OUTPUTS:
         watcher.note(f"{top} holds more than {OUTPUTS} files: the first {OUTPUTS} of them are copied")
-    return {path: top for path in files[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
+    return {path: top for path in paths[:OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
 
 
 def _values_of(found: Found, ours: Path) -> dict[Path, Path]:

@@ -9,8 +9,9 @@ from sqlalchemy import Engine
 
 from db.records import RunInfo
 from orchestrator.core import room
+from orchestrator.hardware import devices
 from orchestrator.plan import Plan
-from orchestrator.runtime import devices, rungs
+from orchestrator.runtime import rungs
 from orchestrator.runtime.attempts import Running
 from orchestrator.wire import Place
 

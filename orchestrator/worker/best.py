@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import manifest
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.wire import Launch, Note, Saved
 from orchestrator.worker.board import SAVE, SLOT, STOP, Board
@@ -88,7 +89,7 @@ class Best:
         if agreed is None:
             self._is_alone = True
             why = f"{self.metric} was reported on some ranks only, in the midst of an epoch"
-            self._tell(Note(self._launch.attempt, "best_not_saved", {"step": str(step), "why": why}))
+            self._tell(Note(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
         return agreed or 0
 
     def spent(self, seconds: float) -> None:
@@ -138,7 +139,9 @@ class Best:
             found = manifest.read(folder)
             manifest.write(folder, replace(found, metrics=self._metrics.values, measured=self._metrics.measured))
         except (OSError, CheckpointBroken, CheckpointUnreadable) as error:
-            self._tell(Note(self._launch.attempt, "best_not_saved", {"step": str(step), "why": str(error)[:500]}))
+            self._tell(
+                Note(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": str(error)[:500]})
+            )
             return
         self.saved(step)
         self._tell(Saved(self._launch.attempt, str(folder), step, found.total_bytes, 0.0, 0.0))

@@ -10,7 +10,6 @@ A file is a line of JSON (format, key, bytes and hash of the rest), then the val
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,9 @@ import torch.distributed as dist
 import xxhash
 
 from orchestrator import foreign, manifest
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import KgorchError
+from orchestrator.system import files
 from orchestrator.wire import MAX_CACHED_BYTES
 from orchestrator.worker.board import PeersLost
 from orchestrator.worker.group import UNLIMITED
@@ -53,7 +54,9 @@ class Progress:
         print(f"{what}: {done}{f' of {total}' if total else ''} in {passed_s:.0f} s{left}", flush=True)
         if now_s - self._told_s >= TOLD_S or is_over:
             self._told_s = now_s
-            self._tell("reading", {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s})
+            self._tell(
+                EventKind.READING, {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s}
+            )
 
 
 class Store:
@@ -80,15 +83,8 @@ class Store:
         """Whole or not at all. Raises: OSError."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            aside = self._folder / f"{name}.part"
-            try:
-                with open(aside, "wb") as file:
-                    file.write(json.dumps(_head(key, value)).encode() + b"\n" + value)
-                    file.flush()
-                    os.fsync(file.fileno())
-                aside.rename(self._folder / f"{name}.json")
-            finally:
-                aside.unlink(missing_ok=True)
+            content = json.dumps(_head(key, value)).encode() + b"\n" + value
+            files.write(self._folder / f"{name}.json", content, durable=True)
 
 
 def _head(key: str, value: bytes) -> dict[str, Any]:

@@ -7,7 +7,6 @@ it is loaded once with `weights_only` before it takes its name.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
+from orchestrator.system import files
 from orchestrator.worker import state
 
 
@@ -40,22 +40,17 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
     taken = {key: _Taken() for key in ([name] if name is not None else tree)}
     state.restore(taken, {key: tree[key] for key in taken}, fetch)
     content = _plain(taken[name].content if name is not None else {key: item.content for key, item in taken.items()})
-    aside = out.with_name(out.name + ".part")
     try:
-        with open(aside, "wb") as file:
+        with files.replacement(out, durable=True) as file:
             torch.save(content, file)
             file.flush()
-            os.fsync(file.fileno())
-        torch.load(aside, map_location="cpu", weights_only=True, mmap=True)
-        aside.rename(out)
+            torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise KgorchError(
             "what is tracked holds a value that this PyTorch does not load with weights_only",
             str(error).partition("\n")[0],
             next_step="export one name with --only, or into .safetensors",
         ) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return len(tensors)
 
 

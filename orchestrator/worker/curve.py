@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.core import curve
 from orchestrator.core.curve import Mark, Record, Recorder
+from orchestrator.system import files
 from orchestrator.wire import Launch
 
 WAITING = 512
@@ -125,9 +126,7 @@ class Writer:
     def _thin(self) -> None:
         """Half of the bytes, in a new file under the same name. Raises: OSError, with the file as it was."""
         kept = curve.thinned(curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
-        aside = self._path.with_suffix(".part")
-        aside.write_text("".join(f"{curve.encode(record)}\n" for record in kept))
-        aside.rename(self._path)
+        files.write(self._path, "".join(f"{curve.encode(record)}\n" for record in kept).encode())
         self._close()
         self._open()
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from orchestrator.core import health
+from orchestrator.core.codes import EventKind
 from orchestrator.core.health import LOSS, WEIGHTS, Spike, Taken, Trouble
 from orchestrator.wire import Launch, Message, Note, Remedied
 from orchestrator.worker.host_copy import HostCopy
@@ -216,7 +217,9 @@ class Health:
 
     def _see(self, kind: str, step: int, what: str, call: int) -> None:
         self._trouble = Trouble(kind, self._rank, step, what, call, self._since)
-        self._send(Note(self._attempt, "unwell", {"rank": str(self._rank), "step": str(step), "what": what}))
+        self._send(
+            Note(self._attempt, EventKind.HEALTH_ISSUE, {"rank": str(self._rank), "step": str(step), "what": what})
+        )
 
     # The weights
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from orchestrator.core import memory
+from orchestrator.core.codes import EventKind
 from orchestrator.core.memory import Facts, Rung, Settings
 from orchestrator.wire import Launch, Message, Note, RungTaken
 from orchestrator.worker import activation
@@ -95,14 +96,14 @@ class Ladder:
     def tell_lack(self, rank: int, step: int, said: str) -> None:
         """For the journal, before anything else can go wrong."""
         facts = {"rank": str(rank), "step": str(step), "what": said}
-        self._send(Note(self._attempt, "out_of_memory", facts))
+        self._send(Note(self._attempt, EventKind.OUT_OF_MEMORY, facts))
 
     def tell(self, rank: int) -> None:
         """What the supervisor's choice hangs on, when it has changed."""
         if rank == 0 and self._facts != self._told:
             self._told = self._facts
             facts = {name: str(value) for name, value in self._facts.as_dict().items()} | {"stage": self._stage}
-            self._send(Note(self._attempt, "memory_facts", facts))
+            self._send(Note(self._attempt, EventKind.MEMORY_FACTS, facts))
 
     def down(self, step: int, why: str, *, tells: bool, must: bool) -> None:
         """Take the next rung, before `step`.

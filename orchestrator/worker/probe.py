@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.errors import KgorchError
+from orchestrator.system import files
 from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker import batches
 from orchestrator.worker.backward import Backward
@@ -236,9 +237,7 @@ class Probe:
     def _say_trying(self, microbatch: int, checkpointing: bool) -> None:
         """To who launches a probe again that was killed in it."""
         if self._rank == 0:
-            aside = self._path.with_name("trying.part")
-            aside.write_text(json.dumps([microbatch, checkpointing]))
-            aside.rename(self._path.with_suffix(".trying"))
+            files.write(self._path.with_suffix(".trying"), json.dumps([microbatch, checkpointing]).encode())
 
     def _those_killed(self) -> list[Trial]:
         return [Trial(size or self.found.share, kind, ran_out=True) for size, kind in self._killed]
@@ -341,9 +340,7 @@ class Probe:
         self.found.num_workers = self._ladder.most_workers
         self.found.ended_at_s = boottime_s()
         if self._rank == 0:
-            aside = self._path.with_suffix(".part")
-            aside.write_text(json.dumps(vars(self.found)))
-            aside.rename(self._path)
+            files.write(self._path, json.dumps(vars(self.found)).encode())
 
 
 def _samples(parts: list[Any]) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator import manifest, wire
+from orchestrator.core.codes import EventKind
 from orchestrator.manifest import Manifest
 from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Note, Room, SaveFailed, boottime_s
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
@@ -261,7 +262,7 @@ class Saver:
                 if pinned
                 else "there is no room for them in memory, so they are files"
             )
-            self._tell(Note(told.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
+            self._tell(Note(told.attempt, EventKind.SNAPSHOTS_NOT_PINNED, {"rank": str(self._rank), "why": why}))
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator import __version__
+from orchestrator.core.codes import EventKind
 from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
@@ -170,7 +171,7 @@ class Session:
             self._best = Best(launch, self.rank, self._board, self._saver, self._metrics, self._link.send)
         if self._member.shares_gpu and self.rank == 0:
             why = f"{self.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
-            self._link.send(Note(launch.attempt, "gloo_instead_of_nccl", {"why": why}))
+            self._link.send(Note(launch.attempt, EventKind.GLOO_INSTEAD_OF_NCCL, {"why": why}))
         self._ladder = Ladder(launch, self.device, self._link.send)
         self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         if launch.probe is not None:
@@ -419,7 +420,7 @@ class Session:
             self._store.write(name, key, value)
         except OSError as error:  # a full disk: the next session computes it again
             print(f"kgorch: session.cached({name!r}) is not kept: {error}", flush=True)
-            self._note("not_cached", {"name": name, "why": str(error)[:500]})
+            self._note(EventKind.NOT_CACHED, {"name": name, "why": str(error)[:500]})
         return value
 
     def progress(self, what: str, done: int, total: int | None = None) -> None:
@@ -573,7 +574,9 @@ class Session:
                     what, next_step="name what a checkpoint must hold: session.track(model=…, optimizer=…)"
                 )
             print(f"kgorch: {what}", file=sys.stderr, flush=True)
-            self._link.send(Note(self._launch.attempt, "tracks_nothing", {"stage": self._launch.stage, "what": what}))
+            self._link.send(
+                Note(self._launch.attempt, EventKind.TRACKS_NOTHING, {"stage": self._launch.stage, "what": what})
+            )
 
     def _climb_in(self, source: Loader | Replay) -> None:
         """Onto the rung that was in force at this step."""
@@ -891,7 +894,7 @@ class Session:
             self._metrics_dropped_told = True
             print(f"kgorch: session.report(): not kept: {self._metrics.dropped}", flush=True)
             if self._launch and self.rank == 0:
-                self._link.send(Note(self._launch.attempt, "metrics_dropped", {"why": self._metrics.dropped}))
+                self._link.send(Note(self._launch.attempt, EventKind.METRICS_DROPPED, {"why": self._metrics.dropped}))
 
     @property
     def exactness(self) -> dict[str, str]:
@@ -906,7 +909,7 @@ class Session:
         if not facts.items() <= self._exactness.items():
             self._exactness |= facts
             if self._launch and self.rank == 0:
-                self._link.send(Note(self._launch.attempt, "exactness", self.exactness))
+                self._link.send(Note(self._launch.attempt, EventKind.EXACTNESS, self.exactness))
 
     def _hello(self) -> Hello:
         assert self._launch

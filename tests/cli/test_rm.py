@@ -16,8 +16,9 @@ from db import charges, queue, runs, sessions
 from db.engine import open_database
 from db.tables import Base
 from orchestrator.errors import ExitCode
-from orchestrator.runtime import processes, removal
-from orchestrator.runtime.home import Lock
+from orchestrator.runtime import removal
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import FileLock
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -104,31 +105,31 @@ def test_the_fields_of_json_are_those_that_were_promised(place, capfd):
 
 def test_a_run_whose_supervisor_lives_is_refused(place, engine, capfd):
     session = sessions.open_session(
-        engine, "digits", boot_id=processes.boot_id(), supervisor_pid=os.getpid(),
-        supervisor_started_ticks=processes.started_ticks(os.getpid()),
+        engine, "digits", boot_id=process_identity.boot_id(), supervisor_pid=os.getpid(),
+        supervisor_started_ticks=process_identity.start_ticks(os.getpid()),
     )  # fmt: skip
     assert code_of(["rm", "digits", "--yes"]) == ExitCode.MISTAKE
     told = capfd.readouterr().err
     assert "digits/1 lives" in told and "next: kgorch stop digits" in told
     sessions.update_session(engine, session.id, supervisor_pid=None)
-    held = Lock(place / "home" / "runs" / "digits" / "lock")
-    assert held.take()
+    held = FileLock(place / "home" / "runs" / "digits" / "lock")
+    assert held.acquire()
     assert code_of(["rm", "digits", "--yes"]) == ExitCode.MISTAKE
     held.release()
     assert code_of(["rm", "digits", "--yes"]) == 0
 
 
 def test_a_run_that_trains_without_a_supervisor_is_refused(place, capfd):
-    held = Lock(place / "home" / "runs" / "ink" / "1" / "attempts" / "1.1" / "lock")
-    assert held.take()
+    held = FileLock(place / "home" / "runs" / "ink" / "1" / "attempts" / "1.1" / "lock")
+    assert held.acquire()
     assert code_of(["rm", "ink", "--yes"]) == ExitCode.MISTAKE and "ink/1 lives" in capfd.readouterr().err
     held.release()
     assert code_of(["rm", "ink", "--yes"]) == 0
 
 
 def test_an_older_run_is_removed_while_a_newer_one_of_its_name_lives(place, engine):
-    held = Lock(place / "home" / "runs" / "ink" / "lock")  # the supervisor of ink/2
-    assert held.take()
+    held = FileLock(place / "home" / "runs" / "ink" / "lock")  # the supervisor of ink/2
+    assert held.acquire()
     assert code_of(["rm", "ink/1", "--yes"]) == 0
     held.release()
     assert runs.newest(engine, "ink") is None

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime import units
+from orchestrator.system import systemd_units
 
 
 def test_what_is_printed_is_what_is_installed_whatever_the_unit(kgorch, tmp_path):
     kgorch("systemd", "install", "--user", "--into", str(tmp_path / "units"))
-    for unit in units.UNITS:
+    for unit in systemd_units.UNITS:
         printed = kgorch("systemd", "print", unit, "--user").stdout
         assert printed == (tmp_path / "units" / unit).read_text()
-        assert f'"KGORCH_HOME={kgorch.home}"' in printed and printed.startswith(units.MARK)
+        assert f'"KGORCH_HOME={kgorch.home}"' in printed and printed.startswith(systemd_units.MARK)
         assert "$" not in printed.replace("$(systemd-escape", ""), "all is filled in"
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import wire
-from orchestrator.runtime.channel import Channel
+from orchestrator.system.sockets.control_socket import ControlSocket
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 MANY = settings(max_examples=600 * FUZZ, deadline=None, database=None)
@@ -131,7 +131,7 @@ def test_descriptors_that_come_with_a_line_nobody_can_read_or_expects_are_closed
 def test_a_server_that_is_closed_leaves_no_descriptor_open(tmp_path):
     before = open_files()
     for _ in range(3):
-        channel = Channel(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True)))
+        channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True)))
         with wire.connect(tmp_path / "control.sock") as peer:
             wire.send(peer, wire.Ask("ping"))
             assert peer.recv(4096)

@@ -19,6 +19,7 @@ MAY = {
     "orchestrator.platforms": {"orchestrator.platforms"},
     "orchestrator.worker": {
         "orchestrator.worker",
+        "orchestrator.core.codes",
         "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
         "orchestrator.core.health",
         "orchestrator.core.curve",
@@ -28,11 +29,33 @@ MAY = {
         "orchestrator.foreign",
         "orchestrator.shard",
         "orchestrator.errors",
+        "orchestrator.system.files",
         "orchestrator",
     },
-    "db": {"db", "orchestrator.errors", "orchestrator.foreign"},  # it reads a stranger's database, too
+    "db": {
+        "db",
+        "orchestrator.core.codes",
+        "orchestrator.errors",
+        "orchestrator.foreign",
+    },  # it reads a stranger's database, too
+    "orchestrator.system": {
+        "orchestrator.system",
+        "orchestrator.errors",
+        "orchestrator.wire",
+        "orchestrator.core.names",  # what a run may be called, which is a folder's name
+    },
+    "orchestrator.hardware": {
+        "orchestrator.hardware",
+        "orchestrator.system",
+        "orchestrator.core",
+        "orchestrator.wire",
+        "orchestrator.errors",
+        "db.samples",
+    },
     "orchestrator.runtime": {
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.core",
         "orchestrator.platforms",
         "orchestrator.wire",
@@ -48,6 +71,8 @@ MAY = {
         "orchestrator.report",
         "orchestrator.core",
         "orchestrator.runtime",
+        "orchestrator.system",
+        "orchestrator.hardware",
         "orchestrator.wire",
         "orchestrator.plan",  # one that is checked has no rows yet
         "orchestrator.platforms",
@@ -68,6 +93,7 @@ STANDARD_LIBRARY_ALONE = (
     "orchestrator.foreign",
     "orchestrator.shard",
     "orchestrator.platforms",
+    "orchestrator.system.files",
     "orchestrator.runtime.shim",
 )
 

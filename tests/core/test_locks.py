@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime import claims, processes
-from orchestrator.runtime.home import Lock, is_held
+from orchestrator.hardware import gpu_locks
+from orchestrator.system import process_identity
+from orchestrator.system.file_lock import FileLock, is_locked
 
 
 def holder(path: Path) -> subprocess.Popen[str]:
     """Another process that holds the lock until its stdin is closed."""
-    program = (
-        f"from orchestrator.runtime.home import Lock\nfrom pathlib import Path\nlock = Lock(Path({str(path)!r}))\n"
-    )
-    program += "print(lock.take(), flush=True)\ninput()"
+    program = "from orchestrator.system.file_lock import FileLock\nfrom pathlib import Path\n"
+    program += f"lock = FileLock(Path({str(path)!r}))\n"
+    program += "print(lock.acquire(), flush=True)\ninput()"
     made = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
@@ -34,28 +34,28 @@ def holder(path: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("what", ["deleted", "replaced"])
 def test_a_lock_whose_file_was_removed_is_held_again_once_its_holder_has_looked(tmp_path, what):
     path = tmp_path / "runs" / "test" / "lock"
-    ours = Lock(path)
-    assert ours.take() and ours.hold()
+    ours = FileLock(path)
+    assert ours.acquire() and ours.refresh()
     path.unlink()
     if what == "replaced":
         path.touch()
-    assert not is_held(path)
-    assert ours.hold() and is_held(path) and not Lock(path).take()
+    assert not is_locked(path)
+    assert ours.refresh() and is_locked(path) and not FileLock(path).acquire()
     ours.release()
-    assert not is_held(path) and Lock(path).take()
+    assert not is_locked(path) and FileLock(path).acquire()
 
 
 def test_a_lock_that_another_took_after_its_file_was_removed_is_not_ours_any_more(tmp_path):
     path = tmp_path / "lock"
-    ours = Lock(path)
-    assert ours.take()
+    ours = FileLock(path)
+    assert ours.acquire()
     path.unlink()
     other = holder(path)
     try:
-        assert not ours.hold()
+        assert not ours.refresh()
     finally:
         other.communicate("\n")
-    assert ours.hold()
+    assert ours.refresh()
 
 
 def test_a_lock_taken_on_a_file_that_was_just_replaced_is_taken_on_the_one_that_is_there(tmp_path, monkeypatch):
@@ -69,8 +69,8 @@ def test_a_lock_taken_on_a_file_that_was_just_replaced_is_taken_on_the_one_that_
         lock_file(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", replaced_before_the_lock)
-    ours = Lock(path)
-    assert ours.take() and is_held(path)
+    ours = FileLock(path)
+    assert ours.acquire() and is_locked(path)
     ours.release()
 
     other = holder(path)
@@ -84,20 +84,20 @@ def test_a_lock_taken_on_a_file_that_was_just_replaced_is_taken_on_the_one_that_
             lock_file(descriptor, how)
 
         monkeypatch.setattr(fcntl, "flock", restored_before_the_lock)
-        assert is_held(path)
+        assert is_locked(path)
     finally:
         other.communicate("\n")
 
 
 def test_a_lock_moves_with_its_folder(tmp_path):
     path = tmp_path / "home" / "lock"
-    ours = Lock(path)
-    assert ours.take()
+    ours = FileLock(path)
+    assert ours.acquire()
     (tmp_path / "home").rename(tmp_path / "home2")
-    assert is_held(tmp_path / "home2" / "lock")
-    assert ours.hold() and is_held(tmp_path / "home2" / "lock")
+    assert is_locked(tmp_path / "home2" / "lock")
+    assert ours.refresh() and is_locked(tmp_path / "home2" / "lock")
     ours.release()
-    assert not is_held(tmp_path / "home2" / "lock")
+    assert not is_locked(tmp_path / "home2" / "lock")
 
 
 def test_who_only_asks_whether_a_lock_is_held_keeps_nobody_from_taking_it(tmp_path):
@@ -106,14 +106,14 @@ def test_who_only_asks_whether_a_lock_is_held_keeps_nobody_from_taking_it(tmp_pa
 
     def ask() -> None:
         while not is_over.wait(0.001):
-            is_held(path)
+            is_locked(path)
 
     asking = threading.Thread(target=ask)
     asking.start()
     try:
         for _ in range(200):
-            lock = Lock(path)
-            assert lock.take()
+            lock = FileLock(path)
+            assert lock.acquire()
             lock.release()
     finally:
         is_over.set()
@@ -124,27 +124,27 @@ def test_which_process_holds_a_file_of_which_folder_is_a_question_to_the_kernel(
     path = tmp_path / "home" / "lock"
     other = holder(path)
     try:
-        assert processes.has_open(other.pid, path)
+        assert process_identity.has_open_file(other.pid, path)
         path.unlink()
-        assert processes.has_open(other.pid, path)
+        assert process_identity.has_open_file(other.pid, path)
         path.touch()
-        assert processes.has_open(other.pid, path)
+        assert process_identity.has_open_file(other.pid, path)
         (tmp_path / "copy").mkdir()
         (tmp_path / "copy" / "lock").touch()
-        assert not processes.has_open(other.pid, tmp_path / "copy" / "lock")
+        assert not process_identity.has_open_file(other.pid, tmp_path / "copy" / "lock")
         (tmp_path / "link").symlink_to(tmp_path / "home")
-        assert processes.has_open(other.pid, tmp_path / "link" / "lock")
+        assert process_identity.has_open_file(other.pid, tmp_path / "link" / "lock")
     finally:
         other.communicate("\n")
-    assert not processes.has_open(other.pid, path)
+    assert not process_identity.has_open_file(other.pid, path)
 
 
 def test_a_device_whose_lock_file_is_removed_is_claimed_again(tmp_path):
-    device = claims.Device("GPU-1", "0")
-    claim = claims.Claim(*claims._locked(tmp_path, [device], 1, share=False), tmp_path)
+    device = gpu_locks.LockableGpu("GPU-1", "0")
+    claim = gpu_locks.GpuLocks(*gpu_locks._lock(tmp_path, [device], 1, share=False), tmp_path)
     (tmp_path / "devices" / "GPU-1.lock").unlink()
-    assert claims.states(tmp_path, [device]) == (1, 0)
-    claim.hold()
-    assert claims.states(tmp_path, [device]) == (0, 0)
+    assert gpu_locks.count_free_and_shared(tmp_path, [device]) == (1, 0)
+    claim.refresh()
+    assert gpu_locks.count_free_and_shared(tmp_path, [device]) == (0, 0)
     claim.release()
-    assert claims.states(tmp_path, [device]) == (1, 0)
+    assert gpu_locks.count_free_and_shared(tmp_path, [device]) == (1, 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.runtime import devices, shim
-from orchestrator.runtime import memory as host
+from orchestrator.hardware import devices
+from orchestrator.runtime import shim
+from orchestrator.system import host_memory as host
 from orchestrator.wire import Launch
 
 
@@ -36,17 +37,17 @@ def test_the_kernels_count_is_our_own_groups_of_either_version(tmp_path, monkeyp
         folder.mkdir(parents=True)
         (folder / name).write_text(f"low 0\noom_kill {version + 2}\n")
         monkeypatch.setattr(host, "_groups", lambda: [(version, tmp_path / str(version), "/job")])  # noqa: B023
-        assert host.kernel_kills() == version + 2
+        assert host.oom_kill_count() == version + 2
     monkeypatch.setattr(host, "_groups", lambda: [(2, tmp_path / "2", "/gone")])
-    assert host.kernel_kills() >= 0, "the machine's own count"
+    assert host.oom_kill_count() >= 0, "the machine's own count"
 
 
 def test_memory_is_waited_for_until_it_is_as_before_the_first_attempt(monkeypatch):
     readings = iter([[1 << 30], [9 << 30], [5 << 30], [1 << 30]])
-    monkeypatch.setattr(devices, "memory_used", lambda: next(readings))
-    held = devices.Memory()
-    assert held.wait_until_gone() == "" and held.wait_until_gone() == "" and not list(readings)
-    monkeypatch.setattr(devices, "memory_used", lambda: [9 << 30])
-    assert held.wait_until_gone(patience_s=0.3) == "more is in use than before the first attempt: GPU 0: 8192 MiB"
-    monkeypatch.setattr(devices, "memory_used", lambda: None)
-    assert held.wait_until_gone() == "", "without a driver there is nothing to wait for"
+    monkeypatch.setattr(devices, "used_memory", lambda: next(readings))
+    held = devices.GpuMemoryBaseline()
+    assert held.wait_until_released() == "" and held.wait_until_released() == "" and not list(readings)
+    monkeypatch.setattr(devices, "used_memory", lambda: [9 << 30])
+    assert held.wait_until_released(timeout_s=0.3) == "more is in use than before the first attempt: GPU 0: 8192 MiB"
+    monkeypatch.setattr(devices, "used_memory", lambda: None)
+    assert held.wait_until_released() == "", "without a driver there is nothing to wait for"

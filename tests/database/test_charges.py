@@ -15,13 +15,16 @@ from db import charges, queue, runs, sessions
 from db.charges import Own
 from db.records import PoolInfo
 from orchestrator.core import windows
+from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, used_s
+from orchestrator.hardware import devices
 from orchestrator.plan import parse
 from orchestrator.platforms.kaggle import PROFILE as KAGGLE
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import hours
-from orchestrator.runtime import devices, ledger, pools, processes
+from orchestrator.runtime import ledger, pools
 from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.system import process_identity
 
 SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
 WEEKLY = "Sat 00:00 UTC"
@@ -41,8 +44,13 @@ def terms(hours: float = 30.0, resets: str = WEEKLY, factor: float = 1.0) -> Ter
 
 def opened(engine, run, *, alive: bool = True, **columns):
     us = os.getpid()
-    ticks = processes.started_ticks(us) if alive else 1
-    where = {"boot_id": processes.boot_id(), "supervisor_pid": us, "supervisor_started_ticks": ticks, "pool": "p"}
+    ticks = process_identity.start_ticks(us) if alive else 1
+    where = {
+        "boot_id": process_identity.boot_id(),
+        "supervisor_pid": us,
+        "supervisor_started_ticks": ticks,
+        "pool": "p",
+    }
     return sessions.open_session(engine, run.id, **where | columns)
 
 
@@ -236,7 +244,7 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
 @pytest.mark.parametrize(("gpus", "factor"), [("0,1", 2.0), ("0", 1.0)])
 def test_the_platforms_hours_count_where_there_are_gpus(monkeypatch, gpus, factor):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr(devices, "name", lambda: "Tesla T4")
+    monkeypatch.setattr(devices, "model_name", lambda: "Tesla T4")
     found = ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE)
     assert (found.quota.pool, found.quota.total_s, found.factor) == ("kaggle", 108000.0, factor)
     assert found.resets == WEEKLY
@@ -251,7 +259,7 @@ def test_a_session_without_gpus_costs_nothing_of_the_platforms_hours_but_of_the_
 
 
 def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
-    monkeypatch.setattr(processes, "started_s", lambda _: ledger.boottime_s() - 300)
+    monkeypatch.setattr(process_identity, "start_time_s", lambda _: ledger.boottime_s() - 300)
     in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
     first, session = Ledger.opening(engine, plan, in_container), opened(engine, run)
@@ -279,23 +287,23 @@ def test_after_a_correction_used_is_what_the_person_said(engine, run, told_s, re
 
 def test_a_correction_wakes_the_runs_that_wait_for_the_pools_hours_and_no_others(engine, run):
     charges.tell_pool(engine, run.id, PoolInfo("p", 100.0, "never", 0.0, SATURDAY))
-    queue.put(engine, run.id, why="the quota", due_at=None)
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=None)
     assert pools.correct(engine, "other", 5.0)["resumed"] == 0
     assert pools.correct(engine, "p", 5.0)["resumed"] == 1
     assert queue.open_resume(engine, run.id).due_at <= datetime.now(UTC)
-    queue.put(engine, run.id, why="the wall", due_at=None)
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=None)
     assert pools.correct(engine, "p", 5.0)["resumed"] == 0
     for due_at in (SATURDAY, None):
-        queue.put(engine, run.id, why="the quota", due_at=due_at)
+        queue.put(engine, run.id, reason=Reason.QUOTA, due_at=due_at)
         assert queue.drop(engine, run.id)
         assert pools.correct(engine, "p", 5.0)["resumed"] == 0, "a person took it out"
 
 
 def test_a_claimed_place_in_the_queue_is_given_back_while_the_quota_is_spent(engine, run):
-    queue.put(engine, run.id, why="the wall", due_at=SATURDAY)
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=SATURDAY)
     with sqlite3.connect(engine.url.database) as database:
         database.execute("UPDATE resumes SET state = 'claimed'")
-    queue.put(engine, run.id, why="the quota", due_at=SATURDAY)
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=SATURDAY)
     assert queue.open_resume(engine, run.id).why == "the quota"
 
 
@@ -314,9 +322,10 @@ def test_ten_thousand_sessions_and_their_charges_take_milliseconds(engine, run):
     now = datetime.now(UTC)
     with sqlite3.connect(engine.url.database) as database:
         database.executemany(
-            "INSERT INTO sessions (run_id, number, place, phase, why, boot_id, wall_why, fixed_wall_why, pool, lead_s, started_at,"
-            " stage, first_step, epoch, epochs_total, step, steps_total, samples, step_s, metrics, exactness)"
-            " VALUES ('r1', ?, 'local', 'suspended', '', 'b', '', '', 'p', 0, '2026-11-21', '', 0, 0, 0, 0, 0, 0, 0, '{}', '{}')",
+            "INSERT INTO sessions (run_id, number, place, phase, reason, why, boot_id, wall_kind, fixed_wall_kind, pool, lead_s,"
+            " started_at, stage, first_step, epoch, epochs_total, step, steps_total, samples, step_s, metrics, exactness)"
+            " VALUES ('r1', ?, 'local', 'suspended', '', '', 'b', '', '', 'p', 0,"
+            " '2026-11-21', '', 0, 0, 0, 0, 0, 0, 0, '{}', '{}')",
             [(number,) for number in range(1, 10_001)],
         )
         stamps = [str((now - timedelta(minutes=5 * number)).replace(tzinfo=None)) for number in range(30_000)]

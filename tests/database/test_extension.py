@@ -128,7 +128,7 @@ def test_an_end_that_only_a_file_tells_finishes_the_stage_as_well(here):
     row = session_of(engine, run)
     attempt = sessions.last_attempt(engine, row.id)
     closes = {"attempt_id": attempt.id, "outcome": "finished", "cause": "", "last_step": 20, "gained": True}
-    entry = {"kind": "RunFinished", "phase": "finished", "facts": {}, "resume": None, "closes": closes, "why": ""}
+    entry = {"kind": "run_finished", "phase": "finished", "facts": {}, "resume": None, "closes": closes, "why": ""}
     endings.write(root.parent, row.number, entry)
     plan = parse(ONE, "p")
     assert settling.settle(engine, run, plan, sessions.last(engine, "r1"), attempt).phase == "finished"
@@ -175,7 +175,7 @@ def test_a_reader_that_is_closed_says_that_it_drops_nothing(tmp_path):
 
 
 def test_an_end_of_another_version_is_none_that_can_be_taken(tmp_path):
-    entry = {"kind": "RunFinished", "phase": "finished", "facts": {}, "resume": None, "closes": None}
+    entry = {"kind": "run_finished", "phase": "finished", "facts": {}, "resume": None, "closes": None}
     endings.write(tmp_path, 1, entry)
     endings.write(tmp_path, 2, entry | {"of_the_future": 1})
     assert endings.read(tmp_path, 1) == entry and endings.read(tmp_path, 2) is None

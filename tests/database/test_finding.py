@@ -48,7 +48,7 @@ def test_a_run_that_a_source_holds_becomes_ours_with_its_checkpoint_its_history_
     assert [entry["why"] for entry in history] == ["the wall", ""], "the earlier session is known"
     assert (here.home / "runs/ink/1/outputs/submission.csv").read_text() == "ink"
     facts = {"source": str(origin), "run": "r1", "stage": "train", "step": 20, "bytes": 140}
-    assert [event.facts for event in events if event.kind == "found"] == [facts]
+    assert [event.facts for event in events if event.kind == "checkpoint_imported"] == [facts]
     assert snapshot(source) == before, "nothing was written into the source"
 
 
@@ -276,9 +276,9 @@ def test_a_session_that_was_alive_when_its_state_was_kept_is_closed_as_it_was_la
     state(source, over=False)
     here.start()
     _, (first, _), events = here.look()
-    assert first["phase"] == "cut off" and first["attempts"][0]["outcome"] == "lost"
+    assert first["phase"] == "cut_off" and first["attempts"][0]["outcome"] == "lost"
     assert first["lasted_s"] < 60, "not until now, whenever that is"
-    assert [event.phase for event in events if event.kind == "SessionLost"] == ["cut off"]
+    assert [event.phase for event in events if event.kind == "session_lost"] == ["cut_off"]
 
 
 def test_a_broken_newest_is_passed_over_and_the_one_before_is_used(here, source):
@@ -287,7 +287,7 @@ def test_a_broken_newest_is_passed_over_and_the_one_before_is_used(here, source)
     (folder / "checkpoints/train/step-00000020/rank0.safetensors").unlink()
     opened, told = here.start()
     assert opened.row.first_step == 10
-    passed = [event.facts["why"] for event in here.look()[2] if event.kind == "passed_over"]
+    passed = [event.facts["why"] for event in here.look()[2] if event.kind == "checkpoint_skipped"]
     assert len(passed) == 2 and "xxh3" in passed[0] and "lacks" in passed[1] and len(told.notes) == 2
     assert [path.name for path in here.home.glob("runs/ink/1/checkpoints/train/*")] == ["step-00000010"]
 
@@ -426,7 +426,7 @@ def test_what_a_source_has_further_of_our_own_run_comes_in_and_what_it_has_less_
     assert here.start()[0].row.first_step == 20
     engine = open_database(source)
     row = session_of(engine, runs.newest(engine, "ink"))
-    sessions.record(engine, "r1", row.id, kind="AttemptSuspended", phase="suspended", facts={}, why="later")
+    sessions.record(engine, "r1", row.id, kind="attempt_suspended", phase="suspended", facts={}, why="later")
     engine.dispose()
     checkpoint(root, 40)
     opened, _ = here.start()
@@ -435,7 +435,7 @@ def test_what_a_source_has_further_of_our_own_run_comes_in_and_what_it_has_less_
     assert [entry["number"] for entry in history] == [1, 2, 3, 4, 5]
     assert history[3]["why"] == "later", "what happened there comes after what was known here"
     kinds = [event.kind for event in events if event.phase == "suspended" or event.kind == "never_attached"]
-    assert sorted(kinds) == ["AttemptSuspended", "AttemptSuspended", "never_attached"], "and nothing comes twice"
+    assert sorted(kinds) == ["attempt_suspended", "attempt_suspended", "never_attached"], "and nothing comes twice"
 
 
 def test_a_source_whose_further_checkpoints_are_broken_changes_nothing_here(here, source):

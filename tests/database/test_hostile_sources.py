@@ -25,7 +25,7 @@ from sqlalchemy import JSON
 from db import checkpoints, imported, rungs, runs, sessions, transfer
 from db.engine import open_database
 from db.imported import COLUMNS, ROWS, Reader, Rule
-from db.soundness import WORDS
+from db.soundness import CODES
 from db.tables import Base
 from orchestrator import foreign, manifest
 from orchestrator.errors import KgorchError, NotFound
@@ -193,7 +193,7 @@ def test_each_column_of_each_table_has_a_rule_or_is_not_read():
             is_document = isinstance(Base.metadata.tables[table].columns[name].type, JSON)
             documents = (Rule.METRICS, Rule.TABLE, Rule.FACTS, Rule.SETTINGS)
             assert is_document == (rule in documents or name == "overrides"), f"{table}.{name}"
-            assert rule is not Rule.WORD or f"{table}.{name}" in WORDS
+            assert rule is not Rule.CODE or f"{table}.{name}" in CODES
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_rungs_travel_with_their_run(engine, run, plan, session, tmp_path):
 
 
 def test_an_attempt_that_ran_out_of_memory_is_no_attempt_without_progress(engine, run, session):
-    for outcome in ("crashed", "out of memory", "out of memory"):
+    for outcome in ("crashed", "out_of_memory", "out_of_memory"):
         attempt = sessions.open_attempt(engine, session, stage="train", ranks=1, first_step=0, folder_of=str)
         sessions.close_attempt(engine, attempt.id, outcome=outcome, cause="", last_step=0, gained=False)
     assert sessions.without_progress(engine, run.id) == 1

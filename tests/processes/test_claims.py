@@ -11,21 +11,22 @@ import pytest
 from driver import build
 from harness import wait_until
 
-from orchestrator.runtime import claims
+from orchestrator.hardware import gpu_locks
 
 HOLD = """
 import json, os, sys
 from pathlib import Path
 from db.records import RunInfo
-from orchestrator.runtime import claims
+from orchestrator.hardware import gpu_locks
 home, name, ranks, share = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 run = RunInfo(name, name, 1, "", "", "", "", [], "", "active", "", None, None)
 try:
-    claim = claims.take(home, run, {"ranks": ranks, "share": share})
-except claims.DevicesHeld as error:
+    claim = gpu_locks.acquire(home, run, {"ranks": ranks, "share": share})
+except gpu_locks.GpusUnavailable as error:
     print(json.dumps(["held", str(error)]), flush=True)
     sys.exit()
-print(json.dumps(["has", os.environ.get("CUDA_VISIBLE_DEVICES"), list(claims.states(home, claims.visible({})))]), flush=True)
+free_and_shared = list(gpu_locks.count_free_and_shared(home, gpu_locks.visible_gpus({})))
+print(json.dumps(["has", os.environ.get("CUDA_VISIBLE_DEVICES"), free_and_shared]), flush=True)
 for line in sys.stdin:
     child = os.fork()
     if child == 0:  # as the shim is, with the locks open
@@ -91,7 +92,7 @@ def test_runs_that_share_use_one_gpu_beside_one_another_and_no_other_run_does(ho
     holders.hold("alone")
     assert [holders.hold(name, share=True)[1][1] for name in ("b", "c")] == ["1", "1"]
     _, (word, said) = holders.hold("d")
-    assert word == "held" and "which shares it" in said
+    assert word == "held" and "is locked by" in said and "(shared)" in said
 
 
 def test_training_holds_its_gpus_after_its_supervisor_was_killed(holders):
@@ -111,7 +112,7 @@ def test_while_the_driver_is_silent_no_run_takes_gpus_that_may_be_anothers(holde
     holders.hold("a", 2)
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     _, (word, said) = holders.hold("b")
-    assert word == "held" and "next: see what nvidia-smi says; then kgorch resume b" in said
+    assert word == "held" and "next: run nvidia-smi to see what is wrong; then kgorch resume b" in said
 
 
 def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
@@ -121,7 +122,7 @@ def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
     assert not (holders.home / "devices").exists()
 
 
-T4S = [claims.Device(f"GPU-{index}", str(index)) for index in range(2)]
+T4S = [gpu_locks.LockableGpu(f"GPU-{index}", str(index)) for index in range(2)]
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
@@ -131,7 +132,7 @@ def test_cuda_counts_as_nvml_does_whatever_a_person_has_set(monkeypatch, order, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if order is None:
         monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    claims.show_only(devices, T4S)
+    gpu_locks.restrict_visible_gpus(devices, T4S)
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert os.environ.pop("CUDA_VISIBLE_DEVICES", None) == visible
 

@@ -18,7 +18,8 @@ from saving import Place, save
 from torch import nn
 
 from orchestrator import wire
-from orchestrator.runtime import channel, daemonapi
+from orchestrator.runtime import daemonapi
+from orchestrator.system.sockets import control_socket
 
 PING = wire.encode(wire.Ask("ping"))
 NEWEST = wire.encode(wire.Ask("newest"))
@@ -64,7 +65,7 @@ def test_who_never_reads_does_not_stop_the_supervisor_and_a_crowd_does_not_stop_
         stuff(silent, PING)
         step = kgorch.status()["step"]
         for _ in range(20):
-            assert channel.ask(path, "ping") == wire.Answer(True, "training")
+            assert control_socket.ask(path, "ping") == wire.Answer(True, "training")
         kgorch.wait_for_step(step + 20, within_s=30)
         assert descriptors(supervisor.pid) < 200
         os.kill(kgorch.pids()["rank0"], signal.SIGKILL)

@@ -17,9 +17,9 @@ from harness import Kgorch, processes_of, wait_until
 
 from orchestrator import wire
 from orchestrator.runtime import daemonapi, launcher
-from orchestrator.runtime.channel import Channel, ask
-from orchestrator.runtime.home import Lock
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.system.file_lock import FileLock
+from orchestrator.system.process_identity import start_ticks
+from orchestrator.system.sockets.control_socket import ControlSocket, ask
 
 
 def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_path):
@@ -53,7 +53,7 @@ def test_what_is_killed_is_launched_again_and_leaves_no_orphan(kgorch):
         pids = kgorch.pids()
         os.kill(pids[victim], signal.SIGKILL)
         wait_until(
-            lambda pids=pids: not any(map(started_ticks, pids.values())), within_s=60, what="all of the attempt gone"
+            lambda pids=pids: not any(map(start_ticks, pids.values())), within_s=60, what="all of the attempt gone"
         )
     assert supervisor.wait(timeout=90) == 0, supervisor.communicate()[0]
     [session] = kgorch.history()
@@ -103,7 +103,7 @@ def test_an_earlier_stage_whose_last_checkpoint_broke_is_trained_to_its_end_agai
         shutil.rmtree(final)
     kgorch("start", str(in_two_stages(kgorch)), "--accept-changes")
 
-    assert [event["facts"]["stage"] for event in kgorch.events("stage_opened_again")] == ["train"]
+    assert [event["facts"]["stage"] for event in kgorch.events("stage_reopened")] == ["train"]
     launched = [(event["facts"]["stage"], event["facts"]["step"]) for event in kgorch.events("launched")][2:]
     assert [stage for stage, _ in launched] == ["tune", "train", "tune"]
     assert 0 < launched[1][1] < 48 and launched[2][1] == stopped_at
@@ -121,7 +121,7 @@ def test_when_all_is_killed_the_next_start_goes_on_from_the_newest_checkpoint(kg
     assert "dead" in dead and "nothing of the session runs" in dead
     kgorch("start", str(plan))
     first, second = kgorch.history()
-    assert (first["phase"], second["phase"]) == ("cut off", "finished")
+    assert (first["phase"], second["phase"]) == ("cut_off", "finished")
     assert second["stages"][0]["first_step"] == first["checkpoint"]["step"] > 0
 
 
@@ -212,7 +212,7 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):
     kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", code=None)
     assert (newest.parent / (newest.name + ".broken")).is_dir()
     assert kgorch.history()[-1]["stages"][0]["first_step"] == int(before.name.split("-")[1])
-    [event] = kgorch.events("set_aside")
+    [event] = kgorch.events("checkpoint_quarantined")
     assert newest.name in event["facts"]["checkpoint"] and "xxh3" in event["facts"]["why"]
 
 
@@ -250,7 +250,7 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     step = kgorch.status()["step"]
     kgorch.wait_for_step(step + 10)
     assert kgorch.status()["checkpoint"] == good, "the verified one stays"
-    assert kgorch.events("SaveFailed")
+    assert kgorch.events("save_failed")
     assert "free some space in" in " ".join(kgorch.status()["notices"])
     assert [path.name for path in small_disk.glob("test-*/train/*")] == [Path(good["path"]).name], "no leftovers"
     (small_disk / "filler").unlink()
@@ -272,14 +272,14 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
     time.sleep(6)
     other.execute("ROLLBACK")
     other.close()
-    wait_until(lambda: len(kgorch.events("CheckpointVerified")) > count + 1, within_s=60)
+    wait_until(lambda: len(kgorch.events("checkpoint_verified")) > count + 1, within_s=60)
     assert supervisor.poll() is None
     kgorch("stop")
 
 
 @pytest.mark.parametrize("what", ["taken away", "another's"])
 def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
-    channel = Channel(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
+    channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
     api = daemonapi.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
     for name in ("control.sock", daemonapi.SOCKET):
         (tmp_path / name).unlink()
@@ -295,11 +295,11 @@ def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
 def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp_path):
     attempt, seen = tmp_path / "attempt", tmp_path / "seen"
     seen.mkdir()
-    held = Lock(attempt / "lock")
-    assert held.take()
+    held = FileLock(attempt / "lock")
+    assert held.acquire()
     if subprocess.run(["mount", "--bind", attempt, seen], capture_output=True).returncode:
         pytest.skip("no right to mount")
-    listening = Channel(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
+    listening = ControlSocket(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", seen], check=True)
         for one in listening:
@@ -443,5 +443,5 @@ def test_training_left_over_from_a_session_that_is_over_is_ended_before_the_next
     database.close()
     kgorch.background("resume")
     wait_until(lambda: len(kgorch.history()) == 2 and kgorch.attempt().name == "2.1")
-    assert not [pid for pid in left_over.values() if started_ticks(pid)], "nothing but zombies"
+    assert not [pid for pid in left_over.values() if start_ticks(pid)], "nothing but zombies"
     kgorch("stop")

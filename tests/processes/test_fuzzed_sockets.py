@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from saving import Place
 
 from orchestrator import wire
-from orchestrator.runtime import channel, daemonapi, snapshots
-from orchestrator.runtime.listener import CLIENTS
+from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.system.sockets import control_socket
+from orchestrator.system.sockets.line_server import MAX_CLIENTS
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 SOME = settings(
@@ -122,7 +123,7 @@ def bounded(pid: int, path: Path, answers: Callable[[], Any]) -> Iterator[Callab
             crowd.do(what, data)
         assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         assert answers(), "no answer"
-        assert process.num_fds() < held + CLIENTS + 30
+        assert process.num_fds() < held + MAX_CLIENTS + 30
         assert process.memory_info().rss < before + ROOM_FOR
 
     try:
@@ -150,7 +151,7 @@ def test_the_supervisor_stands_whatever_is_said_to_it(kgorch):
     lines = messages(what=st.sampled_from(["ping", "save", "", "\0", "down"]))
 
     def answers() -> bool:
-        answer = channel.ask(path, "ping", timeout_s=60)
+        answer = control_socket.ask(path, "ping", timeout_s=60)
         return answer is not None and answer.ok
 
     with bounded(supervisor.pid, path, answers) as act:

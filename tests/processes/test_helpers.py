@@ -11,8 +11,8 @@ import sys
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator.runtime import processes
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.system import attempt_processes
+from orchestrator.system.process_identity import start_ticks
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def helpers(kgorch: Kgorch) -> list[int]:
 
 
 def living(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if started_ticks(pid)]
+    return [pid for pid in pids if start_ticks(pid)]
 
 
 @pytest.mark.parametrize("args", [{}, {"stubborn": True}], ids=["helpers that heed SIGTERM", "helpers that do not"])
@@ -74,8 +74,8 @@ def test_only_what_carries_the_launch_of_that_attempt_is_ended(tmp_path):
     spared = [sleeper(KGORCH_LAUNCH=f"{folder}/launch.json") for folder in (other, copy)]
     spared += [sleeper(NOT_KGORCH_LAUNCH=f"{mine}/launch.json"), sleeper()]
     try:
-        assert sorted(processes.of_attempt(mine)) == sorted(process.pid for process in ended)
-        assert processes.end_attempt(mine)
+        assert sorted(attempt_processes.attempt_pids(mine)) == sorted(process.pid for process in ended)
+        assert attempt_processes.terminate_attempt(mine)
         assert all(process.wait(timeout=10) == -signal.SIGTERM for process in ended)
         assert all(process.poll() is None for process in spared)
     finally:
@@ -86,8 +86,8 @@ def test_only_what_carries_the_launch_of_that_attempt_is_ended(tmp_path):
 
 def test_a_supervisor_that_was_started_from_within_a_training_does_not_end_itself(tmp_path):
     program = (
-        "import subprocess, sys; from pathlib import Path; from orchestrator.runtime import processes;"
-        f"print(processes.end_attempt(Path({str(tmp_path)!r})))"
+        "import subprocess, sys; from pathlib import Path; from orchestrator.system import attempt_processes;"
+        f"print(attempt_processes.terminate_attempt(Path({str(tmp_path)!r})))"
     )
     inner = [sys.executable, "-c", program]
     outer = [

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from harness import PROGRAMS
 
 from orchestrator.cli import cli, logs
-from orchestrator.runtime import rotation
+from orchestrator.system import log_rotation
 
 LIMIT = 256 << 10
 
@@ -30,23 +30,28 @@ def test_a_log_that_is_cut_while_it_is_written_keeps_its_newest_lines_and_its_fi
     path, lines = tmp_path / "rank0.log", 30_000
     path.write_bytes(b"x" * 8192)
     with open(path, "rb+") as file:
-        can = rotation._cut_off(file.fileno(), 4096)
+        can = log_rotation._collapse_start(file.fileno(), 4096)
     path.unlink()
     if collapses and not can:
         pytest.skip("this file system cannot cut off a file's beginning")
     if not collapses:
-        monkeypatch.setattr(rotation, "_cut_off", lambda *_: False)
+        monkeypatch.setattr(log_rotation, "_collapse_start", lambda *_: False)
     writer, times = flood(path, lines), 0
     while writer.poll() is None:
         if path.exists():
-            times += rotation.rotate(path, LIMIT)
-            assert not rotation.older(path).exists() or rotation.older(path).stat().st_size <= LIMIT + (1 << 20)
-    assert times > 3 and sorted(tmp_path.iterdir()) == [path, rotation.older(path), rotation.first(path)]
-    found = numbers(rotation.older(path).read_bytes() + path.read_bytes())
+            times += log_rotation.rotate(path, LIMIT)
+            older = log_rotation.older_part(path)
+            assert not older.exists() or older.stat().st_size <= LIMIT + (1 << 20)
+    assert times > 3 and sorted(tmp_path.iterdir()) == [
+        path,
+        log_rotation.older_part(path),
+        log_rotation.first_part(path),
+    ]
+    found = numbers(log_rotation.older_part(path).read_bytes() + path.read_bytes())
     assert found == sorted(set(found)) and found[-1] == lines - 1, "a line is lost at the end, or stands there twice"
     if collapses:
         assert found == list(range(found[0], lines)), "a line is lost"
-    assert numbers(rotation.first(path).read_bytes())[:100] == list(range(100))
+    assert numbers(log_rotation.first_part(path).read_bytes())[:100] == list(range(100))
 
 
 def test_a_log_that_cannot_be_kept_is_cut_all_the_same(tmp_path, monkeypatch):
@@ -56,8 +61,8 @@ def test_a_log_that_cannot_be_kept_is_cut_all_the_same(tmp_path, monkeypatch):
     def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rotation, "_append", is_full)
-    assert rotation.rotate(path, LIMIT) and path.stat().st_size <= 4096 and list(tmp_path.iterdir()) == [path]
+    monkeypatch.setattr(log_rotation, "_append", is_full)
+    assert log_rotation.rotate(path, LIMIT) and path.stat().st_size <= 4096 and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_training_that_prints_400_megabytes_fills_no_disk_and_its_log_is_shown_at_once(kgorch):
@@ -65,7 +70,7 @@ def test_a_training_that_prints_400_megabytes_fills_no_disk_and_its_log_is_shown
     assert supervisor.wait(timeout=200) == 0, supervisor.communicate()[0][-3000:]
     found = {path.name: path.stat().st_size for path in kgorch.attempt().glob("rank0.log*")}
     assert set(found) == {"rank0.log", "rank0.log.1", "rank0.log.first"}
-    assert found["rank0.log.1"] == rotation.LOG_BYTES and found["rank0.log.first"] == rotation.FIRST_BYTES
+    assert found["rank0.log.1"] == log_rotation.LOG_BYTES and found["rank0.log.first"] == log_rotation.FIRST_BYTES
     assert sum(found.values()) < 300 << 20, found
     shown = kgorch("logs", "-n", "5").stdout.splitlines()
     assert len(shown) == 5 and shown[-1] == "trained to the end"
@@ -92,7 +97,7 @@ def shown(kgorch, monkeypatch):
         path = folder / "rank0.log"
         path.write_bytes(content)
         if before is not None:
-            rotation.older(path).write_bytes(before)
+            log_rotation.older_part(path).write_bytes(before)
         return CliRunner().invoke(cli, ["logs", *options], env=kgorch.env(), catch_exceptions=False).stdout_bytes
 
     return show

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.runtime import logs
+from orchestrator.system import log_handlers, redaction
 
 SECRETS = {"HF_TOKEN": "hf_abcdefgh", "WANDB_API_KEY": "0123456789", "SHORT_KEY": "ab", "HOME": "/home/mira"}
 
 
 @pytest.fixture
 def log(tmp_path):
-    logs.configure(tmp_path, environ=SECRETS)
+    log_handlers.configure(tmp_path, environ=SECRETS)
     logger = logging.getLogger("kgorch.daemon")
     yield logger
     for handler in list(logging.getLogger("kgorch").handlers):
@@ -37,7 +37,7 @@ def test_without_systemd_a_line_names_time_level_run_and_session(log, tmp_path):
 @pytest.mark.parametrize("word", ["a", "token", "a-", "a.b+", "a://b@", "key=", "key ="])
 def test_a_line_that_is_one_long_word_is_masked_at_once(word):
     began_s = time.process_time()
-    logs.masked(word * (30_000 // len(word)))
+    redaction.redact(word * (30_000 // len(word)))
     assert time.process_time() - began_s < 2.0
 
 
@@ -47,7 +47,7 @@ def test_the_files_are_rotated_and_do_not_grow_without_end(log, tmp_path, monkey
     for number in range(200):
         log.info("line %d", number)
     files = sorted((tmp_path / "logs").iterdir())
-    assert len(files) == logs.FILES and all(path.stat().st_size <= 1000 for path in files)
+    assert len(files) == log_handlers.FILES and all(path.stat().st_size <= 1000 for path in files)
     assert "line 199\n" in _text(tmp_path)
 
 
@@ -65,8 +65,8 @@ def test_no_secret_is_written_in_a_message_an_argument_an_address_or_a_traceback
 
 
 def test_a_password_that_holds_the_sign_before_the_host_is_masked_whole():
-    assert logs.masked("at https://mira:p@ss@host/x?to=me@home") == "at https://host/x?***"
-    assert logs.masked("at https://host?to=me@home") == "at https://host?***"
+    assert redaction.redact("at https://mira:p@ss@host/x?to=me@home") == "at https://host/x?***"
+    assert redaction.redact("at https://host?to=me@home") == "at https://host?***"
 
 
 def test_a_folder_whose_name_is_no_utf_8_can_be_named(log, tmp_path):
@@ -77,18 +77,20 @@ def test_a_folder_whose_name_is_no_utf_8_can_be_named(log, tmp_path):
 
 def test_what_is_no_secret_stays_as_it_is():
     for text in ("ab is short", "file:///data/x.toml", "step 4000: loss=0.25", "https://example.org/a/b"):
-        assert logs.masked(text, logs.secrets_of(SECRETS)) == text
+        assert redaction.redact(text, redaction.secret_values(SECRETS)) == text
 
 
 @given(some.text(max_size=200))
 def test_a_secret_is_masked_wherever_it_stands(around):
     half = len(around) // 2
-    assert "hf_abcdefgh" not in logs.masked(around[:half] + "hf_abcdefgh" + around[half:], logs.secrets_of(SECRETS))
+    assert "hf_abcdefgh" not in redaction.redact(
+        around[:half] + "hf_abcdefgh" + around[half:], redaction.secret_values(SECRETS)
+    )
 
 
 def test_a_folder_that_cannot_be_written_costs_the_file_alone(tmp_path, capsys):
     (tmp_path / "logs").write_text("in the way")
-    logs.configure(tmp_path, environ={})
+    log_handlers.configure(tmp_path, environ={})
     logging.getLogger("kgorch.daemon").info("goes on")
     told = capsys.readouterr().err
     assert "no log file" in told and "goes on" in told
@@ -98,5 +100,5 @@ def test_only_the_stream_that_systemd_named_counts_as_the_journal(tmp_path):
     with open(tmp_path / "stream", "w") as file:
         found = os.fstat(file.fileno())
         mine = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        assert logs.is_journal(mine, file.fileno())
-        assert not logs.is_journal(mine, 0) and not logs.is_journal({}, file.fileno())
+        assert log_handlers.is_journal(mine, file.fileno())
+        assert not log_handlers.is_journal(mine, 0) and not log_handlers.is_journal({}, file.fileno())

@@ -256,9 +256,9 @@ def test_a_run_is_mirrored_as_it_trains_and_what_was_missed_follows_at_a_session
     wait_until(lambda: not processes_of(kgorch.home))
     assert len(_mirrored(kgorch, place)) >= 2
     place.rename(away)
-    saved = len(kgorch.events("CheckpointVerified"))
+    saved = len(kgorch.events("checkpoint_verified"))
     supervisor = kgorch.background("start", str(plan))
-    wait_until(lambda: len(kgorch.events("CheckpointVerified")) > saved + 1, what="training goes on")
+    wait_until(lambda: len(kgorch.events("checkpoint_verified")) > saved + 1, what="training goes on")
     [notice] = kgorch.status()["notices"]
     assert "the mirror fails" in notice and "no such folder to mirror into" in notice
     assert notice in kgorch("status").stdout and not place.exists()
@@ -279,7 +279,7 @@ def test_a_mirror_that_is_full_disturbs_nothing_but_itself(kgorch):
     try:
         plan = _plan(kgorch, '"small"', ranks=1, args={"epochs": 20, "sleep": 0.02, "pad": 500_000}, every="1s")
         kgorch("start", str(plan))
-        assert kgorch.status()["state"] == "finished" and not kgorch.events("SaveFailed")
+        assert kgorch.status()["state"] == "finished" and not kgorch.events("save_failed")
         assert len(kgorch.events("mirror_failed")) == 1, "once a cause"
         [notice] = kgorch.status()["notices"]
         assert "No space left" in notice
@@ -306,7 +306,7 @@ fsspec.register_implementation("hangs", Hangs); sys.exit(main())
     env = kgorch.env() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     supervisor = subprocess.Popen([sys.executable, "-c", program, "start", str(plan)], cwd=kgorch.folder, env=env)
     kgorch.started.append(supervisor)
-    wait_until(lambda: kgorch.try_status() and len(kgorch.events("CheckpointVerified")) > 1, what="training goes on")
+    wait_until(lambda: kgorch.try_status() and len(kgorch.events("checkpoint_verified")) > 1, what="training goes on")
     supervisor.terminate()
     assert supervisor.wait(timeout=SIGTERM_GRACE_S + 20) == 10, "long before the minute that it has without a wall"
     assert END_S > SIGTERM_GRACE_S + 20

@@ -17,8 +17,10 @@ from webhook import serving
 from orchestrator.core.notices import Notice
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifySection
-from orchestrator.runtime import notices, processes
+from orchestrator.runtime import notices
 from orchestrator.runtime.notices import Notices
+from orchestrator.system import process_identity
+from orchestrator.system.redaction import public_form
 
 SECRET = "s3cr3t-t0ken-9f2c"
 FINISHED = Notice(("finished",), "the run is finished", {"why": ""})
@@ -200,7 +202,7 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(telling, tmp
     [(_, facts)] = sent(made)
     assert facts["failing"] == {"command": "ran for 3 s and was killed"}
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: processes.started_ticks(pid) is None)
+    wait_until(lambda: process_identity.start_ticks(pid) is None)
 
 
 def test_apprise_reaches_what_it_knows(telling, hook):
@@ -249,7 +251,7 @@ def test_without_apprise_its_urls_are_refused_with_what_to_install(monkeypatch):
     ],
 )
 def test_a_target_goes_by_what_is_no_secret(url, told):
-    assert notices.shown(url) == told
+    assert public_form(url) == told
 
 
 def everything_written(kgorch) -> bytes:

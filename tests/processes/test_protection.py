@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import processes_of, wait_until
 
-from orchestrator.runtime import protection
+from orchestrator.system import process_protection
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_only_ranks_have_the_persons_umask_and_the_kernel_takes_a_rank_first(kgo
     rank = scores.pop("rank0")
     scores.pop("torchrun")
     assert max(scores.values()) < rank, (scores, rank)
-    assert rank == oom_score_of(os.getpid()) or rank == oom_score_of(os.getpid()) + protection.EXPOSED
+    assert rank == oom_score_of(os.getpid()) or rank == oom_score_of(os.getpid()) + process_protection.MORE_LIKELY
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in kgorch.attempt().iterdir() if path.is_file()}
     assert not [name for name, mode in modes.items() if mode & 0o077 and not name.startswith("rank")], modes
     kgorch("stop")
@@ -63,12 +63,12 @@ def test_only_ranks_have_the_persons_umask_and_the_kernel_takes_a_rank_first(kgo
 def test_where_the_own_score_may_not_be_lowered_that_of_the_ranks_is_raised(tmp_path):
     """As for anybody but root: without CAP_SYS_RESOURCE."""
     program = (
-        "from orchestrator.runtime import protection; protection.begin();"
-        "protection.for_ranks(); print(open('/proc/self/oom_score_adj').read().strip())"
+        "from orchestrator.system import process_protection; process_protection.protect();"
+        "process_protection.restore_user_settings(); print(open('/proc/self/oom_score_adj').read().strip())"
     )
     words = ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource", "python", "-c", program]
     words[3] = os.sys.executable
     if subprocess.run([*words[:3], "true"], capture_output=True).returncode:
         pytest.skip("no right to give up a capability")
     done = subprocess.run(words, capture_output=True, text=True)
-    assert done.stdout.strip() == str(min(oom_score_of(os.getpid()) + protection.EXPOSED, 1000)), done
+    assert done.stdout.strip() == str(min(oom_score_of(os.getpid()) + process_protection.MORE_LIKELY, 1000)), done

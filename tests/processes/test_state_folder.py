@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator.runtime.home import is_held
-from orchestrator.runtime.processes import started_ticks
+from orchestrator.system.file_lock import is_locked
+from orchestrator.system.process_identity import start_ticks
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def test_a_deleted_lock_lets_no_second_supervisor_in(kgorch):
         said = kgorch("start", "plan.toml").stdout
         assert f"test is live: pid {supervisor.pid}" in said, said
         assert len(shims(kgorch)) == 1
-        wait_until(lambda: is_held(locks[0]), within_s=10)
+        wait_until(lambda: is_locked(locks[0]), within_s=10)
     kgorch("stop")
     assert supervisor.wait(timeout=60) == 10
     wait_until(lambda: not processes_of(kgorch.home), within_s=20)
@@ -47,7 +47,7 @@ def test_a_training_whose_locks_were_deleted_is_taken_over_and_not_begun_beside(
         lock.unlink()
     [shim] = shims(kgorch)
     second = kgorch.background("start", "plan.toml")
-    wait_until(lambda: kgorch.events("Adopted"), within_s=30)
+    wait_until(lambda: kgorch.events("adopted"), within_s=30)
     step = kgorch.status()["step"]
     kgorch.wait_for_step(step + 5)
     assert shims(kgorch) == [shim]
@@ -73,7 +73,7 @@ def test_a_copy_of_the_state_folder_leaves_the_training_of_the_original_alone(kg
     assert (kgorch.home / "runs" / "test" / "1" / "control.sock").stat().st_ino == socket
     assert len(shims(kgorch)) == 1 and not shims(copy)
     second = kgorch.background("start", "plan.toml")
-    wait_until(lambda: kgorch.events("Adopted"), within_s=30)
+    wait_until(lambda: kgorch.events("adopted"), within_s=30)
     kgorch("stop")
     assert second.wait(timeout=60) == 10, second.communicate()[0]
     goes_on = copy.background("start", "plan.toml")
@@ -112,11 +112,11 @@ def test_a_training_whose_state_folder_was_moved_is_not_taken_over(kgorch, tmp_p
     supervisor.wait()
     said = moved("start", "plan.toml", code=2, timeout_s=60).stderr
     assert f"mv {moved.home} {kgorch.home}" in said, said
-    assert started_ticks(shim) and not shims(moved)
+    assert start_ticks(shim) and not shims(moved)
     shutil.rmtree(kgorch.home, ignore_errors=True)
     moved.home.rename(kgorch.home)
     second = kgorch.background("start", "plan.toml")
-    wait_until(lambda: kgorch.events("Adopted"), within_s=30)
+    wait_until(lambda: kgorch.events("adopted"), within_s=30)
     kgorch("stop")
     assert second.wait(timeout=60) == 10, second.communicate()[0]
 

@@ -15,7 +15,8 @@ from harness import wait_until
 
 from orchestrator import wire
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import channel, daemonapi, snapshots
+from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.system.sockets import control_socket
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -56,7 +57,7 @@ def test_a_strangers_socket_is_no_supervisors_no_keepers_and_no_daemons(tmp_path
         with squatted(tmp_path / name), pytest.raises(wire.WrongOwner, match=f"uid {NOBODY}"):
             wire.connect(tmp_path / name)
     with squatted(tmp_path / "a" / "control.sock"), pytest.raises(KgorchError, match="belongs to another user"):
-        channel.ask(tmp_path / "a" / "control.sock", "stop")
+        control_socket.ask(tmp_path / "a" / "control.sock", "stop")
     with squatted(tmp_path / "a" / wire.KEEPER_SOCKET):
         assert snapshots.newest(tmp_path / "a") is None
     with squatted(tmp_path / "a" / daemonapi.SOCKET), pytest.raises(KgorchError, match="belongs to another user"):

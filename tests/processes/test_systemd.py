@@ -13,7 +13,7 @@ import pytest
 from harness import PROGRAMS, wait_until
 from systemd_machine import Machine, environment, needs_systemd
 
-from orchestrator.runtime import notify, units
+from orchestrator.system import sd_notify, systemd_units
 
 ROOT = Path(__file__).parents[2]
 HERE = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
@@ -30,7 +30,9 @@ def machine() -> Iterator[Machine]:
 @pytest.fixture
 def stand_in(machine: Machine) -> Machine:
     """A booted machine whose kgorch.service is ours but for the program that it starts."""
-    machine.unit("kgorch.service", units.text_of("kgorch.service", "system", machine.disk / "home", account="root"))
+    machine.unit(
+        "kgorch.service", systemd_units.unit_text("kgorch.service", "system", machine.disk / "home", account="root")
+    )
     command = f'ExecStart=\nExecStart="{sys.executable}" "{PROGRAMS / "stands_in.py"}" "{machine.disk}"'
     machine.unit("kgorch.service.d/test.conf", f"[Service]\n{command}\nWatchdogSec=3\n{environment(HERE)}")
     machine.boot()
@@ -117,9 +119,10 @@ def written(tmp_path: Path) -> dict[str, Path]:
     """Both units of both managers, over a state folder whose name asks for quoting."""
     for manager in ("user", "system"):
         texts = {
-            unit: units.text_of(unit, manager, tmp_path / 'a "home" of 100%', account="root") for unit in units.UNITS
+            unit: systemd_units.unit_text(unit, manager, tmp_path / 'a "home" of 100%', account="root")
+            for unit in systemd_units.UNITS
         }
-        units.install(tmp_path / manager, texts)
+        systemd_units.install(tmp_path / manager, texts)
     return {manager: tmp_path / manager for manager in ("user", "system")}
 
 
@@ -160,10 +163,10 @@ def listening(request, tmp_path, monkeypatch) -> Iterator[socket.socket]:
 
 
 def test_each_word_to_systemd_is_one_datagram_of_one_line(listening):
-    notify.ready()
-    notify.status("two\nlines")
-    notify.watchdog()
-    notify.stopping()
+    sd_notify.ready()
+    sd_notify.status("two\nlines")
+    sd_notify.watchdog()
+    sd_notify.stopping()
     told = [listening.recv(1000) for _ in range(4)]
     assert told == [b"READY=1", b"STATUS=two lines", b"WATCHDOG=1", b"STOPPING=1"]
 
@@ -171,15 +174,17 @@ def test_each_word_to_systemd_is_one_datagram_of_one_line(listening):
 @pytest.mark.parametrize("address", ["", "/nowhere/at/all", "@nobody-listens-here", "vsock:2:1", "/" + "x" * 200])
 def test_that_nobody_listens_is_no_error(monkeypatch, address):
     monkeypatch.setenv("NOTIFY_SOCKET", address)
-    notify.ready()
+    sd_notify.ready()
     monkeypatch.delenv("NOTIFY_SOCKET")
-    notify.watchdog()
+    sd_notify.watchdog()
 
 
 def test_the_watchdog_is_fed_twice_as_often_as_asked_and_only_by_the_one_watched():
     mine = {"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}
-    assert notify.watchdog_interval_s(mine) == 30.0
-    assert notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000"}) == 30.0
-    assert notify.watchdog_interval_s({**mine, "WATCHDOG_PID": "1"}) is None, "inherited from somebody who is watched"
+    assert sd_notify.watchdog_interval_s(mine) == 30.0
+    assert sd_notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000"}) == 30.0
+    assert sd_notify.watchdog_interval_s({**mine, "WATCHDOG_PID": "1"}) is None, (
+        "inherited from somebody who is watched"
+    )
     for told in ("", "0", "soon", "-5"):
-        assert notify.watchdog_interval_s({**mine, "WATCHDOG_USEC": told}) is None
+        assert sd_notify.watchdog_interval_s({**mine, "WATCHDOG_USEC": told}) is None

@@ -21,12 +21,12 @@ from orchestrator.core import cuda_visible
 HOUR = timedelta(hours=1)
 ASK = """
 import json, queue, sys, time
-from orchestrator.runtime import gpus
+from orchestrator.hardware import gpu_monitor
 notes = queue.SimpleQueue()
-asker = gpus.Gpus(lambda kind, facts: notes.put((kind, facts)), hang_s=0.5, again_s=0.5)
+asker = gpu_monitor.GpuMonitor(lambda kind, facts: notes.put((kind, facts)), hang_s=0.5, again_s=0.5)
 for line in sys.stdin:
     told = []
-    asker.look_after()
+    asker.check()
     while not notes.empty():
         told.append(notes.get())
     print(json.dumps([asker.values(), told, len(asker._hanging)]), flush=True)
@@ -172,16 +172,16 @@ def test_memory_asked_for_just_now_waits_for_no_driver_that_hangs(tmp_path):
     driver = build(tmp_path)
     driver.set(1, mem_used=77 * MIB)
     program = (
-        "import sys, time; from orchestrator.runtime import gpus\n"
-        "from orchestrator.runtime.devices import memory_used, visible_gpus\n"
-        "gpus.asked.__kwdefaults__['timeout_s'] = 0.3\n"
-        "print(memory_used({}), memory_used({'CUDA_VISIBLE_DEVICES': '7'}), visible_gpus({}), flush=True)\n"
+        "import sys, time; from orchestrator.hardware import nvml\n"
+        "from orchestrator.hardware.devices import used_memory, visible_gpu_count\n"
+        "nvml.query.__kwdefaults__['timeout_s'] = 0.3\n"
+        "print(used_memory({}), used_memory({'CUDA_VISIBLE_DEVICES': '7'}), visible_gpu_count({}), flush=True)\n"
         "sys.stdin.readline()\n"
-        "began = time.monotonic(); print(memory_used({'CUDA_VISIBLE_DEVICES': '1'}), time.monotonic() - began >= 0.3)\n"
-        "gpus.asked.__kwdefaults__['timeout_s'] = 1000\n"
-        "print(memory_used({}))\n"
-        "try: visible_gpus({})\n"
-        "except gpus.DriverSilent as error: print(error)\n"
+        "began = time.monotonic(); print(used_memory({'CUDA_VISIBLE_DEVICES': '1'}), time.monotonic() - began >= 0.3)\n"
+        "nvml.query.__kwdefaults__['timeout_s'] = 1000\n"
+        "print(used_memory({}))\n"
+        "try: visible_gpu_count({})\n"
+        "except nvml.DriverUnresponsive as error: print(error)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program],

@@ -156,19 +156,19 @@ def test_pytorchs_own_reading_is_the_same(text):
 READ = """
 import json, os, sys
 from orchestrator.core import cuda_visible
-from orchestrator.runtime import claims, devices, gpus
+from orchestrator.hardware import gpu_locks, devices, nvml
 for text in json.loads(sys.argv[1]):
     environ = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
-    with gpus.opened() as nvml:
-        uuids = gpus.uuids_of(nvml)
-    count = devices.visible_gpus(environ)
+    with nvml.library() as lib:
+        uuids = nvml.gpu_uuids(lib)
+    count = devices.visible_gpu_count(environ)
     print(json.dumps({
         "count": count,
-        "memory": devices.memory_used(environ),
+        "memory": devices.used_memory(environ),
         "ranks": devices.gpu_of_rank(3, environ),
-        "locks": [device.name for device in claims.visible(environ)],
+        "locks": [device.name for device in gpu_locks.visible_gpus(environ)],
         "telemetry": cuda_visible.indices(uuids, uuids, text),
-        "name": devices.name(environ),
+        "name": devices.model_name(environ),
     }))
 """
 
@@ -229,11 +229,12 @@ def test_the_figures_of_a_gpu_in_mig_mode_are_nobodys_memory(driver):
 def test_a_driver_that_fails_leaves_the_variable_to_be_believed(driver):
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     program = (
-        "from orchestrator.runtime import devices, gpus\n"
-        "print(devices.visible_gpus({'CUDA_VISIBLE_DEVICES': '0,1'}), devices.visible_gpus({'CUDA_VISIBLE_DEVICES': ''}))\n"
+        "from orchestrator.hardware import devices, nvml\n"
+        "count = devices.visible_gpu_count\n"
+        "print(count({'CUDA_VISIBLE_DEVICES': '0,1'}), count({'CUDA_VISIBLE_DEVICES': ''}))\n"
         "print(devices.gpu_of_rank(2, {'CUDA_VISIBLE_DEVICES': '1'}), devices.gpu_of_rank(2, {}))\n"
-        "try: devices.visible_gpus({})\n"
-        "except gpus.DriverSilent as error: print(error)\n"
+        "try: devices.visible_gpu_count({})\n"
+        "except nvml.DriverUnresponsive as error: print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **driver.env}, capture_output=True, text=True, check=True

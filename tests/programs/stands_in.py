@@ -7,13 +7,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.runtime import logs, notify
+from orchestrator.system import log_handlers, sd_notify
 
 disk = Path(sys.argv[1])
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-logs.configure(disk)
-log = logs.logging.getLogger("kgorch.daemon")
+log_handlers.configure(disk)
+log = log_handlers.logging.getLogger("kgorch.daemon")
 
 training = disk / "training.pid"
 if not training.exists():
@@ -25,13 +25,13 @@ if not training.exists():
 log.info("begun\nin two lines", extra={"run": "surface-demo", "session": 3})
 log.warning("asked https://mira:hidden@example.org/x?sig=hidden2")
 log.info("long " * 100_000)
-notify.ready()
-notify.status("looks after\n one training")
-every_s = notify.watchdog_interval_s() or 1.0
+sd_notify.ready()
+sd_notify.status("looks after\n one training")
+every_s = sd_notify.watchdog_interval_s() or 1.0
 while not asked:
     if not (disk / "hang").exists():
-        notify.watchdog()
+        sd_notify.watchdog()
     time.sleep(min(every_s, 0.1))
-notify.stopping()
+sd_notify.stopping()
 time.sleep(2)
 (disk / "saved").write_text("by the last save")

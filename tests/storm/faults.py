@@ -520,7 +520,7 @@ def driver_hangs(world: World, chance: random.Random) -> Trace:
 def memory_limited(world: World, chance: random.Random) -> Trace:
     """A rank may not have what half of its batch asks for, from here on: its allocator fails for real."""
     rank = _one(world, "rank", chance)
-    said = ("event out_of_memory", "can't allocate memory|MemoryError|bad_alloc"), ("attempt", "out of memory")
+    said = ("event out_of_memory", "can't allocate memory|MemoryError|bad_alloc"), ("attempt", "out_of_memory")
     trace = world.trace("memory_limited", "a rank's memory is limited", *said)
     share = 12 // world.episode.ranks * 16 << 20
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import processes as identities
+from orchestrator.system import process_identity as identities
 from storm.invariants import Charged, Checkpoint, Process
 from storm.programs import STAGES
 
@@ -141,7 +141,7 @@ def waits_for_a_person(home: Path) -> bool:
         "SELECT state, (SELECT count(*) FROM resumes WHERE run_id = runs.id AND state IN ('due', 'claimed')"
         " AND due_at IS NOT NULL) FROM runs ORDER BY number DESC LIMIT 1",
     )
-    over = {"finished", "suspended", "cut off", "failed"}
+    over = {"finished", "suspended", "cut_off", "failed"}
     return (
         not found
         or found[0][0] == "failed"
@@ -233,7 +233,7 @@ def charges(home: Path) -> Iterator[Charged]:
         " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
     )
     for number, started_at, ended_at, phase, rows, used_s, beat_at, launches in told:
-        until = beat_at if phase == "cut off" and beat_at else ended_at  # what was cut off ended when it was heard last
+        until = beat_at if phase == "cut_off" and beat_at else ended_at  # what was cut off ended when it was heard last
         if until and ended_at:
             lasted_s = (datetime.fromisoformat(until) - datetime.fromisoformat(started_at)).total_seconds()
             yield Charged(number, rows, used_s, lasted_s, launches)

@@ -21,8 +21,8 @@ import driver
 import psutil
 from harness import Kgorch, processes_of, weekly_reset
 
-from orchestrator.runtime import channel
-from orchestrator.runtime import processes as identities
+from orchestrator.system import process_identity as identities
+from orchestrator.system.sockets import control_socket
 from storm import looking, programs, stranger
 from storm.invariants import Facts, Said, Trace
 from storm.machine import Disk, Weather
@@ -195,7 +195,7 @@ class World:
     def ask(self, what: str) -> list[str]:
         """Over the socket, as `kgorch save` and `kgorch stop` do; also where the database cannot be used. The phases answered."""
         sockets = self.kgorch.home.glob("runs/*/*/control.sock")
-        return [answer.text for path in sockets if (answer := channel.ask(path, what, timeout_s=2.0))]
+        return [answer.text for path in sockets if (answer := control_socket.ask(path, what, timeout_s=2.0))]
 
     # How the run stands
 

@@ -1,4 +1,4 @@
-"""What this machine offers a training, asked for just now. PyTorch is looked at, never loaded."""
+"""Inventory of this machine for `kgorch doctor` and the checks. PyTorch's version is read, and PyTorch is never loaded."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.snapshots import LEAVES
-from orchestrator.runtime import gpus, memory
+from orchestrator.hardware import nvml
+from orchestrator.system import host_memory
 
 CAP_SYS_PTRACE = 19
 
 
-def described(home: Path) -> dict[str, Any]:
-    """The fields that `kgorch doctor --json` promises under `machine`; what cannot be told is None."""
+def describe_host(home: Path) -> dict[str, Any]:
+    """The fields that `kgorch doctor --json` promises under `machine`; what cannot be determined is None."""
     import psutil
 
-    free_bytes, total_bytes = memory.free_and_total()
+    free_bytes, total_bytes = host_memory.free_and_total()
     try:
-        driver, devices = gpus.asked(_driver) or (None, [])
-    except gpus.DriverSilent as error:
+        driver, devices = nvml.query(_driver) or (None, [])
+    except nvml.DriverUnresponsive as error:
         driver, devices = str(error), []
     return {
         "gpus": devices,
@@ -42,30 +43,21 @@ def described(home: Path) -> dict[str, Any]:
 
 def _driver() -> tuple[str, list[dict[str, Any]]]:
     """Its version and its devices. Raises whatever NVML does."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    with nvml.library() as lib:
+        handles = [lib.nvmlDeviceGetHandleByIndex(index) for index in range(lib.nvmlDeviceGetCount())]
         devices = [
-            {"name": _text(pynvml.nvmlDeviceGetName(handle)), "memory": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)}
+            {"name": nvml.to_text(lib.nvmlDeviceGetName(handle)), "memory": int(lib.nvmlDeviceGetMemoryInfo(handle).total)}
             for handle in handles
         ]  # fmt: skip
-        return _text(pynvml.nvmlSystemGetDriverVersion()), devices
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(told: str | bytes) -> str:
-    return told.decode(errors="replace") if isinstance(told, bytes) else told
+        return nvml.to_text(lib.nvmlSystemGetDriverVersion()), devices
 
 
 def _disk_free(folder: Path) -> int | None:
     try:
-        found = os.statvfs(folder)
+        room = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return room.f_bavail * room.f_frsize
 
 
 def _version(package: str) -> str | None:
@@ -76,13 +68,13 @@ def _version(package: str) -> str | None:
 
 
 def _may_trace() -> bool | None:
-    """Whether a process may look into another of the same user, which is no child of its own: what py-spy needs."""
+    """Whether a process may trace another one of the same user that is not its child; py-spy needs that."""
     try:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         if int(status["CapEff"], 16) >> CAP_SYS_PTRACE & 1:
             return True
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text()) == 0
     except FileNotFoundError:
-        return True  # a kernel without Yama: the same user suffices
+        return True  # a kernel without Yama: the same user is enough
     except (OSError, KeyError, ValueError):
         return None

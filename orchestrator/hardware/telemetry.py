@@ -1,8 +1,8 @@
-"""A sample about once a second: what NVML, the host and the ranks tell of how a training goes.
+"""Telemetry: about one sample a second, with metrics of GPUs, host and ranks.
 
-Three threads, and nobody waits for any of them: one measures the host and puts all together, one asks NVML (gpus.py), one
-speaks to disks, which may be slow (the database, and the checkpoints' file system). What could not be measured is
-absent, never 0; what cannot be written is dropped. The keys of a sample are promised in docs/json.md.
+Three threads, and nothing waits for any of them: one measures the host and assembles the sample, one queries NVML
+(gpu_monitor.py), one uses the disks, which may be slow (the database, and the checkpoints' file system). What could not be
+measured is absent, never 0; what cannot be written is dropped. The keys of a sample are promised in docs/json.md.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import samples
 from orchestrator import wire
-from orchestrator.runtime import memory
-from orchestrator.runtime.gpus import STALE_S, Gpus
+from orchestrator.hardware.gpu_monitor import STALE_S, GpuMonitor
+from orchestrator.system import host_memory
 
 SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
-HELD_AT_MOST = 600
-"""Samples that wait for a disk that hangs; older ones are dropped."""
+MAX_WAITING = 600
+"""Samples kept while the disk hangs; older ones are dropped."""
 
-VITALS = (
+RANK_METRICS = (
     "alloc",
     "reserved",
     "peak",
@@ -47,12 +47,12 @@ VITALS = (
 
 
 class Sampler:
-    """Of one session, at work from the beginning.
+    """The telemetry of one session; its threads start at once.
 
     Args:
         checkpoints: the folder whose file system is watched.
     Attributes:
-        notes: for the journal, with their facts: see Gpus.
+        notes: events for the journal, with their facts: see GpuMonitor.
     """
 
     def __init__(self, engine: Engine, session_id: int, checkpoints: Path) -> None:
@@ -61,7 +61,7 @@ class Sampler:
         self._stopping = threading.Event()
         self._ranks: dict[int, tuple[float, dict[str, float]]] = {}
         self._latest: dict[str, float] = {}
-        self._waiting: deque[samples.Measured] = deque(maxlen=HELD_AT_MOST)
+        self._waiting: deque[samples.Measured] = deque(maxlen=MAX_WAITING)
         self._disk_free: dict[str, float] = {}
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
@@ -74,37 +74,37 @@ class Sampler:
         """The newest sample, whole; from any thread."""
         return dict(self._latest)
 
-    def hear(self, vitals: wire.Vitals) -> None:
-        """What a rank tells of itself; other names than are promised, and what is no figure, are passed over."""
-        told = {f"rank{vitals.rank}.{name}": vitals.values[name] for name in VITALS if name in vitals.values}
-        figures = {key: float(value) for key, value in told.items() if type(value) in (int, float)}
+    def add_rank_metrics(self, vitals: wire.Vitals) -> None:
+        """Take the metrics that a rank reports; names that are not promised, and what is no finite number, are ignored."""
+        metrics = {f"rank{vitals.rank}.{name}": vitals.values[name] for name in RANK_METRICS if name in vitals.values}
+        figures = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}
         self._ranks[vitals.rank] = (
             time.monotonic(),
             {key: value for key, value in figures.items() if math.isfinite(value)},
         )
 
     def stop(self) -> None:
-        """Write what is left, if the database allows it at once."""
+        """Write what is left, if the database can be written at once."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout=1.0)
 
     def _measure(self) -> None:
-        gpus, host = Gpus(lambda kind, facts: self.notes.put((kind, facts))), Host()
+        gpus, host = GpuMonitor(lambda kind, facts: self.notes.put((kind, facts))), HostMetrics()
         next_s = time.monotonic()
         while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + SAMPLE_S, time.monotonic())
-            gpus.look_after()
+            gpus.check()
             self._latest = gpus.values() | host.values() | self._disk_free | self._of_ranks()
             self._waiting.append((datetime.now(UTC), self._latest))
         gpus.stop()
 
     def _of_ranks(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for told_s, values in list(self._ranks.values()):
-            if time.monotonic() - told_s < STALE_S:
-                found |= values
-        return found
+        metrics: dict[str, float] = {}
+        for at_s, values in list(self._ranks.values()):
+            if time.monotonic() - at_s < STALE_S:
+                metrics |= values
+        return metrics
 
     def _write(self) -> None:
         with contextlib.suppress(SQLAlchemyError):
@@ -125,8 +125,8 @@ class Sampler:
         samples.write(self._engine, self._session_id, [self._waiting.popleft() for _ in range(len(self._waiting))])
 
 
-class Host:
-    """CPU, memory, swap and disks of this machine, as psutil tells them; rates are over the time since it was last asked."""
+class HostMetrics:
+    """CPU, memory, swap and disks of this machine from psutil; rates are over the time since the last call of `values`."""
 
     def __init__(self) -> None:
         import psutil
@@ -136,17 +136,17 @@ class Host:
         self.values()
 
     def values(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for ask in (self._cpu, self._memory, self._swap, self._disks):
-            with contextlib.suppress(OSError, RuntimeError, ValueError):  # not told in this container
-                found |= ask()
-        return found
+        metrics: dict[str, float] = {}
+        for measure in (self._cpu, self._memory, self._swap, self._disks):
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # not available in this container
+                metrics |= measure()
+        return metrics
 
     def _cpu(self) -> dict[str, float]:
         return {"host.cpu": self._psutil.cpu_percent(), "host.cores": float(len(os.sched_getaffinity(0)))}
 
     def _memory(self) -> dict[str, float]:
-        free, total = memory.free_and_total()
+        free, total = host_memory.free_and_total()
         return {"host.mem_used": float(total - free), "host.mem_total": float(total)}
 
     def _swap(self) -> dict[str, float]:
@@ -165,8 +165,8 @@ class Host:
 
 
 def _disk_free(folder: Path) -> dict[str, float]:
-    """The folder may not be there yet: its nearest parent then."""
+    """Free bytes of the file system of `folder`, or of its nearest parent while it does not exist yet."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    found = os.statvfs(folder)
-    return {"host.disk_free": float(found.f_bavail * found.f_frsize)}
+    room = os.statvfs(folder)
+    return {"host.disk_free": float(room.f_bavail * room.f_frsize)}

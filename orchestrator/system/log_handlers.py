@@ -1,9 +1,9 @@
-"""Where the log goes: to the journal with its fields when systemd started us, else to rotated files in the state folder.
+"""Destination of the log: the journal, with fields, when systemd started this process, else rotated files in the state folder.
 
     logging.getLogger("kgorch.daemon").info("resumed", extra={"run": name, "session": number})
 
-The journal's own protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL) is one datagram; its Python libraries need libsystemd
-and, but for one, a compiler. Whatever looks like a secret is masked before it is written, in both places.
+The journal's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL) is one datagram; its Python libraries need libsystemd
+and, all but one, a compiler. Whatever looks like a secret is redacted before it is written to either destination.
 """
 
 from __future__ import annotations
@@ -15,31 +15,25 @@ import fcntl
 import logging
 import logging.handlers
 import os
-import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.system import redaction
+
 JOURNAL = "/run/systemd/journal/socket"
 FILE_BYTES, FILES = 5 * 2**20, 5
-MASK = "***"
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-# Both begin at a word's beginning alone and give nothing back: a line may be a word of a megabyte.
-_ASSIGNED = re.compile(
-    r"(?i)(?<![\w.-])(?=[\w.-]*?(?:token|key|secret|passw|credential))([\w.-]++[\"']?\s*+[=:]\s*+[\"']?+)([^\s\"',;&]+)"
-)
-_URL = re.compile(r"(?<!\w)(\w++://)(?:[^\s/?#]*@)?([^\s?#\"'<>]*)(\?[^\s#\"'<>]*)?")
 # syslog(3)
 _PRIORITY = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6, logging.DEBUG: 7}
 
 
 def configure(home: Path, *, name: str = "daemon", environ: Mapping[str, str] = os.environ) -> None:
-    """Send what `kgorch` and its parts log to the journal, or to `logs/NAME.log` under `home`.
+    """Send what the logger `kgorch` and its children log to the journal, or to `logs/NAME.log` under `home`.
 
-    A log that cannot be opened (read-only or full folder) goes to stderr: the work goes on. A crash of the interpreter,
-    and the SIGABRT by which systemd ends a daemon that hangs, print every thread's stack on stderr.
+    A log that cannot be opened (read-only or full folder) goes to stderr, and the process goes on. A crash of the
+    interpreter, and the SIGABRT by which systemd ends a daemon that hangs, print every thread's stack on stderr.
     """
     logger = logging.getLogger("kgorch")
     logger.setLevel(logging.INFO)
@@ -48,37 +42,23 @@ def configure(home: Path, *, name: str = "daemon", environ: Mapping[str, str] = 
         logger.removeHandler(old)
         old.close()
     handler = _handler(home, name, environ)
-    handler.addFilter(Masking(secrets_of(environ)))
+    handler.addFilter(RedactingFilter(redaction.secret_values(environ)))
     logger.addHandler(handler)
     logging.raiseExceptions = False  # a full disk would print a traceback for every line
     faulthandler.enable(2)
 
 
 def is_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:
-    """Whether stderr is the journal: systemd names its device and inode, since the variable alone is inherited further."""
+    """Whether stderr is the journal. The variable is inherited by all children, so its device and inode are compared."""
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
         return False
-    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-def secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """The values of variables whose names say that they are secret; short ones would mask half of every line."""
-    found = {value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= 6}
-    return sorted(found, key=len, reverse=True)
-
-
-def masked(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without secrets, without `token=…` and the like, without the user and the query of an address."""
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    text = _URL.sub(lambda found: found[1] + found[2] + ("?" + MASK if found[3] else ""), text)
-    return _ASSIGNED.sub(rf"\1{MASK}", text)
-
-
-class Masking(logging.Filter):
-    """Masks the message as it will be written, with its arguments and its traceback."""
+class RedactingFilter(logging.Filter):
+    """Redacts the message as it will be written, with its arguments and its traceback."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__()
@@ -88,12 +68,13 @@ class Masking(logging.Filter):
         text = record.getMessage()
         if record.exc_info and record.exc_info[0]:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
-        record.msg, record.args, record.exc_info, record.exc_text = masked(text, self._secrets), (), None, None
+        record.msg, record.args = redaction.redact(text, self._secrets), ()
+        record.exc_info = record.exc_text = None
         return True
 
 
-class Journal(logging.Handler):
-    """One datagram a record, with run and session as fields: `journalctl KGORCH_RUN=surface-demo`."""
+class JournalHandler(logging.Handler):
+    """Sends one datagram a record, with run and session as fields: `journalctl KGORCH_RUN=surface-demo`."""
 
     def __init__(self, address: str = JOURNAL) -> None:
         super().__init__()
@@ -110,7 +91,7 @@ class Journal(logging.Handler):
                 if error.errno != errno.EMSGSIZE:
                     raise
                 self._send_large(entry)
-        except OSError:  # the journal is away; systemd takes stderr, too
+        except OSError:  # journald is not running; systemd collects stderr, too
             print(record.getMessage(), file=sys.stderr)
 
     def close(self) -> None:
@@ -118,32 +99,32 @@ class Journal(logging.Handler):
         super().close()
 
     def _send_large(self, entry: bytes) -> None:
-        """What is too long for a datagram goes as a sealed file in memory, as the protocol asks."""
+        """Send what is too long for a datagram as a sealed file in memory, as the protocol requires."""
         descriptor = os.memfd_create("kgorch-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(entry)
             seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-            handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-            self._socket.sendmsg([], handed, 0, self._address)  # socket.send_fds forgets the address (Python 3.11)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            self._socket.sendmsg([], ancillary, 0, self._address)  # socket.send_fds forgets the address (Python 3.11)
         finally:
             os.close(descriptor)
 
 
-class Plain(logging.Formatter):
-    """`2026-11-21T14:45:27Z INFO kgorch.daemon [surface-demo 3] resumed`"""
+class LineFormatter(logging.Formatter):
+    """Formats as `2026-11-21T14:45:27Z INFO kgorch.daemon [surface-demo 3] resumed`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        about = " ".join(str(record.__dict__[key]) for key in ("run", "session") if key in record.__dict__)
+        context = " ".join(str(record.__dict__[key]) for key in ("run", "session") if key in record.__dict__)
         at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        text = record.getMessage().replace("\n", "\n    ")  # a line of its own begins with a date
-        return f"{at} {record.levelname} {record.name} " + (f"[{about}] " if about else "") + text
+        text = record.getMessage().replace("\n", "\n    ")  # only the first line of an entry begins with a date
+        return f"{at} {record.levelname} {record.name} " + (f"[{context}] " if context else "") + text
 
 
 def _handler(home: Path, name: str, environ: Mapping[str, str]) -> logging.Handler:
     if is_journal(environ):
-        return Journal()
+        return JournalHandler()
     try:
         folder = home / "logs"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -156,9 +137,9 @@ def _handler(home: Path, name: str, environ: Mapping[str, str]) -> logging.Handl
         )
     except OSError as error:
         handler = logging.StreamHandler()
-        handler.setFormatter(Plain())
-        print(f"kgorch: no log file, it goes here instead: {error}", file=sys.stderr)
-    handler.setFormatter(Plain())
+        handler.setFormatter(LineFormatter())
+        print(f"kgorch: no log file, logging to stderr instead: {error}", file=sys.stderr)
+    handler.setFormatter(LineFormatter())
     return handler
 
 
@@ -179,7 +160,7 @@ def _entry(record: logging.LogRecord) -> bytes:
 
 
 def _field(key: str, value: bytes) -> bytes:
-    """A value of several lines is told with its length, little-endian in eight bytes."""
+    """One field of an entry; a value of several lines is preceded by its length, eight bytes little-endian."""
     if b"\n" not in value:
         return key.encode() + b"=" + value + b"\n"
     return key.encode() + b"\n" + len(value).to_bytes(8, "little") + value + b"\n"

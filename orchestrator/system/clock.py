@@ -1,0 +1,31 @@
+"""The two clocks of a session behind one protocol, so that tests can move them by hand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Protocol
+
+from orchestrator.wire import boottime_s
+
+
+class Clock(Protocol):
+    """Where a loop reads the time."""
+
+    def now_s(self) -> float:
+        """CLOCK_BOOTTIME in seconds, for durations and deadlines.
+
+        Changes of the wall clock do not move it, and it goes on while the machine is suspended.
+        """
+
+    def utc(self) -> datetime:
+        """The wall clock in UTC, for what is stored and shown."""
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def now_s(self) -> float:
+        return boottime_s()
+
+    def utc(self) -> datetime:
+        return datetime.now(UTC)

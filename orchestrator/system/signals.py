@@ -1,0 +1,35 @@
+"""Signals as callbacks for the duration of a block. Handlers only post to a queue; they decide nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def handlers(*, on_terminate: Callable[[], None], on_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Install handlers, and put the former ones back when the block ends.
+
+    Outside the main thread nothing is installed: Python allows handlers there alone.
+
+    Args:
+        on_terminate: called on SIGTERM, which the platform sends.
+        on_interrupt: called on SIGINT, which a person sends with Ctrl-C. SIGHUP is ignored: a session outlives its terminal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    new: dict[int, Any] = {
+        signal.SIGTERM: lambda *_: on_terminate(),
+        signal.SIGINT: lambda *_: on_interrupt(),
+        signal.SIGHUP: signal.SIG_IGN,
+    }
+    former = {number: signal.signal(number, handler) for number, handler in new.items()}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
