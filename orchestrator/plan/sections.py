@@ -174,6 +174,7 @@ class NotifySection(PlanTable):
         urls (list[str]): webhook or Apprise URLs, at most 8: each has a thread of its own.
     """
 
+    # the ends of sessions, and what a user may have to act on; "saved" would come with every checkpoint
     on: list[str] = ["suspended", "failed", "finished", "quota", "save_failed"]
     command: list[Annotated[str, Field(max_length=4096)]] = []
     urls: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=8)] = []
@@ -357,6 +358,7 @@ class DataSection(PlanTable):
     def _check_paths(cls, value: str | list[str]) -> str | list[str]:
         if isinstance(value, str):
             return value
+        # by the text alone: whether the folders exist is checked where the plan's folder is known (entries.py)
         paths = [PurePosixPath(os.path.normpath(source)) for source in value]
         for path in paths:
             if ".." not in path.parts and path == PurePosixPath("."):
