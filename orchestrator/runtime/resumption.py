@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from db import runs
 from db.records import RunInfo
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.codes import RunState

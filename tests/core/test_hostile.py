@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from orchestrator import untrusted_io
 from orchestrator.checkpoint import safetensors_header
 from orchestrator.checkpoint.export import export_safetensors
-from orchestrator.checkpoint.files import read_checkpoint, write_durably, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_durably, write_manifest
 from orchestrator.checkpoint.manifest import FILE_PATTERN, MAX_WORLD_SIZE, FileEntry, Manifest, Position, parse_manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.health import Trouble

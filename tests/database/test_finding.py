@@ -19,7 +19,7 @@ from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
 from orchestrator.checkpoint import registry
-from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, Adjustment
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable

@@ -28,7 +28,7 @@ from db.imported import COLUMNS, ROWS, Reader, Rule
 from db.soundness import CODES
 from db.tables import Base
 from orchestrator import untrusted_io
-from orchestrator.checkpoint.files import read_checkpoint, read_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, read_manifest
 from orchestrator.checkpoint.manifest import Adjustment
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.plan import parse
