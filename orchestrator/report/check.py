@@ -27,8 +27,8 @@ from orchestrator.report.view import View, stamp
 from orchestrator.runtime import pools
 from orchestrator.runtime.hours import PoolHours
 from orchestrator.runtime.ledger import terms_of
-from orchestrator.runtime.preflight import loading_workers
 from orchestrator.runtime.probing import Probed
+from orchestrator.runtime.requirements import loading_workers
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
 from orchestrator.system import files
 from orchestrator.system.paths import check_result_path

@@ -28,7 +28,6 @@ from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
 from orchestrator.protocol.codec import ProtocolError, from_dict
 from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
-from orchestrator.runtime.journal import NoRoom
 from orchestrator.system import attempt_processes, process_protection
 from orchestrator.system.attempt_files import write_json
 from orchestrator.system.file_lock import is_locked
@@ -39,6 +38,10 @@ Unwritten = Mapping[str, dict[str, Any]]
 
 NOTHING: Unwritten = MappingProxyType({})
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+class NoRoom(Exception):
+    """A file could not be written: its disk takes nothing now."""
 
 
 def start(launch: LaunchSpec, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:

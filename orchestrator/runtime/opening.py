@@ -34,7 +34,7 @@ from orchestrator.runtime import (
     mirror,
     notices,
     ownership,
-    preflight,
+    requirements,
     rungs,
     taking,
 )
@@ -248,9 +248,9 @@ def _go_on(
             next_step="kgorch start NEW/plan.toml, where it lies now",
         )
     notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
-    preflight.check_gpus(plan, watcher.note, platform=profile.name)
+    requirements.check_gpus(plan, watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
-    preflight.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
+    requirements.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
     for stage in stages[:1]:
         place = rungs.Place(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
         if rungs.is_unmeasured(engine, run, plan, place):

@@ -18,7 +18,7 @@ from orchestrator.errors import KgorchError
 from orchestrator.hardware import devices
 from orchestrator.hardware.devices import Accelerators, Gpu, GpuInventory
 from orchestrator.plan import parse
-from orchestrator.runtime import launcher, preflight, probing
+from orchestrator.runtime import launcher, preflight, probing, requirements
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
@@ -240,7 +240,7 @@ def a_plan(ranks: object = '"auto"', gpus: int = 0):
 
 
 def checks(accelerators, plan=None, **kwargs):
-    return {check.name: check for check in preflight.examine(accelerators, plan or a_plan(), **kwargs)}
+    return {check.name: check for check in requirements.examine(accelerators, plan or a_plan(), **kwargs)}
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,12 @@ def test_ranks_that_share_a_gpu_are_told_that_gloo_is_slower_and_what_starts_one
 def test_a_start_refuses_the_first_failure_and_says_each_warning_in_a_line(monkeypatch):
     notes = []
     monkeypatch.setattr(devices, "detect_accelerators", lambda: Accelerators(CUDA_12, "0", "12.6"))
-    preflight.check_gpus(a_plan(ranks=2), notes.append)
+    requirements.check_gpus(a_plan(ranks=2), notes.append)
     [note] = notes
     assert note.startswith("2 ranks share 1 GPU (Tesla T4); NCCL") and note.endswith("starts one rank a GPU")
     monkeypatch.setattr(devices, "detect_accelerators", lambda: Accelerators(CUDA_12, None, "13.0"))
     with pytest.raises(KgorchError) as error:
-        preflight.check_gpus(a_plan(), notes.append)
+        requirements.check_gpus(a_plan(), notes.append)
     assert "the driver 550.54 takes CUDA up to 12.4, and PyTorch is built for CUDA 13.0" in error.value.what
     assert "install a PyTorch built for CUDA 12" in error.value.next_step
 

@@ -214,10 +214,7 @@ def test_a_quick_test_takes_both_over_and_what_two_stages_share_is_looked_at_onc
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            'inputs = ["dta"]',
-            "plan.toml:10: stage.train.inputs.0: args has no \"dta\" (did you mean 'data'?); args of this stage: ",
-        ),
+        ('inputs = ["dta"]', "plan.toml:10: stage.train.inputs.0: args has no \"dta\" (did you mean 'data'?)"),
         ('inputs = ["lr"]', "plan.toml:9: stage.train.args.lr: expected the path of a file or folder"),
         ('preflight = "looks.py"', 'plan.toml:10: stage.train.preflight: expected "module:function"; found "looks.py"'),
     ],
