@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from orchestrator.checkpoint.files import write_durably, write_manifest  # noqa: E402
+from orchestrator.checkpoint.folder import write_durably, write_manifest  # noqa: E402
 from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
 from orchestrator.protocol import codec, transport  # noqa: E402
 from orchestrator.protocol.codec import LineBuffer  # noqa: E402

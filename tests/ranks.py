@@ -13,7 +13,7 @@ from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
 
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.core.memory_ladder import Settings
 from orchestrator.protocol import transport
 from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec

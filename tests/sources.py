@@ -12,7 +12,7 @@ from db import checkpoints, runs, sessions
 from db.engine import open_database
 from orchestrator.admission import session_start
 from orchestrator.admission.import_run import Consent
-from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import run_view

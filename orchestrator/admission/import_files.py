@@ -35,7 +35,7 @@ from orchestrator.admission.source_scan import (
     place_of,
 )
 from orchestrator.checkpoint import registry, store
-from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.checkpoint.manifest import FILE_PATTERN, MANIFEST_NAME, FileEntry, Manifest, checkpoint_folder_name
 from orchestrator.checkpoint.verify import read_chunks, verify_checkpoint
 from orchestrator.core import retention

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import RunInfo
 from orchestrator.admission.source_scan import Found
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.core import plan_compatibility
 from orchestrator.core.plan_compatibility import PlanCompatibility
 from orchestrator.errors import PlanError

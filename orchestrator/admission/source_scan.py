@@ -28,7 +28,7 @@ import xxhash
 from db import transfer
 from db.imported import shown
 from db.transfer import Rows
-from orchestrator.checkpoint.files import MAX_MANIFEST_BYTES, read_manifest, readable_checkpoints
+from orchestrator.checkpoint.folder import MAX_MANIFEST_BYTES, read_manifest, readable_checkpoints
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound, nearest
 from orchestrator.launch import rungs

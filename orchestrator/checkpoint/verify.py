@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 from orchestrator import untrusted_io
-from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointBroken
 

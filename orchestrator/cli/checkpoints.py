@@ -307,7 +307,7 @@ def _standing(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
 
 def _folders(run_folder: str, rows: list[CheckpointInfo]) -> list[Path]:
     """What lies on disk, known to the database or not."""
-    from orchestrator.checkpoint.files import list_checkpoints
+    from orchestrator.checkpoint.folder import list_checkpoints
 
     roots = {Path(row.path).parent for row in rows} | {
         path for path in Path(run_folder, "checkpoints").glob("*") if path.is_dir()

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, StageSection

@@ -25,7 +25,7 @@ from db import checkpoints as checkpoint_rows
 from db import rungs as rows
 from db import sessions
 from db.records import RungInfo, RunInfo
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.checkpoint.manifest import Adjustment, Manifest
 from orchestrator.core import memory_ladder, training_health
 from orchestrator.core.codes import EventKind

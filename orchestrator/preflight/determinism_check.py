@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 from db.records import RunInfo
 from orchestrator import untrusted_io
 from orchestrator.checkpoint import safetensors_header
-from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint, read_json_file
+from orchestrator.checkpoint.folder import list_checkpoints, read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.checkpoint.verify import verify_checkpoint

@@ -11,7 +11,7 @@ from db import runs
 from db.records import RunInfo
 from orchestrator.admission import import_run
 from orchestrator.admission.source_scan import NOWHERE, Found, Place, place_of
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.codes import RunState

@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints as rows
 from db.records import CheckpointInfo, RunInfo
-from orchestrator.checkpoint.files import CHUNK_BYTES, read_checkpoint
+from orchestrator.checkpoint.folder import CHUNK_BYTES, read_checkpoint
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.codes import CheckpointState, EventKind

@@ -20,7 +20,7 @@ from pathlib import Path
 import xxhash
 
 from orchestrator import untrusted_io
-from orchestrator.checkpoint.files import CHUNK_BYTES, write_manifest
+from orchestrator.checkpoint.folder import CHUNK_BYTES, write_manifest
 from orchestrator.checkpoint.manifest import (
     FILE_PATTERN,
     LEFTOVER_PATTERN,

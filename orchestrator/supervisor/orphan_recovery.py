@@ -12,7 +12,7 @@ from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.checkpoint import registry
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core import lifecycle as core
 from orchestrator.core.codes import REASON_TEXT, EventKind, Outcome, Reason

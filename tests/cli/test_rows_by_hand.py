@@ -23,7 +23,7 @@ from db.engine import open_database
 from db.facts import SHAPES
 from db.soundness import first_oddity
 from db.tables import Base
-from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.cli import cause
 from orchestrator.core import quota_windows

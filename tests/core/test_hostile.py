@@ -25,7 +25,7 @@ from orchestrator import untrusted_io
 from orchestrator.admission.source_scan import Candidate
 from orchestrator.checkpoint import safetensors_header
 from orchestrator.checkpoint.export import export_safetensors
-from orchestrator.checkpoint.files import read_checkpoint, write_durably, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_durably, write_manifest
 from orchestrator.checkpoint.manifest import FILE_PATTERN, MAX_WORLD_SIZE, FileEntry, Manifest, Position, parse_manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.attempt_outcome import Ended, failed_in, first_cause, verdict

@@ -35,7 +35,7 @@ MAY = {
         "orchestrator.core.retention",  # which checkpoint of another stage is its best
         "orchestrator.protocol",
         "orchestrator.checkpoint.manifest",
-        "orchestrator.checkpoint.files",
+        "orchestrator.checkpoint.folder",
         "orchestrator.checkpoint.verify",
         "orchestrator.checkpoint.safetensors_header",
         "orchestrator.untrusted_io",

@@ -110,7 +110,7 @@ def test_a_final_checkpoint_of_an_earlier_version_is_no_place_to_go_on_from(here
     """It does not say at which epoch its loop ended: the extension would train nothing and end well."""
     from dataclasses import replace
 
-    from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+    from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
     from orchestrator.checkpoint.manifest import checkpoint_folder_name
 
     root = finished(here)

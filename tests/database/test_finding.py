@@ -20,7 +20,7 @@ from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
 from orchestrator.admission import import_files, resolve_run, session_start, source_scan
 from orchestrator.checkpoint import registry
-from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, Adjustment
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable

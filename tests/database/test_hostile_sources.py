@@ -30,7 +30,7 @@ from db.tables import Base
 from orchestrator import untrusted_io
 from orchestrator.admission import source_scan
 from orchestrator.admission.source_scan import Candidate
-from orchestrator.checkpoint.files import read_checkpoint, read_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, read_manifest
 from orchestrator.checkpoint.manifest import Adjustment
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.launch import rungs as ladder

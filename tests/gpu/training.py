@@ -17,7 +17,7 @@ from harness import Kgorch
 from ranks import Attempt
 
 from gpu.step import Report
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEP = re.compile(r"step (\d+) microbatch (\w+) loss (\S+)")

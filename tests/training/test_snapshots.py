@@ -23,7 +23,7 @@ from saving import Place, described, save
 from torch import nn
 
 from orchestrator.checkpoint.export import export_safetensors, export_torch, exporter_for
-from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint
+from orchestrator.checkpoint.folder import list_checkpoints, read_checkpoint
 from orchestrator.checkpoint.manifest import manifest_document, shard_names
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.snapshot_budget import images

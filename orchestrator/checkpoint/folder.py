@@ -27,7 +27,7 @@ from orchestrator.checkpoint.manifest import (
     parse_manifest,
 )
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.system import files as system_files
+from orchestrator.system import files
 
 MAX_MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 8 << 20
@@ -102,7 +102,7 @@ def write_durably(path: Path, content: bytes) -> FileEntry:
         untrusted_io.check_json(content)
     except ValueError as error:
         raise OSError(errno.EFBIG, str(error), str(path)) from None
-    system_files.write(path, content, durable=True)
+    files.write(path, content, durable=True)
     return FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
 
 
