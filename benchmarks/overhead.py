@@ -160,7 +160,7 @@ def sampled(folder: Path, seconds: float) -> None:
     from db import runs, sessions
     from db.engine import open_database
     from orchestrator.hardware.telemetry import RANK_METRICS, Sampler
-    from orchestrator.wire import Vitals
+    from orchestrator.protocol.messages import RankMetrics
 
     engine = open_database(folder)
     texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan", "plan_hash"), "")
@@ -172,7 +172,7 @@ def sampled(folder: Path, seconds: float) -> None:
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
             for rank in range(2):
-                sampler.hear(Vitals("1.1", rank, dict.fromkeys(RANK_METRICS, 12345.678)))
+                sampler.hear(RankMetrics("1.1", rank, dict.fromkeys(RANK_METRICS, 12345.678)))
             time.sleep(1)
 
     live(3)

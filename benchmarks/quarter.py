@@ -33,9 +33,10 @@ from db import charges, queue, runs, sessions
 from db.engine import open_database
 from orchestrator.core import session as core
 from orchestrator.core import windows
+from orchestrator.core.codes import EventKind, Outcome, Phase, Reason
 from orchestrator.core.quota import Quota
-from orchestrator.core.session import Phase, Session
-from orchestrator.core.wall import QUOTA, WALL, Wall, has_moved, nearest
+from orchestrator.core.session import Session
+from orchestrator.core.wall import Wall, has_moved, nearest
 from orchestrator.runtime import ledger
 from orchestrator.runtime.daemon import Daemon
 from orchestrator.runtime.ledger import Ledger, Terms
@@ -150,7 +151,9 @@ class World:
                     self.engine, id=plan.name, name=plan.name, number=1, folder=str(folder), workdir=str(folder),
                     checkpoints=str(folder), plan="", overrides=[], plan_hash="", stages=["train"],
                 )  # fmt: skip
-                queue.put(self.engine, run.id, why="new", due_at=self.clock.at, wants={"priority": plan.priority})
+                queue.put(
+                    self.engine, run.id, reason=Reason.QUEUED, due_at=self.clock.at, wants={"priority": plan.priority}
+                )
             self.at(self.clock.at, self.boot)
             self.after(self.chance.expovariate(1 / REBOOT_S), self.reboot)
             while self.events and self.clock.at < self.end and len(self.finished) < len(self.plans):
@@ -226,9 +229,16 @@ class World:
         ledger.complete(self.engine, last, None, plan.terms)
         ended, _ = core.advance(Session(phase=Phase(last.phase)), core.SessionLost("the machine was gone"), 0.0)
         if attempt := sessions.last_attempt(self.engine, last.id):
-            sessions.close_attempt(self.engine, **_end_of(attempt, "lost", last.step))
+            sessions.close_attempt(self.engine, **_end_of(attempt, Outcome.LOST, last.step))
         sessions.record(
-            self.engine, plan.name, last.id, kind="SessionLost", phase=ended.phase.value, facts={}, why=ended.why
+            self.engine,
+            plan.name,
+            last.id,
+            kind=EventKind.SESSION_LOST,
+            phase=ended.phase,
+            facts={},
+            reason=ended.reason,
+            why=ended.why,
         )
 
 
@@ -249,15 +259,15 @@ class Training:
     def open(self) -> bool:
         now_s = self.clock.now_s()
         self.ledger = Ledger(self.engine, self.plan.terms, self.clock.at, now_s, now_s=self.clock.now_s)
-        self.fixed, self.began_at = Wall(now_s + WALL_S, WALL), self.clock.at
+        self.fixed, self.began_at = Wall(now_s + WALL_S, Reason.TIME_LIMIT), self.clock.at
         self.wall = nearest([self.fixed, self.ledger.wall(now_s)])
         assert self.wall
-        self.session = Session(wall_s=self.wall.at_s, wall_why=self.wall.why, margin_s=60.0, guess_s=60.0, step_s=1.0)
+        self.session = Session(wall_s=self.wall.at_s, wall_kind=self.wall.kind, margin_s=60.0, guess_s=60.0, step_s=1.0)
         if self.ledger.is_spent(self.session.lead_s):
             queue.put(
                 self.engine,
                 self.plan.name,
-                why=QUOTA,
+                reason=Reason.QUOTA,
                 due_at=self.ledger.resume_at(self.session.lead_s, on_quota=True),
             )
             return False
@@ -313,10 +323,10 @@ class Training:
         due_at = self.ledger.resume_at(self.session.lead_s, on_quota=resume.on_quota) if resume else None
         step = int(self.world.saved_s[self.plan.name] + self.trained_s())
         sessions.record(
-            self.engine, self.plan.name, self.row.id, kind=type(event).__name__, phase=self.session.phase.value,
-            facts={}, resume={"why": resume.why, "due_at": due_at} if resume else None, step=step,
+            self.engine, self.plan.name, self.row.id, kind=event.kind, phase=self.session.phase,
+            facts={}, resume={"reason": resume.reason, "why": resume.why, "due_at": due_at} if resume else None, step=step,
             beat_at=self.clock.at, lead_s=self.session.lead_s,
-            closes=_end_of(self.attempt, "wall", step) if self.session.phase.is_over else None,
+            closes=_end_of(self.attempt, Outcome.TIME_LIMIT, step) if self.session.phase.is_over else None,
         )  # fmt: skip
         for action in actions:
             if isinstance(action, core.AskToSave | core.AskToStop):

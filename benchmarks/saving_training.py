@@ -28,7 +28,8 @@ from peers import NAMES, Training, Way, emptied, module
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import CHUNK_BYTES, list_checkpoints
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.worker import attach, launch, state, stored
 from orchestrator.worker.image import share
 from orchestrator.worker.save import OVERHEAD
@@ -237,7 +238,7 @@ def loading(bench: Bench, rounds: int) -> dict[str, Any]:
     """Reading every byte back and putting all into the model on every rank, against reading the files on every rank."""
     told = launch()
     assert told
-    folder = manifest.checkpoints(Path(told.checkpoints))[0]
+    folder = list_checkpoints(Path(told.checkpoints))[0]
     reads, loads, streamed = [], [], []
     session = bench.training.session
     for _ in range(rounds):
@@ -257,7 +258,7 @@ def read_all(folder: Path, session: Any) -> None:
 
 def stream_all(folder: Path, session: Any) -> None:
     """The same without keeping it: every piece into the place of the one before."""
-    buffer = memoryview(bytearray(manifest.CHUNK_BYTES))
+    buffer = memoryview(bytearray(CHUNK_BYTES))
     for path in folder.iterdir():
         with open(path, "rb", buffering=0) as file:
             while file.readinto(buffer):
@@ -266,7 +267,7 @@ def stream_all(folder: Path, session: Any) -> None:
 
 def verify_and_load(folder: Path, session: Any) -> None:
     if session.rank == 0:  # before a launch it is the supervisor that verifies, once for all ranks
-        manifest.verify(folder)
+        verify_checkpoint(folder)
     dist.barrier()
     found = stored.Folder(folder)
     state.restore(session._tracked, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank))

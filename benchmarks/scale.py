@@ -27,6 +27,8 @@ from typing import Any
 
 from sqlalchemy import Engine, insert, text
 
+from orchestrator.core.codes import Reason
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
@@ -36,10 +38,10 @@ import scale_ranks  # noqa: E402
 from db import queue, runs, samples, sessions  # noqa: E402
 from db.engine import open_database  # noqa: E402
 from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from orchestrator.checkpoint import registry  # noqa: E402
 from orchestrator.errors import ExitCode  # noqa: E402
 from orchestrator.plan import parse  # noqa: E402
 from orchestrator.report import view  # noqa: E402
-from orchestrator.runtime import keeping  # noqa: E402
 from orchestrator.runtime.daemon import Daemon  # noqa: E402
 
 VERBS = (
@@ -84,7 +86,7 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1, due_in: ti
         add(Checkpoint, [_checkpoint(row) for row in rows])
         add(
             EventRow,
-            [_event(row, kind) for row in rows for kind in ("Attached", "epoch", "CheckpointVerified", "launched")],
+            [_event(row, kind) for row in rows for kind in ("attached", "epoch", "checkpoint_verified", "launched")],
         )
         add(Charge, [_charge(row) for row in rows])
         add(Pool, [{"name": "lab", "total_s": 3.6e6, "resets": "rolling 7d", "reserve_s": 0.0, "told_at": NOW}])
@@ -188,7 +190,7 @@ def calls(engine: Engine) -> dict[str, Callable[[], object]]:
     assert mine is not None
     plan = parse(mine.plan, "the run's plan")
     return {
-        "what may go after a save": lambda: keeping.doomed(engine, mine.id, plan),
+        "what may go after a save": lambda: registry.expired_folders(engine, mine.id, plan),
         "status": lambda: view.of_run(engine, mine),
         "history": lambda: view.history(engine, mine, limit=50),
         "resume: which run": lambda: runs.newest_in(engine, ("active", "failed")),
@@ -268,7 +270,7 @@ def due_to_claimed_s(home: Path, engine: Engine) -> float:
     """With a real daemon: from the instant at which a run becomes due to the claim that is written down."""
     with daemon(home):
         due_at = datetime.now(UTC) + timedelta(seconds=2)
-        queue.put(engine, "other-0", why="benchmark", due_at=due_at)
+        queue.put(engine, "other-0", reason=Reason.QUEUED, due_at=due_at)
         while (row := queue.open_resume(engine, "other-0")) and row.state == "due" and not row.tries:
             time.sleep(0.005)
         return (datetime.now(UTC) - due_at).total_seconds()

@@ -29,9 +29,25 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from orchestrator import manifest, wire  # noqa: E402
+from orchestrator.checkpoint.files import write_durably, write_manifest  # noqa: E402
+from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
+from orchestrator.protocol import codec, transport  # noqa: E402
+from orchestrator.protocol.codec import LineBuffer  # noqa: E402
+from orchestrator.protocol.launch_spec import LaunchSpec  # noqa: E402
+from orchestrator.protocol.messages import (  # noqa: E402
+    Command,
+    Heartbeat,
+    Hello,
+    JournalEntry,
+    Message,
+    RankMetrics,
+    RankProgress,
+    Request,
+    Response,
+)
+from orchestrator.protocol.snapshot_messages import CheckpointWritten  # noqa: E402
+from orchestrator.system.clock import boottime_s  # noqa: E402
 from orchestrator.system.sockets.control_socket import ask  # noqa: E402
-from orchestrator.wire import Ask, Beat, Hello, Launch, Note, Order, Place, Saved, Vitals, boottime_s  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
 LONGEST = {"start": 5.0, "first_step": 1.0, "step": 0.2, "save": 0.5, "evaluation": 8.0}
@@ -115,14 +131,14 @@ def by_hand(clock: Clock, samples: Any, telemetry: Any) -> Clock:
 class Ranks:
     """Two ranks of a session under such a supervisor, played by one process."""
 
-    def __init__(self, launch: Launch, clock: Clock) -> None:
+    def __init__(self, launch: LaunchSpec, clock: Clock) -> None:
         self.launch, self.clock, self.step = launch, clock, 0
-        self._lines, self.saves = wire.Lines(), 0
+        self._lines, self.saves = LineBuffer(), 0
         self._lead, self._other = (self._connected(rank) for rank in range(2))
 
     def _connected(self, rank: int) -> socket.socket:
-        connection = wire.connect(self.launch.socket, timeout_s=60)
-        wire.send(connection, Hello(self.launch.attempt, rank, 1, 0, STATE_BYTES, ready=True))
+        connection = transport.connect(self.launch.socket, timeout_s=60)
+        transport.send(connection, Hello(self.launch.attempt, rank, 1, 0, STATE_BYTES, ready=True))
         return connection
 
     def second(self, number: int) -> None:
@@ -130,22 +146,22 @@ class Ranks:
         self.clock.move(1.0)
         self.step += int(1 / STEP_S)
         for message in told(self.launch.attempt, 0, number, self.step):
-            wire.send(self._lead, message)
+            transport.send(self._lead, message)
         for message in told(self.launch.attempt, 1, number, self.step):
-            wire.send(self._other, message)
+            transport.send(self._other, message)
         if number % NOTES_S == 0:
-            wire.send(self._lead, Note(self.launch.attempt, "told", {"minute": str(number // NOTES_S)}))
+            transport.send(self._lead, JournalEntry(self.launch.attempt, "told", {"minute": str(number // NOTES_S)}))
         self.wait()
 
     def wait(self) -> None:
         """Until all that was sent was taken; a save that is ordered is done."""
-        wire.send(self._lead, Ask("ping"))
+        transport.send(self._lead, Request("ping"))
         while True:
             for line in self._lines.feed(self._lead.recv(65536)):
-                message = wire.decode(line)
-                if isinstance(message, Order) and message.what == "save":
+                message = codec.decode(line)
+                if isinstance(message, Command) and message.what == "save":
                     self._save()
-                if isinstance(message, wire.Answer):
+                if isinstance(message, Response):
                     self._swallow()
                     return
 
@@ -158,33 +174,33 @@ class Ranks:
 
     def _save(self) -> None:
         """A checkpoint of next to nothing, as the keeper writes it."""
-        place = Path(self.launch.checkpoints, manifest.folder_name(self.step, final=False))
+        place = Path(self.launch.checkpoints, checkpoint_folder_name(self.step, final=False))
         aside = place.with_name(f"{place.name}.tmp-{self.launch.attempt}")
         aside.mkdir(parents=True)
-        described = manifest.Manifest(
-            self.launch.run, self.launch.run_id, self.launch.stage, manifest.Position(step=self.step), 2,
+        described = Manifest(
+            self.launch.run, self.launch.run_id, self.launch.stage, Position(step=self.step), 2,
             datetime.now(UTC).isoformat(), metrics={"loss": 1.0},
-            files={"state.json": manifest.write_durably(aside / "state.json", b"{}")},
+            files={"state.json": write_durably(aside / "state.json", b"{}")},
         )  # fmt: skip
-        manifest.write(aside, described)
+        write_manifest(aside, described)
         aside.rename(place)
         self.saves += 1
-        wire.send(self._lead, Saved(self.launch.attempt, str(place), self.step, 2, 0.05, 0.4))
+        transport.send(self._lead, CheckpointWritten(self.launch.attempt, str(place), self.step, 2, 0.05, 0.4))
 
 
-def told(attempt: str, rank: int, number: int, step: int) -> list[wire.Message]:
+def told(attempt: str, rank: int, number: int, step: int) -> list[Message]:
     """What a rank tells once a second, about as long as a real one's."""
     figures = dict.fromkeys(VITALS, 1234567.0 + number) | {"step_s": STEP_S}
-    found: list[wire.Message] = [Place(attempt, rank, "step", 0.1, 0.0, LONGEST), Vitals(attempt, rank, figures)]
+    found: list[Message] = [RankProgress(attempt, rank, "step", 0.1, 0.0, LONGEST), RankMetrics(attempt, rank, figures)]
     if rank == 0:
         metrics = {"loss": 1 / (1 + step), "accuracy": 1 - 1 / (1 + number)}
         epoch = number // EPOCH_S
-        found.append(Beat(attempt, epoch, step, 32 * step, STEP_S, STEP_S, 10**6, 1000, metrics))
+        found.append(Heartbeat(attempt, epoch, step, 32 * step, STEP_S, STEP_S, 10**6, 1000, metrics))
     return found
 
 
 @contextlib.contextmanager
-def supervised(*, by_hand: bool) -> Iterator[tuple[Any, Launch, Clock]]:
+def supervised(*, by_hand: bool) -> Iterator[tuple[Any, LaunchSpec, Clock]]:
     """A supervisor whose attempt is up: its process (psutil), what the attempt was told, its clock if that is moved by hand."""
     import psutil
     from bounded import living
@@ -206,7 +222,7 @@ def supervised(*, by_hand: bool) -> Iterator[tuple[Any, Launch, Clock]]:
 
             if not it.watch(lambda: bool(launches()), 120):
                 sys.exit(f"the supervisor started nothing: {it.said()}")
-            yield psutil.Process(it.process.pid), Launch.read(launches()[0].with_name("launch.json")), clock
+            yield psutil.Process(it.process.pid), LaunchSpec.read(launches()[0].with_name("launch.json")), clock
 
 
 def hours(count: int) -> dict[str, Any]:
@@ -239,7 +255,7 @@ def channel(counts: Sequence[int], seconds: float) -> dict[int, dict[str, float]
     return found
 
 
-def spoken(process: Any, launch: Launch, count: int, seconds: float, *, beat_s: float) -> tuple[float, float]:
+def spoken(process: Any, launch: LaunchSpec, count: int, seconds: float, *, beat_s: float) -> tuple[float, float]:
     """Messages a second until all were taken, and percent of a core."""
     context = get_context("fork")
     begin, pipes = context.Barrier(count + 1), [context.Pipe() for _ in range(count)]
@@ -262,7 +278,7 @@ def spoken(process: Any, launch: Launch, count: int, seconds: float, *, beat_s: 
 
 
 def talk(
-    launch: Launch, board: str, rank: int, count: int, beat_s: float, seconds: float, begin: Any, pipe: Any
+    launch: LaunchSpec, board: str, rank: int, count: int, beat_s: float, seconds: float, begin: Any, pipe: Any
 ) -> None:
     from orchestrator.worker import link
     from orchestrator.worker.board import Board
@@ -270,7 +286,7 @@ def talk(
     link.BEAT_S = beat_s
     numbers, sent = itertools.count(), [0]
 
-    def now() -> list[wire.Message]:
+    def now() -> list[Message]:
         number = next(numbers)
         messages = told(launch.attempt, rank, 0, number)
         sent[0] += len(messages)

@@ -43,7 +43,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import page  # noqa: E402
 from bounded import living  # noqa: E402
 
-from orchestrator import manifest  # noqa: E402
+from orchestrator.checkpoint.files import list_checkpoints  # noqa: E402
+from orchestrator.checkpoint.verify import verify_checkpoint  # noqa: E402
 from orchestrator.errors import KgorchError  # noqa: E402
 
 SLOWEST, FASTEST = 4.0, 200.0
@@ -181,9 +182,9 @@ class Disk:
 def ended(lane: int, number: int, folder: Path, began_at: float, wall_s: float) -> dict[str, Any]:
     """What lies on the disk after the kill, and what kgorch's database tells of the session."""
     saved = noted = 0
-    for place in manifest.checkpoints(next((folder / "disk").iterdir(), folder) / "train"):
+    for place in list_checkpoints(next((folder / "disk").iterdir(), folder) / "train"):
         try:
-            saved = manifest.verify(place).step
+            saved = verify_checkpoint(place).step
             break
         except KgorchError:
             continue
@@ -198,7 +199,7 @@ def ended(lane: int, number: int, folder: Path, began_at: float, wall_s: float) 
         journal, noted_s = [], None
         for at, kind, to, facts in events:
             left_s = began_at + wall_s - datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
-            noted_s = left_s if kind == "CheckpointVerified" else noted_s
+            noted_s = left_s if kind == "checkpoint_verified" else noted_s
             if left_s < LAST_WORDS_S:
                 journal.append(f"−{left_s:.2f} s {kind} {to} {facts}"[:240])
     return {

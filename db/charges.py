@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session as Orm
 from db.records import ChargeInfo, PoolInfo, SessionInfo
 from db.runs import now, plain
 from db.tables import Charge, Pool, Resume, Run, Session
+from orchestrator.core.codes import Reason, ResumeState, RunState
 
 LIVE = ("queued", "starting", "training", "saving", "stopping", "recovering", "diagnosing")
 """The phases of a session that may be using something."""
@@ -168,7 +169,7 @@ def pools(engine: Engine) -> list[str]:
 def needs(engine: Engine, pool: str) -> Needs:
     """By the newest session of each run: the steps that are left of its stage, at the pace of its last step."""
     with Orm(engine) as orm:
-        active = select(Run.id).where(Run.state == "active", Run.pool == pool)
+        active = select(Run.id).where(Run.state == RunState.ACTIVE, Run.pool == pool)
         last = (
             select(Session.run_id, func.max(Session.number).label("number"))
             .where(Session.run_id.in_(active))
@@ -180,15 +181,15 @@ def needs(engine: Engine, pool: str) -> Needs:
         chosen = select(func.count(), func.sum(to_go_s)).select_from(Session)
         chosen = chosen.join(last, and_(last.c.run_id == Session.run_id, last.c.number == Session.number)).where(told)
         known, seconds = orm.execute(chosen).one()
-        count = orm.scalar(select(func.count()).select_from(Run).where(Run.state == "active", Run.pool == pool))
+        count = orm.scalar(select(func.count()).select_from(Run).where(Run.state == RunState.ACTIVE, Run.pool == pool))
         return Needs(count or 0, known, float(seconds or 0.0))
 
 
-def wake(engine: Engine, pool: str, why: str) -> int:
-    """Have the runs of a pool that wait for its hours (`why`) looked at now; how many there are."""
+def wake(engine: Engine, pool: str) -> int:
+    """Have the runs of a pool that wait for its hours looked at now; how many there are."""
     with Orm(engine) as orm, orm.begin():
         of_pool = select(Run.id).where(Run.pool == pool)
-        waiting = Resume.state == "due", Resume.why.startswith(why), Resume.run_id.in_(of_pool)
+        waiting = Resume.state == ResumeState.DUE, Resume.reason == Reason.QUOTA, Resume.run_id.in_(of_pool)
         found = orm.execute(update(Resume).where(*waiting).values(due_at=now()))
         return int(found.rowcount)  # type: ignore[attr-defined]
 

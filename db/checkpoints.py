@@ -12,11 +12,12 @@ from sqlalchemy.orm import Session as Orm
 from db.records import CheckpointInfo
 from db.runs import now, plain
 from db.tables import Checkpoint, Stage
+from orchestrator.core.codes import CheckpointState
 
 _IN_STAGE = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
 
 
-def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any) -> None:
+def record(engine: Engine, run_id: str, path: str, *, state: CheckpointState, **columns: Any) -> None:
     """What is known now of the checkpoint at `path`; a second record of it takes the place of the first."""
     with Orm(engine) as orm, orm.begin():
         row = orm.scalars(select(Checkpoint).where(Checkpoint.path == path)).first()
@@ -26,11 +27,11 @@ def record(engine: Engine, run_id: str, path: str, *, state: str, **columns: Any
         row.state, row.why = state, ""
         for name, value in columns.items():
             setattr(row, name, value)
-        if state == "verified":
+        if state == CheckpointState.VERIFIED:
             row.verified_at = now()
 
 
-def set_state(engine: Engine, path: str, state: str, why: str = "") -> None:
+def set_state(engine: Engine, path: str, state: CheckpointState, why: str = "") -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
 
@@ -52,7 +53,7 @@ def mark_best(engine: Engine, run_id: str, best: Mapping[str, str]) -> None:
 
 def best(engine: Engine, run_id: str) -> CheckpointInfo | None:
     """The best of the furthest stage that has one."""
-    chosen = _in_order(run_id).where(Checkpoint.state == "verified", Checkpoint.best != "")
+    chosen = _in_order(run_id).where(Checkpoint.state == CheckpointState.VERIFIED, Checkpoint.best != "")
     with Orm(engine) as orm:
         rows = orm.scalars(chosen).all()
         return plain(CheckpointInfo, rows[-1]) if rows else None
@@ -66,8 +67,16 @@ def moved(engine: Engine, path: str, to: str) -> None:
 def supersede(engine: Engine, run_id: str, stage: str, *, before: datetime, why: str) -> None:
     """Those of a stage that were made before it began anew."""
     with Orm(engine) as orm, orm.begin():
-        mine = (Checkpoint.run_id == run_id, Checkpoint.stage == stage, Checkpoint.state.in_(("verified", "broken")))
-        orm.execute(update(Checkpoint).where(*mine, Checkpoint.created_at < before).values(state="superseded", why=why))
+        mine = (
+            Checkpoint.run_id == run_id,
+            Checkpoint.stage == stage,
+            Checkpoint.state.in_((CheckpointState.VERIFIED, CheckpointState.BROKEN)),
+        )
+        orm.execute(
+            update(Checkpoint)
+            .where(*mine, Checkpoint.created_at < before)
+            .values(state=CheckpointState.SUPERSEDED, why=why)
+        )
 
 
 def of_run(engine: Engine, run_id: str, *states: str) -> list[CheckpointInfo]:
@@ -83,7 +92,11 @@ def standing(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
     there are thousands of those in a long run, and after each save this is asked."""
     before = func.row_number().over(partition_by=Checkpoint.stage, order_by=_IN_STAGE) - 1
     numbers = select(Checkpoint.id, before.label("number")).where(Checkpoint.run_id == run_id).subquery()
-    chosen = _in_order(run_id).join(numbers, numbers.c.id == Checkpoint.id).where(Checkpoint.state == "verified")
+    chosen = (
+        _in_order(run_id)
+        .join(numbers, numbers.c.id == Checkpoint.id)
+        .where(Checkpoint.state == CheckpointState.VERIFIED)
+    )
     with Orm(engine) as orm:
         return [
             (number, plain(CheckpointInfo, row)) for row, number in orm.execute(chosen.add_columns(numbers.c.number))
@@ -92,14 +105,14 @@ def standing(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
 
 def dropped(engine: Engine, run_id: str, steps: Collection[int]) -> list[CheckpointInfo]:
     """Those of these steps that retention has let go."""
-    mine = Checkpoint.run_id == run_id, Checkpoint.state == "dropped", Checkpoint.step.in_(steps)
+    mine = Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.DROPPED, Checkpoint.step.in_(steps)
     with Orm(engine) as orm:
         return [plain(CheckpointInfo, row) for row in orm.scalars(select(Checkpoint).where(*mine))]
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
     """The furthest in the run's own order: of its last stage that has one; of a stage that the plan lost, if of no other."""
-    standing = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == "verified")
+    standing = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED)
     furthest = standing.order_by(Checkpoint.step.desc(), Checkpoint.final.desc(), Checkpoint.id.desc()).limit(1)
     with Orm(engine) as orm:
         stages = orm.scalars(select(Stage.name).where(Stage.run_id == run_id).order_by(Stage.position.desc())).all()
@@ -111,7 +124,9 @@ def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
 def verified_paths(engine: Engine, run_id: str) -> set[str]:
     """Of those that stand; the dropped ones are many more."""
     with Orm(engine) as orm:
-        chosen = select(Checkpoint.path).where(Checkpoint.run_id == run_id, Checkpoint.state == "verified")
+        chosen = select(Checkpoint.path).where(
+            Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED
+        )
         return set(orm.scalars(chosen))
 
 
@@ -150,7 +165,9 @@ def metrics(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int,
         chosen = (
             select(Checkpoint.step, Checkpoint.metrics)
             .where(
-                Checkpoint.run_id == run_id, Checkpoint.stage == stage, Checkpoint.state.in_(("verified", "dropped"))
+                Checkpoint.run_id == run_id,
+                Checkpoint.stage == stage,
+                Checkpoint.state.in_((CheckpointState.VERIFIED, CheckpointState.DROPPED)),
             )
             .order_by(Checkpoint.step.desc())
             .limit(limit)

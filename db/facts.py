@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.codes import EventKind
+
 Facts = Mapping[str, Any]
 
 LARGEST = 1e15
@@ -68,15 +70,15 @@ def _are_ids(value: Any) -> bool:
 _OPTIONAL = {"first"}
 
 SHAPES: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
-    "epoch": {
+    EventKind.EPOCH: {
         "stage": _is_text, "step": is_count, "steps": is_count, "lasted_s": lambda value: is_number(value, 0.0),
         "metrics": _are_metrics, "first": lambda value: isinstance(value, bool),
     },
-    "forecast": {
+    EventKind.FORECAST: {
         "stage": _is_text, "end_at": _is_instant, "earliest_at": _is_instant_or_none, "latest_at": _is_instant_or_none,
     },
-    "chosen": {"not": _are_ids},
-    "notices_failed": {"failing": _are_texts},
-    "notices_arrive": {"failing": _are_texts},
+    EventKind.RUN_CHOSEN: {"not": _are_ids},
+    EventKind.NOTICES_FAILED: {"failing": _are_texts},
+    EventKind.NOTICES_ARRIVE: {"failing": _are_texts},
 }  # fmt: skip
 """Kind → the facts that are read by name, and what each may hold."""

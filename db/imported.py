@@ -24,10 +24,11 @@ from typing import Any
 from sqlalchemy import JSON, Boolean, Connection, Float, String
 
 from db import facts
-from db.soundness import WORDS, YEARS
-from db.tables import Base
-from orchestrator import foreign
-from orchestrator.foreign import Budget
+from db.soundness import CODES, YEARS
+from db.tables import Base, Code
+from orchestrator import untrusted_io
+from orchestrator.core.codes import EventKind
+from orchestrator.untrusted_io import Budget
 
 Columns = dict[str, Any]
 
@@ -63,7 +64,7 @@ class Rule(enum.Enum):
     KEY = "a number that joins the rows of that database; here they get others"
     NAME = "one line; is compared with names of this plan, and shown"
     TEXT = "is shown alone: cut, without control characters"
-    WORD = "one of the words that kgorch writes there"
+    CODE = "one of the codes of core/codes.py"
     NUMBER = "from 1 to a million: counts runs, sessions, attempts"
     COUNT = "a whole number from 0"
     FIGURE = "a finite number below 1e15"
@@ -84,33 +85,34 @@ _R = Rule
 COLUMNS: Mapping[str, Mapping[str, Rule]] = {
     "runs": {
         "id": _R.NAME, "name": _R.NAME, "number": _R.NUMBER, "folder": _R.OURS, "workdir": _R.CONSENT, "checkpoints": _R.OURS,
-        "plan": _R.CONSENT, "overrides": _R.CONSENT, "plan_hash": _R.NAME, "state": _R.WORD, "why": _R.TEXT,
+        "plan": _R.CONSENT, "overrides": _R.CONSENT, "plan_hash": _R.NAME, "state": _R.CODE, "why": _R.TEXT,
         "created_at": _R.INSTANT, "finished_at": _R.INSTANT, "pool": _R.OURS,
     },
     "stages": {
         "id": _R.KEY, "run_id": _R.OURS, "position": _R.COUNT, "name": _R.NAME, "finished_at": _R.INSTANT, "note": _R.TEXT,
     },
     "sessions": {
-        "id": _R.KEY, "run_id": _R.OURS, "number": _R.NUMBER, "place": _R.NAME, "phase": _R.WORD, "why": _R.TEXT,
-        "boot_id": _R.OURS, "boot_wall_s": _R.OURS, "wall_why": _R.NAME, "fixed_wall_s": _R.OURS, "fixed_wall_why": _R.NAME,
-        "pool": _R.NAME, "wall_at": _R.INSTANT, "lead_s": _R.SECONDS, "started_at": _R.INSTANT, "ended_at": _R.INSTANT,
+        "id": _R.KEY, "run_id": _R.OURS, "number": _R.NUMBER, "place": _R.NAME, "phase": _R.CODE,
+        "reason": _R.CODE, "why": _R.TEXT, "boot_id": _R.OURS, "boot_wall_s": _R.OURS, "wall_kind": _R.CODE,
+        "fixed_wall_s": _R.OURS, "fixed_wall_kind": _R.CODE, "pool": _R.NAME,
+        "wall_at": _R.INSTANT, "lead_s": _R.SECONDS, "started_at": _R.INSTANT, "ended_at": _R.INSTANT,
         "supervisor_pid": _R.OURS, "supervisor_started_ticks": _R.OURS, "stage": _R.NAME, "first_step": _R.COUNT,
         "epoch": _R.COUNT, "epochs_total": _R.COUNT, "step": _R.COUNT, "steps_total": _R.COUNT, "samples": _R.COUNT,
         "step_s": _R.SECONDS, "metrics": _R.METRICS, "beat_at": _R.INSTANT, "exactness": _R.TABLE,
     },
     "attempts": {
         "id": _R.KEY, "session_id": _R.KEY, "number": _R.NUMBER, "stage": _R.NAME, "folder": _R.OURS, "ranks": _R.COUNT,
-        "first_step": _R.COUNT, "last_step": _R.COUNT, "gained": _R.TRUTH, "outcome": _R.NAME, "cause": _R.TEXT,
+        "first_step": _R.COUNT, "last_step": _R.COUNT, "gained": _R.TRUTH, "outcome": _R.CODE, "cause": _R.TEXT,
         "started_at": _R.INSTANT, "ended_at": _R.INSTANT,
     },
     "checkpoints": {
         "id": _R.KEY, "run_id": _R.OURS, "session_id": _R.KEY, "stage": _R.NAME, "step": _R.COUNT, "final": _R.TRUTH,
-        "path": _R.OURS, "bytes": _R.COUNT, "state": _R.WORD, "why": _R.TEXT, "took_s": _R.SECONDS, "blocking_s": _R.SECONDS,
+        "path": _R.OURS, "bytes": _R.COUNT, "state": _R.CODE, "why": _R.TEXT, "took_s": _R.SECONDS, "blocking_s": _R.SECONDS,
         "metrics": _R.METRICS, "measured": _R.METRICS, "best": _R.OURS, "created_at": _R.INSTANT, "verified_at": _R.INSTANT,
         "source": _R.TEXT,
     },
     "events": {
-        "id": _R.KEY, "run_id": _R.OURS, "session_id": _R.KEY, "at": _R.INSTANT, "kind": _R.NAME, "phase": _R.WORD,
+        "id": _R.KEY, "run_id": _R.OURS, "session_id": _R.KEY, "at": _R.INSTANT, "kind": _R.NAME, "phase": _R.CODE,
         "facts": _R.FACTS,
     },
     "charges": {
@@ -125,7 +127,7 @@ COLUMNS: Mapping[str, Mapping[str, Rule]] = {
     "curves": {"id": _R.KEY, "attempt_id": _R.KEY, "number": _R.COUNT, "lines": _R.LINES},
 }  # fmt: skip
 
-NOT_TAKEN = frozenset({"chosen"})
+NOT_TAKEN = frozenset({EventKind.RUN_CHOSEN})
 """Kinds of events that are a person's decision at another machine."""
 
 ONE_BY_ONE = frozenset({"events", "charges", "curves"})
@@ -228,9 +230,9 @@ def _columns(table: str, rules: Mapping[str, Rule], row: Any) -> Columns:
             taken: Any = _texts(value) if rule is Rule.CONSENT and isinstance(column.type, JSON) else _READ[rule](value)
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise Odd(f"{table}.{name} holds {shown(repr(value), 60)}") from None
-        if rule is Rule.WORD and taken not in WORDS[f"{table}.{name}"]:
+        if rule is Rule.CODE and taken not in CODES[f"{table}.{name}"]:
             raise Odd(f"{table}.{name} holds {shown(repr(value), 60)}")
-        if isinstance(column.type, String) and column.type.length and rule is not Rule.CONSENT:
+        if isinstance(column.type, String | Code) and column.type.length and rule is not Rule.CONSENT:
             taken = taken[: column.type.length]
         found[name] = (
             float(taken)
@@ -285,7 +287,7 @@ def _instant(value: Any) -> datetime:
 def _document(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise ValueError
-    found = foreign.parse(value.encode())
+    found = untrusted_io.parse_json(value.encode())
     if not isinstance(found, dict):
         raise ValueError
     return found
@@ -324,12 +326,12 @@ def _consent(value: Any) -> Any:
     """Text, or a list of texts, as it stands: nothing is done with it before a person has seen it."""
     if not isinstance(value, str):
         raise ValueError
-    foreign.check_toml(value)
+    untrusted_io.check_toml(value)
     return value
 
 
 def _texts(value: Any) -> list[str]:
-    found = foreign.parse(_consent(value).encode())
+    found = untrusted_io.parse_json(_consent(value).encode())
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError
     return found
@@ -343,7 +345,7 @@ _READ: Mapping[Rule, Callable[[Any], Any]] = {
     Rule.KEY: lambda value: _whole(value, -(1 << 62), 1 << 62),
     Rule.NAME: _name,
     Rule.TEXT: _text,
-    Rule.WORD: _name,
+    Rule.CODE: _name,
     Rule.NUMBER: lambda value: _whole(value, 1, 1_000_000),
     Rule.COUNT: lambda value: _whole(value, 0, facts.LARGEST),
     Rule.FIGURE: _figure,

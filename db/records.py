@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from orchestrator.core.codes import CheckpointState, EventKind, Outcome, Phase, Reason, ResumeState, RunState
+
 
 class RunInfo(NamedTuple):
     id: str
@@ -20,7 +22,7 @@ class RunInfo(NamedTuple):
     plan: str
     overrides: list[str]
     plan_hash: str
-    state: str
+    state: RunState
     why: str
     created_at: datetime
     finished_at: datetime | None
@@ -39,7 +41,7 @@ class SessionInfo(NamedTuple):
     run_id: str
     number: int
     place: str
-    phase: str
+    phase: Phase
     why: str
     boot_id: str
     boot_wall_s: float | None
@@ -60,10 +62,11 @@ class SessionInfo(NamedTuple):
     metrics: Mapping[str, float]
     beat_at: datetime | None
     exactness: Mapping[str, Any] = {}
-    wall_why: str = ""
+    wall_kind: Reason = Reason.NONE
     fixed_wall_s: float | None = None
-    fixed_wall_why: str = ""
+    fixed_wall_kind: Reason = Reason.NONE
     pool: str = ""
+    reason: Reason = Reason.NONE
 
 
 class AttemptInfo(NamedTuple):
@@ -76,7 +79,7 @@ class AttemptInfo(NamedTuple):
     first_step: int
     last_step: int
     gained: bool | None
-    outcome: str | None
+    outcome: Outcome | None
     cause: str
     started_at: datetime
     ended_at: datetime | None
@@ -88,7 +91,7 @@ class CheckpointInfo(NamedTuple):
     final: bool
     path: str
     bytes: int
-    state: str
+    state: CheckpointState
     why: str
     took_s: float
     blocking_s: float
@@ -107,7 +110,7 @@ class ResumeInfo(NamedTuple):
     place: str
     due_at: datetime | None
     why: str
-    state: str
+    state: ResumeState
     tries: int = 0
     priority: int = 0
     claimed_pid: int | None = None
@@ -119,6 +122,7 @@ class ResumeInfo(NamedTuple):
     share: bool = False
     turn_at: datetime | None = None
     claimed_by: str = ""
+    reason: Reason = Reason.NONE
 
 
 class PoolInfo(NamedTuple):
@@ -141,7 +145,7 @@ class ChargeInfo(NamedTuple):
 
 class EventInfo(NamedTuple):
     at: datetime
-    kind: str
+    kind: EventKind
     phase: str
     facts: Mapping[str, Any]
     session_id: int | None

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session as Orm
 from db.records import RungInfo
 from db.runs import now, plain
 from db.tables import EventRow, RungRow
+from orchestrator.core.codes import EventKind
 
 
 def add(engine: Engine, run_id: str, session_id: int, **columns: Any) -> None:
@@ -24,7 +25,7 @@ def add(engine: Engine, run_id: str, session_id: int, **columns: Any) -> None:
 def told(row: RungRow) -> EventRow:
     """What the journal says of it."""
     facts = {name: getattr(row, name) for name in ("stage", "step", "rung", "why", "up", "changes_result")}
-    return EventRow(run_id=row.run_id, session_id=row.session_id, at=row.at, kind="rung_taken", facts=facts)
+    return EventRow(run_id=row.run_id, session_id=row.session_id, at=row.at, kind=EventKind.RUNG_TAKEN, facts=facts)
 
 
 def of_run(engine: Engine, run_id: str) -> list[RungInfo]:

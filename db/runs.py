@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session as Orm
 
 from db.records import RunInfo, StageInfo
 from db.tables import Base, Resume, Run, Stage
+from orchestrator.core.codes import ResumeState, RunState
 
 Info = TypeVar("Info")
 
@@ -26,7 +27,7 @@ def now() -> datetime:
 
 def create(engine: Engine, *, stages: Sequence[str], **columns: Any) -> RunInfo:
     with Orm(engine) as orm, orm.begin():
-        run = Run(created_at=now(), state="active", why="", **columns)
+        run = Run(created_at=now(), state=RunState.ACTIVE, why="", **columns)
         orm.add(run)
         orm.flush()
         orm.add_all(Stage(run_id=run.id, position=position, name=name) for position, name in enumerate(stages))
@@ -65,7 +66,7 @@ def numbered(engine: Engine, name: str, number: int) -> RunInfo | None:
         return plain(RunInfo, run) if run else None
 
 
-def newest_in(engine: Engine, states: Sequence[str]) -> RunInfo | None:
+def newest_in(engine: Engine, states: Sequence[RunState]) -> RunInfo | None:
     """The newest run in one of these states; one look into the index a state."""
     with Orm(engine) as orm:
         of_state = [select(Run).where(Run.state == state).order_by(Run.created_at.desc()).limit(1) for state in states]
@@ -85,9 +86,9 @@ def count(engine: Engine) -> int:
         return orm.scalar(select(func.count()).select_from(Run)) or 0
 
 
-def set_state(engine: Engine, run_id: str, state: str, why: str = "") -> None:
+def set_state(engine: Engine, run_id: str, state: RunState, why: str = "") -> None:
     with Orm(engine) as orm, orm.begin():
-        finished_at = now() if state == "finished" else None
+        finished_at = now() if state == RunState.FINISHED else None
         orm.execute(update(Run).where(Run.id == run_id).values(state=state, why=why, finished_at=finished_at))
 
 
@@ -127,8 +128,14 @@ def reopen_stage(engine: Engine, run_id: str, name: str, note: str) -> None:
 def supersede(engine: Engine, run_id: str, why: str) -> None:
     """A run that another has taken the place of: it is not gone on with by itself any more."""
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(Run).where(Run.id == run_id, Run.state != "finished").values(state="superseded", why=why))
-        orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state.in_(("due", "claimed"))))
+        orm.execute(
+            update(Run)
+            .where(Run.id == run_id, Run.state != RunState.FINISHED)
+            .values(state=RunState.SUPERSEDED, why=why)
+        )
+        orm.execute(
+            delete(Resume).where(Resume.run_id == run_id, Resume.state.in_((ResumeState.DUE, ResumeState.CLAIMED)))
+        )
 
 
 def remove(engine: Engine, run_id: str) -> None:

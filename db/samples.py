@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from sqlalchemy import Engine, Select, delete, exists, func, insert, select
 
 from db.records import SampleInfo
-from db.sessions import OVER
 from db.tables import Sample, Session
+from orchestrator.core.codes import OVER
 
 SECOND, MINUTE, HOUR = 0, 60, 3600
 SECONDS_KEPT = timedelta(hours=1)

@@ -14,15 +14,15 @@ from db.queue import queue_resume
 from db.records import AttemptInfo, EventInfo, SessionInfo
 from db.runs import now, plain
 from db.tables import Attempt, EventRow, Session
+from orchestrator.core.codes import OVER, EventKind, Outcome, Phase
 
-OVER = ("finished", "suspended", "cut off", "failed")
-UNCOUNTED = ("lost", "stopped", "out of memory")
+UNCOUNTED = (Outcome.LOST, Outcome.STOPPED, Outcome.OUT_OF_MEMORY)
 
 
 def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
     with Orm(engine) as orm, orm.begin():
         last = orm.scalar(select(func.max(Session.number)).where(Session.run_id == run_id)) or 0
-        row = Session(run_id=run_id, number=last + 1, phase="queued", started_at=now(), **columns)
+        row = Session(run_id=run_id, number=last + 1, phase=Phase.QUEUED, started_at=now(), **columns)
         orm.add(row)
         orm.flush()
         return plain(SessionInfo, row)
@@ -48,8 +48,8 @@ def record(
     run_id: str,
     session_id: int,
     *,
-    kind: str,
-    phase: str,
+    kind: EventKind,
+    phase: Phase,
     facts: dict[str, Any],
     resume: Mapping[str, Any] | None = None,
     closes: Mapping[str, Any] | None = None,
@@ -100,7 +100,7 @@ def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
 
 
 def newest_event(
-    engine: Engine, run_id: str, kinds: tuple[str, ...], *, session_id: int | None = None
+    engine: Engine, run_id: str, kinds: tuple[EventKind, ...], *, session_id: int | None = None
 ) -> EventInfo | None:
     """The last event of one of these kinds, of the whole run or of one session; without its facts, if they are not of its kind.
 
@@ -113,7 +113,7 @@ def newest_event(
         return _readable(plain(EventInfo, orm.get_one(EventRow, max(ids)))) if ids else None
 
 
-def of_kind(engine: Engine, run_id: str, kind: str, *, limit: int) -> list[EventInfo]:
+def of_kind(engine: Engine, run_id: str, kind: EventKind, *, limit: int) -> list[EventInfo]:
     """The newest events of one kind, oldest of them first; not those whose facts are not of that kind (db/facts.py)."""
     with Orm(engine) as orm:
         chosen = select(EventRow).where(EventRow.run_id == run_id, EventRow.kind == kind)
@@ -121,7 +121,7 @@ def of_kind(engine: Engine, run_id: str, kind: str, *, limit: int) -> list[Event
         return [plain(EventInfo, row) for row in reversed(rows) if shapes.is_sound(kind, row.facts)]
 
 
-def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: str) -> dict[int, datetime]:
+def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: EventKind) -> dict[int, datetime]:
     """When that happened in each of these sessions for the first time."""
     with Orm(engine) as orm:
         mine = EventRow.session_id.in_(session_ids), EventRow.kind == kind
@@ -130,7 +130,7 @@ def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: str) -> dict
         return {session_id: at for session_id, at in rows if session_id is not None}
 
 
-def told(engine: Engine, run_id: str, kind: str) -> list[Mapping[str, Any]]:
+def told(engine: Engine, run_id: str, kind: EventKind) -> list[Mapping[str, Any]]:
     """The facts of all events of one kind, oldest first; not those that are not of that kind (db/facts.py)."""
     with Orm(engine) as orm:
         chosen = select(EventRow.facts).where(EventRow.run_id == run_id, EventRow.kind == kind).order_by(EventRow.id)
@@ -152,7 +152,9 @@ def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: 
         return plain(AttemptInfo, row)
 
 
-def close_attempt(engine: Engine, attempt_id: int, *, outcome: str, cause: str, last_step: int, gained: bool) -> None:
+def close_attempt(
+    engine: Engine, attempt_id: int, *, outcome: Outcome, cause: str, last_step: int, gained: bool
+) -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(_closing(attempt_id, outcome=outcome, cause=cause, last_step=last_step, gained=gained))
 
@@ -244,7 +246,7 @@ def without_progress(engine: Engine, run_id: str) -> int:
         )
         count = 0
         for gained, outcome, phase in orm.execute(chosen):
-            if gained or outcome == "finished" or phase == "failed":
+            if gained or outcome == Outcome.FINISHED or phase == Phase.FAILED:
                 break
             count += outcome not in UNCOUNTED
         return count
@@ -265,7 +267,9 @@ def trained(engine: Engine, run_id: str) -> tuple[float, int]:
         lasted_s = ((end - start).total_seconds() for start, end in ended if end is not None)
         seconds = sum(max(0.0, one_s) for one_s in lasted_s)  # the wall clock may have been put back meanwhile
         chosen = select(func.count(Attempt.id)).where(Attempt.session_id.in_(recent))
-        return seconds, orm.scalar(chosen.where(Attempt.outcome.in_(("crashed", "hung", "lost")))) or 0
+        return seconds, orm.scalar(
+            chosen.where(Attempt.outcome.in_((Outcome.CRASHED, Outcome.HUNG, Outcome.LOST)))
+        ) or 0
 
 
 def _newest(run_id: str, count: int | None) -> Select[Any]:

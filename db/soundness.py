@@ -14,21 +14,16 @@ from sqlalchemy import inspect as look_into
 from sqlalchemy.types import Boolean
 
 from db.facts import LARGEST
-from db.tables import Base, Place, Utc
+from db.tables import Base, Code, Place, Utc
+from orchestrator.core.codes import Phase
 
-PHASES = (
-    "queued", "starting", "training", "saving", "stopping", "recovering", "diagnosing", "finished", "suspended", "cut off",
-    "failed",
-)  # fmt: skip
-"""Of a session: core/session.py's, which is not known here (a test compares them)."""
-
-WORDS: dict[str, tuple[str, ...]] = {
-    "runs.state": ("active", "finished", "failed", "superseded"),
-    "sessions.phase": PHASES,
-    "checkpoints.state": ("verified", "broken", "dropped", "superseded"),
-    "resumes.state": ("due", "claimed", "done", "failed"),
-    "events.phase": ("", *PHASES),
-}
+CODES: dict[str, tuple[str, ...]] = {
+    f"{table.name}.{column.name}": tuple(column.type.codes)
+    for table in Base.metadata.tables.values()
+    for column in table.columns
+    if isinstance(column.type, Code) and column.name != "kind"  # a rank of another version may note other kinds
+} | {"events.phase": ("", *Phase)}
+"""Column → what it may hold."""
 
 YEARS = range(1969, 2200)
 """A machine without a clock of its own begins at 1970."""
@@ -168,10 +163,10 @@ def _odd(column: Column[Any], kept: Any) -> str | None:
         if isinstance(kept, bool | str | bytes) or (isinstance(kind, Integer) and not isinstance(kept, int)):
             return "a number"
         return None if math.isfinite(kept) and abs(kept) < LARGEST else f"a number below {LARGEST:g}"
-    if isinstance(kind, String | Place):
+    if isinstance(kind, String | Place | Code):
         if not isinstance(kept, str):
             return "text"
-        allowed = WORDS.get(f"{column.table.name}.{column.name}", (kept,))
+        allowed = CODES.get(f"{column.table.name}.{column.name}", (kept,))
         return None if kept in allowed else f"one of {', '.join(allowed)}"
     return None
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
+
+from orchestrator.core.codes import CheckpointState, EventKind, Outcome, Phase, Reason, ResumeState, RunState
 
 
 class Utc(TypeDecorator[datetime]):
@@ -40,6 +43,26 @@ class Place(TypeDecorator[str]):
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         home = home_of(dialect)
         return value if not value or not home or value.startswith("/") else f"{home}/{value}"
+
+
+class Code(TypeDecorator[str]):
+    """A code in and out (core/codes.py). A word that is none comes out as it is kept: db/soundness.py tells of it."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, of: type[StrEnum], length: int) -> None:
+        super().__init__(length)
+        self.codes = of
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        try:
+            return value if value is None else self.codes(value)
+        except ValueError:
+            return value
 
 
 def home_of(dialect: Dialect) -> str:
@@ -79,7 +102,7 @@ class Run(Base):
     plan: Mapped[str] = mapped_column(Text)
     overrides: Mapped[list[str]]
     plan_hash: Mapped[str] = mapped_column(String(64))
-    state: Mapped[str] = mapped_column(String(16), default="active")  # active, finished, failed, superseded
+    state: Mapped[RunState] = mapped_column(Code(RunState, 16), default=RunState.ACTIVE)
     why: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime] = mapped_column(index=True)
     finished_at: Mapped[datetime | None]
@@ -108,13 +131,14 @@ class Session(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
     number: Mapped[int]
     place: Mapped[str] = mapped_column(String(32), default="local")
-    phase: Mapped[str] = mapped_column(String(16), index=True)
-    why: Mapped[str] = mapped_column(Text, default="")
+    phase: Mapped[Phase] = mapped_column(Code(Phase, 16), index=True)
+    reason: Mapped[Reason] = mapped_column(Code(Reason, 16), default=Reason.NONE)  # what ends or has ended it
+    why: Mapped[str] = mapped_column(Text, default="")  # the same for people
     boot_id: Mapped[str] = mapped_column(String(64))
     boot_wall_s: Mapped[float | None]
-    wall_why: Mapped[str] = mapped_column(String(64), default="")  # which of the walls that is (core/wall.py)
+    wall_kind: Mapped[Reason] = mapped_column(Code(Reason, 64), default=Reason.NONE)  # which of the walls that is
     fixed_wall_s: Mapped[float | None]  # CLOCK_BOOTTIME; the nearest of those that nothing moves any more
-    fixed_wall_why: Mapped[str] = mapped_column(String(64), default="")
+    fixed_wall_kind: Mapped[Reason] = mapped_column(Code(Reason, 64), default=Reason.NONE)
     pool: Mapped[str] = mapped_column(String(64), default="")  # whose hours it spends; empty for nobody's
     wall_at: Mapped[datetime | None]
     lead_s: Mapped[float] = mapped_column(default=0.0)
@@ -153,7 +177,7 @@ class Attempt(Base):
     first_step: Mapped[int] = mapped_column(default=0)
     last_step: Mapped[int] = mapped_column(default=0)
     gained: Mapped[bool | None]
-    outcome: Mapped[str | None] = mapped_column(String(32))
+    outcome: Mapped[Outcome | None] = mapped_column(Code(Outcome, 32))
     cause: Mapped[str] = mapped_column(Text, default="")
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
@@ -171,7 +195,7 @@ class Checkpoint(Base):
     final: Mapped[bool]
     path: Mapped[str] = mapped_column(Place, unique=True)
     bytes: Mapped[int] = mapped_column(BigInteger)
-    state: Mapped[str] = mapped_column(String(16))  # verified, broken, dropped, superseded
+    state: Mapped[CheckpointState] = mapped_column(Code(CheckpointState, 16))
     why: Mapped[str] = mapped_column(Text, default="")
     took_s: Mapped[float] = mapped_column(default=0.0)
     blocking_s: Mapped[float] = mapped_column(default=0.0)
@@ -242,9 +266,10 @@ class Resume(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
     place: Mapped[str] = mapped_column(String(32), default="local")
     due_at: Mapped[datetime | None] = mapped_column(index=True)
-    why: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[Reason] = mapped_column(Code(Reason, 16), default=Reason.NONE)  # for which it waits
+    why: Mapped[str] = mapped_column(Text, default="")  # the same for people
     tries: Mapped[int] = mapped_column(default=0)
-    state: Mapped[str] = mapped_column(String(16), default="due", index=True)  # due, claimed, done, failed
+    state: Mapped[ResumeState] = mapped_column(Code(ResumeState, 16), default=ResumeState.DUE, index=True)
     priority: Mapped[int] = mapped_column(default=0)
     claimed_by: Mapped[str] = mapped_column(String(128), default="")
     claimed_at: Mapped[datetime | None]
@@ -326,6 +351,6 @@ class EventRow(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
     session_id: Mapped[int | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
     at: Mapped[datetime]
-    kind: Mapped[str] = mapped_column(String(48))
-    phase: Mapped[str] = mapped_column(String(16), default="")
+    kind: Mapped[EventKind] = mapped_column(Code(EventKind, 48))
+    phase: Mapped[str] = mapped_column(String(16), default="")  # empty, or the Phase that it led to
     facts: Mapped[dict[str, Any]] = mapped_column(default=dict)

@@ -25,10 +25,10 @@ from db.engine import open_url
 from db.imported import Columns, Reader
 from db.records import RunInfo
 from db.runs import now, plain
-from db.sessions import OVER
 from db.tables import Attempt, Base, Charge, Checkpoint, Curve, EventRow, Run, RungRow, Session, Stage
-from orchestrator import foreign
-from orchestrator.foreign import Budget
+from orchestrator import untrusted_io
+from orchestrator.core.codes import OVER, CheckpointState, EventKind, Outcome, Phase, Reason, RunState
+from orchestrator.untrusted_io import Budget
 
 GONE = "nothing of it was heard after this state was kept"
 MAX_BYTES = 4 << 30
@@ -78,7 +78,7 @@ def copy_of(path: Path, budget: Budget) -> Iterator[Engine]:
         for suffix in ("", "-wal"):
             source = path.with_name(path.name + suffix)
             if not suffix or source.exists():
-                foreign.copy_file(source, Path(folder, "kgorch.db" + suffix), read, MAX_BYTES)
+                untrusted_io.copy_file(source, Path(folder, "kgorch.db" + suffix), read, MAX_BYTES)
         imported.check_schema(Path(folder, "kgorch.db"), budget)
         engine = open_url(f"sqlite:///{folder}/kgorch.db", guard=imported.guard(budget))
         try:
@@ -117,7 +117,7 @@ def read(engine: Engine, name: str) -> list[Rows]:
         reader = Reader(connection)
         found = reader.rows("runs", "name = ?", name, order="number")[::-1]
         return [
-            _rows(reader, run, outdated=position > 0 or run["state"] == "superseded")
+            _rows(reader, run, outdated=position > 0 or run["state"] == RunState.SUPERSEDED)
             for position, run in enumerate({run["id"]: run for run in found}.values())
         ]
 
@@ -183,7 +183,7 @@ def _take_sessions(orm: Orm, run: Run, rows: Rows) -> dict[int, int]:
             orm.add(EventRow(**event | {"id": None, "run_id": run.id, "session_id": ids.get(event["session_id"])}))
     for columns in rows.sessions:
         if columns["id"] in new and columns["phase"] not in OVER:
-            lost = {"at": now(), "kind": "SessionLost", "phase": "cut off", "facts": {"why": GONE}}
+            lost = {"at": now(), "kind": EventKind.SESSION_LOST, "phase": Phase.CUT_OFF, "facts": {"why": GONE}}
             orm.add(EventRow(run_id=run.id, session_id=ids[columns["id"]], **lost))
     _take_charges(orm, rows.charges, ids)
     for rung in rows.rungs:
@@ -258,14 +258,14 @@ def _ended(session: Columns) -> Columns:
     heard_at = session["beat_at"] or session["started_at"]
     if session["phase"] in OVER:
         return session | {"boot_id": "", "ended_at": session["ended_at"] or heard_at}
-    return session | {"boot_id": "", "phase": "cut off", "why": GONE, "ended_at": heard_at}
+    return session | {"boot_id": "", "phase": Phase.CUT_OFF, "reason": Reason.LOST, "why": GONE, "ended_at": heard_at}
 
 
 def _attempt(columns: Columns, session: Session, folder: str) -> Attempt:
     place: Columns = {"id": None, "session_id": session.id, "folder": f"{folder}/{session.number}.{columns['number']}"}
     if columns["outcome"] is None:
         gained = columns["last_step"] > columns["first_step"]
-        place |= {"outcome": "lost", "cause": GONE, "ended_at": session.ended_at, "gained": gained}
+        place |= {"outcome": Outcome.LOST, "cause": GONE, "ended_at": session.ended_at, "gained": gained}
     return Attempt(**columns | place)
 
 
@@ -283,19 +283,24 @@ def _take_checkpoints(
     A stage that had some, of which none could be copied, keeps them as broken: a launch must not begin it anew by itself.
     """
     ours = {row.path: row for row in orm.scalars(select(Checkpoint).where(Checkpoint.run_id == run_id))}
-    here = {row.stage for row in ours.values() if row.state == "verified"} | {row["stage"] for row in copied.values()}
+    here = {row.stage for row in ours.values() if row.state == CheckpointState.VERIFIED} | {
+        row["stage"] for row in copied.values()
+    }
     known = {path: row for row in theirs if (path := path_of(row))}
     newest = max(ids.values(), default=None)
     for path, columns in (known | {path: known.get(path, {}) | row for path, row in copied.items()}).items():
         row = ours.get(path)
         if path in copied:
-            state = {"state": "verified", "why": "", "verified_at": now()}
+            state = {"state": CheckpointState.VERIFIED, "why": "", "verified_at": now()}
         elif row is not None:
             continue
         else:
             missing = columns["stage"] not in here and columns["stage"] not in finished
-            was = columns["state"] in ("verified", "broken")
-            state = {"state": "broken" if missing and was else "dropped", "why": "it was not found whole in a source"}
+            was = columns["state"] in (CheckpointState.VERIFIED, CheckpointState.BROKEN)
+            state = {
+                "state": CheckpointState.BROKEN if missing and was else CheckpointState.DROPPED,
+                "why": "it was not found whole in a source",
+            }
         session_id = ids.get(columns["session_id"]) if columns.get("session_id") else newest
         place = {"run_id": run_id, "path": path, "session_id": session_id}
         if row is None:

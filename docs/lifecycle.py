@@ -6,7 +6,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from orchestrator.core.session import OVER, TRANSITIONS, Phase
+from orchestrator.core.codes import OVER, Phase
+from orchestrator.core.session import TRANSITIONS
 
 PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 BEGIN, END = "<!-- lifecycle: drawn by docs/lifecycle.py -->", "<!-- end of lifecycle -->"
@@ -20,8 +21,8 @@ def diagram() -> str:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> queued"]
     for (phase, to), events in moves.items():
         if phase is not to:
-            lines.append(f"    {_word(phase)} --> {_word(to)}: {', '.join(sorted(events))}")
-    lines += [f"    {_word(phase)} --> [*]" for phase in Phase if phase in OVER] + ["```"]
+            lines.append(f"    {phase} --> {to}: {', '.join(sorted(events))}")
+    lines += [f"    {phase} --> [*]" for phase in Phase if phase in OVER] + ["```"]
     stays = [
         f"`{phase}` takes without leaving: {', '.join(sorted(moves[phase, phase]))}."
         for phase in Phase
@@ -34,10 +35,6 @@ def drawn_into(text: str) -> str:
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{diagram()}\n{END}{tail}"
-
-
-def _word(phase: Phase) -> str:
-    return phase.value.replace(" ", "_")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.codes import Fit
 from orchestrator.core.machines import MACHINES
 from orchestrator.plan import Plan, parse
 
@@ -99,7 +100,7 @@ def checked(entry: Mapping[str, Any], path: Path, plan: Plan, machine: str, data
     if ended.returncode not in (0, 20) or not ended.stdout:
         sys.exit(f"{shlex.join(command)}\n{ended.stdout}{ended.stderr}")
     found: dict[str, Any] = json.loads(ended.stdout)
-    if found["verdict"] == "does not run":
+    if found["verdict"] == Fit.DOES_NOT_RUN:
         sys.exit(f"{path}: {found['why']}")
     return found
 
@@ -123,7 +124,7 @@ def drawn(entry: Mapping[str, Any], path: Path, plan: Plan, machine: str, found:
         f"# `{shown}` on {what.gpus} × {what.gpu}: an estimate",
         f"Of {mark(path, plan)}. Made by `make reports`, with PyTorch's tensors without data on a CPU: nothing was computed, nothing measured.",
         HOW_A_GPU_REPLACES_IT.format(plan=shown),
-        f"**{found['verdict'][0].upper()}{found['verdict'][1:]}**: {found['why']}.",
+        f"**{found['verdict'].replace('_', ' ').capitalize()}**: {found['why']}.",
         "## Memory of a rank",
         table(["stage", "as planned", "of", "largest microbatch", *PARTS], memory(found["stages"], what.reserved_bytes)),
         f"“Of” is what PyTorch sees less {what.reserved_bytes / GIB:.2f} GiB kept for CUDA, workspaces and NCCL. Parts are those of the peak's step and need not add up to it.",

@@ -13,6 +13,7 @@ from db import charges, checkpoints, queue, rungs, runs, samples, sessions
 from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.cli import cli, main
+from orchestrator.core.codes import Reason
 from orchestrator.errors import ExitCode
 
 PLAN = 'name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"\n'
@@ -91,11 +92,17 @@ def make_state(home: Path, workdir: Path) -> None:
         charges.tell_pool(engine, run.id, PoolInfo("kaggle", 30 * 3600.0, "rolling 7d", 7200.0, at))
         charges.charge(engine, session.id, "kaggle", [(at - timedelta(minutes=1), 60.0)], factor=2.0, accelerator="T4")
         sessions.record(
-            engine, run.id, session.id, kind="AttemptSuspended", phase=phase, facts={"step": 10}, why="wall"
+            engine, run.id, session.id, kind="attempt_suspended", phase=phase, facts={"step": 10}, why="wall"
         )
         if phase == "finished":
             checkpoints.supersede(engine, run.id, "train", before=datetime.now(UTC), why="begun anew")
             runs.set_state(engine, run.id, "finished")
         else:
-            queue.put(engine, run.id, why="wall", due_at=at + timedelta(hours=1), wants={"ranks": 2, "priority": 5})
+            queue.put(
+                engine,
+                run.id,
+                reason=Reason.TIME_LIMIT,
+                due_at=at + timedelta(hours=1),
+                wants={"ranks": 2, "priority": 5},
+            )
     engine.dispose()

@@ -13,9 +13,10 @@ from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
 
-from orchestrator import manifest, wire
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.core.memory import Settings
-from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
+from orchestrator.protocol import transport
+from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
 from orchestrator.worker.board import size
 
 
@@ -32,7 +33,7 @@ class Attempt:
 
     @property
     def weights(self) -> dict[str, bytes]:
-        newest = next(manifest.newest_readable(self.folder / "checkpoints" / "train"))
+        newest = next(readable_checkpoints(self.folder / "checkpoints" / "train"))
         assert newest[1].final
         found = {}
         for shard in sorted(newest[0].glob("*.safetensors")):
@@ -58,7 +59,7 @@ def run(
     place = Place(folder)
     place.page.write_bytes(b"\0" * size(ranks))
     place.start_keeper()
-    launch = Launch(
+    launch = LaunchSpec(
         run="r", run_id="id", stage="train", attempt="1.1", folder=str(folder), entry=program, args=args or {},
         workdir=str(PROGRAMS), ranks=ranks, socket=str(folder / "nobody.sock"), checkpoints=str(place.root),
         output=str(folder / "outputs"), plan_hash="", keeper=str(folder / "keeper.sock"),
@@ -67,7 +68,7 @@ def run(
     told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    held = wire.connect(
+    held = transport.connect(
         folder / "keeper.sock"
     )  # a keeper that nobody has come to for 20 s ends: ranks may start as slowly
     started = [

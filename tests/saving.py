@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from harness import wait_until
 
-from orchestrator import wire
-from orchestrator.manifest import Manifest, Position
+from orchestrator.checkpoint.manifest import Manifest, Position
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.runtime import snapshots
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import state
 from orchestrator.worker.board import Board, size
 from orchestrator.worker.image import share
@@ -41,14 +42,14 @@ class Place:
         self.keeper.wait()
 
     def saver(self, rank=0, world=1, attempt="1.1", **options) -> Saver:
-        launch = Launch(
+        launch = LaunchSpec(
             run="r", run_id="id", stage="train", attempt=attempt, folder=str(self.folder), entry="x.py", workdir="/",
             ranks=world, socket="", checkpoints=str(self.root), output="", plan_hash="", snapshot_s=1.0,
             keeper=str(self.folder / "keeper.sock"), **options,
         )  # fmt: skip
         return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
 
-    def newest(self) -> wire.Held | None:
+    def newest(self) -> SnapshotInfo | None:
         return snapshots.newest(self.folder)
 
 

@@ -10,8 +10,8 @@ import xxhash
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator import manifest
-from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.platforms.profile import Profile
 from orchestrator.report import view
 from orchestrator.runtime import opening
@@ -100,14 +100,14 @@ def checkpoint(
     root, step, *, stage="train", final=False, run_id="r1", content=b"weights", run="ink", minute=0, changes=()
 ):
     """A whole checkpoint under `root`, as a save leaves it."""
-    folder = root / stage / manifest.folder_name(step, final=final)
+    folder = root / stage / checkpoint_folder_name(step, final=final)
     folder.mkdir(parents=True)
     body = content * step
     (folder / "rank0.safetensors").write_bytes(body)
     files = {"rank0.safetensors": FileEntry(len(body), xxhash.xxh3_128(body).hexdigest())}
     at = (datetime(2026, 11, 20, 12, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
     described = Manifest(run, run_id, stage, Position(step=step), 1, at, final, "h", files=files, changes=changes)
-    manifest.write(folder, replace(described, metrics={"loss": float("nan")}))
+    write_manifest(folder, replace(described, metrics={"loss": float("nan")}))
     return folder
 
 
@@ -133,7 +133,7 @@ def state(home, steps=(10, 20), *, run_id="r1", number=1, over=True, **changes):
     row = session_of(engine, run)
     sessions.beat(engine, row.id, sessions.last_attempt(engine, row.id).id, step=max(steps, default=0))
     if over:
-        sessions.record(engine, run_id, row.id, kind="AttemptSuspended", phase="suspended", facts={}, why="the wall")
+        sessions.record(engine, run_id, row.id, kind="attempt_suspended", phase="suspended", facts={}, why="the wall")
     for step in steps:
         made = checkpoint(folder / "checkpoints", step, run_id=run_id)
         described = {"stage": "train", "step": step, "final": False, "bytes": 7 * step, "took_s": 2.5}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator import __version__, manifest
+from orchestrator import __version__
+from orchestrator.checkpoint.files import list_checkpoints
 from peers import Training
 
 PATIENCE_S = 60.0
@@ -35,7 +36,7 @@ class Saving:
         """Until the supervisor has read it back and dropped the one before, so that others are measured alone."""
         root = Path(self._session._launch.checkpoints)
         until = time.monotonic() + PATIENCE_S
-        while self._training.rank == 0 and len(manifest.checkpoints(root)) > 1:
+        while self._training.rank == 0 and len(list_checkpoints(root)) > 1:
             if time.monotonic() > until:
                 raise TimeoutError("the supervisor does not verify")
             time.sleep(0.005)

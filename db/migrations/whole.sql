@@ -106,7 +106,7 @@ CREATE TABLE "resumes" (
 	last_error TEXT DEFAULT '' NOT NULL, 
 	ranks INTEGER, 
 	share BOOLEAN DEFAULT 0 NOT NULL, 
-	turn_at DATETIME, 
+	turn_at DATETIME, reason VARCHAR(16) DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_resumes PRIMARY KEY (id), 
 	CONSTRAINT fk_resumes_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
 );
@@ -183,7 +183,7 @@ CREATE TABLE sessions (
 	samples BIGINT NOT NULL, 
 	step_s DOUBLE NOT NULL, 
 	metrics JSON NOT NULL, 
-	beat_at DATETIME, exactness JSON DEFAULT '{}' NOT NULL, wall_why VARCHAR(64) DEFAULT '' NOT NULL, fixed_wall_s DOUBLE, fixed_wall_why VARCHAR(64) DEFAULT '' NOT NULL, pool VARCHAR(64) DEFAULT '' NOT NULL, 
+	beat_at DATETIME, exactness JSON DEFAULT '{}' NOT NULL, wall_kind VARCHAR(64) DEFAULT '' NOT NULL, fixed_wall_s DOUBLE, fixed_wall_kind VARCHAR(64) DEFAULT '' NOT NULL, pool VARCHAR(64) DEFAULT '' NOT NULL, reason VARCHAR(16) DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_sessions PRIMARY KEY (id), 
 	CONSTRAINT fk_sessions_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
 	CONSTRAINT uq_sessions_run_id UNIQUE (run_id, number)
@@ -247,4 +247,4 @@ CREATE INDEX ix_sessions_phase ON sessions (phase);
 
 CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
-INSERT INTO alembic_version VALUES ('0007');
+INSERT INTO alembic_version VALUES ('0008');

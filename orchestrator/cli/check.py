@@ -11,10 +11,11 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state
+from orchestrator.core.codes import Fit
 from orchestrator.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Stage
+    from orchestrator.plan import StageSection
 
 PATIENCE_S = 1800.0
 """For the few steps of a stage; a plan for large GPUs may be checked on a CPU."""
@@ -37,10 +38,10 @@ def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) 
     if typed is None:
         return None
     from orchestrator.core.fit import CONTEXT
-    from orchestrator.plan import size
+    from orchestrator.plan import parse_size_bytes
 
     try:
-        told = int(size(typed))
+        told = int(parse_size_bytes(typed))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if told <= CONTEXT:
@@ -110,15 +111,15 @@ def command(
         for section in sections(found):
             render.echo(f"\n{section.title}")
             render.table(section.head, section.rows)
-        render.echo(f"\n{found['verdict']}: {found['why']}")
+        render.echo(f"\n{render.words(found['verdict'])}: {found['why']}")
         if html:
             render.echo(f"written: {html}", err=True)
-    return int(ExitCode.FAILED) if found["verdict"].startswith("does not") else 0
+    return int(ExitCode.FAILED) if found["verdict"] in (Fit.DOES_NOT_FIT, Fit.DOES_NOT_RUN) else 0
 
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
-    from orchestrator import config
     from orchestrator.hardware import gpu_locks
+    from orchestrator.plan import user_config
     from orchestrator.report import check
     from orchestrator.runtime import preflight, probing
     from orchestrator.runtime.verdicts import FAIL
@@ -127,8 +128,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     said, _ = load_plan(path, overrides)
     path = path.absolute()
     detected, home, engine = state()
-    plan = config.applied(said, config.load())
-    profile = config.platform(plan.platform, detected)
+    plan = user_config.apply_to_plan(said, user_config.load())
+    profile = user_config.resolve_platform(plan.platform, detected)
     lines, reached = preflight.lines(
         engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
     )
@@ -174,8 +175,8 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
 
 def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[str, ...]) -> dict[str, Any]:
     """As _found, of a machine that is not here: its GPUs are hidden from the probe, which computes nothing."""
-    from orchestrator import config
     from orchestrator.core.machines import rates
+    from orchestrator.plan import user_config
     from orchestrator.platforms.detect import BY_NAME
     from orchestrator.report import check, estimate
     from orchestrator.runtime import assumptions, probing, verdicts
@@ -188,8 +189,8 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     ]  # fmt: skip
     by_stage = assumptions.parsed(said, [stage.name for stage in stages])
     _, home, engine = state()
-    plan = config.applied(plan, config.load())
-    profile = config.platform(plan.platform, BY_NAME[machine.platform])
+    plan = user_config.apply_to_plan(plan, user_config.load())
+    profile = user_config.resolve_platform(plan.platform, BY_NAME[machine.platform])
     lines, probed, failed = list(estimate.lines(plan, profile, machine)), list[probing.Probed](), ""
     if not any(line.verdict == verdicts.FAIL for line in lines):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -237,7 +238,7 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     }
 
 
-def _as_on(gpus: int, stage: Stage) -> Stage:
+def _as_on(gpus: int, stage: StageSection) -> StageSection:
     """With the ranks that it has on another machine with so many."""
     return stage.model_copy(update={"ranks": gpus}) if stage.ranks == "auto" else stage
 
@@ -305,7 +306,7 @@ def _memory(stages: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
         memory = stage["memory"]
         largest = f"{memory['largest_microbatch']} of {memory['share']}"
         yield [
-            stage["name"], render.size(memory["held"]), render.size(memory["limit"]), memory["verdict"],
+            stage["name"], render.size(memory["held"]), render.size(memory["limit"]), render.words(memory["verdict"]),
             ", ".join(memory["settings"]) or "–", largest,
         ]  # fmt: skip
 
@@ -383,7 +384,7 @@ def _write_html(path: Path, found: dict[str, Any]) -> None:
 
     console = Console(record=True, file=io.StringIO(), width=140)
     console.print(f"kgorch check: {found['plan']}, {found['at']}", style="bold")
-    console.print(f"{found['verdict']}: {found['why']}", style="bold", markup=False)
+    console.print(f"{render.words(found['verdict'])}: {found['why']}", style="bold", markup=False)
     for section in sections(found):
         made = Table(*section.head, title=section.title, box=box.SIMPLE_HEAD, title_justify="left", header_style="bold")
         for row in section.rows:

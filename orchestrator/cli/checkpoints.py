@@ -10,6 +10,7 @@ import click
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, json_option, run_argument, state
 from orchestrator.cli.usage import Group
+from orchestrator.core.codes import CheckpointState
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, ReplayFailed
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
 
 def _best_by(row: CheckpointInfo) -> str:
     """By what it is the best of its stage, as the plan's keep.best has it; empty if it is not."""
-    return row.best if row.state == "verified" else ""
+    return row.best if row.state == CheckpointState.VERIFIED else ""
 
 
 @command.command("verify")
@@ -87,7 +88,7 @@ def verify(run: str | None, replay: int | None, step: int | None, as_json: bool)
       kgorch checkpoints verify surface-demo
       kgorch checkpoints verify surface-demo --replay 20
     """
-    from orchestrator import manifest
+    from orchestrator.checkpoint.verify import verify_checkpoint
 
     if replay:
         return _replay(run, replay, step, as_json=as_json)
@@ -97,7 +98,7 @@ def verify(run: str | None, replay: int | None, step: int | None, as_json: bool)
     results: list[dict[str, Any]] = []
     for folder in _folders(found.folder, rows):
         try:
-            results.append({"path": str(folder), "step": manifest.verify(folder).step, "verified": True, "why": ""})
+            results.append({"path": str(folder), "step": verify_checkpoint(folder).step, "verified": True, "why": ""})
         except CheckpointBroken as error:
             results.append({"path": str(folder), "step": None, "verified": False, "why": str(error)})
         if not as_json:
@@ -180,7 +181,7 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
       kgorch checkpoints prune surface-demo --keep 1 --dry-run
     """
     from db import checkpoints as rows
-    from orchestrator.runtime import checkpoints, keeping
+    from orchestrator.checkpoint import registry, store
     from orchestrator.runtime.choosing import plan_of
 
     _, _, engine = state()
@@ -191,11 +192,11 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
         plan = plan.model_copy(
             update={"checkpoint": part.model_copy(update={"keep": part.keep.model_copy(update={"last": keep})})}
         )
-    for folder in keeping.doomed(engine, found.id, plan):
+    for folder in registry.expired_folders(engine, found.id, plan):
         render.echo(f"{'would drop' if dry_run else 'dropped'}\t{folder}")
         if not dry_run:
-            checkpoints.drop(folder, Path(found.checkpoints))
-            rows.set_state(engine, str(folder), "dropped")
+            store.delete(folder, Path(found.checkpoints))
+            rows.set_state(engine, str(folder), CheckpointState.DROPPED)
     return 0
 
 
@@ -227,13 +228,13 @@ def export(
       kgorch checkpoints export surface-demo model.safetensors --best
       kgorch checkpoints export surface-demo model.safetensors --best accuracy:max
     """
-    from orchestrator import manifest
-    from orchestrator.runtime import export as exporting
+    from orchestrator.checkpoint.export import exporter_for
+    from orchestrator.checkpoint.verify import verify_checkpoint
 
     if best is not None and step is not None:
         raise click.UsageError("--best and --step choose a checkpoint each: give one of them")
     found, rows = _standing(run)
-    write = exporting.writer_of(out)
+    write = exporter_for(out)
     figure = ""
     if best is not None:
         path, figure = _best(found, rows, stage, best)
@@ -241,7 +242,7 @@ def export(
     for row in reversed(rows):
         folder = Path(row.path)
         if stage in (None, row.stage) and step in (None, row.step):
-            manifest.verify(folder)
+            verify_checkpoint(folder)
             count = write(folder, out, None if everything else (only or "model"))
             what = f"step {row.step} of {row.stage}{figure}"
             render.echo(f"{out}: {count} tensors of {what}, {render.size(out.stat().st_size)}", err=True)
@@ -254,13 +255,13 @@ def _best(run: Any, rows: list[CheckpointInfo], stage: str | None, asked: str) -
 
     Raises: KgorchError.
     """
-    from orchestrator.runtime import keeping
+    from orchestrator.checkpoint import registry
     from orchestrator.runtime.choosing import plan_of
 
     planned = plan_of(run).checkpoint.keep.best
     metric, _, way = asked.rpartition(":") if asked.endswith((":min", ":max")) else (asked, "", "")
-    if planned and keeping.metric_and_way(planned)[0] == (metric or planned.rpartition(":")[0]):
-        metric, highest = keeping.metric_and_way(planned)
+    if planned and registry.parse_best(planned)[0] == (metric or planned.rpartition(":")[0]):
+        metric, highest = registry.parse_best(planned)
         highest = way == "max" if way else highest
     elif metric and way:
         highest = way == "max"
@@ -274,7 +275,7 @@ def _best(run: Any, rows: list[CheckpointInfo], stage: str | None, asked: str) -
         )
     _, _, engine = state()
     for name in dict.fromkeys(row.stage for row in reversed(rows)):
-        if stage in (None, name) and (best := keeping.best_of(engine, run.id, name, metric, highest)):
+        if stage in (None, name) and (best := registry.best_checkpoint(engine, run.id, name, metric, highest)):
             sure = (
                 "" if best.measured.get(metric) == best.step else ", reported last before it: its own was not measured"
             )
@@ -295,18 +296,18 @@ def _rows(run: str | None, *states: str) -> tuple[Any, list[CheckpointInfo]]:
 
 def _standing(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
     """Verified, and there."""
-    found, rows = _rows(run, "verified")
+    found, rows = _rows(run, CheckpointState.VERIFIED)
     return found, [row for row in rows if Path(row.path).is_dir()]
 
 
 def _folders(run_folder: str, rows: list[CheckpointInfo]) -> list[Path]:
     """What lies on disk, known to the database or not."""
-    from orchestrator import manifest
+    from orchestrator.checkpoint.files import list_checkpoints
 
     roots = {Path(row.path).parent for row in rows} | {
         path for path in Path(run_folder, "checkpoints").glob("*") if path.is_dir()
     }
-    found = [folder for root in sorted(roots) for folder in reversed(manifest.checkpoints(root))]
+    found = [folder for root in sorted(roots) for folder in reversed(list_checkpoints(root))]
     if not found:
         raise KgorchError("there is no checkpoint yet")
     return found

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import completion
-from orchestrator.core import instants
+from orchestrator.core import time_parsing
+from orchestrator.core.codes import RunState
 from orchestrator.errors import NotFound, PlanError, nearest
 from orchestrator.platforms.detect import detect
 from orchestrator.platforms.profile import Profile
@@ -90,14 +91,16 @@ def _run_of_missing(path: Path) -> RunInfo | None:
     from db import runs
     from db.engine import open_database
 
-    known = [run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == "active"]
+    known = [
+        run for run in runs.everyone(open_database(home)) if run.workdir == str(folder) and run.state == RunState.ACTIVE
+    ]
     named = [run for run in known if run.name == path.stem or path.name == "plan.toml"]
     return named[0] if len(named) == 1 else None
 
 
 def as_instant(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> datetime | None:
     try:
-        return None if typed is None else instants.until(typed, datetime.now(UTC))
+        return None if typed is None else time_parsing.parse_future_time(typed, datetime.now(UTC))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

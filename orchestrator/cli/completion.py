@@ -76,17 +76,17 @@ def metrics(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[
 @_quietly
 def plan_keys(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """Keys of a plan, as the template explains them."""
-    from orchestrator.cli.template import explained
+    from orchestrator.cli.template import key_help
 
-    return list(explained())
+    return list(key_help())
 
 
 @_quietly
 def settings(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """KEY= for --set: keys of a plan, and the arguments of its stages by the names that they have there."""
-    from orchestrator.cli.template import explained
+    from orchestrator.cli.template import key_help
 
-    keys = [entry.key for entry in explained().values() if entry.written and not entry.key.startswith("stage.")]
+    keys = [entry.key for entry in key_help().values() if entry.example and not entry.key.startswith("stage.")]
     return [f"{key}=" for key in (*keys, *_of_stages(Path(ctx.params.get("plan") or "plan.toml")))]
 
 

@@ -76,7 +76,10 @@ def _run(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for event in found["happened"]:
         times = f" {event['count']} times" if event["count"] > 1 else ""
         said = str(event["facts"].get("why") or event["facts"].get("cause") or event["facts"].get("what") or "")
-        yield "happened", f"{event['kind']}{times}, {render.clock(event['last_at'])} {render.printable(said)}".rstrip()
+        yield (
+            "happened",
+            f"{render.words(event['kind'])}{times}, {render.clock(event['last_at'])} {render.printable(said)}".rstrip(),
+        )
 
 
 def _pictures(series: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -36,10 +36,9 @@ def command(key: str | None) -> int:
 
 def _known() -> list[str]:
     """All keys that a plan may have, dotted."""
-    from orchestrator.document import keys
-    from orchestrator.plan import Plan
+    from orchestrator.plan import Plan, dotted_keys
 
-    return list(keys(Plan))
+    return list(dotted_keys(Plan))
 
 
 def _meant(key: str) -> list[str]:
@@ -61,15 +60,15 @@ def _meant(key: str) -> list[str]:
 
 def _print(key: str) -> None:
     width = min(shutil.get_terminal_size().columns, 100)
-    entries = template.of(key)
+    entries = template.help_for(key)
     render.echo(key)
     for entry in entries:
-        if entry.written:
-            render.echo(textwrap.fill(entry.written, width, initial_indent="  ", subsequent_indent="    "))
+        if entry.example:
+            render.echo(textwrap.fill(entry.example, width, initial_indent="  ", subsequent_indent="    "))
         else:
             render.echo("  [[stage]]" if entry.key == "stage" else f"  [{entry.key}]")
         if entry.text:
-            indent = "      " if entry.written else "  "
+            indent = "      " if entry.example else "  "
             render.echo(textwrap.fill(entry.text, width, initial_indent=indent, subsequent_indent=indent))
     inside = [name for name in _known() if name.startswith(f"{key}.")]
     if inside and not any(entry.key in inside for entry in entries):

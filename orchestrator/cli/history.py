@@ -62,7 +62,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
             ", ".join(f"{stage['name']} {stage['first_step']}→{stage['last_step']}" for stage in item["stages"]) or "–",
             str(len(item["attempts"])),
             f"{item['checkpoint']['stage']} {item['checkpoint']['step']}" if item["checkpoint"] else "–",
-            item["phase"],
+            render.words(item["phase"]),
             item["why"][:60],
             ", ".join(_rung(rung) for rung in item["rungs"]) or "–",
         ]
@@ -102,7 +102,7 @@ def _say_how_the_check_held(engine: Engine, found: RunInfo) -> None:
     from orchestrator.system.paths import home_of_folder
 
     for one in check.held(engine, found, home_of_folder(found.folder)):
-        show = render.size if one.what == "a rank's process" else render.duration
+        show = render.size if one.is_bytes else render.duration
         off = f"{one.foretold / one.came - 1:+.0%}" if one.came else "–"
         where = f"{one.stage}: " if one.stage else ""
         render.echo(f"checked: {where}{one.what} {show(one.foretold)}, came {show(one.came)} ({off})", err=True)

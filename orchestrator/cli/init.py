@@ -17,7 +17,7 @@ COPIED = (".py", ".toml", ".md")
 
 
 def _workloads() -> dict[str, Path]:
-    """The reference trainings that are installed, by name."""
+    """The folders of the installed reference trainings, by name."""
     spec = importlib.util.find_spec("workloads")
     roots = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     return {plan.parent.name: plan.parent for root in roots for plan in sorted(root.glob("*/plan.toml"))}
@@ -31,14 +31,14 @@ def _complete(ctx: click.Context, parameter: click.Parameter, typed: str) -> lis
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--from", "workload", metavar="WORKLOAD", shell_complete=_complete,
-    help="Copy a reference training and its plans instead; PATH is a folder then.",
+    help="Copy a reference training and its plans instead; PATH is then a folder.",
 )  # fmt: skip
 @click.option("--print", "only_print", is_flag=True, help="Print the plan with every key explained; write nothing.")
-@click.option("--force", is_flag=True, help="Write also where there is such a file; that one is kept as FILE.bak.")
+@click.option("--force", is_flag=True, help="Replace existing files; each is kept as FILE.bak.")
 def command(path: Path | None, workload: str | None, only_print: bool, force: bool) -> int:
-    """Write a plan with every key explained and a small train.py that it runs: both work as they are, and are to be changed.
+    """Write a plan with every key explained, and a small train.py that it runs.
 
-    A train.py that is there stays as it is. PATH: the plan's file, or its folder.
+    Both work as they are and are meant to be changed. An existing train.py is not replaced. PATH is the plan's file or folder.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def command(path: Path | None, workload: str | None, only_print: bool, force: bo
     """
     if only_print:
         if workload or path or force:
-            raise click.UsageError("--print writes nothing: leave the others out")
+            raise click.UsageError("--print writes nothing: leave out the other arguments")
         render.echo(template.plan_text(), nl=False)
         return 0
     if workload:
@@ -56,16 +56,16 @@ def command(path: Path | None, workload: str | None, only_print: bool, force: bo
     if path.is_dir():
         path = path / "plan.toml"
     if path.exists() and not force:
-        raise _taken(path, f"kgorch init {_typed(path)} --force")
+        raise _exists_error(path, f"kgorch init {_quoted(path)} --force")
     _write(path, template.plan_text())
     script = path.parent / "train.py"
     if os.path.lexists(script):
-        render.echo(f"{script} is there already and stays as it is; the plan's stage runs it")
-        render.echo(f"next: make the plan's stages fit it, then: kgorch check {_typed(path)}")
+        render.echo(f"{script} exists already and was not changed; the plan's stage runs it")
+        render.echo(f"next: adapt the plan's stage to it, then: kgorch check {_quoted(path)}")
     else:
         _write(script, template.script_text())
-        render.echo(f"{script} is written: a small training that the plan runs")
-        render.echo(f"next: kgorch start {_typed(path)}")
+        render.echo(f"wrote {script}, a small training that the plan runs")
+        render.echo(f"next: kgorch start {_quoted(path)}")
     return 0
 
 
@@ -76,61 +76,70 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
             f"there is no workload {workload!r}{nearest(name, known)}", f"known: {', '.join(known) or 'none'}"
         )
     folder = folder or Path(name)
-    sources = [file for file in sorted(known[name].iterdir()) if file.suffix in COPIED and file.name != "__init__.py"]
-    taken = [folder / file.name for file in sources if (folder / file.name).exists()]
-    if taken and not force:
-        raise _taken(taken[0], f"kgorch init --from {workload} {_typed(folder)} --force")
-    for file in sources:
-        # the copy is its own: its modules lie beside its plan, and no longer in the package
+    files = [file for file in sorted(known[name].iterdir()) if file.suffix in COPIED and file.name != "__init__.py"]
+    existing = [folder / file.name for file in files if (folder / file.name).exists()]
+    if existing and not force:
+        raise _exists_error(existing[0], f"kgorch init --from {workload} {_quoted(folder)} --force")
+    for file in files:
+        # the modules of the copy are beside its plan, not in the package: imports, entries and paths must name them there
         text = file.read_text().replace(f"from workloads.{name}.", "from ").replace(f"workloads.{name}.", "")
         text = text.replace(f"workloads/{name}/", "")
-        _write(folder / file.name, text, says=False)
-    render.echo(f"{len(sources)} files of {name} are copied to {folder}, which {folder / 'README.md'} explains")
-    render.echo(f"next: kgorch check {_typed(folder / 'plan.toml')}")
+        _write(folder / file.name, text, report=False)
+    render.echo(f"copied {len(files)} files of {name} to {folder}; {folder / 'README.md'} explains them")
+    render.echo(f"next: kgorch check {_quoted(folder / 'plan.toml')}")
     return 0
 
 
-def _taken(path: Path, forced: str) -> KgorchError:
+def _exists_error(path: Path, forced: str) -> KgorchError:
+    """The refusal to replace a file; `forced` is the command that replaces it."""
     return KgorchError(
-        f"{path} is there already; nothing was written",
-        f"{forced} writes a new one and keeps this one as {path.name}.bak",
-        next_step="kgorch init --print    (shows every key explained; kgorch explain KEY shows one)",
+        f"{path} exists already; nothing was written",
+        f"{forced} writes a new one and keeps the old one as {path.name}.bak",
+        next_step="kgorch init --print    (explains every key; kgorch explain KEY explains one)",
     )
 
 
-def _write(path: Path, text: str, *, says: bool = True) -> None:
-    """A file in one step; what was there is kept beside it. Raises: KgorchError."""
-    kept = None
+def _write(path: Path, text: str, *, report: bool = True) -> None:
+    """Write a file atomically; an existing one is kept beside it.
+
+    Args:
+        report: say that a plan was written.
+    Raises: KgorchError.
+    """
+    backup = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacement(path, suffix=f".{os.getpid()}") as file:
             file.write(text.encode())
             if os.path.lexists(path):
-                kept = _kept_beside(path)
+                backup = _back_up(path)
     except OSError as error:
         raise KgorchError(f"{path} cannot be written", str(error), next_step="name another folder") from None
-    if kept:
-        render.echo(f"the former {path.name} is kept as {kept}")
-    if says and path.suffix == ".toml":
-        render.echo(f"{path} is written: a plan with every key explained")
+    if backup:
+        render.echo(f"the old {path.name} is kept as {backup}")
+    if report and path.suffix == ".toml":
+        render.echo(f"wrote {path}, a plan with every key explained")
 
 
-def _kept_beside(path: Path) -> Path:
-    """The file under the first of FILE.bak, FILE.bak2 … that is free; a link, so that no moment is without it."""
+def _back_up(path: Path) -> Path:
+    """Keep a file under the first free name of FILE.bak, FILE.bak2, …
+
+    It is linked, not renamed, so that a crash leaves no moment in which the file does not exist.
+    """
     for number in range(1, 10_000):
-        place = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
         try:
-            os.link(path, place, follow_symlinks=False)
+            os.link(path, backup, follow_symlinks=False)
         except FileExistsError:
             continue
         except OSError:  # a file system without hard links
-            if os.path.lexists(place):
+            if os.path.lexists(backup):
                 continue
-            path.rename(place)
-        return place
-    raise KgorchError(f"{path} has 9999 copies beside it", next_step=f"rm {shlex.quote(str(path))}.bak*")
+            path.rename(backup)
+        return backup
+    raise KgorchError(f"{path} has 9999 backups", next_step=f"rm {shlex.quote(str(path))}.bak*")
 
 
-def _typed(path: Path) -> str:
-    """As a shell takes it."""
+def _quoted(path: Path) -> str:
+    """The path as a shell takes it."""
     return shlex.quote(str(path))

@@ -35,11 +35,11 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     Example:
       kgorch notify test plan.toml
     """
-    from orchestrator import config
     from orchestrator.errors import ExitCode, PlanError
+    from orchestrator.plan import user_config
     from orchestrator.runtime import notices
 
-    loaded = config.applied(load_plan(plan, overrides)[0], config.load())
+    loaded = user_config.apply_to_plan(load_plan(plan, overrides)[0], user_config.load())
     notices.check(loaded.notify)
     found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
     if not found:

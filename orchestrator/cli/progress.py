@@ -23,6 +23,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.core import text as texts
+from orchestrator.core.codes import Phase
 
 if TYPE_CHECKING:
     from db.records import SessionInfo
@@ -97,7 +98,7 @@ def figures_of(row: SessionInfo, boottime_s: float) -> Figures:
 
 def live_line(now: Figures, columns: int) -> str:
     """`train  22%  epoch 8/40  step 718/3200  loss 0.0031  train ends in 1m 47s  wall in 8h 12m`"""
-    doing = now.stage if now.phase in ("training", "saving") else f"{now.stage} {now.phase}".strip()
+    doing = now.stage if now.phase in (Phase.TRAINING, Phase.SAVING) else f"{now.stage} {now.phase}".strip()
     percent = f"{100 * now.step // now.steps_total}%" if now.steps_total else ""
     to_go_s = (now.steps_total - now.step) * now.step_s if now.steps_total else 0.0
     ends = f"{now.stage} ends in {render.duration(to_go_s)}" if to_go_s > 0 else ""
@@ -106,7 +107,7 @@ def live_line(now: Figures, columns: int) -> str:
 
 def plain_line(now: Figures, clock: str) -> str:
     """`00:12:31  epoch 8/40  step 718/3200  loss 0.0031  accuracy 0.954  wall in 8h 12m`"""
-    doing = "" if now.phase in ("training", "saving") else f"{now.stage} {now.phase}".strip()
+    doing = "" if now.phase in (Phase.TRAINING, Phase.SAVING) else f"{now.stage} {now.phase}".strip()
     return _joined([clock, doing, *_counts(now)], now.metrics, [_wall(now)], PLAIN_COLUMNS)
 
 

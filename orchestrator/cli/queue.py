@@ -12,6 +12,7 @@ import click
 from orchestrator.cli import completion, render
 from orchestrator.cli.common import as_instant, find_run, json_option, load_plan, run_argument, state
 from orchestrator.cli.usage import Group
+from orchestrator.core.codes import ResumeState
 
 if TYPE_CHECKING:
     from db.records import RunInfo
@@ -42,6 +43,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
             "state": entry.resume.state,
             "due_at": stamp(entry.resume.due_at),
             "priority": entry.resume.priority,
+            "reason": entry.resume.reason,
             "why": entry.resume.why,
             "tries": entry.resume.tries,
             "last_error": entry.resume.last_error or None,
@@ -120,7 +122,7 @@ def drop(run: str | None) -> int:
     found = find_run(engine, run)
     if queue.drop(engine, found.id):
         render.echo(f"{found.name} goes on when you say so: kgorch resume {found.name}")
-    elif (row := queue.open_resume(engine, found.id)) and row.state == "claimed":
+    elif (row := queue.open_resume(engine, found.id)) and row.state == ResumeState.CLAIMED:
         render.echo(f"{found.name} is being begun just now; nothing was changed\nnext: kgorch stop {found.name}")
     else:
         render.echo(f"{found.name} does not wait for an hour; nothing was changed")

@@ -93,12 +93,12 @@ def correct(used: str, pool: str | None, as_json: bool) -> int:
     Example:
       kgorch quota set --used 12.5h
     """
-    from orchestrator.plan import seconds
+    from orchestrator.plan import parse_duration_s
     from orchestrator.report import hours
     from orchestrator.runtime import pools
 
     try:
-        told_s = float(seconds(used))
+        told_s = float(parse_duration_s(used))
     except ValueError as error:
         raise click.BadParameter(f"{error}; found {used!r}", param_hint="--used") from None
     _, _, engine = state()

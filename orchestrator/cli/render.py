@@ -100,6 +100,11 @@ def metric(name: str, value: float | None) -> str:
     return f"{texts.cut(texts.in_one_line(name), NAME)} {'nan' if value is None else f'{value:.4g}'}"
 
 
+def words(code: str) -> str:
+    """A code as people read it: `cut_off` as `cut off`."""
+    return code.replace("_", " ")
+
+
 def quota(found: Mapping[str, Any]) -> str:
     """`3h 20m left of 30h 00m (kaggle), more on 2026-11-28 01:00`, as of status and quota."""
     if found["hours"] is None:

@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import KgorchError
 
 PATIENCE_S = 600.0
@@ -40,7 +41,7 @@ def command(run: str | None, wait: bool) -> int:
             render.echo(f"{found.name}: step {now.step} is saved and verified in {now.path}")
             return 0
         for event in sessions.events(engine, found.id, limit=20):
-            if event.kind == "SaveFailed" and event.at >= asked_at:
+            if event.kind == EventKind.SAVE_FAILED and event.at >= asked_at:
                 raise KgorchError(
                     f"the save failed: {event.facts.get('why')}", next_step="free some disk; training goes on"
                 )

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import USUAL_GC, render
 from orchestrator.cli.progress import Figures, Printer, figures_of, mode_of
 from orchestrator.core import session as core
-from orchestrator.core.session import Phase
+from orchestrator.core.codes import REASON_TEXT, NotStarted, Phase, Reason
 from orchestrator.errors import ExitCode
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from db.records import SessionInfo
-    from orchestrator.manifest import Manifest
+    from orchestrator.checkpoint.manifest import Manifest
     from orchestrator.runtime.choosing import Nothing
     from orchestrator.runtime.opening import Opened
 
@@ -60,16 +60,17 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
     found = view.of_run(engine, nothing.run)
     if as_json:
         render.as_json(found)
-    elif nothing.why == "live":
+    elif nothing.why is NotStarted.LIVE:
         pid = found["session"]["supervisor"]["pid"] if found["session"] else "?"
         render.echo(
-            f"{nothing.run.name} is live: pid {pid} supervises it, {found['phase']}, step {found['step']}; nothing was started"
+            f"{nothing.run.name} is live: pid {pid} supervises it, {render.words(found['phase'])}, step {found['step']};"
+            " nothing was started"
         )
         render.echo(f"next: kgorch status {nothing.run.name}")
-    elif nothing.why == "quota":
+    elif nothing.why is NotStarted.QUOTA:
         render.echo(f"{nothing.run.name}: the quota is spent; {_again_at(nothing.due_at)}")
         render.echo("next: kgorch quota")
-    elif nothing.why == "stopped":
+    elif nothing.why is NotStarted.STOPPED:
         render.echo(f"{nothing.run.name} was stopped by a person; nothing was started")
         render.echo(f"next: kgorch resume {nothing.run.name}")
     else:
@@ -80,7 +81,7 @@ def report_nothing(engine: Engine, nothing: Nothing, *, as_json: bool) -> int:
             render.echo("next: kgorch start PLAN --extend goes on from the final checkpoint, --fresh begins a new run")
         else:
             render.echo("next: kgorch start PLAN --fresh begins a new run of this plan")
-    return int(ExitCode.QUOTA_SPENT if nothing.why == "quota" else ExitCode.DONE)
+    return int(ExitCode.QUOTA_SPENT if nothing.why is NotStarted.QUOTA else ExitCode.DONE)
 
 
 def _again_at(due_at: datetime | None) -> str:
@@ -152,7 +153,10 @@ class Progress:
 
     def show(self, row: SessionInfo) -> None:
         self._row = row
-        now = ("training" if row.phase == "saving" else row.phase, row.stage)  # saves beside training are no news
+        now = (
+            Phase.TRAINING if row.phase == Phase.SAVING else row.phase,
+            row.stage,
+        )  # saves beside training are no news
         if now != self._last and row.stage:
             self._printer.say(f"{row.stage}: {now[0]}" + (f" (step {row.step})" if row.step else ""))
             self._last = now
@@ -164,12 +168,12 @@ class Progress:
                 self._state_bytes = state_bytes or self._state_bytes
             case core.SaveFailed(why):
                 self._say_what_failed_to_save(why)
-            case core.StopRequested(core.PERSONS_STOP, None):
+            case core.StopRequested(Reason.USER, None):
                 self._printer.say(f"{self._opened.run.name}: saving; Ctrl-C again to stop at once")
-            case core.StopRequested(core.PERSONS_STOP):
+            case core.StopRequested(Reason.USER):
                 self._printer.say(f"{self._opened.run.name}: stopping at once")
-            case core.StopRequested(why):
-                self._printer.say(f"{self._opened.run.name}: {why}: saving")
+            case core.StopRequested(reason):
+                self._printer.say(f"{self._opened.run.name}: {REASON_TEXT[reason]}: saving")
             case core.AttemptCrashed(cause) | core.OutOfMemory(cause) | core.Unwell(cause) | core.Diagnosed(cause):
                 self._say_what_failed(cause)
 
@@ -237,9 +241,7 @@ def _say_how_it_ended(found: dict[str, Any], phase: Phase) -> None:
         text = "\n".join(_failure_lines(found, at))
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
-        text = (
-            f"{name}: session {phase.value} by {found['why']}; {how}: {at}\nnext: {_next_session(name, found['next'])}"
-        )
+        text = f"{name}: session {render.words(phase)}: {found['why']}; {how}: {at}\nnext: {_next_session(name, found['next'])}"
     with contextlib.suppress(OSError):  # a log on a full disk; the training is not
         render.echo(text, err=True)
 

@@ -96,7 +96,7 @@ def _phase(found: dict[str, Any]) -> str:
     session = found["session"]
     if session and not session["ended_at"] and not session["training_alive"]:
         return "ended without a supervisor"
-    return str(found["phase"]) + (f": {found['why']}" if found["why"] else "")
+    return render.words(found["phase"]) + (f": {found['why']}" if found["why"] else "")
 
 
 def _checkpoint_line(found: dict[str, Any]) -> str:

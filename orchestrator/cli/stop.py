@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import find_run, run_argument, state
+from orchestrator.core.codes import OVER, ResumeState
 from orchestrator.errors import KgorchError
 
 if TYPE_CHECKING:
@@ -51,14 +52,16 @@ def command(run: str | None, wait: bool) -> int:
     if wait:
         while (last := sessions.last(engine, found.id)) and view.is_supervised(last):
             time.sleep(0.1)
-        if last and last.phase not in sessions.OVER and (ending := endings.read(Path(found.folder), last.number)):
-            render.echo(f"{found.name}: {ending['phase']}; the database could not be written, the next start does it")
+        if last and last.phase not in OVER and (ending := endings.read(Path(found.folder), last.number)):
+            render.echo(
+                f"{found.name}: {render.words(ending['phase'])}; the database could not be written, the next start does it"
+            )
             return 0
-        if last and last.phase not in sessions.OVER:
+        if last and last.phase not in OVER:
             raise KgorchError(
                 f"the supervisor of {found.name} has died meanwhile", next_step=f"kgorch status {found.name}"
             )
-        render.echo(f"{found.name}: {last.phase if last else 'over'} at step {last.step if last else 0}")
+        render.echo(f"{found.name}: {render.words(last.phase) if last else 'over'} at step {last.step if last else 0}")
         return 0
     render.echo(f"{found.name}: {answer.text}")
     return 0
@@ -69,7 +72,7 @@ def _say_what_comes(engine: Engine, run: RunInfo) -> None:
     from db import queue
 
     row = queue.open_resume(engine, run.id)
-    if row and row.state == "claimed":
+    if row and row.state == ResumeState.CLAIMED:
         render.echo(f"it is being begun just now\nnext: kgorch stop {run.name}")
     elif row and row.due_at:
         render.echo(f"it goes on by itself: due at {render.clock(row.due_at.isoformat())}")

@@ -110,9 +110,9 @@ def _option_meant(error: click.NoSuchOption, ctx: click.Context | None) -> str |
         return "kgorch start    (continues an unfinished run by itself; kgorch resume RUN needs no plan)"
     if "--set" not in _options(ctx):
         return None
-    from orchestrator.cli.template import explained
+    from orchestrator.cli.template import key_help
 
-    known = [key for key, entry in explained().items() if entry.written]
+    known = [key for key, entry in key_help().items() if entry.example]
     keys = [key for key in known if key == word or key.split(".")[-1] == word]
     if not keys:
         return None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.core import memory
+from orchestrator.core.codes import Fit
 from orchestrator.core.memory import Facts, Rung, Settings
 
 FULL = 0.96
@@ -43,7 +44,7 @@ class Need(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`fits`, `fits with` other settings than the plan's, or `does not fit`.
+    """Whether a stage fits, and how.
 
     Attributes:
         settings: with which it fits; need: what they take. planned: what the plan's own take.
@@ -51,7 +52,7 @@ class Verdict(NamedTuple):
         largest: microbatch that fits, with activations as planned; 0 for none.
     """
 
-    word: str
+    word: Fit
     settings: Settings | None
     need: Need | None
     planned: Need
@@ -123,7 +124,7 @@ def judge(
     planned = needed(base) or Need(limit, 0.0, weighed=False)
     largest = next((size for size in range(share, 0, -1) if fits(Settings(size, base.activation_checkpointing))), 0)
     if fits(base):
-        return Verdict("fits", base, planned, planned, (), largest, f"{_of(planned.held, limit)} of {where}")
+        return Verdict(Fit.FITS, base, planned, planned, (), largest, f"{_of(planned.held, limit)} of {where}")
     ran_out = any(trial.ran_out and trial.microbatch == min(base.microbatch or share, share) for trial in trials)
     tried = f"as planned {'more than there is' if ran_out else _of(planned.held, limit)} of {where}"
     now, taken = base, list[str]()
@@ -131,15 +132,15 @@ def judge(
         rung, now = found
         if rung.kind == "set":
             why = f"what {rung.name!r} would spare was not weighed; kgorch takes it when memory runs out"
-            return Verdict("does not fit", None, None, planned, (*taken, rung.name), largest, why)
+            return Verdict(Fit.DOES_NOT_FIT, None, None, planned, (*taken, rung.name), largest, why)
         taken.append(rung.name)
         if fits(now):
             said = needed(now)
             assert said is not None
             why = f"{tried}, so {_of(said.held, limit)}"
-            return Verdict("fits with", now, said, planned, tuple(dict.fromkeys(taken)), largest, why)
+            return Verdict(Fit.FITS_WITH, now, said, planned, tuple(dict.fromkeys(taken)), largest, why)
     why = f"{tried}, and no rung of the plan's ladder makes enough room"
-    return Verdict("does not fit", None, None, planned, tuple(dict.fromkeys(taken)), largest, why)
+    return Verdict(Fit.DOES_NOT_FIT, None, None, planned, tuple(dict.fromkeys(taken)), largest, why)
 
 
 def even(share: int, largest: int, facts: Facts) -> int:

@@ -1,7 +1,7 @@
 """When a rank counts as hung: it has been in one place of its training for longer than that place can explain.
 
 Each rank tells about once a second where it is, for how long, and for how long its main thread has stood on the same
-instructions (wire.Place). A rank that falls silent stays where it was last heard of. What each place has taken at most in this
+instructions (RankProgress). A rank that falls silent stays where it was last heard of. What each place has taken at most in this
 run, earlier sessions included, sets the time-out:
 
 - `start`, from the launch until the first batch is asked for; `first_step`, with its compilation; `step`; `evaluation`, what a

@@ -11,24 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core import session as core
-from orchestrator.core.session import Event, Phase, Session
+from orchestrator.core.codes import NoticeKind, Phase
+from orchestrator.core.session import Event, Session
 
-KINDS = (
-    "started",
-    "resumed",
-    "saved",
-    "save failed",
-    "rung",
-    "remedied",
-    "hung",
-    "suspended",
-    "cut off",
-    "quota",
-    "failed",
-    "finished",
-)
+K = NoticeKind
+KINDS = tuple(kind for kind in NoticeKind if kind is not NoticeKind.TEST)
 
-APART_S: Mapping[str, float] = {"saved": 60.0, "save failed": 600.0, "rung": 10.0, "remedied": 10.0, "hung": 10.0}
+APART_S: Mapping[NoticeKind, float] = {
+    K.SAVED: 60.0,
+    K.SAVE_FAILED: 600.0,
+    K.RUNG: 10.0,
+    K.REMEDIED: 10.0,
+    K.HUNG: 10.0,
+}
 """Between two notices of a kind that may come in floods."""
 
 
@@ -36,30 +31,30 @@ APART_S: Mapping[str, float] = {"saved": 60.0, "save failed": 600.0, "rung": 10.
 class Notice:
     """`kinds`: what it is, the closest first; `facts`: further fields of what is sent (docs/notices.md)."""
 
-    kinds: tuple[str, ...]
+    kinds: tuple[NoticeKind, ...]
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _saved(event: core.CheckpointVerified, _: Session) -> Notice:
-    return Notice(("saved",), f"step {event.step} is saved and verified", {"step": event.step})
+    return Notice((K.SAVED,), f"step {event.step} is saved and verified", {"step": event.step})
 
 
 def _save_failed(event: core.SaveFailed, _: Session) -> Notice:
-    return Notice(("save failed",), f"a save failed, training goes on: {event.why}", {"why": event.why})
+    return Notice((K.SAVE_FAILED,), f"a save failed, training goes on: {event.why}", {"why": event.why})
 
 
 def _rung(event: core.OutOfMemory, _: Session) -> Notice:
-    return Notice(("rung",), f"memory ran out, it goes on with {event.rung}", {"why": event.cause})
+    return Notice((K.RUNG,), f"memory ran out, it goes on with {event.rung}", {"why": event.cause})
 
 
 def _remedied(event: core.Unwell, _: Session) -> Notice:
-    return Notice(("remedied",), f"{event.cause}; remedy: {event.remedy}", {"why": event.cause})
+    return Notice((K.REMEDIED,), f"{event.cause}; remedy: {event.remedy}", {"why": event.cause})
 
 
 def _hung(event: core.Hung, _: Session) -> Notice:
     text = f"rank {event.rank} has not moved for {event.for_s:.0f} s ({event.where}); it is launched again"
-    return Notice(("hung",), text)
+    return Notice((K.HUNG,), text)
 
 
 OF_EVENT: Mapping[type[Event], Callable[[Any, Session], Notice]] = {
@@ -70,22 +65,22 @@ OF_EVENT: Mapping[type[Event], Callable[[Any, Session], Notice]] = {
     core.Hung: _hung,
 }
 
-OF_END: Mapping[Phase, tuple[str, str]] = {
-    Phase.FINISHED: ("finished", "the run is finished"),
-    Phase.FAILED: ("failed", "failed and will not be retried"),
-    Phase.SUSPENDED: ("suspended", "session suspended, saved in time"),
-    Phase.CUT_OFF: ("cut off", "session cut off before its last save"),
+OF_END: Mapping[Phase, tuple[NoticeKind, str]] = {
+    Phase.FINISHED: (K.FINISHED, "the run is finished"),
+    Phase.FAILED: (K.FAILED, "failed and will not be retried"),
+    Phase.SUSPENDED: (K.SUSPENDED, "session suspended, saved in time"),
+    Phase.CUT_OFF: (K.CUT_OFF, "session cut off before its last save"),
 }
 
 
 def of(event: Event, session: Session, *, number: int) -> Notice | None:
     """What a person is told when this event has led to this session, the run's `number`-th; None for nothing."""
     if isinstance(event, core.SessionOpened):
-        kind, text = ("started", "the run begins") if number == 1 else ("resumed", f"session {number} goes on with it")
+        kind, text = (K.STARTED, "the run begins") if number == 1 else (K.RESUMED, f"session {number} goes on with it")
         return Notice((kind,), text)
     if ended := OF_END.get(session.phase):
         kind, text = ended
-        kinds = ("quota", kind) if session.ends_on_quota and kind in ("suspended", "cut off") else (kind,)
+        kinds = (K.QUOTA, kind) if session.ends_on_quota and session.phase is not Phase.FINISHED else (kind,)
         return Notice(kinds, f"{text}: {session.why}" if session.why else text, {"why": session.why})
     told = OF_EVENT.get(type(event))
     return told(event, session) if told else None
@@ -94,28 +89,28 @@ def of(event: Event, session: Session, *, number: int) -> Notice | None:
 def rung_taken(rung: str, why: str, step: int, *, up: bool) -> Notice:
     """A rung that the ranks took by themselves."""
     deed = "there is room again, undone" if up else "memory ran out, it goes on with"
-    return Notice(("rung",), f"{deed}: {rung}", {"why": why, "step": step})
+    return Notice((K.RUNG,), f"{deed}: {rung}", {"why": why, "step": step})
 
 
 def remedied(remedy: str, why: str, step: int) -> Notice:
     """A remedy that the ranks took by themselves."""
-    return Notice(("remedied",), f"{why}; remedy: {remedy}", {"why": why, "step": step})
+    return Notice((K.REMEDIED,), f"{why}; remedy: {remedy}", {"why": why, "step": step})
 
 
 def given_up(why: str) -> Notice:
     """What is told when the daemon gives a run up that it cannot resume."""
-    return Notice(("failed",), why, {"why": why})
+    return Notice((K.FAILED,), why, {"why": why})
 
 
 class Sieve:
     """What of all notices is told: the kinds that were asked for, and of floods one in a while."""
 
-    def __init__(self, on: Collection[str]) -> None:
+    def __init__(self, on: Collection[NoticeKind]) -> None:
         self._on = frozenset(on)
-        self._told_s: dict[str, float] = {}
-        self._unsaid: dict[str, int] = {}
+        self._told_s: dict[NoticeKind, float] = {}
+        self._unsaid: dict[NoticeKind, int] = {}
 
-    def lets_through(self, notice: Notice, now_s: float) -> tuple[str, int] | None:
+    def lets_through(self, notice: Notice, now_s: float) -> tuple[NoticeKind, int] | None:
         """The kind it is told as, and how many of that kind were left unsaid before it; None for one that is not told."""
         kind = next((kind for kind in notice.kinds if kind in self._on), None)
         if kind is None:
@@ -128,6 +123,6 @@ class Sieve:
         return kind, self._unsaid.pop(kind, 0)
 
 
-def to_give_up(waiting: list[str]) -> int:
+def to_give_up(waiting: list[NoticeKind]) -> int:
     """Which of the kinds that wait, oldest first, is dropped for want of room: a save is the least of news."""
-    return waiting.index("saved") if "saved" in waiting else 0
+    return waiting.index(K.SAVED) if K.SAVED in waiting else 0

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.core import health, memory
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Remedy, Taken, Trouble
 from orchestrator.core.session import (
     AttemptCrashed,
@@ -29,11 +30,11 @@ ATTEMPTS_WITHOUT_PROGRESS = 3
 SAME_ERRORS = 2
 """So many attempts that end of the same exception, at the same line and step, are enough to know that a third one would."""
 
-OUTCOMES = ("finished", "suspended", "unsaved", "failed")
+EVALUATING = "evaluation"
+"""Of the places of core/hang.py."""
 
-_LOST_WORKER = ("dataloader worker", ("killed by signal: killed", "exited unexpectedly"))
+_HOPELESS = (RankError.USAGE, RankError.CHECKPOINT)
 _CAUGHT_ELSEWHERE, _AN_ERROR = re.compile(r"Caught \w+ in "), re.compile(r"[A-Za-z_][\w.]*(: |$)")
-_HOPELESS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "orchestrator.errors.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class RankRecord:
     """What one rank wrote down last.
 
     Attributes:
-        outcome: one of OUTCOMES. began: the person's code was reached.
+        code: what kind of error ended it. began: the user's code was reached.
         trouble: with the loss or the weights, for which it ended.
         memory: that ran out, as core/memory.py names it; empty when none did.
         step: in which it failed; None where that is not known.
@@ -50,14 +51,13 @@ class RankRecord:
         line: of the person's code that raised, as `train.py:42`; empty where that is not known.
         final_step: of the stage's last save; None for a rank that tracked nothing, or did not come so far.
         at: the clock's time, ISO 8601.
-
-    Raises: ValueError for another outcome.
     """
 
     rank: int
-    outcome: str
+    outcome: RankOutcome
     at_s: float
     began: bool = True
+    code: RankError = RankError.OTHER
     error_type: str = ""
     message: str = ""
     memory: str = ""
@@ -70,19 +70,14 @@ class RankRecord:
     traceback: str = ""
     trouble: Trouble | None = None
 
-    def __post_init__(self) -> None:
-        if self.outcome not in OUTCOMES:
-            raise ValueError(f"outcome: expected one of {', '.join(OUTCOMES)}, found {self.outcome!r:.80}")
-
     @property
     def was_evaluating(self) -> bool:
         """It failed in an evaluation; what ends the ladder does so in a step, whatever mode its modules are in."""
-        return self.place == "evaluation" and not self.error_type.endswith(".LadderEnds")
+        return self.place == EVALUATING and self.code is not RankError.LADDER_EXHAUSTED
 
     @property
     def lost_a_worker(self) -> bool:
-        text, (who, ends) = self.message.lower(), _LOST_WORKER
-        return who in text and any(end in text for end in ends)
+        return self.code is RankError.LOADER_KILLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +132,10 @@ def memory_that_ran_out(ended: Ended) -> str:
 def verdict(ended: Ended) -> Event:
     """The end of an attempt as one event."""
     outcomes = {record.outcome for record in ended.records}
-    if len(ended.records) == ended.ranks and "failed" not in outcomes:
-        if outcomes == {"finished"}:
+    if len(ended.records) == ended.ranks and RankOutcome.FAILED not in outcomes:
+        if outcomes == {RankOutcome.FINISHED}:
             return _done(ended)
-        return AttemptUnsaved("the last save failed") if "unsaved" in outcomes else AttemptSuspended()
+        return AttemptUnsaved("the last save failed") if RankOutcome.UNSAVED in outcomes else AttemptSuspended()
     troubles = [(record.at_s, record.trouble) for record in ended.records if record.trouble]
     if troubles:
         return _remedied(min(troubles, key=lambda item: item[0])[1], ended)
@@ -194,7 +189,7 @@ def exhausted(cause: str, gained: bool, without_progress: int) -> RetriesExhaust
 
 def in_order(records: Sequence[RankRecord]) -> list[RankRecord]:
     """Those that failed, the cause first: by time, what others did to them last."""
-    failed = (record for record in records if record.outcome == "failed")
+    failed = (record for record in records if record.outcome is RankOutcome.FAILED)
     return sorted(failed, key=lambda record: (record.is_collateral, record.at_s))
 
 
@@ -210,7 +205,7 @@ def first_cause(ended: Ended) -> str:
     kernel = "; the kernel has killed for want of memory" if ended.kernel_kills else ""
     if first := _first_failure(ended):
         said = _in_a_line(first.message)
-        if first.error_type.endswith(".LadderEnds"):
+        if first.code is RankError.LADDER_EXHAUSTED:
             return said  # it names the rank and the error itself
         place = " in an evaluation" if first.was_evaluating else ""
         line = f" ({first.line})" if first.line else ""
@@ -237,4 +232,4 @@ def _first_failure(ended: Ended) -> RankRecord | None:
 
 
 def _is_hopeless(record: RankRecord) -> bool:
-    return record.outcome == "failed" and (not record.began or record.error_type.startswith(_HOPELESS))
+    return record.outcome is RankOutcome.FAILED and (not record.began or record.code in _HOPELESS)

@@ -71,7 +71,7 @@ class Reached(NamedTuple):
     """Where a start goes on with a run.
 
     Attributes:
-        stage, loop, epoch, batch, step: of a checkpoint (manifest.Position); empty where there is none.
+        stage, loop, epoch, batch, step: of a checkpoint (Position); empty where there is none.
         finished: names of the stages that are done.
     """
 

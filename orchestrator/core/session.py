@@ -25,11 +25,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestrator.core import cadence, deadline
-from orchestrator.core.wall import QUOTA, WALL, Wall
+from orchestrator.core.codes import REASON_TEXT, EventKind, Phase, Reason
+from orchestrator.core.wall import Wall
 
 Instant = float
 
@@ -42,8 +42,6 @@ GAP_FADES = 0.9998
 CALIBRATION_S = 5.0
 """Of training before a session's first save."""
 
-PERSONS_STOP = "a person's stop"
-
 DIAGNOSIS_S = 30.0
 """What the stacks of all ranks may take to be collected, twice over (runtime/stacks.py)."""
 
@@ -54,51 +52,34 @@ SCRIPT_GRACE_S = 30.0
 """How long a script whose training is over and saved may go on after a stop: it runs again from there in the next session."""
 
 
-class Phase(StrEnum):
-    QUEUED = "queued"
-    STARTING = "starting"
-    TRAINING = "training"
-    SAVING = "saving"
-    STOPPING = "stopping"
-    RECOVERING = "recovering"
-    DIAGNOSING = "diagnosing"
-    FINISHED = "finished"
-    SUSPENDED = "suspended"
-    CUT_OFF = "cut off"
-    FAILED = "failed"
-
-    @property
-    def is_over(self) -> bool:
-        return self in OVER
-
-
-OVER = frozenset({Phase.FINISHED, Phase.SUSPENDED, Phase.CUT_OFF, Phase.FAILED})
-
-
 class Event:
     """Something that has happened."""
+
+    __slots__ = ()
+    kind: ClassVar[EventKind]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened(Event):
-    pass
+    kind = EventKind.SESSION_OPENED
 
 
 @dataclass(frozen=True, slots=True)
 class Attached(Event):
     """A rank tracks its state and is ready to step."""
 
+    kind = EventKind.ATTACHED
     state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDue(Event):
-    pass
+    kind = EventKind.CHECKPOINT_DUE
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequested(Event):
-    pass
+    kind = EventKind.SAVE_REQUESTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +87,7 @@ class CheckpointVerified(Event):
     """`took_s`: asked for to read back; `blocking_s`: of it, what held the training up; `rescued`: no rank asked for it;
     `final`: of a stage whose steps are all done: what its script still does changes no state."""
 
+    kind = EventKind.CHECKPOINT_VERIFIED
     step: int
     took_s: float
     blocking_s: float = 0.0
@@ -116,26 +98,29 @@ class CheckpointVerified(Event):
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed(Event):
+    kind = EventKind.SAVE_FAILED
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached(Event):
-    pass
+    kind = EventKind.DEADLINE_REACHED
 
 
 @dataclass(frozen=True, slots=True)
 class WallMoved(Event):
     """The nearest of the session's walls is another, or stands elsewhere; None when nothing ends it any more."""
 
+    kind = EventKind.WALL_MOVED
     wall: Wall | None
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """`wall_s` when something outside will end us then; None when a person asks, who can wait for the save."""
+    """`wall_s` when something outside will end us then; None when the user asks, who can wait for the save."""
 
-    why: str
+    kind = EventKind.STOP_REQUESTED
+    reason: Reason
     wall_s: Instant | None = None
 
 
@@ -143,41 +128,53 @@ class StopRequested(Event):
 class LastSaveLate(Event):
     """What was asked to stop has not saved, and a save begun later would not be done before the wall."""
 
+    kind = EventKind.LAST_SAVE_LATE
+
 
 @dataclass(frozen=True, slots=True)
 class GraceExpired(Event):
     """What was asked to stop has neither saved nor ended."""
+
+    kind = EventKind.GRACE_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
 class ExitOverdue(Event):
     """What was asked to stop has saved, and has not ended."""
 
+    kind = EventKind.EXIT_OVERDUE
+
 
 @dataclass(frozen=True, slots=True)
 class StageFinished(Event):
     """All ranks have come to the end of a stage that is not the last."""
 
+    kind = EventKind.STAGE_FINISHED
+
 
 @dataclass(frozen=True, slots=True)
 class RunFinished(Event):
-    pass
+    kind = EventKind.RUN_FINISHED
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSuspended(Event):
     """All ranks have ended at a step boundary, as asked or by their own watch."""
 
+    kind = EventKind.ATTEMPT_SUSPENDED
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptUnsaved(Event):
     """The same, but the save at that boundary failed."""
 
+    kind = EventKind.ATTEMPT_UNSAVED
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptCrashed(Event):
+    kind = EventKind.ATTEMPT_CRASHED
     cause: str
 
 
@@ -185,6 +182,7 @@ class AttemptCrashed(Event):
 class OutOfMemory(Event):
     """Memory ran out, and not so that the ranks could try again; `rung`: what the next attempt does otherwise."""
 
+    kind = EventKind.ATTEMPT_OUT_OF_MEMORY
     cause: str
     rung: str
 
@@ -193,6 +191,7 @@ class OutOfMemory(Event):
 class Unwell(Event):
     """The ranks ended because loss or weights went bad; the next attempt makes this change of the schedule (core/health.py)."""
 
+    kind = EventKind.ATTEMPT_DIVERGED
     cause: str
     remedy: str
     change: Mapping[str, Any] = field(default_factory=dict)
@@ -202,6 +201,7 @@ class Unwell(Event):
 class Hung(Event):
     """A rank has been `where` it is (core/hang.py) for longer than that can take."""
 
+    kind = EventKind.RANKS_HUNG
     rank: int
     where: str
     for_s: float
@@ -211,11 +211,13 @@ class Hung(Event):
 class Diagnosed(Event):
     """What could be learned of a hang is written down; its processes are to end."""
 
+    kind = EventKind.HANG_DIAGNOSED
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetriesExhausted(Event):
+    kind = EventKind.RETRIES_EXHAUSTED
     cause: str
 
 
@@ -223,11 +225,14 @@ class RetriesExhausted(Event):
 class Adopted(Event):
     """A new supervisor has found the attempt running."""
 
+    kind = EventKind.ADOPTED
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLost(Event):
     """A new supervisor has found nothing running."""
 
+    kind = EventKind.SESSION_LOST
     why: str
 
 
@@ -267,11 +272,20 @@ class KillAttempt(Action):
 
 @dataclass(frozen=True, slots=True)
 class QueueResume(Action):
-    """`when_asked`: a person stopped it, so a person says when it goes on. `on_quota`: when there are hours again."""
+    """Queue the run's next session: at once, or as the reason says."""
 
+    reason: Reason
     why: str
-    when_asked: bool = False
-    on_quota: bool = False
+
+    @property
+    def when_asked(self) -> bool:
+        """The user stopped it, so the user says when it goes on."""
+        return self.reason is Reason.USER
+
+    @property
+    def on_quota(self) -> bool:
+        """It goes on when there are hours again."""
+        return self.reason is Reason.QUOTA
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +294,7 @@ class Session:
 
     Attributes:
         entered_s: when the phase began.
-        wall_s: when something ends us, and `wall_why` what; None for a machine without such an end.
+        wall_s: when something ends us, and `wall_kind` what; None for a machine without such an end.
         every_s: the plan's upper bound between two saves.
         saves: of this run, oldest first. guess_s: what to count on before the first one.
         state_bytes: what a save holds. write_bytes_per_s: of this session's disk, as measured at its beginning.
@@ -292,13 +306,13 @@ class Session:
         is_in_order: a checkpoint was verified since the stop. is_rescued: the newest snapshot was asked for.
         has_saved: a checkpoint was verified in this session. save_error: why the newest save failed; empty once one did not.
         is_final: the stage's final checkpoint is verified, and its script still runs: there is nothing to save.
-        why: what ends or has ended the session.
+        reason: what ends or has ended the session. why: the same for people, with what came after.
     """
 
     phase: Phase = Phase.QUEUED
     entered_s: Instant = 0.0
     wall_s: Instant | None = None
-    wall_why: str = WALL
+    wall_kind: Reason = Reason.TIME_LIMIT
     margin_s: float = 5.0
     every_s: float | None = None
     saves: tuple[deadline.Save, ...] = ()
@@ -312,14 +326,18 @@ class Session:
     trained_s: float = 0.0
     failures: int = 0
     write_bytes_per_s: float = 100e6
-    asked_by_person: bool = False
     is_measured: bool = False
     is_in_order: bool = False
     is_rescued: bool = False
     is_final: bool = False
     has_saved: bool = False
     save_error: str = ""
+    reason: Reason = Reason.NONE
     why: str = ""
+
+    @property
+    def is_stopped_by_user(self) -> bool:
+        return self.reason is Reason.USER
 
     @property
     def save_s(self) -> float:
@@ -387,7 +405,7 @@ class Session:
 
     @property
     def ends_on_quota(self) -> bool:
-        return self.why.startswith(QUOTA) and not self.asked_by_person
+        return self.reason is Reason.QUOTA
 
     def observing(self, *, gap_s: float, step_s: float) -> Session:
         """With the ranks' own times, told about once a second."""
@@ -557,35 +575,41 @@ def _noting(session: Session, event: Event, now: Instant) -> Session:
             if wall is None or (
                 session.phase is P.STOPPING and session.wall_s is not None and wall.at_s > session.wall_s
             ):
-                return session if session.phase is P.STOPPING else replace(session, wall_s=None, wall_why=WALL)
-            return replace(session, wall_s=wall.at_s, wall_why=wall.why)
-        case StopRequested(why, wall_s):
+                if session.phase is P.STOPPING:
+                    return session
+                return replace(session, wall_s=None, wall_kind=Reason.TIME_LIMIT)
+            return replace(session, wall_s=wall.at_s, wall_kind=wall.kind)
+        case StopRequested(reason, wall_s):
             nearer = min((wall for wall in (session.wall_s, wall_s) if wall is not None), default=None)
-            if session.asked_by_person:  # what hurries it is not why it stops: by the word alone a successor knows
-                why = session.why
-            return replace(session, wall_s=nearer, why=why, asked_by_person=session.asked_by_person or wall_s is None)
-        case DeadlineReached() | AttemptSuspended() if not session.why:
-            return replace(session, why=session.wall_why)
+            stopped = replace(session, wall_s=nearer)  # what hurries a user's stop is not why it stops
+            return stopped if session.is_stopped_by_user else _ending(stopped, reason)
+        case DeadlineReached() | AttemptSuspended() if not session.reason:
+            return _ending(session, session.wall_kind)
         case AttemptUnsaved(cause):
-            return replace(session, why=f"{session.why or session.wall_why}; {cause}")
+            ending = session if session.reason else _ending(session, session.wall_kind)
+            return replace(ending, why=f"{ending.why}; {cause}")
         case GraceExpired():
-            return replace(session, why=f"{session.why or 'a stop'} came before the last save was done")
+            return replace(session, why=f"{session.why}; the last save was not done in time")
         case AttemptCrashed(cause) | OutOfMemory(cause) | Unwell(cause) if session.phase is P.STOPPING:
-            return replace(session, why=f"{session.why or 'a stop'}; then: {cause}")
+            return replace(session, why=f"{session.why}; then: {cause}")
         case AttemptCrashed() | Unwell():
             return replace(session, failures=session.failures + 1)
         case Diagnosed():  # the hang was a gap between two steps, and is none to count on
             return replace(session, failures=session.failures + 1, gap_s=session.step_s)
         case RetriesExhausted(cause):
-            return replace(session, why=cause)
-        case SessionLost(why):
-            return replace(session, why=why)
+            return replace(session, reason=Reason.ERROR, why=cause)
+        case SessionLost(why):  # a user's stop stays one: the run waits for the user
+            return replace(session, reason=Reason.USER if session.is_stopped_by_user else Reason.LOST, why=why)
     return session
+
+
+def _ending(session: Session, reason: Reason) -> Session:
+    return replace(session, reason=reason, why=REASON_TEXT[reason])
 
 
 def _actions(before: Session, after: Session, event: Event) -> tuple[Action, ...]:
     """What a move asks for: by the phase it leads to, then by what may follow in the same phase."""
-    resume = QueueResume(after.why, when_asked=after.asked_by_person, on_quota=after.ends_on_quota)
+    resume = QueueResume(after.reason, after.why)
     if after.phase in (P.SUSPENDED, P.CUT_OFF):
         kill = isinstance(event, DeadlineReached | StopRequested | GraceExpired | ExitOverdue)
         return (KillAttempt(), resume) if kill else (resume,)

@@ -9,20 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-WALL = "the wall"
-"""The platform's limit or the plan's."""
-
-UNTIL = "the time that was given"
-QUOTA = "the quota"
-SLURM = "the end of the Slurm job"
-SPOT = "a notice that the machine is taken back"
+from orchestrator.core.codes import Reason
 
 
 class Wall(NamedTuple):
-    """`at_s`: CLOCK_BOOTTIME."""
+    """`at_s`: CLOCK_BOOTTIME, seconds. `kind`: one of the first five reasons."""
 
     at_s: float
-    why: str
+    kind: Reason
 
 
 def nearest(walls: Iterable[Wall | None]) -> Wall | None:
@@ -36,4 +30,4 @@ STILL_S = 0.5
 def has_moved(before: Wall | None, now: Wall | None) -> bool:
     if before is None or now is None:
         return before is not now
-    return before.why != now.why or abs(before.at_s - now.at_s) > STILL_S
+    return before.kind != now.kind or abs(before.at_s - now.at_s) > STILL_S

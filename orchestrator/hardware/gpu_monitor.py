@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.core import cuda_visible
 from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind
 from orchestrator.hardware import nvml
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
@@ -107,7 +108,7 @@ class GpuMonitor:
         elif self._thread.failure:
             self._abandon(self._thread.failure)
         elif self._lost_s is not None and self._thread.reading[0]:
-            self._emit("telemetry_back", {"of": "nvml", "after_s": round(now_s - self._lost_s, 1)})
+            self._emit(EventKind.TELEMETRY_BACK, {"of": "nvml", "after_s": round(now_s - self._lost_s, 1)})
             self._lost_s, self._failures = None, 0
 
     def stop(self) -> None:
@@ -122,7 +123,7 @@ class GpuMonitor:
         self.stop()
         self._thread, now_s = None, time.monotonic()
         if self._lost_s is None:
-            self._emit("telemetry_lost", {"of": "nvml", "why": why})
+            self._emit(EventKind.TELEMETRY_LOST, {"of": "nvml", "why": why})
             self._lost_s = now_s
         self._failures += 1
         self._next_s = now_s + self._retries.after(self._failures)
@@ -205,7 +206,7 @@ class _QueryThread(threading.Thread):
                     for name, value in self._newest.get((index, number), {}).items():
                         yield f"gpu{index}.{name}", value
             except self._lib.NVMLError_GpuIsLost:
-                self._emit("gpu_lost", {"gpu": index})
+                self._emit(EventKind.GPU_LOST, {"gpu": index})
 
     def _query(self, handle: Any, metric: Metric) -> dict[str, float]:
         """What the driver does not report is absent."""
@@ -234,5 +235,6 @@ class _QueryThread(threading.Thread):
             while self._events is not None:
                 event = self._call("nvmlEventSetWait_v2", self._events, 0)
                 self._emit(
-                    "gpu_xid", {"gpu": self._call("nvmlDeviceGetIndex", event.device), "xid": int(event.eventData)}
+                    EventKind.GPU_XID,
+                    {"gpu": self._call("nvmlDeviceGetIndex", event.device), "xid": int(event.eventData)},
                 )

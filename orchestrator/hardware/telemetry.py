@@ -22,8 +22,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import samples
-from orchestrator import wire
 from orchestrator.hardware.gpu_monitor import STALE_S, GpuMonitor
+from orchestrator.protocol.messages import RankMetrics
 from orchestrator.system import host_memory
 
 SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
@@ -74,7 +74,7 @@ class Sampler:
         """The newest sample, whole; from any thread."""
         return dict(self._latest)
 
-    def add_rank_metrics(self, vitals: wire.Vitals) -> None:
+    def add_rank_metrics(self, vitals: RankMetrics) -> None:
         """Take the metrics that a rank reports; names that are not promised, and what is no finite number, are ignored."""
         metrics = {f"rank{vitals.rank}.{name}": vitals.values[name] for name in RANK_METRICS if name in vitals.values}
         figures = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}

@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 from db import samples, sessions
 from db.records import RunInfo
 from orchestrator.core import deadline, fit, outlay
+from orchestrator.core.codes import EventKind, Fit
 from orchestrator.core.fit import CONTEXT, Trial, Verdict
 from orchestrator.core.forecast import Hours
 from orchestrator.core.memory import Facts
@@ -26,8 +27,8 @@ from orchestrator.report.view import View, stamp
 from orchestrator.runtime import pools
 from orchestrator.runtime.hours import PoolHours
 from orchestrator.runtime.ledger import terms_of
-from orchestrator.runtime.preflight import loading_workers
 from orchestrator.runtime.probing import Probed
+from orchestrator.runtime.requirements import loading_workers
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
 from orchestrator.system import files
 from orchestrator.system.paths import check_result_path
@@ -81,18 +82,18 @@ def of(
     }
 
 
-def _verdict(lines: Sequence[Line], stages: Sequence[View], failed: str) -> tuple[str, str]:
+def _verdict(lines: Sequence[Line], stages: Sequence[View], failed: str) -> tuple[Fit, str]:
     if failed:
-        return "does not run", failed
+        return Fit.DOES_NOT_RUN, failed
     if broken := next((line for line in lines if line.verdict == FAIL), None):
-        return "does not run", f"{broken.name}: {broken.said}"
-    for word in ("does not fit", "fits with"):
+        return Fit.DOES_NOT_RUN, f"{broken.name}: {broken.said}"
+    for word in (Fit.DOES_NOT_FIT, Fit.FITS_WITH):
         if found := next((stage for stage in stages if stage["memory"] and stage["memory"]["verdict"] == word), None):
             return word, f"stage {found['name']}: {found['memory']['why']}"
     if not stages:
-        return "fits", "as far as the machine alone can tell; no steps were taken"
+        return Fit.FITS, "as far as the machine alone can tell; no steps were taken"
     fullest = max((stage for stage in stages if stage["memory"]), key=lambda s: s["memory"]["held"], default=None)
-    return "fits", f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
+    return Fit.FITS, f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
 
 
 def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> View:
@@ -184,7 +185,7 @@ def measured(one: Probed, verdict: Verdict | None = None) -> Measured:
         ended = found.get("end_s", one.lasted_s - one.startup_s), found.get("save_s", 0.0), found.get("state_bytes", 0)
         return Measured(one.stage.name, (), 0, 0, 0, 0, one.startup_s, 0, *ended)
     warm, cold, slower = found["warm"], found["cold"], 1.0
-    if verdict and verdict.need and verdict.word == "fits with" and verdict.planned.step_s:
+    if verdict and verdict.need and verdict.word == Fit.FITS_WITH and verdict.planned.step_s:
         slower = verdict.need.step_s / verdict.planned.step_s
     return Measured(
         stage=one.stage.name,
@@ -263,7 +264,7 @@ def _of_probe(
         if not all(loop["batches"] for loop in found["loops"]):
             said = "its loader has no length, so nobody can say how long an epoch is"
             lines.append(Line(name, WARN, said, "a dataset with __len__ has the end foretold"))
-        if stage["memory"]["verdict"] == "does not fit" and not found["divides"] and found["share"] > 1:
+        if stage["memory"]["verdict"] == Fit.DOES_NOT_FIT and not found["divides"] and found["share"] > 1:
             said = "the ladder takes only batches in parts that session.loader gives and session.backward is given"
             lines.append(Line(name, WARN, said, "use both in the script, or a smaller batch"))
         if stage["time"]["wait_share"] > 0.1:
@@ -323,12 +324,13 @@ SESSIONS_SEEN = 50
 
 
 class Held(NamedTuple):
-    """A figure that a check foretold, and what came. Seconds, or bytes."""
+    """A figure that a check foretold, and what came; in bytes or seconds."""
 
     stage: str
     what: str
     foretold: float
     came: float
+    is_bytes: bool = False
 
 
 def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
@@ -341,7 +343,7 @@ def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
 
 
 def _epochs_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
-    events = sessions.of_kind(engine, run.id, "epoch", limit=1000)
+    events = sessions.of_kind(engine, run.id, EventKind.EPOCH, limit=1000)
     for stage in stages:
         every = [event.facts for event in events if event.facts["stage"] == stage["name"]]
         mine = [facts for facts in every if not facts.get("first")] or every  # a session's first one is cold
@@ -362,4 +364,4 @@ def _memory_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterat
         if re.fullmatch(r"rank\d+\.rss_peak\.max", key)
     ]
     if foretold and came:
-        yield Held("", "a rank's process", foretold, max(came))
+        yield Held("", "a rank's process", foretold, max(came), is_bytes=True)

@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from db import rungs, samples, sessions
 from db.records import AttemptInfo, EventInfo, RunInfo, SampleInfo, SessionInfo
 from orchestrator.core import advice
+from orchestrator.core.codes import EventKind
 from orchestrator.report.view import View, stamp
 from orchestrator.runtime.attempts import device_of
 from orchestrator.runtime.choosing import plan_of
@@ -26,11 +27,32 @@ RECENT_S = 600
 """Advice is of the last ten minutes, where single seconds are kept; a picture is of the whole session."""
 
 EVENTS_LOOKED_AT = 2000
+K = EventKind
 IN_ORDER = {
-    "SessionOpened", "Adopted", "Attached", "launched", "CheckpointDue", "CheckpointVerified", "SaveRequested", "StopRequested",
-    "DeadlineReached", "StageFinished", "RunFinished", "AttemptSuspended", "exactness", "memory_facts", "mirroring", "mirrored",
-    "weights_loaded", "telemetry_back", "ignored", "found", "rung_taken", "longest_seen", "data_cached",
-}  # fmt: skip
+    K.SESSION_OPENED,
+    K.ADOPTED,
+    K.ATTACHED,
+    K.LAUNCHED,
+    K.CHECKPOINT_DUE,
+    K.CHECKPOINT_VERIFIED,
+    K.SAVE_REQUESTED,
+    K.STOP_REQUESTED,
+    K.DEADLINE_REACHED,
+    K.STAGE_FINISHED,
+    K.RUN_FINISHED,
+    K.ATTEMPT_SUSPENDED,
+    K.EXACTNESS,
+    K.MEMORY_FACTS,
+    K.MIRRORING,
+    K.MIRRORED,
+    K.WEIGHTS_LOADED,
+    K.TELEMETRY_BACK,
+    K.EVENT_IGNORED,
+    K.CHECKPOINT_IMPORTED,
+    K.RUNG_TAKEN,
+    K.LONGEST_WAITS,
+    K.DATA_CACHED,
+}
 """Kinds of events that a healthy session has, or that are told elsewhere."""
 
 
@@ -75,7 +97,7 @@ def _whole(engine: Engine, row: SessionInfo) -> list[SampleInfo]:
 
 def _facts(engine: Engine, run: RunInfo, row: SessionInfo) -> advice.Facts:
     plan, attempt = plan_of(run), sessions.last_attempt(engine, row.id)
-    told = sessions.newest_event(engine, row.run_id, ("memory_facts",), session_id=row.id)
+    told = sessions.newest_event(engine, row.run_id, (EventKind.MEMORY_FACTS,), session_id=row.id)
     facts = told.facts if told else {}
     return advice.Facts(
         workers=_count(facts, "num_workers"),

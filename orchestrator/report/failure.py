@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from db import sessions
 from db.records import AttemptInfo, RunInfo
 from orchestrator.core import outcome
+from orchestrator.core.codes import EventKind, Outcome
 from orchestrator.runtime import launcher
 
 LINES = 5
@@ -25,7 +26,7 @@ ELSEWHERE = ("/site-packages/", "/dist-packages/", "/lib/python", "/orchestrator
 def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
     """Of a run that has failed; None where its processes did nothing to it."""
     tries = reversed(sessions.attempts(engine, run.id, newest=50))
-    streak = list(itertools.takewhile(lambda item: item.outcome in ("crashed", "hung"), tries))
+    streak = list(itertools.takewhile(lambda item: item.outcome in (Outcome.CRASHED, Outcome.HUNG), tries))
     if not streak:
         return None
     newest = streak[0]
@@ -72,7 +73,7 @@ def _first(engine: Engine, run: RunInfo, attempt: AttemptInfo) -> tuple[int | No
         told = failed[0].traceback
         return failed[0].rank, failed[0].at or None, where(told), _end_of(told)
     ended_at = attempt.ended_at.isoformat() if attempt.ended_at else None
-    stacks = sessions.newest_event(engine, run.id, ("stacks",), session_id=attempt.session_id)
+    stacks = sessions.newest_event(engine, run.id, (EventKind.STACKS,), session_id=attempt.session_id)
     if stacks is None or stacks.facts.get("attempt") != Path(attempt.folder).name:
         return None, ended_at, None, []
     stood = [(name, text) for name, text in stacks.facts.items() if name.startswith("rank")]

@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 
 from db import sessions
 from db.records import RunInfo, SessionInfo
+from orchestrator.core.codes import EventKind, RunState
 from orchestrator.core.forecast import Course, End
 from orchestrator.runtime import foretelling
 from orchestrator.runtime.foretelling import Foretold, Goal
@@ -19,7 +20,7 @@ FORECASTS = 1000
 
 def of_run(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, lives: bool) -> dict[str, Any] | None:
     """None for a run that is over, which one that has failed is, or that has not trained yet."""
-    if run.state != "active":
+    if run.state != RunState.ACTIVE:
         return None
     found = foretelling.foretell(engine, run, row, now, lives=lives)
     return _view(found) if found else None
@@ -78,7 +79,7 @@ def _short(value: float) -> float:
 def held(engine: Engine, run: RunInfo) -> tuple[int, int, float] | None:
     """Of the finished run's forecasts of its last stage: how many, how many whose range held the end, and by how much of the
     time that was left the middle was off, in the median. None without one."""
-    told = sessions.of_kind(engine, run.id, "forecast", limit=FORECASTS)
+    told = sessions.of_kind(engine, run.id, EventKind.FORECAST, limit=FORECASTS)
     last = sessions.last(engine, run.id)
     ended_at = run.finished_at
     if not (ended_at and told and last):

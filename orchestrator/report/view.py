@@ -16,13 +16,14 @@ from sqlalchemy import Engine
 
 from db import checkpoints, queue, rungs, runs, samples, sessions
 from db.records import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
+from orchestrator.checkpoint import store
+from orchestrator.core.codes import OVER, EventKind, Phase, Reason, RunState
 from orchestrator.report import forecast, hours, save_advice
-from orchestrator.runtime import checkpoints as disk
 from orchestrator.runtime import snapshots
 from orchestrator.system import process_identity
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.file_lock import is_locked
 from orchestrator.system.paths import home_of_folder
-from orchestrator.wire import boottime_s
 
 View = dict[str, Any]
 RUNGS = 20
@@ -37,12 +38,13 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     resume = queue.open_resume(engine, run.id)
     reached = sessions.reached(engine, run.id)
     alive = row is not None and is_supervised(row)
-    training = row is not None and not alive and row.phase not in sessions.OVER and _is_training(engine, row)
+    training = row is not None and not alive and row.phase not in OVER and _is_training(engine, row)
     return {
         "run": run.name,
         "run_number": run.number,
         "state": run.state,
-        "phase": row.phase if row else "queued",
+        "phase": row.phase if row else Phase.QUEUED,
+        "reason": row.reason if row else Reason.NONE,
         "why": run.why or (row.why if row else ""),
         "stage": row.stage if row else "",
         "stages": [
@@ -89,6 +91,7 @@ def history(engine: Engine, run: RunInfo, *, limit: int | None = None) -> list[V
                 "number": row.number,
                 "place": row.place,
                 "phase": row.phase,
+                "reason": row.reason,
                 "why": row.why,
                 "started_at": stamp(row.started_at),
                 "ended_at": stamp(row.ended_at),
@@ -127,7 +130,7 @@ def _stages(mine: list[AttemptInfo]) -> list[View]:
 
 
 def is_supervised(row: SessionInfo) -> bool:
-    return row.phase not in sessions.OVER and process_identity.is_alive(
+    return row.phase not in OVER and process_identity.is_alive(
         row.supervisor_pid, row.supervisor_started_ticks, row.boot_id
     )
 
@@ -142,7 +145,7 @@ def plain(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _session(row: SessionInfo, alive: bool, training: bool, now: datetime) -> View:
-    over = row.phase in sessions.OVER
+    over = row.phase in OVER
     left_s = None if row.wall_at is None or over else max(0.0, _left_s(row, row.wall_at, now))
     return {
         "number": row.number,
@@ -195,11 +198,11 @@ def _best(found: CheckpointInfo | None) -> View | None:
 
 def _on_disk(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointInfo | None) -> View | None:
     """A checkpoint that ranks have saved and no supervisor has taken in: newer than the newest verified one. None without one."""
-    if run.state == "finished" or not row.stage:
+    if run.state == RunState.FINISHED or not row.stage:
         return None
     known = {Path(item.path).name for item in checkpoints.of_run(engine, run.id) if item.stage == row.stage}
     after = newest.step if newest and newest.stage == row.stage else -1
-    found = disk.newest_described(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
+    found = store.newest_by_manifest(Path(run.checkpoints, row.stage), run.id, after=after, but=known)
     if found is None:
         return None
     folder, told, at = found
@@ -222,7 +225,7 @@ def _telemetry(engine: Engine, row: SessionInfo) -> View | None:
 
 def _exactness(engine: Engine, row: SessionInfo) -> View:
     """What its ranks have told last, in this session."""
-    told = sessions.newest_event(engine, row.run_id, ("exactness",), session_id=row.id)
+    told = sessions.newest_event(engine, row.run_id, (EventKind.EXACTNESS,), session_id=row.id)
     return dict(told.facts) if told else {}
 
 
@@ -246,7 +249,7 @@ def _rung(rung: RungInfo) -> View:
 
 
 def _failure(engine: Engine, run: RunInfo) -> View | None:
-    if run.state != "failed":
+    if run.state != RunState.FAILED:
         return None
     from orchestrator.report import failure  # what judges attempts need not be loaded for those that live
 
@@ -262,8 +265,8 @@ def _notices(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Chec
         yield from _reading_notice(engine, run, row)
         yield from _data_notice(engine, run, row)
         yield from _telling_notice(engine, run, row)
-    begun = sessions.newest_event(engine, run.id, ("weights_loaded", "weights_partly_loaded"))
-    if begun and begun.kind == "weights_partly_loaded":
+    begun = sessions.newest_event(engine, run.id, (EventKind.WEIGHTS_LOADED, EventKind.WEIGHTS_PARTLY_LOADED))
+    if begun and begun.kind == EventKind.WEIGHTS_PARTLY_LOADED:
         facts = dict(begun.facts)
         rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
         yield f"began with {facts.get('loaded')} of {facts.get('into')} from {facts.get('file')}: {rest}"
@@ -284,24 +287,26 @@ def _remedy_notices(engine: Engine, run: RunInfo) -> Iterator[str]:
 
 def _saving_notices(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     """Of the newest session: that its last save failed, that memory allows no snapshots."""
-    last = sessions.newest_event(engine, run.id, ("SaveFailed", "CheckpointVerified"), session_id=row.id)
-    if last and last.kind == "SaveFailed":
+    last = sessions.newest_event(
+        engine, run.id, (EventKind.SAVE_FAILED, EventKind.CHECKPOINT_VERIFIED), session_id=row.id
+    )
+    if last and last.kind == EventKind.SAVE_FAILED:
         known = checkpoints.newest_verified(engine, run.id)
         todo = save_advice.advice(Path(run.checkpoints), known.bytes if known else 0)
         yield f"the last save failed: {last.facts.get('why')}" + (f"; {todo}" if todo else "")
-    if off := sessions.newest_event(engine, run.id, ("snapshots_off",), session_id=row.id):
+    if off := sessions.newest_event(engine, run.id, (EventKind.SNAPSHOTS_OFF,), session_id=row.id):
         yield str(off.facts.get("what"))
 
 
 def _metrics_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     """Whether the script reports more than is kept."""
-    if told := sessions.newest_event(engine, run.id, ("metrics_dropped",), session_id=row.id):
+    if told := sessions.newest_event(engine, run.id, (EventKind.METRICS_DROPPED,), session_id=row.id):
         yield f"metrics are not all kept: {told.facts.get('why')}"
 
 
 def _best_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     """Why a figure of the newest session made no checkpoint the best."""
-    if told := sessions.newest_event(engine, run.id, ("best_not_saved",), session_id=row.id):
+    if told := sessions.newest_event(engine, run.id, (EventKind.BEST_NOT_SAVED,), session_id=row.id):
         yield (
             f"keep.best: step {told.facts.get('step')} was not saved: {told.facts.get('why')};"
             " report it between epochs, or on all ranks right after the optimizer's step"
@@ -310,10 +315,10 @@ def _best_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str
 
 def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     """Which data are read from where, once there is something to tell."""
-    kinds = ("data_cached", "data_cache_failed", "data_cache_stale")
+    kinds = (EventKind.DATA_CACHED, EventKind.DATA_CACHE_FAILED, EventKind.DATA_CACHE_STALE)
     if told := sessions.newest_event(engine, run.id, kinds, session_id=row.id):
         source, copy, why = (told.facts.get(name) for name in ("source", "copy", "why"))
-        if told.kind == "data_cached":
+        if told.kind == EventKind.DATA_CACHED:
             yield f"{source} has a whole copy in {copy}, used from an epoch's end on"
         else:
             yield f"{source} is read where it lies: {why}"
@@ -321,15 +326,23 @@ def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str
 
 def _reading_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     """How far a long computation before the first step is (worker/cached.py)."""
-    told = sessions.newest_event(engine, run.id, ("reading", "Attached", "launched"), session_id=row.id)
-    if told and told.kind == "reading" and (total := told.facts.get("total")) != (done := told.facts.get("done")):
+    told = sessions.newest_event(
+        engine, run.id, (EventKind.READING, EventKind.ATTACHED, EventKind.LAUNCHED), session_id=row.id
+    )
+    if (
+        told
+        and told.kind == EventKind.READING
+        and (total := told.facts.get("total")) != (done := told.facts.get("done"))
+    ):
         left = f", {told.facts.get('left_s')} s left" if told.facts.get("left_s") else ""
         yield f"{told.facts.get('what')}: {done}{f' of {total}' if total else ''}{left}"
 
 
 def _telling_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     """Whom the newest session's notices do not reach."""
-    told = sessions.newest_event(engine, run.id, ("notices_failed", "notices_arrive"), session_id=row.id)
+    told = sessions.newest_event(
+        engine, run.id, (EventKind.NOTICES_FAILED, EventKind.NOTICES_ARRIVE), session_id=row.id
+    )
     for target, why in told.facts.get("failing", {}).items() if told else ():
         yield f"notices do not reach {target}: {why}; kgorch notify test PLAN tries it"
 
@@ -338,12 +351,12 @@ def _mirror_notice(
     engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None
 ) -> Iterator[str]:
     """Whether the newest session's mirror fails, or does not hold the newest checkpoint."""
-    kinds = ("mirroring", "mirrored", "mirror_failed")
+    kinds = (EventKind.MIRRORING, EventKind.MIRRORED, EventKind.MIRROR_FAILED)
     event = sessions.newest_event(engine, run.id, kinds, session_id=row.id) if row else None
     if event is None:
         return
     holds = event.facts.get("holds") or "nothing of this run yet, as far as is known"
-    if event.kind == "mirror_failed":
+    if event.kind == EventKind.MIRROR_FAILED:
         yield f"the mirror fails: {event.facts.get('why')}; it holds {holds}"
     elif newest and holds != f"{newest.stage} {newest.step}":
         yield f"the mirror is behind: it holds {holds}, the newest is {newest.stage} {newest.step}"
@@ -352,11 +365,11 @@ def _mirror_notice(
 def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, alive: bool, training: bool) -> View:
     command: str | None = f"kgorch resume {run.name}"
     at = None
-    if run.state == "finished":
+    if run.state == RunState.FINISHED:
         what, command = "nothing", None
-    elif run.state == "failed":
+    elif run.state == RunState.FAILED:
         what = "mend"
-    elif row is not None and row.phase not in sessions.OVER:
+    elif row is not None and row.phase not in OVER:
         what, command = ("train", None) if alive else ("adopt" if training else "resume", command)
     else:
         what, at = "resume", stamp(resume.due_at) if resume else None

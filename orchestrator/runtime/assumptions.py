@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.core.machines import MACHINES, SHARES, Assumed, Machine
 from orchestrator.errors import KgorchError, nearest
-from orchestrator.plan import seconds
+from orchestrator.plan import parse_duration_s
 
 ALL = ""
 """In place of a stage's name: of all of them."""
@@ -46,7 +46,7 @@ def parsed(said: Sequence[str], stages: Sequence[str]) -> dict[str, Assumed]:
 def _value(text: str, name: str, value: str) -> float | int:
     try:
         if name in DURATIONS:
-            return float(seconds(value))
+            return float(parse_duration_s(value))
         number = int(value) if name in COUNTS else float(value)
     except ValueError as error:
         raise KgorchError(f"--assume {text}: {error}") from None

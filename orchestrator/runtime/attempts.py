@@ -14,7 +14,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints as rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import registry, store
+from orchestrator.checkpoint.manifest import Manifest, checkpoint_folder_name
+from orchestrator.checkpoint.verify import verify_checkpoint
+from orchestrator.core.codes import CheckpointState, Outcome, RankError, RankOutcome
 from orchestrator.core.outcome import (
     Ended,
     RankRecord,
@@ -29,15 +32,14 @@ from orchestrator.core.outcome import (
 from orchestrator.core.session import AttemptCrashed, Diagnosed, Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from orchestrator.hardware import devices
-from orchestrator.manifest import Manifest
-from orchestrator.plan import Plan
-from orchestrator.plan import Stage as StagePlan
-from orchestrator.runtime import checkpoints, extension, keeping, launcher, remedies, rungs, snapshots
+from orchestrator.plan import Plan, StageSection
+from orchestrator.protocol.codec import ProtocolError
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
+from orchestrator.runtime import extension, launcher, remedies, rungs, snapshots
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.rungs import Place
-from orchestrator.wire import CACHED, KEEPER_SOCKET, Held, Launch, WireError
-
-CRASHED = "crashed"
 
 Skipped = Callable[[Path, KgorchError], None]
 
@@ -74,17 +76,17 @@ class Running:
 
     def failed_by_itself(self) -> bool:
         """Some rank has raised, not only been killed or lost its peers."""
-        return any(record.outcome == "failed" and not record.is_collateral for record in self._records())
+        return any(record.outcome is RankOutcome.FAILED and not record.is_collateral for record in self._records())
 
     def missed_a_checkpoint(self) -> bool:
         """Some rank could not read one; of an earlier stage, for its own was read back before the launch."""
-        return any(record.error_type.endswith((".CheckpointBroken", ".CannotRestore")) for record in self._records())
+        return any(record.code is RankError.CHECKPOINT for record in self._records())
 
     def final_checkpoint(self, run: RunInfo) -> Path | None:
         """Where the final checkpoint lies that its ranks say they have left; None where they have left none."""
         step = final_step(self._records())
         root = checkpoint_root(run, self.row.stage)
-        return None if step is None else root / manifest.folder_name(step, final=True)
+        return None if step is None else root / checkpoint_folder_name(step, final=True)
 
     @property
     def place(self) -> Place:
@@ -146,7 +148,7 @@ def checkpoint_root(run: RunInfo, stage: str) -> Path:
     return Path(run.checkpoints) / stage
 
 
-def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StagePlan]:
+def open_stages(engine: Engine, run: RunInfo, plan: Plan) -> list[StageSection]:
     """Stages still to do, in the plan's order. A final checkpoint makes none done: what its script does after the training
     may be left to do."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
@@ -158,7 +160,7 @@ def open_again(engine: Engine, run: RunInfo, before: str, skipped: Skipped) -> I
     left = {row.stage for row in rows.of_run(engine, run.id) if row.final}
     earlier = itertools.takewhile(lambda item: item.name != before, runs.stages(engine, run.id))
     for stage in (item for item in earlier if item.name in left):
-        newest = checkpoints.newest_verified(checkpoint_root(run, stage.name), run.id, skipped)
+        newest = store.newest_verified(checkpoint_root(run, stage.name), run.id, skipped)
         if not newest or not newest[1].final:
             runs.reopen_stage(engine, run.id, stage.name, note="its final checkpoint cannot be used any more")
             yield stage.name
@@ -166,16 +168,16 @@ def open_again(engine: Engine, run: RunInfo, before: str, skipped: Skipped) -> I
 
 def set_aside_broken_best(engine: Engine, run: RunInfo, plan: Plan, before: str, skipped: Skipped) -> Iterator[str]:
     """Stages before that one whose best checkpoint was broken, and is out of the way now. Slow."""
-    rule = keeping.rule_of(plan).best
+    rule = registry.retention_rule(plan).best
     for stage in itertools.takewhile(lambda item: item.name != before, plan.stage if rule else ()):
-        while rule and (best := keeping.best_of(engine, run.id, stage.name, *rule)):
+        while rule and (best := registry.best_checkpoint(engine, run.id, stage.name, *rule)):
             try:
-                manifest.verify(Path(best.key))
+                verify_checkpoint(Path(best.key))
                 break
             except CheckpointUnreadable:
                 break
             except CheckpointBroken as error:
-                place = checkpoints.set_aside(Path(best.key), Path(run.checkpoints))
+                place = store.quarantine(Path(best.key), Path(run.checkpoints))
                 skipped(place, error)
                 yield stage.name
                 if place == Path(best.key):  # it could not be renamed, and would be found again
@@ -192,7 +194,7 @@ class Found:
     """What a stage goes on from: a snapshot in the keeper's memory, else a checkpoint; with neither it begins."""
 
     checkpoint: tuple[Path, Manifest] | None
-    snapshot: Held | None = None
+    snapshot: SnapshotInfo | None = None
 
     @property
     def step(self) -> int:
@@ -242,8 +244,12 @@ def newest_checkpoint(engine: Engine, run: RunInfo, stage: str, skipped: Skipped
     """
     root = checkpoint_root(run, stage)
     root.mkdir(parents=True, exist_ok=True)
-    found = checkpoints.newest_verified(root, run.id, skipped)
-    known = [row for row in rows.of_run(engine, run.id, "verified", "broken") if row.stage == stage]
+    found = store.newest_verified(root, run.id, skipped)
+    known = [
+        row
+        for row in rows.of_run(engine, run.id, CheckpointState.VERIFIED, CheckpointState.BROKEN)
+        if row.stage == stage
+    ]
     if found is None and known:
         raise KgorchError(
             f"no checkpoint of stage {stage!r} can be used, and the run had come to step {known[-1].step}",
@@ -259,10 +265,10 @@ def prepare(
     plan: Plan,
     session: SessionInfo,
     state: Session,
-    stage: StagePlan,
+    stage: StageSection,
     found: Found,
     data: DataCache,
-) -> tuple[Running, Launch]:
+) -> tuple[Running, LaunchSpec]:
     """The stage's next attempt, written into the database, and what its processes are told; nothing is started.
 
     Raises: SQLAlchemyError.
@@ -278,8 +284,8 @@ def prepare(
         first_step=found.step,
         folder_of=lambda number: str(folder / f"{session.number}.{number}"),
     )
-    keeping.mark_best(engine, run.id, plan)  # of a plan that may have changed
-    launch = Launch(
+    registry.mark_best(engine, run.id, plan)  # of a plan that may have changed
+    launch = LaunchSpec(
         run=run.name,
         run_id=run.id,
         stage=stage.name,
@@ -295,7 +301,7 @@ def prepare(
         socket=str(Path(run.folder) / "control.sock"),
         checkpoints=str(checkpoint_root(run, stage.name)),
         output=str(Path(run.folder) / "outputs"),
-        cached=str(Path(run.folder) / CACHED),
+        cached=str(Path(run.folder) / CACHE_FOLDER),
         plan_hash=run.plan_hash,
         seed=plan.seed,
         resume=str(found.checkpoint[0]) if found.checkpoint and not found.snapshot else None,
@@ -314,7 +320,7 @@ def prepare(
         collective_timeout_s=plan.health.collective_timeout_s,
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
-        best=keeping.best_for_ranks(engine, run.id, plan, stage.name),
+        best=registry.best_for_ranks(engine, run.id, plan, stage.name),
         quick=stage.quick_test_of is not None,
         extends=found.final and extension.goes_on_from(engine, run, stage.name, found.step),
     )
@@ -340,7 +346,7 @@ def running(engine: Engine, run: RunInfo, session: SessionInfo, row: AttemptInfo
 def _records_before(engine: Engine, run: RunInfo, row: AttemptInfo) -> list[RankRecord]:
     """Of the attempt before this one, where it crashed in the same stage."""
     before = sessions.attempt_before(engine, run.id, row.id)
-    if before is None or before.outcome != CRASHED or before.stage != row.stage:
+    if before is None or before.outcome != Outcome.CRASHED or before.stage != row.stage:
         return []
     return launcher.records(Path(before.folder), before.ranks)
 
@@ -348,6 +354,6 @@ def _records_before(engine: Engine, run: RunInfo, row: AttemptInfo) -> list[Rank
 def device_of(folder: Path) -> str:
     """What the attempt was launched on."""
     try:
-        return Launch.read(folder / "launch.json").device
-    except (OSError, ValueError, TypeError, WireError):
+        return LaunchSpec.read(folder / "launch.json").device
+    except (OSError, ValueError, TypeError, ProtocolError):
         return devices.model_name()

@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 from sqlalchemy import Engine
 
 from db.records import RunInfo, SessionInfo
-from orchestrator.core.wall import UNTIL, WALL, Wall, nearest
+from orchestrator.core.codes import Reason
+from orchestrator.core.wall import Wall, nearest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Began, Profile
 from orchestrator.runtime import slurm, spot
 from orchestrator.runtime.ledger import Ledger
 from orchestrator.runtime.walls import Source
 from orchestrator.system import process_identity
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 
 def began_s(began: Began) -> float:
@@ -37,13 +38,13 @@ def began_s(began: Began) -> float:
 def fixed_wall(plan: Plan, profile: Profile, now_s: float, until: datetime | None) -> Wall | None:
     """The nearest of the walls that stand from the session's beginning on."""
     length_s = plan.session.wall or profile.wall_s
-    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, WALL)
+    limit = None if length_s is None else Wall(began_s(profile.began) + length_s, Reason.TIME_LIMIT)
     return nearest([limit, given_wall(until, now_s)])
 
 
 def given_wall(until: datetime | None, now_s: float) -> Wall | None:
     """What a person gave as an instant; from here on the wall clock may jump."""
-    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), UNTIL)
+    return None if until is None else Wall(now_s + (until - datetime.now(UTC)).total_seconds(), Reason.UNTIL)
 
 
 def moving_walls(

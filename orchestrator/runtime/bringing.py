@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
+from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.plan import Plan, check_entries, parse
 from orchestrator.platforms.profile import Profile
@@ -88,7 +89,7 @@ def look_around(
     foreign = {run.id for run in mine[1:]}
     ours = None
     if known:
-        foreign |= {key for facts in sessions.told(engine, known.id, "chosen") for key in facts["not"]}
+        foreign |= {key for facts in sessions.told(engine, known.id, EventKind.RUN_CHOSEN) for key in facts["not"]}
         ours = finding.of_run(known.id, Path(known.checkpoints), stages)
     chosen = finding.choose(search.runs, ours, foreign, wanted, stages)
     if known and wanted == known.id and remembers:
@@ -124,7 +125,7 @@ def announce(engine: Engine, plan: Plan, workdir: Path, looked: Looked, *, requi
     said = [looked.search.in_words(plan.name)] if looked.search else []
     folder = str(workdir)
     for run in runs.everyone(engine, limit=OTHERS_LOOKED_AT):
-        if run.workdir == folder and run.state == "active" and run.name != plan.name:
+        if run.workdir == folder and run.state == RunState.ACTIVE and run.name != plan.name:
             last = sessions.last(engine, run.id)
             at = f"is at step {last.step}" if last else "has not trained yet"
             said.append(f"{run.name!r}, begun in this folder, {at}: a plan of another name begins another run")
@@ -179,13 +180,13 @@ def bring(
         "plan_hash": plan.hash,
         "created_at": min(theirs.get("created_at") or datetime.now(UTC), datetime.now(UTC)),
     }
-    ended = theirs.get("state") in ("finished", "failed")
+    ended = theirs.get("state") in (RunState.FINISHED, RunState.FAILED)
     columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else taking.GOES_ON
     if judged := changes.judge_found(found, plan):
         changes.refuse(plan.name, judged, accept=consent.changes)
     if theirs.get("plan_hash", plan.hash) != plan.hash:
         told = change(theirs["plan_hash"], plan, workdir) | (changes.facts(judged) if judged else {})
-        found.events.append(("plan_changed", told))
+        found.events.append((EventKind.PLAN_CHANGED, told))
     run = taking.bring(engine, columns, plan, found, watcher)
     if known:
         runs.supersede(engine, known.id, f"run {run.id} was chosen in its place")
@@ -322,4 +323,4 @@ def change(before: str, plan: Plan, workdir: Path) -> dict[str, Any]:
 
 
 def _choice(wanted: str, found: dict[str, Found]) -> tuple[str, dict[str, Any]]:
-    return "chosen", {"run": wanted, "not": sorted({*found} - {wanted})}
+    return EventKind.RUN_CHOSEN, {"run": wanted, "not": sorted({*found} - {wanted})}

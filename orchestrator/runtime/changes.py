@@ -1,4 +1,4 @@
-"""A plan that changed between two sessions of a run: judged by how far the run's stages are (core/plan_change.py)."""
+"""A plan that changed between two sessions of a run: judged by how far the run's stages are (core/plan_compatibility.py)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import manifest
-from orchestrator.core import plan_change
-from orchestrator.core.plan_change import Judgement
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.core import plan_compatibility
+from orchestrator.core.plan_compatibility import PlanCompatibility
 from orchestrator.errors import PlanError
 from orchestrator.plan import Plan, parse
 from orchestrator.runtime.finding import Found
 
 
-def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collection[str] = ()) -> Judgement:
+def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collection[str] = ()) -> PlanCompatibility:
     """What differs between the run's plan and a new one, and what of it the run cannot go on with.
 
     Args:
@@ -29,13 +29,15 @@ def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collecti
     begun = {
         stage.name
         for stage in old.stage
-        if reached.get(stage.name) or next(manifest.newest_readable(root / stage.name), None)
+        if reached.get(stage.name) or next(readable_checkpoints(root / stage.name), None)
     }
     done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
-    return plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
+    return plan_compatibility.compare_plans(
+        old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=done
+    )
 
 
-def judge_found(found: Found, new: Plan) -> Judgement | None:
+def judge_found(found: Found, new: Plan) -> PlanCompatibility | None:
     """The same of a run that a source holds; None where its plan is not known, or no plan to this kgorch any more.
 
     Its checkpoints are copied to where the new plan says, so that is no change.
@@ -44,8 +46,10 @@ def judge_found(found: Found, new: Plan) -> Judgement | None:
     if old is None or found.rows is None:
         return None
     begun, done = {item.manifest.stage for item in found.checkpoints}, set(found.rows.finished)
-    judged = plan_change.judge(old.model_dump(mode="json"), new.model_dump(mode="json"), begun=begun, done=done)
-    return replace(judged, for_good=())
+    judged = plan_compatibility.compare_plans(
+        old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=done
+    )
+    return replace(judged, permanent_refusals=())
 
 
 def plan_of_found(found: Found) -> Plan | None:
@@ -60,14 +64,14 @@ def plan_of_found(found: Found) -> Plan | None:
         return None
 
 
-def refuse(name: str, judged: Judgement, *, accept: bool) -> None:
+def refuse(name: str, judged: PlanCompatibility, *, accept: bool) -> None:
     """Raises: PlanError for what the run cannot go on with; `accept`: a person takes what can be taken at all."""
     shown = [f"changed: {difference}" for difference in judged.differences]
-    if judged.for_good:
-        what = judged.for_good[0].partition(":")[0]
+    if judged.permanent_refusals:
+        what = judged.permanent_refusals[0].partition(":")[0]
         raise PlanError(
             f"{what} of {name!r} has changed, and a run keeps it",
-            *judged.for_good,
+            *judged.permanent_refusals,
             *shown,
             next_step="put the old value back, or begin anew there with --fresh",
         )
@@ -80,7 +84,7 @@ def refuse(name: str, judged: Judgement, *, accept: bool) -> None:
         )
 
 
-def facts(judged: Judgement) -> dict[str, Any]:
+def facts(judged: PlanCompatibility) -> dict[str, Any]:
     """For the journal."""
     changed = [{"key": item.key, "old": item.old, "new": item.new} for item in judged.differences]
     return {"changed": changed} | ({"accepted": list(judged.refusals)} if judged.refusals else {})

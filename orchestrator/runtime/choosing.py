@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import config
+from orchestrator.core.codes import EventKind, NotStarted, RunState
 from orchestrator.errors import KgorchError, PlanError
-from orchestrator.plan import Plan, check_entries, parse
+from orchestrator.plan import Plan, check_entries, parse, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     bringing,
@@ -35,13 +35,12 @@ from orchestrator.system.paths import checkpoints_folder, last_run_number, lock_
 class Nothing:
     """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
 
-    `why`: "live", "finished", "quota", "stopped" (by a person, so no daemon goes on).
     `due_at`: when there are hours again; None when a person has to give some.
     `changed`: what the plan asks of a finished run that it was not asked before.
     """
 
     run: RunInfo
-    why: str
+    why: NotStarted
     due_at: datetime | None = None
     changed: Sequence[str] = ()
 
@@ -55,7 +54,7 @@ def checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
 
 
 def read(text: str, where: str, overrides: Sequence[str]) -> Plan:
-    return config.applied(parse(text, where, overrides), config.load())
+    return user_config.apply_to_plan(parse(text, where, overrides), user_config.load())
 
 
 def plan_of(run: RunInfo) -> Plan:
@@ -86,7 +85,7 @@ def run_of(
     """
     workdir = where.absolute().parent
     known, found = runs.newest(engine, plan.name), None
-    if not fresh and not (known and known.state == "finished" and run_id in (None, known.id)):
+    if not fresh and not (known and known.state == RunState.FINISHED and run_id in (None, known.id)):
         looked = bringing.look_around(engine, home, plan, profile, workdir, run_id, watcher)
         found = looked.found
         if known is None and found is None:
@@ -99,7 +98,7 @@ def run_of(
                 known = extension.reopen(engine, known, longer)
             found = None
     if known and not fresh:
-        if known.state == "finished" and not consent.extend:
+        if known.state == RunState.FINISHED and not consent.extend:
             return known, plan, None
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
         plan = read(plan_text, str(where), merged)
@@ -109,7 +108,7 @@ def run_of(
             known = _take_changed_plan(
                 engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher
             )
-        elif known.state == "finished":
+        elif known.state == RunState.FINISHED:
             extension.stages_to_do(known.name, plan, plan)  # refuses: nothing has changed
         return known, plan, found
     if known:
@@ -124,7 +123,7 @@ def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
 
     Raises: PlanError where it does and nobody has asked for that, or where --extend finds nothing to do.
     """
-    if found.rows is None or found.rows.run["state"] != "finished":
+    if found.rows is None or found.rows.run["state"] != RunState.FINISHED:
         return []
     old, judged = changes.plan_of_found(found), changes.judge_found(found, plan)
     if consent.extend:
@@ -187,7 +186,7 @@ def _take_changed_plan(
     Raises: PlanError that shows what differs.
     """
     old = plan_of(run)
-    longer = extension.stages_to_do(run.name, old, plan) if run.state == "finished" else []
+    longer = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
     judged = changes.judge(engine, run, old, plan, longer)
     changes.refuse(run.name, judged, accept=accept)
     for difference in judged.differences:
@@ -197,7 +196,7 @@ def _take_changed_plan(
     changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
     facts = bringing.change(run.plan_hash, plan, workdir) | changes.facts(judged)
-    sessions.note(engine, run.id, "plan_changed", facts)
+    sessions.note(engine, run.id, EventKind.PLAN_CHANGED, facts)
     (Path(run.folder) / "plan.toml").write_text(text)
     return run._replace(**changed)
 

@@ -22,8 +22,9 @@ from db.imported import Columns
 from db.records import AttemptInfo, EventInfo, RunInfo
 from db.transfer import Rows
 from orchestrator.core import curve
+from orchestrator.core.codes import EventKind
 from orchestrator.core.curve import FILE_NAME, Record, Stretch
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 IMPORT_S, IMPORT_SHARE = 60.0, 0.002
 """Seconds between two imports of an attempt that runs, and the share of the time that they take at most: the database of a machine
@@ -55,7 +56,7 @@ def _of_attempt(engine: Engine, attempt: AttemptInfo, *, is_imported: bool) -> l
 def _from_journal(engine: Engine, run: RunInfo, attempts: Sequence[AttemptInfo]) -> dict[int, list[Record]]:
     """Of sessions of versions that wrote no curve: what their supervisors noted at the ends of epochs, by attempt id."""
     found: dict[int, list[Record]] = {item.id: [] for item in attempts}
-    for event in sessions.of_kind(engine, run.id, "epoch", limit=EPOCH_EVENTS):
+    for event in sessions.of_kind(engine, run.id, EventKind.EPOCH, limit=EPOCH_EVENTS):
         record = _of_event(event)
         mine = [
             item

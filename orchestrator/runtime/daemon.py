@@ -32,6 +32,7 @@ from db.engine import files, open_url
 from db.queue import Claimant, Entry, OpenSession, Seen
 from db.records import ResumeInfo
 from orchestrator.core import queue as core
+from orchestrator.core.codes import Reason
 from orchestrator.core.queue import Machine, Waiting
 from orchestrator.errors import KgorchError, StateUnusable
 from orchestrator.hardware import gpu_locks
@@ -313,7 +314,7 @@ class Daemon:
         until_s = time.monotonic() + BREATH_S
         for one in found:
             if one.is_active and not one.waits and not self._is_live(one):
-                queue.put(self._engine, one.run_id, why="its supervisor was gone", due_at=now)
+                queue.put(self._engine, one.run_id, reason=Reason.LOST, due_at=now)
                 log.info("%s has lost its supervisor", one.run, extra={"run": one.run})
                 if not self._has_breath(until_s):
                     break

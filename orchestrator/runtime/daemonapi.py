@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator import wire
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import transport
+from orchestrator.protocol.codec import LineBuffer, ProtocolError
+from orchestrator.protocol.transport import WrongOwner
 from orchestrator.system.sockets.control_socket import Job, run_inline, wrong_owner_error
 from orchestrator.system.sockets.line_server import LineServer, Peer
 
@@ -55,9 +57,9 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
 
     Raises: KgorchError when another user's process listens there.
     """
-    until_s, lines = time.monotonic() + timeout_s, wire.Lines()
+    until_s, lines = time.monotonic() + timeout_s, LineBuffer()
     try:
-        with wire.connect(home / SOCKET, timeout_s=timeout_s) as connection:
+        with transport.connect(home / SOCKET, timeout_s=timeout_s) as connection:
             connection.sendall(json.dumps({"ask": what}).encode() + b"\n")
             while (left_s := until_s - time.monotonic()) > 0:
                 connection.settimeout(left_s)
@@ -66,9 +68,9 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
                 if found := lines.feed(data):
                     answer = json.loads(found[0])
                     return answer if isinstance(answer, dict) else None
-    except wire.WrongOwner as error:
+    except WrongOwner as error:
         raise wrong_owner_error(error) from None
-    except (OSError, ValueError, RecursionError, wire.WireError):
+    except (OSError, ValueError, RecursionError, ProtocolError):
         pass
     return None
 

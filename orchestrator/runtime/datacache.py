@@ -40,9 +40,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from orchestrator.core import advice
-from orchestrator.plan import DataPart
+from orchestrator.core.codes import EventKind
+from orchestrator.plan import DataSection
+from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
+from orchestrator.protocol.values import escape_surrogates
 from orchestrator.system import files, hashing
-from orchestrator.wire import CACHE_WHOLE, plain_text
 
 CHUNK_BYTES = 1 << 20
 LOOK_S, LOOKING_SHARE = 60.0, 0.02
@@ -76,7 +78,7 @@ class DataCache:
         caches: the folder of each source's cache, by the source.
     """
 
-    def __init__(self, part: DataPart, workdir: Path, stages: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, part: DataSection, workdir: Path, stages: Iterable[Mapping[str, Any]] = ()) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         into = workdir / part.into if part.into else Path(tempfile.gettempdir(), "kgorch-cache")
         told = _elsewhere(stages, workdir, into) if part.cache == "auto" else part.cache
@@ -119,7 +121,7 @@ class DataCache:
             try:
                 self._start(self._order)
             except OSError as error:  # no room for another process: training goes on with the originals
-                self.notes.put(("data_cache_failed", {"source": ", ".join(self.caches), "why": str(error)}))
+                self.notes.put((EventKind.DATA_CACHE_FAILED, {"source": ", ".join(self.caches), "why": str(error)}))
 
     def _start(self, order: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
@@ -137,7 +139,7 @@ class DataCache:
             kind, facts = json.loads(line)
             # a new set: the loop may be going through the old one
             source = {facts["source"]}
-            self._whole = self._whole | source if kind == "data_cached" else self._whole - source
+            self._whole = self._whole | source if kind == EventKind.DATA_CACHED else self._whole - source
             self.notes.put((kind, facts))
 
 
@@ -169,7 +171,7 @@ class Cache:
 
     def __init__(self, source: str, folder: Path, reserve_bytes: int, tell: Tell) -> None:
         self._source, self._folder, self._reserve_bytes = Path(source), folder, reserve_bytes
-        self._copy, self._marker = copy_of(source, folder), folder / CACHE_WHOLE
+        self._copy, self._marker = copy_of(source, folder), folder / CACHE_COMPLETE_FILE
         self._lock: int | None = None
         self._copied: dict[str, tuple[Entry, str]] = {}  # what lies there, and its hash
         self._whole: dict[str, Entry] | None = None
@@ -183,15 +185,15 @@ class Cache:
         try:
             if self._lock is None and not self._take():
                 if self._marker.exists():
-                    self._say("data_cached", by="another run")
+                    self._say(EventKind.DATA_CACHED, by="another run")
                 elif self._said:
-                    self._say("data_cache_stale", why="the source has changed; another run copies it again")
+                    self._say(EventKind.DATA_CACHE_STALE, why="the source has changed; another run copies it again")
                 return WAIT_S
             self._bring_up_to_date()
         except Refused as error:
-            self._say("data_cache_failed", why=str(error))
+            self._say(EventKind.DATA_CACHE_FAILED, why=str(error))
         except OSError as error:
-            self._say("data_cache_failed", why=f"{type(error).__name__}: {error}")
+            self._say(EventKind.DATA_CACHE_FAILED, why=f"{type(error).__name__}: {error}")
         return max(LOOK_S, (time.monotonic() - began_s) / LOOKING_SHARE if self._whole else 0.0)
 
     def _take(self) -> bool:
@@ -222,7 +224,7 @@ class Cache:
         if self._whole is not None:
             self._marker.unlink(missing_ok=True)
             self._whole = None
-            self._say("data_cache_stale", why="the source has changed; it is copied again")
+            self._say(EventKind.DATA_CACHE_STALE, why="the source has changed; it is copied again")
         missing = {name: entry for name, entry in found.items() if self._copied.get(name, (None,))[0] != entry}
         if missing:
             self._check_room(sum(entry.bytes for entry in missing.values()))
@@ -235,7 +237,7 @@ class Cache:
         files.write(self._marker, json.dumps({"source": str(self._source), "files": copied}).encode(), durable=True)
         self._whole, self._read = found, frozenset(found)
         self._say(
-            "data_cached",
+            EventKind.DATA_CACHED,
             files=str(len(found)),
             bytes=str(sum(entry.bytes for entry in found.values())),
             copied_bytes=str(sum(entry.bytes for entry in missing.values())),
@@ -344,7 +346,7 @@ class Cache:
         if self._said != (what := (kind, facts.get("why", ""))):
             self._said = what
             told = {"source": str(self._source), "copy": str(self._copy)} | facts
-            self._tell(kind, {key: plain_text(value) for key, value in told.items()})
+            self._tell(kind, {key: escape_surrogates(value) for key, value in told.items()})
 
 
 def _copied(reading: BinaryIO, writing: BinaryIO) -> str:

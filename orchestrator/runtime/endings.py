@@ -11,19 +11,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.wire import write_whole
+from orchestrator.system.attempt_files import write_json
 
 INSTANTS = ("due_at", "wall_at")
 NEEDED = frozenset({"kind", "phase", "facts"})
 KNOWN = NEEDED | {
-    "resume", "closes", "why", "lead_s", "boot_wall_s", "wall_why", "wall_at", "epoch", "step", "samples",
+    "resume", "closes", "reason", "why", "lead_s", "boot_wall_s", "wall_kind", "wall_at", "epoch", "step", "samples",
 }  # fmt: skip
 """What an entry holds; one that another version wrote with more is none that can be taken."""
 
 
 def write(folder: Path, number: int, entry: dict[str, Any]) -> None:
     """`entry`: as db.sessions.record takes it. Raises: OSError."""
-    write_whole(_path(folder, number), json.loads(json.dumps(entry, default=_text)))
+    write_json(_path(folder, number), json.loads(json.dumps(entry, default=_text)))
 
 
 def read(folder: Path, number: int) -> dict[str, Any] | None:

@@ -10,10 +10,10 @@ from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import RunInfo
-from orchestrator import config
+from orchestrator.core.codes import OVER, NotStarted, Reason, RunState
 from orchestrator.errors import KgorchError
 from orchestrator.hardware import gpu_locks
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import choosing, ownership, taking
 from orchestrator.runtime.bringing import NONE, Consent
@@ -40,20 +40,20 @@ def enqueue(
 ) -> RunInfo | Nothing:
     """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
     plan = choosing.checked(plan_text, where, overrides)
-    here = config.platform(plan.platform, profile)
+    here = user_config.resolve_platform(plan.platform, profile)
     lock = FileLock(lock_path(home, plan.name))
     if not lock.acquire():
-        return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
+        return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
     try:
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
-            return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
+            return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
         run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
         )
-        if run.state == "finished":
-            return Nothing(run, "finished")
+        if run.state == RunState.FINISHED:
+            return Nothing(run, NotStarted.FINISHED)
         last = sessions.last(engine, run.id)
-        if found and (last is None or last.phase in sessions.OVER):
+        if found and (last is None or last.phase in OVER):
             taking.catch_up(engine, run, plan, found, watcher)
         _put(engine, run, plan, due_at)
         return run
@@ -63,21 +63,21 @@ def enqueue(
 
 def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:
     """A run that is known here stands in the queue, for the daemon; None when it does. Raises: KgorchError for a superseded one."""
-    if run.state == "finished":
-        return Nothing(run, "finished")
-    if run.state == "superseded":
+    if run.state == RunState.FINISHED:
+        return Nothing(run, NotStarted.FINISHED)
+    if run.state == RunState.SUPERSEDED:
         raise KgorchError(
             f"another run has taken the place of {run.name}/{run.number}: {run.why}",
             next_step=f"kgorch queue add {run.name} queues that one",
         )
     if is_locked(lock_path(home_of_folder(run.folder), run.name)):
-        return Nothing(run, "live")
+        return Nothing(run, NotStarted.LIVE)
     _put(engine, run, choosing.plan_of(run), due_at)
     return None
 
 
 def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
-    if run.state == "failed":
-        runs.set_state(engine, run.id, "active")
+    if run.state == RunState.FAILED:
+        runs.set_state(engine, run.id, RunState.ACTIVE)
     wants = gpu_locks.resource_request(plan) | {"tries": 0}  # who asks has mended the cause
-    queue.put(engine, run.id, why="a person asked", due_at=due_at, wants=wants)
+    queue.put(engine, run.id, reason=Reason.QUEUED, due_at=due_at, wants=wants)

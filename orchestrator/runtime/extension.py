@@ -16,11 +16,12 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
 
-EVENT = "extended"
+EVENT = EventKind.STAGE_EXTENDED
 RECENT = 1000
 """Events of that kind that are looked through, the newest."""
 
@@ -49,8 +50,8 @@ def reopen(engine: Engine, run: RunInfo, todo: Sequence[str]) -> RunInfo:
         step = _final_step(run, name)
         sessions.note(engine, run.id, EVENT, {"stage": name, "step": step})
         runs.reopen_stage(engine, run.id, name, note=f"extended from step {step}")
-    runs.set_state(engine, run.id, "active")
-    return run._replace(state="active", why="", finished_at=None)
+    runs.set_state(engine, run.id, RunState.ACTIVE)
+    return run._replace(state=RunState.ACTIVE, why="", finished_at=None)
 
 
 def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
@@ -60,7 +61,7 @@ def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
     return bool(steps) and isinstance(steps[-1], int) and step <= steps[-1]
 
 
-def _is_known(stage: Stage, old: Plan) -> bool:
+def _is_known(stage: StageSection, old: Plan) -> bool:
     before = next((known for known in old.stage if known.name == stage.name), None)
     return before is not None and before.model_dump() == stage.model_dump()
 
@@ -68,7 +69,7 @@ def _is_known(stage: Stage, old: Plan) -> bool:
 def _refuse_older(run: RunInfo, stage: str) -> None:
     """Raises: PlanError for a final checkpoint of an earlier kgorch, which does not say at which epoch its loop ended."""
     root = Path(run.checkpoints) / stage
-    newest = next((found for _, found in manifest.newest_readable(root) if found.final), None)
+    newest = next((found for _, found in readable_checkpoints(root) if found.final), None)
     at = newest.position if newest else None
     if at and at.step and at.loop and not (at.epoch or at.batch):
         raise PlanError(
@@ -80,4 +81,4 @@ def _refuse_older(run: RunInfo, stage: str) -> None:
 def _final_step(run: RunInfo, stage: str) -> int:
     """Of the stage's newest final checkpoint; 0 for a stage that tracks nothing, which is done anew."""
     root = Path(run.checkpoints) / stage
-    return max((found.step for _, found in manifest.newest_readable(root) if found.final), default=0)
+    return max((found.step for _, found in readable_checkpoints(root) if found.final), default=0)

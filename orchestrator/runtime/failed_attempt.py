@@ -17,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+from orchestrator.core.codes import RankOutcome
+
 EXIT_S = 5.0
 """Seconds that ranks have to end by themselves after the first failure: a rank sees that a peer is gone within 0.2 s
 (worker/board.py), and ends hard, without unloading PyTorch."""
@@ -51,7 +53,7 @@ class FailureWatch:
     def _has_failed(self) -> bool:
         """Whether a rank has failed by its record, or has gone without one."""
         outcomes = {rank: self._outcome(rank) for rank in range(self._ranks)}
-        if "failed" in outcomes.values():
+        if RankOutcome.FAILED in outcomes.values():
             return True
         alive = _children_of(self._torchrun)
         if len(self._pids) < self._ranks:

@@ -28,11 +28,11 @@ import xxhash
 from db import transfer
 from db.imported import shown
 from db.transfer import Rows
-from orchestrator import manifest
+from orchestrator.checkpoint.files import MAX_MANIFEST_BYTES, read_manifest, readable_checkpoints
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound, nearest
-from orchestrator.foreign import Budget, BudgetSpent
-from orchestrator.manifest import Manifest
 from orchestrator.runtime import rungs
+from orchestrator.untrusted_io import Budget, BudgetExceeded
 
 DEPTH, ENTRIES = 16, 300_000
 SLICE = 2_000
@@ -48,7 +48,7 @@ RIVALS, NOTES = 20, 8
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 DATABASE = "kgorch.db"
-_LEFTOVER = re.compile(manifest.FOLDER.pattern + r"\..+")
+_LEFTOVER = re.compile(FOLDER_PATTERN.pattern + r"\..+")
 
 Place = tuple[int, int, bool]
 """How far a checkpoint is: its stage's position in the plan (-1 for one that is not in it), the step, whether final."""
@@ -327,7 +327,7 @@ def _first_line(error: Exception) -> str:
 def _in_words(budget: Budget) -> str:
     try:
         budget.spend(0)
-    except BudgetSpent as error:
+    except BudgetExceeded as error:
         return str(error)
     return ""
 
@@ -369,7 +369,7 @@ def choose(
 def of_run(run_id: str, root: Path, stages: Sequence[str]) -> Found:
     """What lies under our own checkpoint folder: of each stage the newest that can be read."""
     newest = [
-        next((Candidate.of(*pair) for pair in manifest.newest_readable(root / stage) if pair[1].run_id == run_id), None)
+        next((Candidate.of(*pair) for pair in readable_checkpoints(root / stage) if pair[1].run_id == run_id), None)
         for stage in stages
     ]
     return Found(run_id, [item for item in newest if item])
@@ -432,7 +432,7 @@ def search(
             scan = scan or os.scandir(folder)
             batch = list(islice(scan, min(SLICE, left)))
             below = _look_at(seen, folder, batch, name, budget)
-        except BudgetSpent as error:
+        except BudgetExceeded as error:
             seen.cut = str(error)
             break
         except OSError as error:
@@ -457,12 +457,12 @@ def search(
 def _look_at(seen: Seen, folder: Path, batch: Sequence[os.DirEntry[str]], name: str, budget: Budget) -> list[Path]:
     """Take in what the folder is; the folders below it that are still to be looked at. Raises: BudgetSpent."""
     files = {entry.name: entry for entry in batch if entry.is_file(follow_symlinks=False)}
-    if manifest.NAME in files:
-        budget.spend(min(files[manifest.NAME].stat(follow_symlinks=False).st_size, manifest.MAX_MANIFEST_BYTES))
+    if MANIFEST_NAME in files:
+        budget.spend(min(files[MANIFEST_NAME].stat(follow_symlinks=False).st_size, MAX_MANIFEST_BYTES))
         try:
-            described = manifest.described(folder)
+            described = read_manifest(folder)
         except (CheckpointBroken, CheckpointUnreadable) as error:
-            if manifest.FOLDER.fullmatch(folder.name):
+            if FOLDER_PATTERN.fullmatch(folder.name):
                 seen.note(f"{folder} was passed over: {error.what}")
         else:
             if described.run == name and RUN_ID.fullmatch(described.run_id):

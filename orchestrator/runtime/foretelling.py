@@ -21,11 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints, queue, runs, sessions
 from db.records import AttemptInfo, EventInfo, RunInfo, SessionInfo
 from orchestrator.core import forecast, trend
+from orchestrator.core.codes import EventKind, Reason
 from orchestrator.core.forecast import Ahead, Course, End, Epoch, Now, Pace, Stretch
 from orchestrator.core.trend import Outlook, Point, Target
-from orchestrator.core.wall import WALL
 from orchestrator.runtime import hours
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 SESSIONS, EPOCHS = 30, 200
 """The newest that are looked at."""
@@ -77,9 +77,11 @@ def foretell(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, l
         lives: `row` is a session whose ranks run.
     """
     rows = sessions.of_run(engine, run.id, limit=SESSIONS)
-    attached = sessions.first_of_kind(engine, [item.id for item in rows], "Attached")
+    attached = sessions.first_of_kind(engine, [item.id for item in rows], EventKind.ATTACHED)
     told = [
-        item for item in sessions.of_kind(engine, run.id, "epoch", limit=EPOCHS) if item.facts["stage"] == row.stage
+        item
+        for item in sessions.of_kind(engine, run.id, EventKind.EPOCH, limit=EPOCHS)
+        if item.facts["stage"] == row.stage
     ]
     epochs = [Epoch(item.facts["steps"], item.facts["lasted_s"], item.facts.get("first", False)) for item in told]
     cold_s = forecast.cold_s(epochs)
@@ -160,7 +162,7 @@ def _length_s(rows: Sequence[SessionInfo]) -> float | None:
     walls = [row for row in reversed(rows) if row.wall_at]
     if not walls or rows[-1].wall_at is None:
         return None
-    row = next((item for item in walls if item.wall_why in ("", WALL)), walls[0])
+    row = next((item for item in walls if item.wall_kind in (Reason.NONE, Reason.TIME_LIMIT)), walls[0])
     return (row.wall_at - row.started_at).total_seconds() if row.wall_at else None
 
 
@@ -294,7 +296,7 @@ class Foreteller:
             metrics = {name: value if math.isfinite(value) else None for name, value in row.metrics.items()}
             facts = {"stage": row.stage, "epoch": row.epoch, "step": row.step, "metrics": metrics}
             lasted = {"steps": row.step - self._step, "lasted_s": round(now_s - self._since_s, 3), "first": self._first}
-            self._note("epoch", facts | lasted)
+            self._note(EventKind.EPOCH, facts | lasted)
             self._first = False
             self._begin(row, now_s)
         if not self._told and now_s - self._began_s >= TOLD_AFTER_S:
@@ -309,7 +311,7 @@ class Foreteller:
                 early, late = found.end.early, found.end.late
                 facts = {"stage": found.stage, "end_at": _stamp(found.end.usual), "earliest_at": _stamp(early)}
                 more = {"latest_at": _stamp(late), "steps_left": found.steps_left, "sessions": found.end.usual.sessions}
-                self._note("forecast", facts | more)
+                self._note(EventKind.FORECAST, facts | more)
 
     def _begin(self, row: SessionInfo, now_s: float) -> None:
         self._epoch, self._step, self._since_s = row.epoch, row.step, now_s

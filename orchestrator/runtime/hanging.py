@@ -11,13 +11,14 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import sessions
+from orchestrator.core.codes import EventKind
 from orchestrator.core.hang import Watch
 from orchestrator.core.session import Hung
+from orchestrator.protocol.messages import RankProgress
 from orchestrator.runtime import launcher, stacks
 from orchestrator.runtime.attempts import Running
-from orchestrator.wire import Place
 
-LONGEST = "longest_seen"
+LONGEST = EventKind.LONGEST_WAITS
 REMEMBER_S = 300.0
 WORDS = {
     "start": "its start",
@@ -56,7 +57,7 @@ class Hangs:
         self._remembered, self._next_s = watch.longest, now_s + REMEMBER_S
         self._watch = watch.launched(attempt.row.ranks, now_s, without_progress=attempt.without_progress)
 
-    def heard(self, place: Place, now_s: float) -> None:
+    def heard(self, place: RankProgress, now_s: float) -> None:
         watch = self._watch.learning(_seconds(place.longest))
         self._watch = watch.heard(place.rank, place.where, place.for_s, place.still_s, now_s)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.errors import KgorchError, nearest
-from orchestrator.plan import Stage
+from orchestrator.plan import StageSection
 from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Check
 from orchestrator.system import process_protection
 
@@ -41,7 +41,7 @@ _ATTACH = {
 }
 
 
-def paths(stages: Sequence[Stage], workdir: Path, platform: str) -> Iterator[Check]:
+def paths(stages: Sequence[StageSection], workdir: Path, platform: str) -> Iterator[Check]:
     """Each path that the stages name as an input, once."""
     done: set[Path] = set()
     for stage, name in ((one, name) for one in stages for name in one.inputs):
@@ -167,7 +167,7 @@ def _missing(path: Path) -> KgorchError:
     return KgorchError(f"there is no {path}", *facts)
 
 
-def calls(stages: Sequence[Stage], workdir: Path, *, limit_s: float = LIMIT_S) -> Iterator[Check]:
+def calls(stages: Sequence[StageSection], workdir: Path, *, limit_s: float = LIMIT_S) -> Iterator[Check]:
     """What the stages' own functions answer; one that several stages call alike is called once."""
     done = set()
     for stage in (stage for stage in stages if stage.preflight):
@@ -177,7 +177,7 @@ def calls(stages: Sequence[Stage], workdir: Path, *, limit_s: float = LIMIT_S) -
             yield _call(stage, workdir, limit_s)
 
 
-def _call(stage: Stage, workdir: Path, limit_s: float) -> Check:
+def _call(stage: StageSection, workdir: Path, limit_s: float) -> Check:
     name, function = f"stage {stage.name}", stage.preflight
     order = {
         "function": function, "args": stage.args, "workdir": str(workdir), "parent": os.getpid(),

@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from db import sessions
+from orchestrator.runtime.launcher import NoRoom
 
 Write = Callable[[], None]
 
@@ -32,10 +33,6 @@ def say(text: str) -> None:
     """On stderr, if that can be written: it may be a file on the very disk that is full."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-
-
-class NoRoom(Exception):
-    """An entry that is a file, on a disk that takes nothing now."""
 
 
 class Journal:

@@ -9,8 +9,9 @@ rank killed while it copies leaves no snapshot that looks whole.
 The shim starts it where none lives, and again should it be killed. It ends when a supervisor says so, or when nobody has
 been connected for a while; what is newer than the disk is written then.
 
-Ranks send Room and Filled. `Ask`s: `watch` (be told of saves), `newest`, `fetch` (the newest with its descriptors), `persist`
-(write the newest, unless it is on disk), `end` (the same, then go), `forget N` (drop a snapshot that makes trainings fail).
+Ranks send BufferRequest and SnapshotReady. `Request`s: `watch` (be told of saves), `newest`, `fetch` (the newest with its
+descriptors), `persist` (write the newest, unless it is on disk), `end` (the same, then go),
+`forget N` (drop a snapshot that makes trainings fail).
 One thread for the sockets, one that writes.
 """
 
@@ -31,27 +32,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import wire
+from orchestrator.core.codes import EventKind
 from orchestrator.core.snapshots import images
+from orchestrator.protocol import codec
+from orchestrator.protocol.messages import JournalEntry, Message, Request, Response
+from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import (
+    STAMP_BYTES,
+    BufferGrant,
+    BufferRequest,
+    CheckpointWritten,
+    PersistResult,
+    SaveFailure,
+    SnapshotInfo,
+    SnapshotReady,
+)
 from orchestrator.runtime import persisting
 from orchestrator.runtime.persisting import Share
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.host_memory import free_bytes
 from orchestrator.system.sockets.line_server import MAX_CLIENTS, Peer, Peers
 from orchestrator.system.sockets.listener import raise_descriptor_limit
-from orchestrator.wire import (
-    Answer,
-    Ask,
-    Filled,
-    Held,
-    Images,
-    Kept,
-    Message,
-    Note,
-    Room,
-    Saved,
-    SaveFailed,
-    boottime_s,
-)
 
 IDLE_S, TRIES = 20.0, 15
 NICE = 5
@@ -71,10 +72,8 @@ class Memory:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
                 self.descriptor = os.dup(file.fileno())
-            os.posix_fallocate(
-                self.descriptor, 0, capacity + wire.STAMP_BYTES
-            )  # a full disk says so here, not by SIGBUS
-        os.ftruncate(self.descriptor, capacity + wire.STAMP_BYTES)
+            os.posix_fallocate(self.descriptor, 0, capacity + STAMP_BYTES)  # a full disk says so here, not by SIGBUS
+        os.ftruncate(self.descriptor, capacity + STAMP_BYTES)
 
     @property
     def stamp(self) -> int:
@@ -89,7 +88,7 @@ class Memory:
 class Snapshot:
     """What the ranks of an attempt have put aside at one step."""
 
-    room: Room
+    room: BufferRequest
     number: int
     slot: int
     step: int
@@ -109,11 +108,11 @@ class Snapshot:
     def shares(self) -> list[Share]:
         return [Share(self.memory[rank].descriptor, self.files[rank]) for rank in sorted(self.files)]
 
-    def told(self, *, with_files: bool) -> Held:
+    def told(self, *, with_files: bool) -> SnapshotInfo:
         shares = [
             {name: list(span) for name, span in self.files[rank].items()} for rank in sorted(self.files) if with_files
         ]
-        return Held(
+        return SnapshotInfo(
             self.room.attempt,
             self.room.run_id,
             self.room.stage,
@@ -129,12 +128,12 @@ class Holder:
     """What is held, and what is being written. Pure of sockets: `tell` takes what the supervisor is to know, `kept` the ranks."""
 
     def __init__(
-        self, tell: Callable[[Message], None], kept: Callable[[str, Kept], None], post: Callable[..., None]
+        self, tell: Callable[[Message], None], kept: Callable[[str, PersistResult], None], post: Callable[..., None]
     ) -> None:
         self._tell, self._kept, self._post = tell, kept, post
         self._memory: dict[int, list[Memory]] = {}  # of each rank, by slot
         self._slots: dict[int, Snapshot] = {}
-        self._rooms: dict[int, Room] = {}
+        self._rooms: dict[int, BufferRequest] = {}
         self._count, self._first, self._last = 2, 1, 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._cleared: set[str] = set()
@@ -145,7 +144,7 @@ class Holder:
         whole = [snapshot for snapshot in self._slots.values() if snapshot.is_whole]
         return max(whole, key=lambda snapshot: snapshot.number, default=None)
 
-    def room(self, room: Room) -> tuple[Images, list[int]]:
+    def room(self, room: BufferRequest) -> tuple[BufferGrant, list[int]]:
         """Images for a rank. A new attempt's come only while nothing is written, so that it fills none of those under way."""
         if all(known.attempt != room.attempt for known in self._rooms.values()):
             self._begin(room)
@@ -157,9 +156,9 @@ class Holder:
             mine = self._memory[room.rank] = [Memory(capacity, folder) for _ in range(max(self._count, 1))]
         newest = self.newest()
         slot = 1 - newest.slot if newest and len(mine) == 2 else 0
-        return Images(self._count, mine[0].capacity, self._first, slot), [item.descriptor for item in mine]
+        return BufferGrant(self._count, mine[0].capacity, self._first, slot), [item.descriptor for item in mine]
 
-    def filled(self, filled: Filled) -> None:
+    def filled(self, filled: SnapshotReady) -> None:
         """Raises: ValueError for what cannot be, with nothing changed."""
         room = self._rooms.get(filled.rank)
         if room is None or room.attempt != filled.attempt:
@@ -202,7 +201,7 @@ class Holder:
             newest.rescued = not newest.persist
             self.write(newest)
 
-    def _fits(self, room: Room, capacity: int) -> bool:
+    def _fits(self, room: BufferRequest, capacity: int) -> bool:
         """Whether a rank's images may grow so far; its first ones were weighed with all others' when the attempt began."""
         if room.rank not in self._memory:
             return True
@@ -210,13 +209,13 @@ class Holder:
         need = (held // self._count) - self._memory[room.rank][0].capacity + capacity
         return images(need, free_bytes() + held, room.bound if room.bound >= 0 else None)[0] >= self._count
 
-    def _begin(self, room: Room) -> None:
+    def _begin(self, room: BufferRequest) -> None:
         """A new attempt: images of an older one that fit are used again, the others go once their snapshot does."""
         held = sum(item.capacity for mine in self._memory.values() for item in mine)
         need = room.bytes * room.ranks
         count, why = images(need, free_bytes() + held, room.bound if room.bound >= 0 else None)
         if why:
-            self._tell(Note(room.attempt, "snapshots_off", {"what": why}))
+            self._tell(JournalEntry(room.attempt, EventKind.SNAPSHOTS_OFF, {"what": why}))
         if count != self._count or set(self._rooms) != set(range(room.ranks)):
             self._memory.clear()  # what a snapshot in a slot needs, it holds itself
         self._rooms.clear()
@@ -239,13 +238,15 @@ class Holder:
     def _written(self, snapshot: Snapshot, place: Path, total: int, took_s: float, error: str) -> None:
         attempt, step = snapshot.room.attempt, snapshot.step
         if error:
-            self._tell(SaveFailed(attempt, -1, step, error))
+            self._tell(SaveFailure(attempt, -1, step, error))
         else:
             snapshot.on_disk = True
             self._tell(
-                Saved(attempt, str(place), step, total, snapshot.blocking_s, took_s, snapshot.final, snapshot.rescued)
+                CheckpointWritten(
+                    attempt, str(place), step, total, snapshot.blocking_s, took_s, snapshot.final, snapshot.rescued
+                )
             )
-        self._kept(attempt, Kept(snapshot.number, error))
+        self._kept(attempt, PersistResult(snapshot.number, error))
         self.writing, following, self._next = None, self._next, None
         if following and following.is_whole:  # its image may have been filled anew since
             self.write(following)
@@ -263,7 +264,7 @@ class Server:
         self._later: list[tuple[Peer | None, Callable[[], None]]] = []
         self._alone_since_s, self._tries = boottime_s(), 0
         self._ends = self._is_over = False
-        self._peers = Peers(folder / wire.KEEPER_SOCKET, self._hear, on_close=self._forget)
+        self._peers = Peers(folder / KEEPER_SOCKET, self._hear, on_close=self._forget)
 
     def run(self) -> None:
         while not self._is_over:
@@ -305,7 +306,7 @@ class Server:
         self._peers.wake()
 
     def _hear(self, line: bytes, peer: Peer) -> None:
-        if not self._take(peer, wire.decode(line)):
+        if not self._take(peer, codec.decode(line)):
             self._peers.complete(peer)
 
     def _forget(self, peer: Peer) -> None:
@@ -317,41 +318,41 @@ class Server:
     def _take(self, peer: Peer, message: Message) -> bool:
         """Whether the answer waits in `_later`."""
         match message:
-            case Room(attempt=attempt, ranks=ranks):
+            case BufferRequest(attempt=attempt, ranks=ranks):
                 self._ranks[peer], peer.is_attached, self._peers.clients = attempt, True, MAX_CLIENTS + ranks
                 self._later.append((peer, lambda: self._give_room(peer, message)))
                 return True
-            case Filled():
+            case SnapshotReady():
                 self._holder.filled(message)
-            case Ask("watch"):
+            case Request("watch"):
                 self._watchers.add(peer)
                 peer.is_attached = True
                 while self._untold:
                     self._send(peer, self._untold.popleft())
-            case Ask("newest" | "fetch" as what):
+            case Request("newest" | "fetch" as what):
                 self._give_newest(peer, with_files=what == "fetch")
-            case Ask(what) if re.fullmatch("forget [0-9]{1,18}", what):
+            case Request(what) if re.fullmatch("forget [0-9]{1,18}", what):
                 self._holder.forget(int(what.removeprefix("forget ")))
-                self._send(peer, Answer(True, ""))
-            case Ask("persist" | "persist again" | "end" as what):
+                self._send(peer, Response(True, ""))
+            case Request("persist" | "persist again" | "end" as what):
                 self._holder.rescue(again=what == "persist again")
                 self._ends = self._ends or what == "end"  # also where who asked does not wait for the disk
-                self._later.append((peer, lambda: self._send(peer, Answer(True, ""))))
+                self._later.append((peer, lambda: self._send(peer, Response(True, ""))))
                 return True
         return False
 
-    def _give_room(self, peer: Peer, room: Room) -> None:
+    def _give_room(self, peer: Peer, room: BufferRequest) -> None:
         try:
             answer, descriptors = self._holder.room(room)
         except OSError as error:  # no memory after all, or no file: the rank says so
-            self._send(peer, Answer(False, f"{type(error).__name__}: {error}"))
+            self._send(peer, Response(False, f"{type(error).__name__}: {error}"))
         else:
             self._send(peer, answer, descriptors)
 
     def _give_newest(self, peer: Peer, *, with_files: bool) -> None:
         newest = self._holder.newest()
         if newest is None:
-            self._send(peer, Answer(False, "nothing is held"))
+            self._send(peer, Response(False, "nothing is held"))
         else:
             descriptors = [share.descriptor for share in newest.shares()] if with_files else []
             self._send(peer, newest.told(with_files=with_files), descriptors)
@@ -362,12 +363,12 @@ class Server:
         for watcher in list(self._watchers):
             self._send(watcher, message)
 
-    def _kept(self, attempt: str, kept: Kept) -> None:
+    def _kept(self, attempt: str, kept: PersistResult) -> None:
         for peer in [peer for peer, of in self._ranks.items() if of == attempt]:
             self._send(peer, kept)
 
     def _send(self, peer: Peer, message: Message, descriptors: Sequence[int] = ()) -> None:
-        self._peers.send(peer, wire.encode(message), descriptors)
+        self._peers.send(peer, codec.encode(message), descriptors)
 
 
 def main(folder: Path) -> int:

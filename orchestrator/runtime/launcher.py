@@ -23,13 +23,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import RankRecord
-from orchestrator.runtime.journal import NoRoom
+from orchestrator.protocol.codec import ProtocolError, from_dict
+from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 from orchestrator.system import attempt_processes, process_protection
+from orchestrator.system.attempt_files import write_json
 from orchestrator.system.file_lock import is_locked
 from orchestrator.system.process_identity import has_open_file, start_ticks
-from orchestrator.wire import LAUNCH_VARIABLE, Launch, WireError, taken, write_whole
 
 Unwritten = Mapping[str, dict[str, Any]]
 """What an attempt's processes have told, for the disk did not take it: files of its folder, by name."""
@@ -38,7 +40,11 @@ NOTHING: Unwritten = MappingProxyType({})
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def start(launch: Launch, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+class NoRoom(Exception):
+    """A file could not be written: its disk takes nothing now."""
+
+
+def start(launch: LaunchSpec, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """`held`: open files that the shim is to hold as long as it lives (hardware/gpu_locks.py). Raises OSError."""
     if not Path(launch.workdir).is_dir():  # else the shim's end would be all there is to tell
         raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
@@ -143,8 +149,14 @@ def _record(rank: int, content: Mapping[str, Any]) -> RankRecord | None:
     try:
         told = {**error, **content, "rank": rank, "error_type": error.get("type", "")}
         trouble = told.pop("trouble", None)
-        return replace(taken(RankRecord, told), trouble=taken(Trouble, trouble) if trouble else None)
-    except (WireError, TypeError, AttributeError):
+        record = from_dict(RankRecord, told)
+        return replace(
+            record,
+            outcome=RankOutcome(record.outcome),
+            code=RankError(record.code) if record.code in set(RankError) else RankError.OTHER,  # of another version
+            trouble=from_dict(Trouble, trouble) if trouble else None,
+        )
+    except (ProtocolError, TypeError, AttributeError, ValueError):
         return None
 
 
@@ -183,7 +195,7 @@ def _numbers(path: Path, unwritten: Unwritten = NOTHING) -> dict[str, int]:
 def write_late(folder: Path, name: str, content: dict[str, Any]) -> None:
     """What could not be written, once the disk takes it; let go where it never will. Raises: NoRoom while it does not."""
     try:
-        write_whole(folder / name, content)
+        write_json(folder / name, content)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise NoRoom(str(error)) from None

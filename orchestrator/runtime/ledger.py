@@ -25,15 +25,16 @@ from db.charges import Own
 from db.records import AttemptInfo, PoolInfo, SessionInfo
 from orchestrator.core import quota as core
 from orchestrator.core import windows
+from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, Use
-from orchestrator.core.wall import QUOTA, Wall
+from orchestrator.core.wall import Wall
 from orchestrator.core.windows import Never, Window
 from orchestrator.hardware import devices, nvml
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import pools
 from orchestrator.system import process_identity
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 LOOK_S, RETRY_S = 2.0, 5.0
 """Between two looks at the ledger; after one that the database did not allow."""
@@ -213,7 +214,7 @@ class Ledger:
         rate = self.terms.factor + sum(item.rate for item in others)
         found += [item.unwritten for item in others]
         lasts_s = core.lasts_s(self.terms.quota, found, now, rate=rate)
-        return None if lasts_s is None else Wall(now_s + lasts_s, QUOTA)
+        return None if lasts_s is None else Wall(now_s + lasts_s, Reason.QUOTA)
 
     def _uses(self, now_s: float) -> list[Use]:
         """What is written down of others and of our earlier pieces, and our own from here on, written down or not."""

@@ -24,8 +24,10 @@ from sqlalchemy import Engine
 
 from db import checkpoints as rows
 from db.records import CheckpointInfo, RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import CHUNK_BYTES, read_checkpoint
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import CheckpointState, EventKind
 from orchestrator.errors import CheckpointBroken, PlanError, nearest
 from orchestrator.plan import Plan
 from orchestrator.system import files, redaction
@@ -34,7 +36,7 @@ RETRIES = Backoff(first_s=5.0, longest_s=600.0)
 END_S = 60.0
 """What a mirror gets at most at a session's end."""
 
-UNDER_WAY = manifest.NAME + ".part"
+UNDER_WAY = MANIFEST_NAME + ".part"
 
 
 def check(plan: Plan) -> None:
@@ -88,7 +90,7 @@ class Mirror:
         self._cause: Any = None
         self._holds = ""  # the newest that is known to be whole there
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        self._note("mirroring", to=redaction.without_credentials(self._url))
+        self._note(EventKind.MIRRORING, to=redaction.without_credentials(self._url))
         self._thread.start()
         self.wake()
 
@@ -133,7 +135,7 @@ class Mirror:
             return 0 if self._stopping.is_set() else self._asked
 
     def _make_alike(self, asked: int) -> None:
-        verified = rows.of_run(self._engine, self._run.id, "verified")
+        verified = rows.of_run(self._engine, self._run.id, CheckpointState.VERIFIED)
         kept = {_name(row): row for row in verified if Path(row.path).is_dir()}
         place = _Place(self._url, self._options, f"{self._run.name}-{self._run.id}", self._stopping)
         for number, (name, row) in enumerate(reversed(kept.items())):
@@ -151,9 +153,7 @@ class Mirror:
     def _dropped(self, names: set[str]) -> set[str]:
         """Which of these our own retention has let go: a long run has thousands of such rows, a mirror a few folders."""
         steps = {
-            int(found[0].split("-")[1])
-            for name in names
-            if (found := manifest.FOLDER.fullmatch(name.partition("/")[2]))
+            int(found[0].split("-")[1]) for name in names if (found := FOLDER_PATTERN.fullmatch(name.partition("/")[2]))
         }
         return names & {_name(row) for row in rows.dropped(self._engine, self._run.id, steps)}
 
@@ -163,14 +163,14 @@ class Mirror:
             self._holds = f"{row.stage} {row.step}"
         if sent or self._has_news:
             took_s = round(time.monotonic() - began_s, 3)
-            self._note("mirrored", stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
+            self._note(EventKind.MIRRORED, stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
             self._has_news = False
 
     def _failed(self, error: Exception) -> None:
         why = redaction.replace_values(f"{type(error).__name__}: {error}", self._secrets, mask="…")
         cause = (type(error), getattr(error, "errno", None) or why)
         if cause != self._cause:
-            self._note("mirror_failed", why=why[:500])
+            self._note(EventKind.MIRROR_FAILED, why=why[:500])
             self._cause, self._has_news = cause, True
 
     def _note(self, kind: str, **facts: Any) -> None:
@@ -200,8 +200,12 @@ class _Place:
 
     def take(self, folder: Path, name: str) -> int:
         """Have the checkpoint whole. Returns the bytes sent: 0 when it was there."""
-        described, content, there = manifest.read(folder), (folder / manifest.NAME).read_bytes(), f"{self._root}/{name}"
-        if self._read(f"{there}/{manifest.NAME}") == content:
+        described, content, there = (
+            read_checkpoint(folder),
+            (folder / MANIFEST_NAME).read_bytes(),
+            f"{self._root}/{name}",
+        )
+        if self._read(f"{there}/{MANIFEST_NAME}") == content:
             return 0
         if self._read(f"{there}/{UNDER_WAY}") != content:
             self._drop(there)
@@ -213,7 +217,7 @@ class _Place:
                 with open(folder / file, "rb") as source:
                     self._write(source, f"{there}/{file}")
                 sent += entry.bytes
-        self._write(io.BytesIO(content), f"{there}/{manifest.NAME}")
+        self._write(io.BytesIO(content), f"{there}/{MANIFEST_NAME}")
         self._fs.rm_file(f"{there}/{UNDER_WAY}")
         return sent
 
@@ -228,7 +232,7 @@ class _Place:
     def _drop(self, there: str) -> None:
         """The manifest first: cut here, what is left is no checkpoint."""
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(f"{there}/{manifest.NAME}")
+            self._fs.rm_file(f"{there}/{MANIFEST_NAME}")
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(there, recursive=True)
 
@@ -250,7 +254,7 @@ class _Place:
         # not ".part", which is the name that a manifest under way has here
         local = files.replacement(Path(path), suffix=".tmp", durable=True, sync_parent=True) if self._is_local else None
         with local or self._fs.open(path, "wb") as sink:
-            while piece := source.read(manifest.CHUNK_BYTES):
+            while piece := source.read(CHUNK_BYTES):
                 if self._stopping.is_set():
                     raise _Stopped
                 sink.write(piece)

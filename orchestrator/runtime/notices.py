@@ -32,12 +32,14 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind, NoticeKind
 from orchestrator.core.notices import Notice, Sieve, to_give_up
 from orchestrator.errors import PlanError
-from orchestrator.plan import NotifyPart
+from orchestrator.plan import NotifySection
+from orchestrator.protocol.values import escape_surrogates
 from orchestrator.system import process_protection
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.redaction import public_form
-from orchestrator.wire import boottime_s, plain_text
 
 TRIES = 5
 AGAIN_S = 1.0
@@ -88,7 +90,7 @@ class Target(Protocol):
         """End what is being sent, as far as that can be."""
 
 
-def check(part: NotifyPart, environ: Mapping[str, str] = os.environ) -> None:
+def check(part: NotifySection, environ: Mapping[str, str] = os.environ) -> None:
     """See that every target could be told something; nothing is sent.
 
     Raises: PlanError naming the variable that is not set, or the package to install.
@@ -140,10 +142,16 @@ class Notices:
     """
 
     def __init__(
-        self, part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] | None = None, *, tries: int = TRIES
+        self,
+        part: NotifySection,
+        run: str,
+        workdir: Path,
+        environ: Mapping[str, str] | None = None,
+        *,
+        tries: int = TRIES,
     ) -> None:
         self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        self._run, self._sieve = run, Sieve(part.on)
+        self._run, self._sieve = run, Sieve([NoticeKind(kind) for kind in part.on])
         self._failing: dict[str, str] = {}
         self._guard = threading.Lock()
         environ = dict(os.environ if environ is None else environ)
@@ -185,21 +193,21 @@ class Notices:
             else:
                 self._failing[target] = why
             if self._failing != before:
-                kind = "notices_failed" if self._failing else "notices_arrive"
+                kind = EventKind.NOTICES_FAILED if self._failing else EventKind.NOTICES_ARRIVE
                 self.notes.put((kind, {"event": event, "failing": dict(self._failing)}))
 
     def _dropped(self, target: str, kind: str) -> None:
-        self.notes.put(("notices_dropped", {"target": target, "event": kind}))
+        self.notes.put((EventKind.NOTICES_DROPPED, {"target": target, "event": kind}))
 
 
-def test(part: NotifyPart, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
+def test(part: NotifySection, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
     """Tell each target once that this is a test, one after the other, and how that went."""
     found = []
-    notice = Notice(("test",), "a test: what you read here has arrived")
+    notice = Notice((NoticeKind.TEST,), "a test: what you read here has arrived")
     for target in _targets(part, workdir, dict(environ)):
         began_s, why = time.monotonic(), None
         try:
-            target.send(_message("test", run, notice, {}))
+            target.send(_message(NoticeKind.TEST, run, notice, {}))
         except NotDelivered as error:
             why = error.why
         except Exception as error:  # as in _Post: its text may hold the URL
@@ -219,13 +227,13 @@ def _message(kind: str, run: str, notice: Notice, facts: Mapping[str, Any]) -> d
         "event": kind,
         "run": run,
         "title": f"kgorch: {run} {kind}{where}",
-        "text": plain_text(notice.text) + (f" ({metrics})" if metrics else ""),
+        "text": escape_surrogates(notice.text) + (f" ({metrics})" if metrics else ""),
         "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        **{name: plain_text(value) if isinstance(value, str) else value for name, value in told.items()},
+        **{name: escape_surrogates(value) if isinstance(value, str) else value for name, value in told.items()},
     }
 
 
-def _targets(part: NotifyPart, workdir: Path, environ: Mapping[str, str]) -> list[Target]:
+def _targets(part: NotifySection, workdir: Path, environ: Mapping[str, str]) -> list[Target]:
     found: list[Target] = [_Command(part.command, workdir, environ)] if part.command else []
     for url in part.urls:
         told = _filled(url, environ)

@@ -17,26 +17,24 @@ from sqlalchemy.exc import OperationalError
 from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import config
+from orchestrator.checkpoint import registry, store
 from orchestrator.core import deadline
-from orchestrator.core import session as core
-from orchestrator.core.session import Phase, Session
-from orchestrator.core.wall import QUOTA, UNTIL, WALL, Wall, nearest
+from orchestrator.core.codes import OVER, NotStarted, Phase, Reason, RunState
+from orchestrator.core.session import Session
+from orchestrator.core.wall import Wall, nearest
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.hardware import devices, gpu_locks
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, user_config
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import (
     attempts,
     beginning,
-    checkpoints,
     choosing,
-    keeping,
     launcher,
     mirror,
     notices,
     ownership,
-    preflight,
+    requirements,
     rungs,
     taking,
 )
@@ -50,9 +48,9 @@ from orchestrator.runtime.settling import settle
 from orchestrator.runtime.supervisor import Listener, Observer, Supervisor
 from orchestrator.runtime.walls import Walls
 from orchestrator.system import process_identity
+from orchestrator.system.clock import boottime_s
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.paths import home_of_folder, lock_path
-from orchestrator.wire import boottime_s
 
 UNMEASURED = (
     'memory.microbatch = "auto": no kgorch check of stage {0.stage!r} on {0.device} with {0.world} ranks is kept here; '
@@ -131,19 +129,19 @@ def start(
     plan = choosing.checked(plan_text, where, overrides)
     lock = FileLock(lock_path(home, plan.name))
     if not lock.acquire():
-        return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
+        return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
     try:
         if ownership.is_live(engine, home, plan.name, fresh=fresh):
             lock.release()
-            return Nothing(choosing.run_elsewhere(engine, plan.name), "live")
-        here = config.platform(plan.platform, profile)
+            return Nothing(choosing.run_elsewhere(engine, plan.name), NotStarted.LIVE)
+        here = user_config.resolve_platform(plan.platform, profile)
         run, plan, found = choosing.run_of(
             engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
         )
-        if run.state == "finished":
+        if run.state == RunState.FINISHED:
             lock.release()
-            return Nothing(run, "finished", changed=choosing.difference_of_finished(engine, run, plan))
-        here = config.platform(plan.platform, profile)
+            return Nothing(run, NotStarted.FINISHED, changed=choosing.difference_of_finished(engine, run, plan))
+        here = user_config.resolve_platform(plan.platform, profile)
         return _go_on(engine, run, plan, here, lock, found, watcher, until=until)
     except BaseException:
         lock.release()
@@ -171,24 +169,24 @@ def resume(
     if name:
         run = runs.newest(engine, name) or choosing.bring_by_name(engine, home, profile, name, watcher, consent)
     else:
-        run = runs.newest_in(engine, ("active", "failed"))
+        run = runs.newest_in(engine, (RunState.ACTIVE, RunState.FAILED))
         if run is None:
             return None
-    if run.state == "finished":
-        return Nothing(run, "finished")
+    if run.state == RunState.FINISHED:
+        return Nothing(run, NotStarted.FINISHED)
     lock = FileLock(lock_path(home, run.name))
     if not lock.acquire():
-        return Nothing(run, "live")
+        return Nothing(run, NotStarted.LIVE)
     try:
         if ownership.is_live(engine, home, run.name):
             lock.release()
-            return Nothing(run, "live")
+            return Nothing(run, NotStarted.LIVE)
         plan = choosing.plan_of(run)
         return _go_on(
             engine,
             run,
             plan,
-            config.platform(plan.platform, profile),
+            user_config.resolve_platform(plan.platform, profile),
             lock,
             watcher=watcher,
             until=until,
@@ -202,9 +200,9 @@ def resume(
 def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
     """Bring the run's own state up to how its last session ended; safe to repeat."""
     if phase is Phase.FINISHED:
-        runs.set_state(engine, run.id, "finished")
+        runs.set_state(engine, run.id, RunState.FINISHED)
     elif phase is Phase.FAILED:
-        runs.set_state(engine, run.id, "failed", why)
+        runs.set_state(engine, run.id, RunState.FAILED, why)
 
 
 def _go_on(
@@ -221,16 +219,16 @@ def _go_on(
     mirror.check(plan)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
-    if last and last.phase not in sessions.OVER:
+    if last and last.phase not in OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             ownership.refuse_moved(home_of_folder(run.folder), run, attempt)
             return _adopt(engine, run, plan, profile, last, attempt, lock, until)
-        told = last.why
+        before = last.reason
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
-        if core.PERSONS_STOP in (told, last.why) and not by_person:
-            queue.put(engine, run.id, why=core.PERSONS_STOP, due_at=None)
+        if Reason.USER in (before, last.reason) and not by_person:
+            queue.put(engine, run.id, reason=Reason.USER, due_at=None)
             lock.release()
-            return Nothing(run, "stopped")
+            return Nothing(run, NotStarted.STOPPED)
     if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
@@ -238,21 +236,21 @@ def _go_on(
     if found:
         taking.catch_up(engine, run, plan, found, watcher)
         last = sessions.last(engine, run.id)
-    if last and last.phase == Phase.FINISHED.value and not attempts.open_stages(engine, run, plan):
+    if last and last.phase == Phase.FINISHED and not attempts.open_stages(engine, run, plan):
         conclude(engine, run, Phase.FINISHED, "")
         lock.release()
-        return Nothing(run, "finished")
-    if run.state == "failed":  # who starts it again has mended the cause, or wants to see it once more
-        runs.set_state(engine, run.id, "active")
+        return Nothing(run, NotStarted.FINISHED)
+    if run.state == RunState.FAILED:  # who starts it again has mended the cause, or wants to see it once more
+        runs.set_state(engine, run.id, RunState.ACTIVE)
     if not Path(run.workdir).is_dir():
         raise PlanError(
             f"the plan's folder {run.workdir} is gone: the training is started there",
             next_step="kgorch start NEW/plan.toml, where it lies now",
         )
     notices.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
-    preflight.check_gpus(plan, watcher.note, platform=profile.name)
+    requirements.check_gpus(plan, watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
-    preflight.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
+    requirements.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
     for stage in stages[:1]:
         place = rungs.Place(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
         if rungs.is_unmeasured(engine, run, plan, place):
@@ -290,7 +288,11 @@ def _open_on(
             f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
             next_step="give the session a longer wall, or session.margin a smaller value",
         )
-    if session.wall_why == UNTIL and session.wall_s is not None and session.wall_s - now_s <= session.least_lead_s:
+    if (
+        session.wall_kind is Reason.UNTIL
+        and session.wall_s is not None
+        and session.wall_s - now_s <= session.least_lead_s
+    ):
         raise KgorchError(
             f"--until leaves {session.wall_s - now_s:.0f} s, which is over before a save would be",
             f"a save of this run with its margin takes {session.least_lead_s:.1f} s at least",
@@ -299,16 +301,16 @@ def _open_on(
     # Of a session that began with us, what we have done since has used the time up: copied a state that was found, perhaps.
     began_before_us = profile.began != "start"
     left_s = math.inf if session.wall_s is None else session.wall_s - now_s
-    if session.wall_why == WALL and began_before_us and left_s <= session.least_lead_s:
+    if session.wall_kind is Reason.TIME_LIMIT and began_before_us and left_s <= session.least_lead_s:
         raise KgorchError(
             f"the session's wall is over, or nearer than a save takes: {left_s:.0f} s are left of {length_s:g} s",
             f"it counts from the beginning of the {profile.began}, {now_s - beginning.began_s(profile.began):.0f} s ago",
             next_step='give this session an end (--until 19:30), or count from its own start ([platform] began = "start")',
         )
     newest = checkpoint_rows.newest_verified(engine, run.id)
-    if newest and (free_bytes := keeping.free_bytes(Path(newest.path).parent)) < newest.bytes:
+    if newest and (free_bytes := registry.disk_free_bytes(Path(newest.path).parent)) < newest.bytes:
         raise KgorchError(
-            keeping.no_room(Path(newest.path).parent, newest.bytes, free_bytes),
+            registry.no_room_message(Path(newest.path).parent, newest.bytes, free_bytes),
             next_step=f"kgorch checkpoints prune {run.name} drops what is not needed; then start again",
         )
     ledger = walls.ledger
@@ -318,7 +320,7 @@ def _open_on(
         return waits
     if not lock.refresh():  # its file was deleted while a source was copied, say, and another has begun a session
         claim.release()
-        return Nothing(run, "live")
+        return Nothing(run, NotStarted.LIVE)
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
     row = sessions.open_session(
         engine,
@@ -326,9 +328,9 @@ def _open_on(
         place="local",
         boot_id=process_identity.boot_id(),
         boot_wall_s=session.wall_s,
-        wall_why=session.wall_why,
+        wall_kind=session.wall_kind,
         fixed_wall_s=walls.fixed.at_s if walls.fixed else None,
-        fixed_wall_why=walls.fixed.why if walls.fixed else "",
+        fixed_wall_kind=walls.fixed.kind if walls.fixed else Reason.NONE,
         wall_at=wall_at,
         lead_s=session.lead_s,
         first_step=_last_step(engine, run),
@@ -371,20 +373,20 @@ def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float)
         return None
     due_at = ledger.resume_at(lead_s, on_quota=True)
     ledger.tell_pool(run.id)
-    queue.put(engine, run.id, why=QUOTA, due_at=due_at)
-    return Nothing(run, "quota", due_at)
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=due_at)
+    return Nothing(run, NotStarted.QUOTA, due_at)
 
 
 def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall: Wall | None) -> Session:
     root = Path(run.checkpoints)
-    speed = checkpoints.write_speed(root)
+    speed = store.measure_write_speed(root)
     newest = checkpoint_rows.newest_verified(engine, run.id)
     trained_s, failures = sessions.trained(engine, run.id)
     wall_s = wall.at_s if wall else None
     length_s = None if wall_s is None else wall_s - boottime_s()
     return Session(
         wall_s=wall_s,
-        wall_why=wall.why if wall else WALL,
+        wall_kind=wall.kind if wall else Reason.TIME_LIMIT,
         margin_s=plan.session.margin or deadline.default_margin_s(length_s),
         every_s=None if plan.checkpoint.every == "auto" else plan.checkpoint.every,
         saves=tuple(
@@ -413,25 +415,28 @@ def _adopt(
     # First the session's own CUDA_VISIBLE_DEVICES: what it costs follows from the GPUs that can be seen.
     told = launcher.environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
     claim = gpu_locks.reacquire(home_of_folder(run.folder), told, share=plan.session.share)
-    was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_why)
+    was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_kind)
     fixed = nearest([was, beginning.given_wall(until, boottime_s())])
     walls = Walls(fixed, beginning.moving_walls(engine, run, plan, profile, last))
     more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
         _session_of(
-            engine, run, plan, None if last.boot_wall_s is None else Wall(last.boot_wall_s, last.wall_why or WALL)
+            engine,
+            run,
+            plan,
+            None if last.boot_wall_s is None else Wall(last.boot_wall_s, last.wall_kind or Reason.TIME_LIMIT),
         ),
         phase=Phase(last.phase),
         entered_s=boottime_s(),
         saved_s=boottime_s(),
+        reason=last.reason,
         why=last.why,
-        asked_by_person=last.why == core.PERSONS_STOP,
         has_saved=last.id in checkpoint_rows.by_session(engine, [last.id]),
     )
     columns: dict[str, Any] = {
         **_us(),
         "fixed_wall_s": fixed.at_s if fixed else None,
-        "fixed_wall_why": fixed.why if fixed else "",
+        "fixed_wall_kind": fixed.kind if fixed else Reason.NONE,
     }
     sessions.update_session(engine, last.id, **columns)
     _leave_queue(engine, run, plan)

@@ -16,12 +16,14 @@ from sqlalchemy import Engine
 
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
+from orchestrator.core.codes import OVER
 from orchestrator.errors import KgorchError, StateUnusable
+from orchestrator.protocol.codec import ProtocolError
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import launcher
 from orchestrator.runtime.journal import say
 from orchestrator.system import process_identity
 from orchestrator.system.paths import lock_path
-from orchestrator.wire import Launch, WireError
 
 LOOK_S = 1.0
 
@@ -39,7 +41,7 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
     """
     run = runs.newest(engine, name)
     last = sessions.last(engine, run.id) if run else None
-    if run is None or last is None or last.phase in sessions.OVER:
+    if run is None or last is None or last.phase in OVER:
         return False
     lock, pid = lock_path(home, name), last.supervisor_pid
     if pid and pid != os.getpid() and process_identity.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
@@ -59,8 +61,8 @@ def refuse_moved(home: Path, run: RunInfo, attempt: AttemptInfo) -> None:
     Raises: ElsewhereInUse when that is another folder.
     """
     folder = Path(attempt.folder)
-    with contextlib.suppress(OSError, ValueError, TypeError, WireError):
-        told = Path(Launch.read(folder / "launch.json").folder)
+    with contextlib.suppress(OSError, ValueError, TypeError, ProtocolError):
+        told = Path(LaunchSpec.read(folder / "launch.json").folder)
         if not (told.exists() and told.samefile(folder)):
             former = told.parents[len(folder.relative_to(home).parts) - 1]
             raise ElsewhereInUse(

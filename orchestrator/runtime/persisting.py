@@ -19,8 +19,16 @@ from pathlib import Path
 
 import xxhash
 
-from orchestrator import foreign, manifest
-from orchestrator.manifest import FileEntry
+from orchestrator import untrusted_io
+from orchestrator.checkpoint.files import CHUNK_BYTES, write_manifest
+from orchestrator.checkpoint.manifest import (
+    FILE_PATTERN,
+    LEFTOVER_PATTERN,
+    MANIFEST_NAME,
+    FileEntry,
+    checkpoint_folder_name,
+    parse_manifest,
+)
 from orchestrator.system import files
 
 WRITERS = 4
@@ -48,8 +56,8 @@ def persist(shares: list[Share], root: Path, attempt: str, is_whole: Callable[[]
         is_whole: asked when all is written: whether the images were still those that were begun with.
     Raises: OSError; what was written is cleared away then.
     """
-    found = manifest.parse(shares[0].read(DESCRIBED))
-    place = root / manifest.folder_name(found.step, final=found.final)
+    found = parse_manifest(shares[0].read(DESCRIBED))
+    place = root / checkpoint_folder_name(found.step, final=found.final)
     aside = place.with_name(f"{place.name}.tmp-{attempt}")
     root.mkdir(parents=True, exist_ok=True)
     try:
@@ -61,7 +69,7 @@ def persist(shares: list[Share], root: Path, attempt: str, is_whole: Callable[[]
         if not is_whole():
             raise OSError(errno.ESTALE, "an image was filled anew while it was written")
         entries = {name: entry for part in written for name, entry in part.items()}
-        manifest.write(aside, replace(found, files=entries))
+        write_manifest(aside, replace(found, files=entries))
         files.sync_folder(aside)
         if place.exists():  # an earlier attempt put the same step there and died before it told; ours says nothing new
             shutil.rmtree(aside)
@@ -78,7 +86,7 @@ def clear_leftovers(root: Path) -> None:
     """Remove what killed saves and deletions left. For the keeper alone, who alone writes there."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(root):
-            if manifest.LEFTOVER.fullmatch(entry.name):
+            if LEFTOVER_PATTERN.fullmatch(entry.name):
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -102,7 +110,7 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
         for name, (start, size) in share.files.items():
             if name in (DESCRIBED, TENSORS):
                 continue
-            if not manifest.FILE.fullmatch(name) or name == manifest.NAME:
+            if not FILE_PATTERN.fullmatch(name) or name == MANIFEST_NAME:
                 raise OSError(errno.EINVAL, f"not a plain file name: {name!r}")
             with content[start : start + size] as part:
                 if name.endswith(".json"):
@@ -118,7 +126,7 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
 def _check_json(name: str, content: bytes) -> None:
     """What nobody could read again is not saved."""
     try:
-        foreign.check(content)
+        untrusted_io.check_json(content)
     except ValueError as error:
         raise OSError(errno.EINVAL, f"{name} could not be read again: {error}") from None
 
@@ -126,7 +134,7 @@ def _check_json(name: str, content: bytes) -> None:
 def _send(source: int, target: int, start: int, size: int) -> None:
     end = start + size
     while start < end:
-        sent = os.sendfile(target, source, start, min(end - start, manifest.CHUNK_BYTES))
+        sent = os.sendfile(target, source, start, min(end - start, CHUNK_BYTES))
         if not sent:
             raise OSError(errno.EIO, "an image is shorter than its rank said")
         start += sent

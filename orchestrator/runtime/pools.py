@@ -14,7 +14,6 @@ from db.records import PoolInfo, SessionInfo
 from orchestrator.core import quota as core
 from orchestrator.core import windows
 from orchestrator.core.quota import Quota, Use
-from orchestrator.core.wall import QUOTA
 from orchestrator.core.windows import PIECE_S, Never, Rolling
 from orchestrator.system import process_identity
 from orchestrator.system.file_lock import is_locked
@@ -83,4 +82,4 @@ def correct(engine: Engine, name: str, told_s: float) -> dict[str, float]:
     computed_s = core.used_s(quota, found, now)
     why = f"a person says {told_s:g} s were used of this window; computed: {computed_s:.0f} s"
     charges.correct(engine, name, now, told_s - computed_s, why)
-    return {"computed_s": round(computed_s, 3), "resumed": charges.wake(engine, name, QUOTA)}
+    return {"computed_s": round(computed_s, 3), "resumed": charges.wake(engine, name)}

@@ -17,13 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.memory import Settings
 from orchestrator.core.outcome import RankRecord
 from orchestrator.errors import ExitCode, KgorchError, StateUnusable
 from orchestrator.hardware import devices
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
 from orchestrator.runtime import launcher, snapshots
-from orchestrator.wire import CACHED, KEEPER_SOCKET, Launch, boottime_s
+from orchestrator.system.clock import boottime_s
 
 SECONDS = 20.0
 """For the trials of all stages together; the steps under way are done."""
@@ -44,7 +47,7 @@ class Probed(NamedTuple):
     """`found`: what the ranks measured (worker/probe.py), {} of a stage that never attached. `startup_s`, `lasted_s`: of its
     launch."""
 
-    stage: Stage
+    stage: StageSection
     ranks: int
     settings: Settings
     startup_s: float
@@ -93,7 +96,7 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def probe(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
+    plan: Plan, stage: StageSection, workdir: Path, root: Path, *, memory: int | None, patience_s: float,
     gpu: Mapping[str, float] | None = None,
 ) -> Probed:  # fmt: skip
     """A few steps of `stage`, whose predecessors have been probed in the same `root`.
@@ -118,7 +121,7 @@ def probe(
                 next_step="see whether it hangs; one that does not step through session.steps() is run as a whole",
             )
         records = launcher.records(Path(launch.folder), ranks)
-        if len(records) == ranks and all(record.outcome == "finished" for record in records):
+        if len(records) == ranks and all(record.outcome is RankOutcome.FINISHED for record in records):
             return _read(launch, stage, settings, began_s)
         if not _lacked_memory(launch, records):
             break
@@ -137,10 +140,10 @@ def probe(
 
 
 def _launch(
-    plan: Plan, stage: Stage, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
+    plan: Plan, stage: StageSection, workdir: Path, root: Path, ranks: int, settings: Settings, memory: int | None,
     killed: Sequence[tuple[int, bool]], number: int, gpu: Mapping[str, float] | None,
-) -> Launch:  # fmt: skip
-    return Launch(
+) -> LaunchSpec:  # fmt: skip
+    return LaunchSpec(
         run=plan.name,
         run_id=root.name,
         stage=stage.name,
@@ -154,7 +157,7 @@ def _launch(
         socket=str(root / "control.sock"),
         checkpoints=str(root / "checkpoints" / stage.name),
         output=str(root / "outputs"),
-        cached=str(root / CACHED),
+        cached=str(root / CACHE_FOLDER),
         plan_hash=plan.hash,
         seed=plan.seed,
         keeper=str(root / KEEPER_SOCKET),
@@ -170,7 +173,7 @@ def _launch(
     )
 
 
-def _run(launch: Launch, patience_s: float) -> bool:
+def _run(launch: LaunchSpec, patience_s: float) -> bool:
     """False when it was not over after `patience_s`, and was ended. Raises: OSError."""
     folder, until = Path(launch.folder), time.monotonic() + patience_s
     (Path(launch.checkpoints)).mkdir(parents=True, exist_ok=True)
@@ -185,14 +188,14 @@ def _run(launch: Launch, patience_s: float) -> bool:
         launcher.kill(folder)
 
 
-def _read(launch: Launch, stage: Stage, settings: Settings, began_s: float) -> Probed:
+def _read(launch: LaunchSpec, stage: StageSection, settings: Settings, began_s: float) -> Probed:
     path = Path(launch.folder, "probe.json")
     found = json.loads(path.read_text()) if path.exists() else {}
     began = found.get("stepped_at_s") or found.get("attached_at_s") or began_s
     return Probed(stage, launch.ranks, settings, began - began_s, boottime_s() - began_s, found)
 
 
-def _tried(launch: Launch) -> tuple[int, bool] | None:
+def _tried(launch: LaunchSpec) -> tuple[int, bool] | None:
     """Microbatch and activation checkpointing that were tried out besides the plan's when the probe ended."""
     try:
         microbatch, checkpointing = json.loads(Path(launch.folder, "probe.trying").read_text())
@@ -201,17 +204,17 @@ def _tried(launch: Launch) -> tuple[int, bool] | None:
     return int(microbatch), bool(checkpointing)
 
 
-def _lacked_memory(launch: Launch, records: list[RankRecord]) -> bool:
+def _lacked_memory(launch: LaunchSpec, records: list[RankRecord]) -> bool:
     folder = Path(launch.folder)
     return any(record.memory for record in records) or (
         launcher.kernel_kills(folder) > 0 and launcher.was_sigkilled(folder)
     )
 
 
-def _why(launch: Launch, records: list[RankRecord]) -> list[str]:
+def _why(launch: LaunchSpec, records: list[RankRecord]) -> list[str]:
     """The first error of a rank's own, and where the rest can be read while it is there."""
     folder = Path(launch.folder)
-    own = [record for record in records if record.outcome == "failed" and not record.is_collateral]
+    own = [record for record in records if record.outcome is RankOutcome.FAILED and not record.is_collateral]
     first = min(own, key=lambda record: record.at_s, default=None)
     if first is None:
         lacked = _lacked_memory(launch, records)

@@ -18,7 +18,7 @@ from db.records import AttemptInfo, RungInfo, RunInfo
 from orchestrator.core import session as core
 from orchestrator.core.health import Taken
 from orchestrator.plan import Plan
-from orchestrator.wire import Remedied
+from orchestrator.protocol.messages import RemedyApplied
 
 
 def past(engine: Engine, run: RunInfo, stage: str) -> list[Taken]:
@@ -43,7 +43,9 @@ def arguments(schedule: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def write(engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, taken: Remedied | core.Unwell) -> None:
+def write(
+    engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, taken: RemedyApplied | core.Unwell
+) -> None:
     """Remember a remedy for every attempt after this one."""
     change = dict(taken.change)
     rungs.add(
@@ -56,7 +58,7 @@ def write(engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, t
         world=attempt.ranks,
         step=change.pop("step"),
         rung=taken.remedy,
-        why=taken.why if isinstance(taken, Remedied) else taken.cause,
+        why=taken.why if isinstance(taken, RemedyApplied) else taken.cause,
         changes_result=True,
         settings=change,
     )

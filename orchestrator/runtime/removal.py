@@ -18,8 +18,9 @@ from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import ResumeInfo, RunInfo, SessionInfo
-from orchestrator import manifest
-from orchestrator.core.names import NAME
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
+from orchestrator.core.codes import OVER, ResumeState, RunState
+from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import ledger
 from orchestrator.system import process_identity
@@ -27,7 +28,7 @@ from orchestrator.system.file_lock import FileLock, is_locked
 from orchestrator.system.paths import run_folder
 
 _ASIDE = re.compile(r"\..+\.removing(-\d+)?")
-_OF_CHECKPOINTS = re.compile(rf"{manifest.FOLDER.pattern}(\.[\w.-]+)?|\.speed-\d+")
+_OF_CHECKPOINTS = re.compile(rf"{FOLDER_PATTERN.pattern}(\.[\w.-]+)?|\.speed-\d+")
 """What kgorch writes into a stage's folder: checkpoints, and what is left of saves and of broken ones."""
 
 
@@ -64,13 +65,13 @@ def locked(engine: Engine, home: Path, chosen: Sequence[RunInfo]) -> Iterator[No
     try:
         for run in chosen:
             last = sessions.last(engine, run.id)
-            is_open = run.state == "active" or (last is not None and last.phase not in sessions.OVER)
+            is_open = run.state == RunState.ACTIVE or (last is not None and last.phase not in OVER)
             if is_open and run.name not in ours:
                 raise _lives(run)
             if _is_training(run_folder(home, run.name, run.number)) or (last and _is_supervised(last)):
                 raise _lives(run)
             resume = queue.open_resume(engine, run.id)
-            if resume and resume.state == "claimed" and _claimant_lives(resume):
+            if resume and resume.state == ResumeState.CLAIMED and _claimant_lives(resume):
                 raise KgorchError(f"{_title(run)} is being started just now", next_step=f"kgorch stop {run.name}")
         yield
     finally:
@@ -111,7 +112,7 @@ def remove(engine: Engine, home: Path, what: Removal, *, checkpoints: bool) -> l
     if checkpoints and what.checkpoints:
         _check_shape(what.checkpoints)
     last = sessions.last(engine, run.id)
-    if last and last.phase not in sessions.OVER:  # killed, and not gone on with: its hours are written down to the end
+    if last and last.phase not in OVER:  # killed, and not gone on with: its hours are written down to the end
         ledger.complete(engine, last, sessions.last_attempt(engine, last.id), None)
     moved: list[tuple[Path, Path]] = []
     try:
@@ -146,7 +147,7 @@ def size_of(folder: Path) -> int:
 def _check_name(home: Path, run: RunInfo) -> bool:
     """The name comes out of a database: it must not lead out of the state folder."""
     above = home / "runs" / run.name
-    if not re.fullmatch(NAME, run.name) or run.number < 1 or above.is_symlink() or above.parent.is_symlink():
+    if not re.fullmatch(NAME_PATTERN, run.name) or run.number < 1 or above.is_symlink() or above.parent.is_symlink():
         raise KgorchError(
             f"{above} is no folder of runs and is left alone",
             f"expected a folder, not a link, named as a run is: {home}/runs/NAME",
@@ -198,9 +199,9 @@ def _leftovers(home: Path) -> list[Path]:
 
 def _delete(folder: Path) -> bool:
     for place, _, files in os.walk(folder):
-        if manifest.NAME in files:
+        if MANIFEST_NAME in files:
             with contextlib.suppress(OSError):
-                Path(place, manifest.NAME).unlink()
+                Path(place, MANIFEST_NAME).unlink()
     shutil.rmtree(folder, ignore_errors=True)  # by descriptors: no link that appears meanwhile is followed
     return not os.path.lexists(folder)
 
@@ -211,7 +212,7 @@ def _is_training(folder: Path) -> bool:
 
 def _is_supervised(last: SessionInfo) -> bool:
     alive = process_identity.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
-    return last.phase not in sessions.OVER and alive
+    return last.phase not in OVER and alive
 
 
 def _claimant_lives(resume: ResumeInfo) -> bool:

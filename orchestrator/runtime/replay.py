@@ -21,17 +21,23 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db.records import RunInfo
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io
+from orchestrator.checkpoint import safetensors_header
+from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint, read_json_file
+from orchestrator.checkpoint.manifest import Manifest, shard_names
+from orchestrator.checkpoint.safetensors_header import Span
+from orchestrator.checkpoint.verify import verify_checkpoint
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.outcome import Ended, first_cause
 from orchestrator.errors import ReplayFailed
 from orchestrator.hardware import devices
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import Heartbeat, Message
+from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.runtime import launcher, rungs, snapshots
 from orchestrator.runtime.rungs import Place
-from orchestrator.shard import Span
 from orchestrator.system.sockets.control_socket import ControlSocket, Reply
-from orchestrator.wire import KEEPER_SOCKET, Beat, Launch, Message
 
 TIMES = ("first", "second")
 MEASURED = 10
@@ -77,7 +83,7 @@ def replay(
 
     Raises: CheckpointBroken, CheckpointUnreadable; ReplayFailed when the training does not come to its end.
     """
-    described = manifest.verify(checkpoint)
+    described = verify_checkpoint(checkpoint)
     scratch = Path(run.folder) / "replay"
     with _cleared(scratch) as asked:
         saves = []
@@ -118,7 +124,7 @@ def _clear(scratch: Path) -> None:
 
 def _launch(
     engine: Engine, run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, place: Path, steps: int
-) -> Launch:
+) -> LaunchSpec:
     """The stage as its next attempt would begin it, in folders of its own; earlier stages' checkpoints are linked there."""
     stage = next((item for item in plan.stage if item.name == described.stage), None)
     if stage is None:
@@ -131,7 +137,7 @@ def _launch(
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
     ranks = devices.rank_count(stage.ranks)
     memory = rungs.standing(engine, run, plan, Place(stage.name, devices.model_name(), ranks))
-    return Launch(
+    return LaunchSpec(
         run=run.name,
         run_id=run.id,
         stage=stage.name,
@@ -156,13 +162,13 @@ def _launch(
     )
 
 
-def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None:
+def _train(launch: LaunchSpec, say: Callable[[int], None], asked: list[int]) -> None:
     """`asked`: signals; an exception of theirs that came in some callback was lost, so they are looked at besides."""
     folder, said_s = Path(launch.folder), time.monotonic()
 
     def heard(message: Message, _: Reply) -> None:
         nonlocal said_s
-        if isinstance(message, Beat) and message.step and time.monotonic() > said_s + SAY_EVERY_S:
+        if isinstance(message, Heartbeat) and message.step and time.monotonic() > said_s + SAY_EVERY_S:
             said_s = time.monotonic()
             say(message.step)
 
@@ -177,20 +183,23 @@ def _train(launch: Launch, say: Callable[[int], None], asked: list[int]) -> None
     finally:
         channel.close()
     records = launcher.records(folder, launch.ranks)
-    if len(records) != launch.ranks or {record.outcome for record in records} - {"finished", "suspended"}:
+    if len(records) != launch.ranks or {record.outcome for record in records} - {
+        RankOutcome.FINISHED,
+        RankOutcome.SUSPENDED,
+    }:
         ended = Ended(launch.ranks, records, launcher.ending(folder), False, 0, False)
         raise ReplayFailed("the training did not come to its end", first_cause(ended))
 
 
-def _saved(launch: Launch) -> Path:
-    found = manifest.checkpoints(Path(launch.checkpoints))
+def _saved(launch: LaunchSpec) -> Path:
+    found = list_checkpoints(Path(launch.checkpoints))
     if not found:
         raise ReplayFailed("the training has saved nothing", next_step="see that the script calls session.track()")
     return found[0]
 
 
 def _compared(begun: Manifest, ranks: int, first: Path, second: Path) -> Replayed:
-    one, two = manifest.read(first), manifest.read(second)
+    one, two = read_checkpoint(first), read_checkpoint(second)
     differing: list[Difference] = []
     tensors = size = 0
     other = [
@@ -200,8 +209,8 @@ def _compared(begun: Manifest, ranks: int, first: Path, second: Path) -> Replaye
     ]
     if one.position != two.position:
         other.append(f"position: {one.position} and {two.position}")
-    for name in manifest.shards(one):
-        left, right = shard.read(first, name), shard.read(second, name)
+    for name in shard_names(one):
+        left, right = safetensors_header.read(first, name), safetensors_header.read(second, name)
         tensors, size = tensors + len(left), size + sum(span.size for span in left.values())
         for tensor in sorted(left.keys() | right.keys()):
             if tensor not in left or tensor not in right or left[tensor][:2] != right[tensor][:2]:
@@ -220,7 +229,7 @@ def _told(folder: Path, described: Manifest, name: str) -> dict[str, Any]:
     """What a JSON file says of the state; the hashes in it follow from the rest."""
     if name not in described.files:
         return {}
-    return {key: value for key, value in manifest.document(folder, described, name).items() if key != "files"}
+    return {key: value for key, value in read_json_file(folder, described, name).items() if key != "files"}
 
 
 def _first_difference(one: Any, two: Any, at: str = "") -> str:
@@ -233,10 +242,13 @@ def _first_difference(one: Any, two: Any, at: str = "") -> str:
 
 
 def _same(path: Path, span: Span, other: Path, placed: Span) -> bool:
-    with foreign.open_file(path.parent, path.name) as left, foreign.open_file(other.parent, other.name) as right:
+    with (
+        untrusted_io.open_file(path.parent, path.name) as left,
+        untrusted_io.open_file(other.parent, other.name) as right,
+    ):
         return all(
-            foreign.read_at(left, span.start + done, min(CHUNK_BYTES, span.size - done))
-            == foreign.read_at(right, placed.start + done, min(CHUNK_BYTES, span.size - done))
+            untrusted_io.read_at(left, span.start + done, min(CHUNK_BYTES, span.size - done))
+            == untrusted_io.read_at(right, placed.start + done, min(CHUNK_BYTES, span.size - done))
             for done in range(0, span.size, CHUNK_BYTES)
         )
 
@@ -248,8 +260,8 @@ def _apart(path: Path, span: Span, other: Path, placed: Span) -> tuple[int | Non
     import numpy
 
     def read(place: Path, at: Span) -> Any:
-        with foreign.open_file(place.parent, place.name) as file:
-            array = numpy.frombuffer(foreign.read_at(file, at.start, at.size), _NUMPY[span.dtype])
+        with untrusted_io.open_file(place.parent, place.name) as file:
+            array = numpy.frombuffer(untrusted_io.read_at(file, at.start, at.size), _NUMPY[span.dtype])
         return (array.astype("u4") << 16).view("f4") if span.dtype == "BF16" else array
 
     one, two = read(path, span), read(other, placed)

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import queue
 from db.queue import Claimant
 from db.records import ResumeInfo
+from orchestrator.core.codes import NotStarted
 from orchestrator.core.queue import TRIES, back_off_s
 from orchestrator.errors import KgorchError
 from orchestrator.hardware.gpu_locks import GpusUnavailable
@@ -77,9 +78,9 @@ def resume(
     finally:
         over.set()
     if isinstance(opened, choosing.Nothing):
-        if opened.why == "finished":
+        if opened.why is NotStarted.FINISHED:
             queue.taken(engine, opened.run.id, by=BY_DAEMON, **us()._asdict())
-        elif opened.why == "live":  # for the quota it waits in a row of its own
+        elif opened.why is NotStarted.LIVE:  # for the quota it waits in a row of its own
             _wait_on(engine, resume_id, "it is live under another supervisor")
     return opened
 

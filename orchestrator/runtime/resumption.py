@@ -9,10 +9,12 @@ from sqlalchemy import Engine
 
 from db import runs
 from db.records import RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
+from orchestrator.core.codes import RunState
 from orchestrator.core.outlay import Reached
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.manifest import Manifest
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import bringing
@@ -47,7 +49,7 @@ def look(
     Returns: where a start would go on; None where it begins a run, does nothing, or is refused.
     """
     known, notes = runs.newest(engine, plan.name), _Notes()
-    if known and known.state == "finished":
+    if known and known.state == RunState.FINISHED:
         do = "kgorch start PLAN --fresh begins a new run"
         yield Line("checkpoint", PASS, f"the run {known.name} is finished: a start does nothing", do)
         return None
@@ -112,7 +114,7 @@ def _found(found: Found, stages: Sequence[str], name: str, beyond: Place) -> Lin
 
 def _here(known: RunInfo, plan: Plan) -> Lines:
     for stage in reversed(plan.stage):
-        for folder, described in manifest.newest_readable(Path(known.checkpoints) / stage.name):
+        for folder, described in readable_checkpoints(Path(known.checkpoints) / stage.name):
             if broken := _broken(folder):
                 yield broken
                 continue
@@ -124,7 +126,7 @@ def _here(known: RunInfo, plan: Plan) -> Lines:
 
 def _broken(folder: Path) -> Line | None:
     try:
-        manifest.verify(folder)
+        verify_checkpoint(folder)
     except (CheckpointBroken, CheckpointUnreadable) as error:
         return Line("checkpoint", WARN, str(error.what), "the one before it is used; kgorch checkpoints list")
     return None

@@ -25,14 +25,15 @@ from db import checkpoints as checkpoint_rows
 from db import rungs as rows
 from db import sessions
 from db.records import RungInfo, RunInfo
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.manifest import Adjustment, Manifest
 from orchestrator.core import health, memory
+from orchestrator.core.codes import EventKind
 from orchestrator.core.memory import Facts, Settings
-from orchestrator.manifest import Change
 from orchestrator.plan import Plan
+from orchestrator.protocol.messages import RungApplied
 from orchestrator.runtime import snapshots
 from orchestrator.system.paths import check_result_path, home_of_folder
-from orchestrator.wire import RungTaken
 
 ANEW = "begins_anew"
 """Marks the row of a rung with which the stage's weights no longer fit."""
@@ -53,7 +54,7 @@ class Standing:
 
     Attributes:
         settings: the plan's own, with what a launch alone can change.
-        schedule: what changes before which step (wire.Launch).
+        schedule: what changes before which step (LaunchSpec).
         now: all that the newest rung led to.
     """
 
@@ -84,16 +85,16 @@ def changes(engine: Engine, run: RunInfo, stage: str) -> list[dict[str, Any]]:
 
     One that no manifest could hold (of another's database) is left out, so that it costs no save.
     """
-    found, names = [], [column.name for column in fields(Change)]
+    found, names = [], [column.name for column in fields(Adjustment)]
     for row in rows.of_run(engine, run.id):
         if row.stage == stage:
             with contextlib.suppress(ValueError):
                 document = {name: getattr(row, name) for name in names} | {"at": row.at.isoformat()}
-                found.append(asdict(Change.of(document)))
+                found.append(asdict(Adjustment.from_document(document)))
     return found
 
 
-def told_by(described: manifest.Manifest) -> tuple[list[dict[str, Any]], list[str]]:
+def told_by(described: Manifest) -> tuple[list[dict[str, Any]], list[str]]:
     """Columns of the rows that a checkpoint knows of, perhaps more than any database found with it; what is wrong with others."""
     found, wrong = [], []
     for change in described.changes:
@@ -194,7 +195,7 @@ def _measured(run: RunInfo, plan: Plan, place: Place) -> int | None:
     return None
 
 
-def heard(engine: Engine, run: RunInfo, session_id: int, place: Place, told: RungTaken) -> None:
+def heard(engine: Engine, run: RunInfo, session_id: int, place: Place, told: RungApplied) -> None:
     """Write down a rung that the ranks took by themselves."""
     _add(
         engine, run, session_id, place, told.step, told.rung, told.why, Settings.of(told.settings),
@@ -266,7 +267,7 @@ def set_aside(engine: Engine, run: RunInfo, stage: str, root: Path) -> None:
         while (held := snapshots.newest(folder)) and held.stage == stage:
             snapshots.forget(folder, held.number)
     aside = root.with_name(f"{root.name}~superseded")  # no stage can be named so
-    for folder, found in list(manifest.newest_readable(root)):
+    for folder, found in list(readable_checkpoints(root)):
         if found.run_id == run.id and is_overtaken(found, rung.at):
             aside.mkdir(exist_ok=True)
             place = folder.rename(aside / f"{folder.name}-{rung.at:%Y%m%dT%H%M%S}")
@@ -274,7 +275,7 @@ def set_aside(engine: Engine, run: RunInfo, stage: str, root: Path) -> None:
     checkpoint_rows.supersede(engine, run.id, stage, before=rung.at, why=f"the stage began anew: {rung.rung}")
 
 
-def is_overtaken(found: manifest.Manifest, at: datetime) -> bool:
+def is_overtaken(found: Manifest, at: datetime) -> bool:
     return datetime.fromisoformat(found.created_at) < at
 
 
@@ -295,7 +296,7 @@ def _of(place: Place) -> tuple[str, str, int]:
 
 def _facts(engine: Engine, run: RunInfo, place: Place) -> Facts:
     """As the stage's ranks told them last; of a training that never came so far, or told no sense, the device alone is known."""
-    for last in reversed(sessions.told(engine, run.id, "memory_facts")):
+    for last in reversed(sessions.told(engine, run.id, EventKind.MEMORY_FACTS)):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the journal may be another machine's
             if last["stage"] == place.stage:
                 numbers = {name: int(last[name]) for name in ("batch", "num_workers", "blocks")}

@@ -11,14 +11,17 @@ from sqlalchemy import Engine
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator import manifest
+from orchestrator.checkpoint import registry
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core import session as core
-from orchestrator.core.session import Event, Phase, Session
+from orchestrator.core.codes import REASON_TEXT, EventKind, Outcome, Reason
+from orchestrator.core.session import Event, Session
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.plan import Plan
-from orchestrator.runtime import attempts, curves, endings, keeping, ledger, remedies
+from orchestrator.runtime import attempts, curves, endings, ledger, remedies
 from orchestrator.runtime.ledger import Ledger, Terms
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 
 def settle(
@@ -35,20 +38,20 @@ def settle(
         curves.take_in(engine, attempt)
     if ending := endings.read(Path(run.folder), last.number):
         sessions.record(engine, run.id, last.id, **ending)
-        if attempt and ending.get("kind") in (core.StageFinished.__name__, core.RunFinished.__name__):
+        if attempt and ending["kind"] in (EventKind.STAGE_FINISHED, EventKind.RUN_FINISHED):
             runs.finish_stage(engine, run.id, attempt.stage)
         endings.forget(Path(run.folder), last.number)
         if attempt and attempt.stage:
             _take_in(engine, run, attempt.stage, last)
-            keeping.mark_best(engine, run.id, plan)
+            registry.mark_best(engine, run.id, plan)
         return _row(engine, run)
     step = last.step
-    event: Event = core.SessionLost("nothing of it was running any more")
+    event: Event = core.SessionLost(REASON_TEXT[Reason.LOST])
     if attempt and attempt.outcome is None:
         step = max(step, _take_in(engine, run, attempt.stage, last))
-        keeping.mark_best(engine, run.id, plan)
+        registry.mark_best(engine, run.id, plan)
         event = _close(engine, run, plan, last, attempt, step)
-    before = Session(phase=Phase(last.phase), why=last.why, asked_by_person=last.why == core.PERSONS_STOP)
+    before = Session(phase=last.phase, reason=last.reason, why=last.why)
     ended, actions = core.advance(before, event, boottime_s())
     queued = next((action for action in actions if isinstance(action, core.QueueResume)), None)
     due_at = None if queued is None or queued.when_asked else _due_at(engine, last, terms)
@@ -56,10 +59,11 @@ def settle(
         engine,
         run.id,
         last.id,
-        kind=type(event).__name__,
-        phase=ended.phase.value,
+        kind=event.kind,
+        phase=ended.phase,
         facts={"found_by": os.getpid(), "why": ended.why},
-        resume={"why": queued.why, "due_at": due_at} if queued else None,
+        resume={"reason": queued.reason, "why": queued.why, "due_at": due_at} if queued else None,
+        reason=ended.reason,
         why=ended.why,
         step=step,
     )
@@ -83,18 +87,18 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
     more = attempts.more_after(engine, run, plan, attempt.stage)
     running = attempts.running(engine, run, last, attempt, more_stages=more)
     verified = checkpoint_rows.verified_paths(engine, run.id)
-    event, outcome = attempts.ended(engine, run, plan, last.id, running, step, verified), "lost"
+    event, outcome = attempts.ended(engine, run, plan, last.id, running, step, verified), Outcome.LOST
     if isinstance(event, core.StageFinished | core.RunFinished):
         runs.finish_stage(engine, run.id, attempt.stage)
-        outcome = "finished"
+        outcome = Outcome.FINISHED
     elif isinstance(event, core.AttemptSuspended):
-        outcome = "suspended"
+        outcome = Outcome.SUSPENDED
     elif isinstance(event, core.OutOfMemory):
-        outcome = "out of memory"
+        outcome = Outcome.OUT_OF_MEMORY
     elif isinstance(event, core.Unwell | core.AttemptUnsaved):
-        outcome = "unwell" if isinstance(event, core.Unwell) else "unsaved"
+        outcome = Outcome.DIVERGED if isinstance(event, core.Unwell) else Outcome.UNSAVED
     elif running.failed_by_itself():  # else all was killed, which is no fault of the training
-        outcome = "crashed"
+        outcome = Outcome.CRASHED
     cause = getattr(event, "cause", "")
     sessions.close_attempt(
         engine,
@@ -102,7 +106,7 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
         outcome=outcome,
         cause=cause,
         last_step=step,
-        gained=step > running.furthest or outcome == "unwell",
+        gained=step > running.furthest or outcome is Outcome.DIVERGED,
     )
     if isinstance(event, core.StageFinished):
         return core.AttemptSuspended()  # the next stage is for the next session
@@ -116,14 +120,14 @@ def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt:
 def _take_in(engine: Engine, run: RunInfo, stage: str, last: SessionInfo) -> int:
     """Write down the stage's checkpoints that no supervisor saw; the highest step among them."""
     known, step = checkpoint_rows.verified_paths(engine, run.id), 0
-    for folder, _ in manifest.newest_readable(attempts.checkpoint_root(run, stage)):
+    for folder, _ in readable_checkpoints(attempts.checkpoint_root(run, stage)):
         if str(folder) in known:
             continue
         try:
-            found = manifest.verify(folder)
+            found = verify_checkpoint(folder)
         except (CheckpointBroken, CheckpointUnreadable):
             continue  # for the next launch to deal with
         if found.run_id == run.id:
-            keeping.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
+            registry.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
             step = max(step, found.step)
     return step

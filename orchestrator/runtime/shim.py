@@ -26,15 +26,19 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import wire
 from orchestrator.core.backoff import Backoff
+from orchestrator.core.codes import EventKind
+from orchestrator.protocol import transport
+from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
+from orchestrator.protocol.messages import JournalEntry, Request
+from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.runtime.failed_attempt import FailureWatch
 from orchestrator.system import process_protection
+from orchestrator.system.attempt_files import write_attempt_file, write_json
 from orchestrator.system.attempt_processes import terminate_attempt
 from orchestrator.system.host_memory import oom_kill_count
 from orchestrator.system.log_rotation import LogRotator
 from orchestrator.system.process_identity import start_ticks
-from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BOARD_SLOT_BYTES = 64
@@ -49,7 +53,7 @@ def main(folder: Path) -> int:
     process_protection.protect()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    launch = Launch.read(folder / "launch.json")
+    launch = LaunchSpec.read(folder / "launch.json")
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     killed_before = oom_kill_count()
     board = os.memfd_create("kgorch-board")
@@ -69,7 +73,7 @@ def main(folder: Path) -> int:
     FailureWatch(folder, torchrun.pid, launch.ranks)
     LogRotator(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
     keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
-    wire.write_whole(
+    write_json(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": start_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
@@ -78,7 +82,7 @@ def main(folder: Path) -> int:
     terminate_attempt(folder)  # what another sub-reaper has adopted
     killed = oom_kill_count() - killed_before
     told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
-    wire.write_down(launch, "exit.json", told)
+    write_attempt_file(launch, "exit.json", told)
     return 0
 
 
@@ -88,7 +92,7 @@ def _end(torchrun: int, *_: object) -> None:
         os.kill(torchrun, signal.SIGKILL)
 
 
-def command(launch: Launch) -> list[str]:
+def command(launch: LaunchSpec) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -102,7 +106,7 @@ def command(launch: Launch) -> list[str]:
     ]
 
 
-def environment(launch: Launch, folder: Path, board: int) -> dict[str, str]:
+def environment(launch: LaunchSpec, folder: Path, board: int) -> dict[str, str]:
     told = {
         LAUNCH_VARIABLE: str(folder / "launch.json"),
         BOARD_VARIABLE: f"/proc/{os.getpid()}/fd/{board}",
@@ -130,7 +134,7 @@ def _expandable(environ: Mapping[str, str]) -> dict[str, str]:
 class KeeperKept:
     """Starts a keeper where none lives, and again when it has gone, for as long as this process lives."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: LaunchSpec) -> None:
         self._launch, self._folder, self._is_over = launch, Path(launch.keeper).parent, threading.Event()
         self._mine: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
@@ -146,7 +150,7 @@ class KeeperKept:
             until = time.monotonic() + 5.0
             while self._mine and self._mine.poll() is None and time.monotonic() < until:
                 with contextlib.suppress(OSError):
-                    wire.connect(self._folder / wire.KEEPER_SOCKET).close()
+                    transport.connect(self._folder / KEEPER_SOCKET).close()
                     break
                 time.sleep(0.01)
             return self._mine.pid if self._mine else None
@@ -155,7 +159,7 @@ class KeeperKept:
         failures, told = 0, ""
         while True:
             try:
-                with wire.connect(self._folder / wire.KEEPER_SOCKET) as connection:
+                with transport.connect(self._folder / KEEPER_SOCKET) as connection:
                     failures, told = 0, ""
                     self._watch(connection)
             except OSError:
@@ -172,12 +176,12 @@ class KeeperKept:
     def _watch(self, connection: socket.socket) -> None:
         """Until it has gone. One that does not answer is ended: ranks would wait for it."""
         while True:
-            wire.send(connection, wire.Ask("newest"))
+            transport.send(connection, Request("newest"))
             connection.settimeout(KEEPER_ANSWERS_S)
             try:
                 answered = connection.recv(65536)
             except TimeoutError:
-                os.kill(wire.peer_of(connection)[0], signal.SIGKILL)
+                os.kill(transport.peer_credentials(connection)[0], signal.SIGKILL)
                 raise
             if not answered:
                 return
@@ -205,8 +209,8 @@ class KeeperKept:
         return ""
 
     def _tell(self, why: str) -> None:
-        with contextlib.suppress(OSError), wire.connect(self._launch.socket) as supervisor:
-            wire.send(supervisor, wire.Note(self._launch.attempt, "keeper_not_started", {"why": why}))
+        with contextlib.suppress(OSError), transport.connect(self._launch.socket) as supervisor:
+            transport.send(supervisor, JournalEntry(self._launch.attempt, EventKind.KEEPER_NOT_STARTED, {"why": why}))
 
 
 def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.wall import SLURM, Wall
-from orchestrator.wire import boottime_s
+from orchestrator.core.codes import EventKind, Reason
+from orchestrator.core.wall import Wall
+from orchestrator.system.clock import boottime_s
 
 EVERY_S = 60.0
 """A limit is changed by hand, in minutes; a controller that serves thousands of jobs is not asked more often."""
@@ -49,7 +50,7 @@ class JobEnd:
     def _told_at_launch(self) -> Wall | None:
         """Newer Slurm tells the end to the job; 22.05 does not."""
         try:
-            return Wall(float(self._environ["SLURM_JOB_END_TIME"]) - self._ahead_s, SLURM)
+            return Wall(float(self._environ["SLURM_JOB_END_TIME"]) - self._ahead_s, Reason.SLURM)
         except (KeyError, ValueError):
             return None
 
@@ -57,12 +58,12 @@ class JobEnd:
         while not self._stopping.is_set():
             try:
                 end = _asked("%e", self._environ)
-                self._wall = None if end is None else Wall(end.timestamp() - self._ahead_s, SLURM)
+                self._wall = None if end is None else Wall(end.timestamp() - self._ahead_s, Reason.SLURM)
                 self._failed = ""
             except _Unanswered as error:  # what was known stays
                 if str(error) != self._failed:
                     self._failed = str(error)
-                    self.notes.put(("slurm_unreachable", {"why": self._failed}))
+                    self.notes.put((EventKind.SLURM_UNREACHABLE, {"why": self._failed}))
             self._first.set()
             self._stopping.wait(self._every_s)
 

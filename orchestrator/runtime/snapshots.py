@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import wire
-from orchestrator.wire import KEEPER_SOCKET, Answer, Ask, Held, Message
+from orchestrator.protocol import transport
+from orchestrator.protocol.codec import LineBuffer, ProtocolError
+from orchestrator.protocol.messages import Message, Request, Response
+from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 
 AGAIN_S = 0.5
 
 
-def newest(folder: Path, *, timeout_s: float = 5.0) -> Held | None:
+def newest(folder: Path, *, timeout_s: float = 5.0) -> SnapshotInfo | None:
     """The newest whole snapshot of the run in `folder`; None when no keeper lives or it holds none."""
     answer = _ask(folder, "newest", timeout_s)
-    return answer if isinstance(answer, Held) else None
+    return answer if isinstance(answer, SnapshotInfo) else None
 
 
 def persist(folder: Path, *, timeout_s: float, again: bool = False) -> None:
@@ -38,20 +41,20 @@ def end(folder: Path, *, timeout_s: float) -> None:
 def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
     until = time.monotonic() + timeout_s
     try:
-        with wire.connect(folder / KEEPER_SOCKET) as connection:
-            wire.send(connection, Ask(what))
-            lines = wire.Lines()
+        with transport.connect(folder / KEEPER_SOCKET) as connection:
+            transport.send(connection, Request(what))
+            lines = LineBuffer()
             while (left_s := until - time.monotonic()) > 0:
-                for message in wire.messages(connection, lines, patience_s=left_s):
-                    if isinstance(message, Held | Answer):
+                for message in transport.receive_messages(connection, lines, patience_s=left_s):
+                    if isinstance(message, SnapshotInfo | Response):
                         return message
-    except (OSError, wire.WireError):
+    except (OSError, ProtocolError):
         pass
     return None
 
 
 class Watcher:
-    """Hears what the keeper tells (Saved, SaveFailed, Note), whichever keeper lives, in a thread of its own."""
+    """Receives CheckpointWritten, SaveFailure and JournalEntry from whichever keeper lives, in a thread of its own."""
 
     def __init__(self, folder: Path, post: Callable[[Message], None]) -> None:
         self._folder, self._post, self._is_over = folder, post, threading.Event()
@@ -65,14 +68,14 @@ class Watcher:
     def _run(self) -> None:
         while not self._is_over.is_set():
             try:
-                with wire.connect(self._folder / KEEPER_SOCKET) as connection:
+                with transport.connect(self._folder / KEEPER_SOCKET) as connection:
                     self._listen(connection)
-            except (OSError, wire.WireError):
+            except (OSError, ProtocolError):
                 self._is_over.wait(AGAIN_S)
 
     def _listen(self, connection: socket.socket) -> None:
-        wire.send(connection, Ask("watch"))
-        lines = wire.Lines()
+        transport.send(connection, Request("watch"))
+        lines = LineBuffer()
         while not self._is_over.is_set():
-            for message in wire.messages(connection, lines, patience_s=AGAIN_S):
+            for message in transport.receive_messages(connection, lines, patience_s=AGAIN_S):
                 self._post(message)

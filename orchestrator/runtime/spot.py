@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.core.backoff import Backoff
-from orchestrator.core.wall import SPOT, Wall
-from orchestrator.wire import boottime_s
+from orchestrator.core.codes import EventKind, Reason
+from orchestrator.core.wall import Wall
+from orchestrator.system.clock import boottime_s
 
 EVERY_S, AT_MOST_S = 5.0, 15.0
 """AWS asks for every 5 s; of a notice of 30 s a pause of 15 s still leaves half."""
@@ -65,15 +66,15 @@ class Notices:
                 left_s, failures = None, failures + 1
                 self._note_once(f"{type(error).__name__}: {str(error)[:200]}")
             if left_s is not None:
-                self._wall = Wall(boottime_s() + left_s, SPOT)
-                self.notes.put(("spot_notice", {"left_s": round(left_s, 1)}))
+                self._wall = Wall(boottime_s() + left_s, Reason.SPOT)
+                self.notes.put((EventKind.SPOT_NOTICE, {"left_s": round(left_s, 1)}))
                 return
             self._stopping.wait(backoff.after(failures) or self._every_s)
 
     def _note_once(self, why: str) -> None:
         if why != self._failed:
             self._failed = why
-            self.notes.put(("spot_unreachable", {"why": why}))
+            self.notes.put((EventKind.SPOT_UNREACHABLE, {"why": why}))
 
 
 class _Server:

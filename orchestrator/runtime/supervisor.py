@@ -27,22 +27,39 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import checkpoints as checkpoint_rows
 from db import runs, sessions
 from db.records import RunInfo, SessionInfo
-from orchestrator import wire
+from orchestrator.checkpoint import registry
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verifier import Job, Verifier
 from orchestrator.core import notices as core_notices
 from orchestrator.core import session as core
-from orchestrator.core.session import Event, Phase, Session
-from orchestrator.core.wall import WALL, Wall, has_moved
+from orchestrator.core.codes import NOTED_BY_RANKS, CheckpointState, EventKind, Outcome, Phase, Reason
+from orchestrator.core.session import Event, Session
+from orchestrator.core.wall import Wall, has_moved
 from orchestrator.errors import CheckpointUnreadable, KgorchError
 from orchestrator.hardware import devices, telemetry
 from orchestrator.hardware.gpu_locks import GpuLocks
-from orchestrator.manifest import Manifest
-from orchestrator.plan import Plan, Stage
+from orchestrator.plan import Plan, StageSection
+from orchestrator.protocol.messages import (
+    Command,
+    DeadlineUpdate,
+    DeferredFile,
+    Heartbeat,
+    Hello,
+    JournalEntry,
+    Message,
+    RankMetrics,
+    RankProgress,
+    RemedyApplied,
+    Request,
+    Response,
+    RungApplied,
+)
+from orchestrator.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from orchestrator.runtime import (
     attempts,
     curves,
     endings,
     hanging,
-    keeping,
     launcher,
     mirror,
     notices,
@@ -55,7 +72,6 @@ from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.datacache import DataCache
 from orchestrator.runtime.foretelling import Foreteller
 from orchestrator.runtime.journal import Journal, say
-from orchestrator.runtime.reader import Job, Reader
 from orchestrator.runtime.walls import Walls
 from orchestrator.runtime.watching import MemoryWatch
 from orchestrator.system import signals
@@ -66,8 +82,6 @@ from orchestrator.system.sockets.listener import raise_descriptor_limit
 LOOK_S = 0.5
 SIGTERM_GRACE_S = 25.0
 """What a SIGTERM leaves before SIGKILL: 30 s at torchrun, Slurm and Kubernetes by default, less five to end in."""
-
-DAEMONS_STOP = "the daemon was stopped"
 
 KEEPER_S = 120.0
 """How long a session without a wall waits at its end for the keeper's disk."""
@@ -81,18 +95,18 @@ ATTACHES_S = 60.0
 LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
 """A launch that the disk or the database does not allow just now is tried again for a minute."""
 
-OUTCOMES: dict[type[Event], str] = {
-    core.StageFinished: "finished",
-    core.RunFinished: "finished",
-    core.AttemptSuspended: "suspended",
-    core.ExitOverdue: "suspended",
-    core.AttemptUnsaved: "unsaved",
-    core.AttemptCrashed: "crashed",
-    core.OutOfMemory: "out of memory",
-    core.Unwell: "unwell",
-    core.RetriesExhausted: "crashed",
-    core.Diagnosed: "hung",
-    core.SessionLost: "lost",
+OUTCOMES: dict[type[Event], Outcome] = {
+    core.StageFinished: Outcome.FINISHED,
+    core.RunFinished: Outcome.FINISHED,
+    core.AttemptSuspended: Outcome.SUSPENDED,
+    core.ExitOverdue: Outcome.SUSPENDED,
+    core.AttemptUnsaved: Outcome.UNSAVED,
+    core.AttemptCrashed: Outcome.CRASHED,
+    core.OutOfMemory: Outcome.OUT_OF_MEMORY,
+    core.Unwell: Outcome.DIVERGED,
+    core.RetriesExhausted: Outcome.CRASHED,
+    core.Diagnosed: Outcome.HUNG,
+    core.SessionLost: Outcome.LOST,
 }
 
 Observer = Callable[[SessionInfo], None]
@@ -130,7 +144,7 @@ class Supervisor:
         self._journal = Journal(engine, run.id, row.id)
         if self._walls.ledger:
             self._walls.ledger.look_beside = lambda look: self._journal.refresh("quota", look)
-        self._reader = Reader(run, self, self._post)
+        self._reader = Verifier(run, self, self._post)
         self._curves = curves.Import(engine, self._reader.submit, self._journal.write)
         self._hangs = hanging.Hangs(engine, run.id, plan.health.hang_s, self._journal.note)
         self._room = MemoryWatch(engine, run, plan)
@@ -149,7 +163,7 @@ class Supervisor:
         self._saved_step = row.first_step  # the newest step of the stage that is on disk
         self._interrupts = self._signals = self._launch_tries = 0
         self._end: dict[str, Any] | None = None  # what is written down of the session's end
-        self._wall = None if session.wall_s is None else Wall(session.wall_s, session.wall_why)
+        self._wall = None if session.wall_s is None else Wall(session.wall_s, session.wall_kind)
 
     @property
     def folder(self) -> Path:
@@ -203,7 +217,7 @@ class Supervisor:
             launcher.kill(self._processes)
         snapshots.end(self.folder, timeout_s=self._left_s())
         if self._last:
-            self._reader.take_in(self._root(self._last))
+            self._reader.verify_unrecorded_now(self._root(self._last))
             self._curves.read(self._last.row)
 
     def _finish_writing(self) -> None:
@@ -240,7 +254,7 @@ class Supervisor:
             job()
         except Exception as error:  # our own bug; the training must not pay for it
             say(traceback.format_exc())
-            self._journal.note("bug", {"what": f"{type(error).__name__}: {error}"})
+            self._journal.note(EventKind.BUG, {"what": f"{type(error).__name__}: {error}"})
 
     def _watch_walls(self) -> None:
         """SIGTERM's wall (core.StopRequested) is none of these: after a stop they only come nearer."""
@@ -266,16 +280,16 @@ class Supervisor:
             what = (
                 f"it has not called orchestrator.worker.attach() after {since_s:.0f} s: until then nothing can be saved"
             )
-            self._journal.note("not_attached", {"stage": attempt.row.stage, "what": what})
+            self._journal.note(EventKind.NOT_ATTACHED, {"stage": attempt.row.stage, "what": what})
 
     def _watch_memory(self) -> None:
         if self._session.phase in (Phase.TRAINING, Phase.SAVING):
             order, facts = self._room.look(self._sampler.latest(), self._clock.now_s())
             if order:
-                self._journal.note("memory_watch", facts)
-                self._channel.broadcast(wire.Order(order))
+                self._journal.note(EventKind.MEMORY_WATCH, facts)
+                self._channel.broadcast(Command(order))
 
-    def _rung_taken(self, attempt: Running, told: wire.RungTaken) -> None:
+    def _rung_taken(self, attempt: Running, told: RungApplied) -> None:
         def write() -> None:
             rungs.heard(self._engine, self._run, self._row.id, attempt.place, told)
             self._post(lambda: self._room.changed(attempt, self._clock.now_s()))
@@ -299,7 +313,9 @@ class Supervisor:
             return self._without_a_step(event, self._attempt)
         if isinstance(event, core.GraceExpired) and self._attempt:
             launcher.kill(self._attempt.folder)
-            self._reader.take_in(self._root(self._attempt))  # the keeper may have saved and not come to tell
+            self._reader.verify_unrecorded_now(
+                self._root(self._attempt)
+            )  # the keeper may have saved and not come to tell
             event = next(core.due(self._session, self._clock.now_s()), event)
         return core.in_vain(self._session, event) or event
 
@@ -313,8 +329,10 @@ class Supervisor:
         waits = "its first step took longer" if self._attached else "the script had not attached"
         took_s = (self._clock.utc() - attempt.row.started_at).total_seconds()
         cause = f"the wall came before the first step: {waits}, {took_s:.0f} s after its launch{where}"
-        self._journal.note("no_step", {"attempt": attempt.name, "why": cause})
-        repeats = self._session.wall_why == WALL and attempt.without_progress > 0  # a spot notice may come at any time
+        self._journal.note(EventKind.NO_STEP, {"attempt": attempt.name, "why": cause})
+        repeats = (
+            self._session.wall_kind is Reason.TIME_LIMIT and attempt.without_progress > 0
+        )  # a spot notice may come at any time
         return core.RetriesExhausted(f"{cause}; the attempt before it came to no step either") if repeats else event
 
     # What happens
@@ -324,7 +342,7 @@ class Supervisor:
         try:
             self._session, actions = core.advance(self._session, event, self._clock.now_s())
         except core.IllegalTransition as error:
-            self._journal.note("ignored", {"event": type(event).__name__, "why": str(error)})
+            self._journal.note(EventKind.EVENT_IGNORED, {"event": event.kind, "why": str(error)})
             return
         self._write_down(event, actions)
         for action in actions:
@@ -347,24 +365,25 @@ class Supervisor:
         }
         if isinstance(event, core.WallMoved):  # a reading of a clock is not kept
             wall_at = self._wall_at()
-            facts = {"wall_at": wall_at and wall_at.isoformat(), "why": self._session.wall_why}
+            facts = {"wall_at": wall_at and wall_at.isoformat(), "wall": self._session.wall_kind}
         if self._session.phase is Phase.CUT_OFF and (lost := self._row.step - self._saved_step) > 0:
             facts |= {"lost_steps": lost, "lost_s": round(lost * self._row.step_s, 3), "saved_step": self._saved_step}
             since = f"{lost} steps since step {self._saved_step} are lost"
             self._session = replace(self._session, why=f"{self._session.why}; {since}")
         columns: dict[str, Any] = {
+            "reason": self._session.reason,
             "why": self._session.why,
             "lead_s": self._session.lead_s,
             "boot_wall_s": self._session.wall_s,
-            "wall_why": self._session.wall_why,
+            "wall_kind": self._session.wall_kind,
             "wall_at": self._wall_at(),
         }
-        kind, phase = type(event).__name__, self._session.phase.value
+        kind, phase = event.kind, self._session.phase
         resume = next((self._queued(action) for action in actions if isinstance(action, core.QueueResume)), None)
         self._row = self._row._replace(phase=phase, **columns)
-        outcome = OUTCOMES.get(type(event)) or ("wall" if self._session.phase.is_over else None)
-        if outcome and self._session.asked_by_person and outcome in ("suspended", "wall"):
-            outcome = "stopped"
+        outcome = OUTCOMES.get(type(event)) or (Outcome.TIME_LIMIT if self._session.phase.is_over else None)
+        if outcome and self._session.is_stopped_by_user and outcome in (Outcome.SUSPENDED, Outcome.TIME_LIMIT):
+            outcome = Outcome.STOPPED
         closes = self._end_attempt(outcome, getattr(event, "cause", "")) if outcome else None
         entry = {"kind": kind, "phase": phase, "facts": facts, "resume": resume, "closes": closes, **columns}
         if self._session.phase.is_over:  # its last beat may not have been written
@@ -377,19 +396,20 @@ class Supervisor:
         if ledger and not action.when_asked:
             with contextlib.suppress(SQLAlchemyError):  # who comes too early looks again
                 return {
+                    "reason": action.reason,
                     "why": action.why,
                     "due_at": ledger.resume_at(self._session.lead_s, on_quota=action.on_quota),
                 }
-        return {"why": action.why, "due_at": None if action.when_asked else due_at}
+        return {"reason": action.reason, "why": action.why, "due_at": None if action.when_asked else due_at}
 
     def _act(self, action: core.Action, event: Event) -> None:
         match action:
             case core.Launch():
                 self._launch()
             case core.AskToSave():
-                self._channel.broadcast(wire.Order("save"))
+                self._channel.broadcast(Command("save"))
             case core.AskToStop(why):
-                self._channel.broadcast(wire.Order("stop", why))
+                self._channel.broadcast(Command("stop", why))
             case core.RescueSnapshot():
                 threading.Thread(
                     target=snapshots.persist, args=(self.folder,), kwargs={"timeout_s": KEEPER_S}, daemon=True
@@ -403,7 +423,7 @@ class Supervisor:
                 launcher.kill(self._processes)
 
     def _diagnosed(self, attempt: Running, cause: str, facts: dict[str, Any]) -> None:
-        self._journal.note("stacks", facts)
+        self._journal.note(EventKind.STACKS, facts)
         if self._attempt is attempt and self._session.phase is Phase.DIAGNOSING:
             self._forget_snapshot_of(attempt)
             self._happened(self._weighed(core.Diagnosed(cause)))
@@ -427,7 +447,7 @@ class Supervisor:
                 if self._processes and not launcher.kill(self._processes):  # what it had started may have outlived it
                     raise OSError(f"processes of {self._processes} do not end")
                 if held := self._memory.wait_until_released():
-                    self._post(lambda: self._journal.note("memory_not_gone", {"what": held}))
+                    self._post(lambda: self._journal.note(EventKind.MEMORY_NOT_GONE, {"what": held}))
                 found = attempts.newest_state(self._engine, self._run, todo[0].name, self._reader.skipped)
             except Exception as error:
                 hopeless = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
@@ -438,7 +458,7 @@ class Supervisor:
 
         self._reader.submit(look)
 
-    def _start(self, stage: Stage, found: attempts.Found) -> None:
+    def _start(self, stage: StageSection, found: attempts.Found) -> None:
         if self._session.phase not in (Phase.STARTING, Phase.RECOVERING):
             return  # stopped meanwhile
         try:
@@ -460,7 +480,7 @@ class Supervisor:
         self._saved_step = found.checkpoint[1].step if found.checkpoint else 0
         lost = max(0, self._row.step - found.step) if stage.name == self._row.stage else 0
         self._journal.note(
-            "launched", {"attempt": self._attempt.name, "stage": stage.name, **found.said(), "lost_steps": lost}
+            EventKind.LAUNCHED, {"attempt": self._attempt.name, "stage": stage.name, **found.said(), "lost_steps": lost}
         )
         begun: dict[str, Any] = {
             "stage": stage.name,
@@ -477,7 +497,7 @@ class Supervisor:
 
     def _launch_later(self, why: str) -> None:
         self._launch_tries += 1
-        self._journal.note("launch_failed", {"why": why, "tries": self._launch_tries})
+        self._journal.note(EventKind.LAUNCH_FAILED, {"why": why, "tries": self._launch_tries})
         if self._launch_tries >= LAUNCH_TRIES:
             self._post(lambda: self._happened(core.RetriesExhausted(why)))
             return
@@ -496,35 +516,37 @@ class Supervisor:
 
     # What is heard
 
-    def _hear(self, message: wire.Message, reply: Reply) -> None:
+    def _hear(self, message: Message, reply: Reply) -> None:
         match message:
-            case wire.Ask(what, within_s):
+            case Request(what, within_s):
                 self._asked(what, within_s, reply)
-            case wire.Hello(rank=0, attempt=attempt) if self._is_current(attempt):
+            case Hello(rank=0, attempt=attempt) if self._is_current(attempt):
                 self._attached = True
                 if message.ready:
                     self._happened(core.Attached(message.state_bytes))
                     self._look_for_room(message.state_bytes)
-                reply(wire.Deadline(self._session.deadline_s))
-            case wire.Beat(attempt=attempt) if self._is_current(attempt):
+                reply(DeadlineUpdate(self._session.deadline_s))
+            case Heartbeat(attempt=attempt) if self._is_current(attempt):
                 self._beat(message)
-            case wire.Vitals(attempt=attempt) if self._is_current(attempt):
+            case RankMetrics(attempt=attempt) if self._is_current(attempt):
                 self._sampler.add_rank_metrics(message)
                 self._data.consider(self._sampler.latest())
-            case wire.Place(attempt=attempt) if self._is_current(attempt):
+            case RankProgress(attempt=attempt) if self._is_current(attempt):
                 self._hangs.heard(message, self._clock.now_s())
                 self._room.heard(message)
-            case wire.Saved():  # of the dead, too: the keeper writes what they left
-                self._reader.submit(lambda: self._reader.read_back(message))
-            case wire.Note(attempt=attempt, kind=kind, facts=facts) if self._is_current(attempt):
+            case CheckpointWritten():  # of the dead, too: the keeper writes what they left
+                self._reader.submit(lambda: self._reader.verify(message))
+            case JournalEntry(attempt=attempt, kind=kind, facts=facts) if (
+                self._is_current(attempt) and kind in NOTED_BY_RANKS
+            ):
                 self._journal.note(kind, dict(facts))
-            case wire.Unwritten(attempt=attempt) if self._attempt and self._is_current(attempt):
+            case DeferredFile(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._write_late(self._attempt, message)
-            case wire.RungTaken(attempt=attempt) if self._attempt and self._is_current(attempt):
+            case RungApplied(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._rung_taken(self._attempt, message)
-            case wire.Remedied(attempt=attempt) if self._attempt and self._is_current(attempt):
+            case RemedyApplied(attempt=attempt) if self._attempt and self._is_current(attempt):
                 self._remember(self._attempt, message)
-            case wire.SaveFailed(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
+            case SaveFailure(attempt=attempt, rank=rank, error=error) if self._is_current(attempt):
                 self._happened(core.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
 
     def _look_for_room(self, state_bytes: int) -> None:
@@ -532,19 +554,19 @@ class Supervisor:
         if self._session.phase.is_over or self._known:
             return
         root = Path(self._run.checkpoints)
-        if (free_bytes := keeping.free_bytes(root)) < state_bytes:
-            self._happened(core.RetriesExhausted(keeping.no_room(root, state_bytes, free_bytes)))
+        if (free_bytes := registry.disk_free_bytes(root)) < state_bytes:
+            self._happened(core.RetriesExhausted(registry.no_room_message(root, state_bytes, free_bytes)))
 
     def _asked(self, what: str, within_s: float, reply: Reply) -> None:
         if what == "stop":
-            self._happened(core.StopRequested(core.PERSONS_STOP))
+            self._happened(core.StopRequested(Reason.USER))
         elif what == "suspend":
-            self._happened(core.StopRequested(DAEMONS_STOP, self._clock.now_s() + within_s))
+            self._happened(core.StopRequested(Reason.DAEMON, self._clock.now_s() + within_s))
         elif what == "save":
             self._happened(core.SaveRequested())
-        reply(wire.Answer(what in ("stop", "suspend", "save", "ping"), self._session.phase.value))
+        reply(Response(what in ("stop", "suspend", "save", "ping"), self._session.phase.value))
 
-    def _beat(self, beat: wire.Beat) -> None:
+    def _beat(self, beat: Heartbeat) -> None:
         self._session = self._session.observing(gap_s=beat.gap_s, step_s=beat.step_s)
         self._row = self._row._replace(
             epoch=beat.epoch,
@@ -580,11 +602,11 @@ class Supervisor:
         try:
             if self._session.phase is Phase.STOPPING:
                 snapshots.persist(self.folder, timeout_s=self._left_s())
-            self._reader.read_untold(self._root(attempt))
+            self._reader.verify_unrecorded(self._root(attempt))
             final = attempt.final_checkpoint(self._run)
             if final and not final.exists():  # set aside, as broken: the keeper may still hold what it was to be
                 snapshots.persist(self.folder, timeout_s=self._left_s(), again=True)
-                self._reader.read_untold(self._root(attempt))
+                self._reader.verify_unrecorded(self._root(attempt))
             if attempt.missed_a_checkpoint():
                 before, skipped = attempt.row.stage, self._reader.skipped
                 lost = attempts.set_aside_broken_best(self._engine, self._run, self._plan, before, skipped)
@@ -597,7 +619,7 @@ class Supervisor:
         finally:  # whatever the disk does: that it has ended is known
             self._post(lambda: self._ended(attempt))
 
-    def _write_late(self, attempt: Running, told: wire.Unwritten) -> None:
+    def _write_late(self, attempt: Running, told: DeferredFile) -> None:
         attempt.unwritten[told.name] = told.content
         self._journal.write(lambda: launcher.write_late(attempt.folder, told.name, told.content))
 
@@ -611,7 +633,7 @@ class Supervisor:
 
     def _newest_saved(self, stage: str) -> int:
         """The newest step of the stage that is on disk and verified; 0 for none."""
-        rows = checkpoint_rows.of_run(self._engine, self._run.id, "verified")
+        rows = checkpoint_rows.of_run(self._engine, self._run.id, CheckpointState.VERIFIED)
         return max((row.step for row in rows if row.stage == stage), default=0)
 
     def _written_down(self) -> set[str]:
@@ -621,7 +643,7 @@ class Supervisor:
         self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
     ) -> None:
         if self.is_known(str(folder)):  # told by the keeper, and found on disk besides; or measured since
-            self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
+            self._journal.write(lambda: registry.mark_best(self._engine, self._run.id, self._plan))
             if self._session.phase is Phase.SAVING or (self._ends(found) and not self._session.phase.is_over):
                 self._happened(
                     core.CheckpointVerified(found.step, 0.0, blocking_s, found.total_bytes, final=self._ends(found))
@@ -635,13 +657,13 @@ class Supervisor:
         )
         session_id = self._row.id
         self._journal.write(
-            lambda: keeping.record_verified(
+            lambda: registry.record_verified(
                 self._engine, self._run.id, session_id, found, folder, took_s=took_s, blocking_s=blocking_s
             )
         )
         if self._mirror:
             self._journal.write(self._mirror.wake)  # it asks the database what there is
-        self._journal.write(lambda: keeping.mark_best(self._engine, self._run.id, self._plan))
+        self._journal.write(lambda: registry.mark_best(self._engine, self._run.id, self._plan))
         if not self._session.phase.is_over:
             self._happened(
                 core.CheckpointVerified(found.step, took_s, blocking_s, found.total_bytes, rescued, self._ends(found))
@@ -654,27 +676,32 @@ class Supervisor:
 
     def _drop_doomed(self) -> None:
         """In the journal's thread, once what was verified is written down."""
-        for doomed in keeping.doomed(self._engine, self._run.id, self._plan):
+        for doomed in registry.expired_folders(self._engine, self._run.id, self._plan):
             if self._reader.drop(doomed):  # else the session is over, and the next one clears up
-                checkpoint_rows.set_state(self._engine, str(doomed), "dropped")
+                checkpoint_rows.set_state(self._engine, str(doomed), CheckpointState.DROPPED)
 
     def save_failed(self, why: str) -> None:
         self._happened(core.SaveFailed(why))
 
     def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
-        self._journal.note("set_aside" if was else "passed_over", {"checkpoint": place.name, "why": str(error)})
+        self._journal.note(
+            EventKind.CHECKPOINT_QUARANTINED if was else EventKind.CHECKPOINT_SKIPPED,
+            {"checkpoint": place.name, "why": str(error)},
+        )
         if was:
             self._known.discard(str(was))
-            self._journal.write(lambda: checkpoint_rows.set_state(self._engine, str(was), "broken", error.what))
+            self._journal.write(
+                lambda: checkpoint_rows.set_state(self._engine, str(was), CheckpointState.BROKEN, error.what)
+            )
 
     def reader_failed(self, why: str) -> None:
-        self._journal.note("reader_failed", {"why": why})
+        self._journal.note(EventKind.READER_FAILED, {"why": why})
 
     def _ended(self, attempt: Running) -> None:
         if self._attempt is not attempt:
             return  # we ended it ourselves and have written that down
         for stage in attempt.opened_again:
-            self._journal.note("stage_opened_again", {"stage": stage})
+            self._journal.note(EventKind.STAGE_REOPENED, {"stage": stage})
         event = attempts.ended(self._engine, self._run, self._plan, self._row.id, attempt, self._row.step, self._known)
         event = core.in_vain(self._session, event) or event
         if attempt.failed_by_itself() and not isinstance(event, core.OutOfMemory | core.Unwell):
@@ -685,11 +712,11 @@ class Supervisor:
         if isinstance(event, core.Unwell):
             self._remember(attempt, event)
 
-    def _remember(self, attempt: Running, taken: wire.Remedied | core.Unwell) -> None:
+    def _remember(self, attempt: Running, taken: RemedyApplied | core.Unwell) -> None:
         """A remedy, before anything is launched that it is for."""
-        why = taken.why if isinstance(taken, wire.Remedied) else taken.cause
-        self._journal.note("remedied", {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
-        if isinstance(taken, wire.Remedied):
+        why = taken.why if isinstance(taken, RemedyApplied) else taken.cause
+        self._journal.note(EventKind.REMEDIED, {"remedy": taken.remedy, "why": why, "change": dict(taken.change)})
+        if isinstance(taken, RemedyApplied):
             self._tell_people(core_notices.remedied(taken.remedy, why, self._row.step))
         session_id = self._row.id
         self._journal.write(lambda: remedies.write(self._engine, self._run, session_id, attempt.row, taken))
@@ -699,21 +726,22 @@ class Supervisor:
         if attempt.from_snapshot is not None and self._row.step <= attempt.row.first_step:
             snapshots.forget(self.folder, attempt.from_snapshot)
 
-    def _end_attempt(self, outcome: str, cause: str) -> dict[str, Any] | None:
+    def _end_attempt(self, outcome: Outcome, cause: str) -> dict[str, Any] | None:
         """The attempt is over; what to write down of it, None where there was none."""
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return None
         self._hangs.remember()
-        if not self._attached and outcome != "crashed":
+        if not self._attached and outcome is not Outcome.CRASHED:
             what = "no rank had called orchestrator.worker.attach() by then: nothing of it could be saved"
-            self._journal.note("never_attached", {"stage": attempt.row.stage, "what": what})
+            self._journal.note(EventKind.NEVER_ATTACHED, {"stage": attempt.row.stage, "what": what})
         return {
             "attempt_id": attempt.row.id,
             "outcome": outcome,
             "cause": cause,
             "last_step": self._row.step,
-            "gained": self._row.step > attempt.furthest or outcome == "unwell",  # the plan's remedies bound those
+            "gained": self._row.step > attempt.furthest
+            or outcome is Outcome.DIVERGED,  # the plan's remedies bound those
         }
 
     def _hear_threads(self) -> None:
@@ -760,7 +788,7 @@ class Supervisor:
         at_s = self._session.deadline_s
         if at_s != self._told_s and (at_s is None or self._told_s is None or abs(at_s - self._told_s) > 0.05):
             self._told_s = at_s
-            self._channel.broadcast(wire.Deadline(at_s))
+            self._channel.broadcast(DeadlineUpdate(at_s))
 
     def _wall_at(self) -> Any:
         left = None if self._session.wall_s is None else self._session.wall_s - self._clock.now_s()
@@ -786,10 +814,10 @@ class Supervisor:
     def _platform_ends_us(self) -> None:
         self._signals += 1
         wall_s = self._clock.now_s() + SIGTERM_GRACE_S
-        self._post(lambda: self._happened(core.StopRequested("SIGTERM", wall_s)))
+        self._post(lambda: self._happened(core.StopRequested(Reason.SIGTERM, wall_s)))
 
     def _person_interrupts(self) -> None:
         """Ctrl-C: save and stop; twice: stop at once."""
         self._interrupts, self._signals = self._interrupts + 1, self._signals + 1
         wall_s = None if self._interrupts == 1 else self._clock.now_s()
-        self._post(lambda: self._happened(core.StopRequested(core.PERSONS_STOP, wall_s)))
+        self._post(lambda: self._happened(core.StopRequested(Reason.USER, wall_s)))

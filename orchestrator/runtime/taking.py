@@ -22,13 +22,18 @@ from sqlalchemy import Engine
 from db import runs, sessions, transfer
 from db.imported import Columns
 from db.records import RunInfo
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io
+from orchestrator.checkpoint import registry, store
+from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.manifest import FILE_PATTERN, MANIFEST_NAME, FileEntry, Manifest, checkpoint_folder_name
+from orchestrator.checkpoint.verify import read_chunks, verify_checkpoint
 from orchestrator.core import retention
+from orchestrator.core.codes import CheckpointState, EventKind, RunState
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
-from orchestrator.foreign import Budget, BudgetSpent
-from orchestrator.manifest import FileEntry, Manifest
 from orchestrator.plan import Plan
-from orchestrator.runtime import checkpoints, curves, keeping, rungs
+from orchestrator.protocol.run_files import CACHE_FOLDER, MAX_CACHED_BYTES
+from orchestrator.protocol.values import escape_surrogates
+from orchestrator.runtime import curves, rungs
 from orchestrator.runtime.finding import (
     NOWHERE,
     Candidate,
@@ -41,11 +46,11 @@ from orchestrator.runtime.finding import (
     place_of,
 )
 from orchestrator.system import files, hashing
-from orchestrator.wire import CACHED, MAX_CACHED_BYTES, plain_text
+from orchestrator.untrusted_io import Budget, BudgetExceeded
 
 Events = list[tuple[str, dict[str, Any]]]
 Moved = Callable[[int], None]
-GOES_ON = {"state": "active", "why": "", "finished_at": None}
+GOES_ON = {"state": RunState.ACTIVE, "why": "", "finished_at": None}
 RESERVE_BYTES = 1 << 20
 RATED_S, RATED_BYTES = 20.0, 64 << 20
 """What manifests of a source are read again for, to find the best of them."""
@@ -63,14 +68,17 @@ def bring(engine: Engine, run: Columns, plan: Plan, found: Found, watcher: Watch
     order = order_of(stages, found.training, found.rows.finished if found.rows else None)
     copied, told = _copy(found, order, run, NOWHERE, watcher)
     remembered = found.rows.checkpoints if found.rows else []
-    if not copied and (found.checkpoints or any(row["state"] in ("verified", "broken") for row in remembered)):
+    if not copied and (
+        found.checkpoints
+        or any(row["state"] in (CheckpointState.VERIFIED, CheckpointState.BROKEN) for row in remembered)
+    ):
         raise CheckpointBroken(
             f"no checkpoint of run {found.run_id} in the sources can be used",
             *(facts["why"] for _, facts in told[:8]),
             next_step="have its whole state in a source, or begin anew with --fresh",
         )
     if not copied:
-        told.append(("found", {"source": str(found.database), "run": found.run_id}))
+        told.append((EventKind.CHECKPOINT_IMPORTED, {"source": str(found.database), "run": found.run_id}))
     told += _copy_best(found, plan, run, copied, watcher)
     return _write_down(engine, run, stages, found, copied, [*found.events, *told])
 
@@ -110,10 +118,10 @@ def _write_down(
         finished = dict.fromkeys(stages[:furthest], (datetime.now(UTC), "a later stage has a checkpoint"))
 
     def path_of(row: Columns) -> str | None:
-        folder = Path(run["checkpoints"]) / row["stage"] / manifest.folder_name(row["step"], final=row["final"])
+        folder = Path(run["checkpoints"]) / row["stage"] / checkpoint_folder_name(row["step"], final=row["final"])
         return str(folder) if row["stage"] in stages else None
 
-    used = [manifest.read(Path(path)) for path in copied]  # of our copies: the search has kept none of it
+    used = [read_checkpoint(Path(path)) for path in copied]  # of our copies: the search has kept none of it
     told = sorted((row for described in used for row in rungs.told_by(described)[0]), key=lambda row: row["at"])
     rows = curves.brought(found.rows, _folder_of(found, "attempts")) if found.rows else None
     return transfer.take_in(engine, run, stages, finished, rows, copied, path_of, events, told)
@@ -144,12 +152,17 @@ def _copy(
                     _copy_checkpoint(item, target, moved)
                 except CheckpointBroken as error:
                     watcher.note(f"{item.folder} was passed over: {error}")
-                    events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                    events.append(
+                        (
+                            EventKind.CHECKPOINT_SKIPPED,
+                            {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))},
+                        )
+                    )
                     continue
-                described = manifest.read(target)
+                described = read_checkpoint(target)
                 copied[str(target)] = columns = _columns(item.folder, described)
                 facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-                events.append(("found", facts | {"run": found.run_id}))
+                events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
                 watcher.found(described, item.folder)
                 break
         for path, folder in outputs.items() if copied or not found.checkpoints else ():
@@ -160,7 +173,7 @@ def _copy(
 def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns], watcher: Watcher) -> Events:
     """Of each stage the best by the plan's keep.best, into `copied` as well: what goes on is the furthest, and on a new machine
     the best of earlier sessions would be lost. One for which there is no room stays in the source, and the run goes on."""
-    root, events, rule = Path(run["checkpoints"]), Events(), keeping.rule_of(plan).best
+    root, events, rule = Path(run["checkpoints"]), Events(), registry.retention_rule(plan).best
     for stage in plan.stage if rule and copied else ():
         items = {str(item.folder): item for item in found.checkpoints if item.manifest.stage == stage.name}
         known = list(_rated(items))
@@ -172,12 +185,17 @@ def _copy_best(found: Found, plan: Plan, run: Columns, copied: dict[str, Columns
                     _copy_checkpoint(item, _target(root, item), _counter(watcher, _room_for([item], (), root)))
             except (CheckpointBroken, CheckpointUnreadable, StateUnusable) as error:
                 watcher.note(f"the best checkpoint of stage {stage.name}, {item.folder}, was passed over: {error}")
-                events.append(("passed_over", {"checkpoint": str(item.folder), "why": plain_text(str(error))}))
+                events.append(
+                    (
+                        EventKind.CHECKPOINT_SKIPPED,
+                        {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))},
+                    )
+                )
                 continue
-            described = manifest.read(_target(root, item))
+            described = read_checkpoint(_target(root, item))
             copied[str(_target(root, item))] = columns = _columns(item.folder, described)
             facts = {name: columns[name] for name in ("source", "stage", "step", "bytes")}
-            events.append(("found", facts | {"run": found.run_id}))
+            events.append((EventKind.CHECKPOINT_IMPORTED, facts | {"run": found.run_id}))
             watcher.found(described, item.folder)
             break
     return events
@@ -187,9 +205,9 @@ def _rated(folders: Iterable[str]) -> Iterator[retention.Kept]:
     """Checkpoints as retention compares them: as many of a source's as may be read for it."""
     budget = Budget(RATED_S, RATED_BYTES)
     for folder in folders:
-        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError, BudgetSpent):
-            budget.spend(Path(folder, manifest.NAME).lstat().st_size)
-            told = manifest.read(Path(folder))
+        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError, BudgetExceeded):
+            budget.spend(Path(folder, MANIFEST_NAME).lstat().st_size)
+            told = read_checkpoint(Path(folder))
             order = told.step + 0.5 * told.final
             rated = retention.Kept(
                 folder, told.stage, told.step, told.total_bytes, order, verified=True, final=told.final
@@ -201,21 +219,21 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
     """Raises: CheckpointBroken; CheckpointUnreadable: what cannot be read just now is not given up; OSError of our disk."""
     if target.is_dir():
         try:
-            if manifest.verify(target).run_id == item.manifest.run_id:
+            if verify_checkpoint(target).run_id == item.manifest.run_id:
                 return  # an earlier start came as far as this
         except CheckpointBroken:
             if target == item.folder:
                 raise
-        checkpoints.set_aside(target, target.parent.parent)
-    described = manifest.read(item.folder)
+        store.quarantine(target, target.parent.parent)
+    described = read_checkpoint(item.folder)
     aside = target.with_name(f"{target.name}.tmp-found")
     shutil.rmtree(aside, ignore_errors=True)  # of an earlier start
     aside.mkdir(parents=True)
     try:
         for name, entry in described.files.items():
             _copy_file(item.folder, aside / name, moved, entry)
-        _copy_file(item.folder, aside / manifest.NAME, moved, None)
-        if essence_of(manifest.read(aside)) != item.essence:
+        _copy_file(item.folder, aside / MANIFEST_NAME, moved, None)
+        if essence_of(read_checkpoint(aside)) != item.essence:
             raise CheckpointBroken(f"{item.folder} changed while it was copied")
         files.sync_folder(aside)
         aside.rename(target)
@@ -226,7 +244,7 @@ def _copy_checkpoint(item: Candidate, target: Path, moved: Moved) -> None:
 
 
 def _copy_file(folder: Path, target: Path, moved: Moved, expected: FileEntry | None) -> None:
-    chunks, max_bytes = manifest.chunks(folder, target.name.removesuffix(".part")), expected.bytes if expected else None
+    chunks, max_bytes = read_chunks(folder, target.name.removesuffix(".part")), expected.bytes if expected else None
     with open(target, "xb") as file:
         digest, count = hashing.copy_hashed(chunks, file, max_bytes=max_bytes, on_chunk=moved)
         file.flush()
@@ -243,9 +261,9 @@ def _copy_output(path: Path, target: Path, moved: Moved, watcher: Watcher) -> No
     aside = target.with_name(target.name + ".part")
     aside.unlink(missing_ok=True)
     try:
-        foreign.copy_file(path, aside, moved, durable=True)
+        untrusted_io.copy_file(path, aside, moved, durable=True)
         aside.rename(target)
-    except foreign.SourceUnreadable as error:
+    except untrusted_io.SourceUnreadable as error:
         watcher.note(f"the output {path} was passed over: {error}")
     finally:
         aside.unlink(missing_ok=True)
@@ -266,11 +284,13 @@ def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
 def _values_of(found: Found, ours: Path) -> dict[Path, Path]:
     """What the run had computed once (worker/cached.py) and has not here, as `_outputs_of`. A rank reads such a value as a
     stranger's: bounded JSON, under the very key that it asks for."""
-    top, values = _folder_of(found, CACHED), dict[Path, Path]()
+    top, values = _folder_of(found, CACHE_FOLDER), dict[Path, Path]()
     with contextlib.suppress(OSError):  # there is none, or it cannot be read now: it is computed again
         for entry in islice(os.scandir(top), OUTPUTS) if top else ():
-            is_one = manifest.FILE.fullmatch(entry.name) and entry.name.endswith(".json")
-            is_one = is_one and entry.is_file(follow_symlinks=False) and not Path(ours, CACHED, entry.name).exists()
+            is_one = FILE_PATTERN.fullmatch(entry.name) and entry.name.endswith(".json")
+            is_one = (
+                is_one and entry.is_file(follow_symlinks=False) and not Path(ours, CACHE_FOLDER, entry.name).exists()
+            )
             if is_one and entry.stat(follow_symlinks=False).st_size <= MAX_CACHED_BYTES and len(values) < VALUES:
                 values[Path(entry.path)] = Path(entry.path).parent
     return values
@@ -289,7 +309,7 @@ def _room_for(first: Sequence[Candidate], outputs: Iterable[Path], root: Path) -
     needed = sum(item.bytes for item in first if not _target(root, item).is_dir())
     for path in outputs:
         with contextlib.suppress(OSError):  # of the source: it is passed over when it is copied
-            needed += foreign.data_bytes(path)
+            needed += untrusted_io.allocated_bytes(path)
     root.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(root).free < needed + RESERVE_BYTES:
         raise _no_room(root, f"{needed} bytes are to be copied, {shutil.disk_usage(root).free} are free")
@@ -330,7 +350,7 @@ def _counter(watcher: Watcher, total_bytes: int) -> Moved:
 
 
 def _target(root: Path, item: Candidate) -> Path:
-    return root / item.manifest.stage / manifest.folder_name(item.manifest.step, final=item.manifest.final)
+    return root / item.manifest.stage / checkpoint_folder_name(item.manifest.step, final=item.manifest.final)
 
 
 def _columns(folder: Path, described: Manifest) -> Columns:
@@ -342,5 +362,5 @@ def _columns(folder: Path, described: Manifest) -> Columns:
         "metrics": dict(described.metrics),
         "measured": dict(described.measured),
         "created_at": datetime.fromisoformat(described.created_at),
-        "source": plain_text(str(folder)),
+        "source": escape_surrogates(str(folder)),
     }

@@ -11,9 +11,9 @@ from db.records import RunInfo
 from orchestrator.core import room
 from orchestrator.hardware import devices
 from orchestrator.plan import Plan
+from orchestrator.protocol.messages import RankProgress
 from orchestrator.runtime import rungs
 from orchestrator.runtime.attempts import Running
-from orchestrator.wire import Place
 
 LOOK_S = 1.0
 
@@ -44,7 +44,7 @@ class MemoryWatch:
         self._can_climb = any(getattr(now, name) != getattr(base, name) for name in own)
         self._tries = rungs.climbed_in_vain(self._engine, self._run, attempt.place) if self._can_climb else 0
 
-    def heard(self, place: Place) -> None:
+    def heard(self, place: RankProgress) -> None:
         self._where[place.rank] = place.where
 
     def look(self, values: Mapping[str, float], now_s: float) -> tuple[str, dict[str, Any]]:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE
 from orchestrator.system.process_identity import start_ticks
-from orchestrator.wire import LAUNCH_VARIABLE
 
 GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for helper processes of a training."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-from orchestrator.wire import boottime_s
+
+def boottime_s() -> float:
+    """Seconds of CLOCK_BOOTTIME, which all processes of a machine share.
+
+    It goes on while the machine is suspended, and no change of the wall clock moves it. Instants named `…_s` in messages and in
+    launch.json are readings of it; they mean nothing on another machine or after a reboot.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Clock(Protocol):

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.core.names import NAME
+from orchestrator.core.names import NAME_PATTERN
 from orchestrator.errors import NotFound, StateUnusable
 
 
@@ -92,7 +92,7 @@ def run_folder(home: Path, name: str, number: int) -> Path:
 
 def _name_folder(home: Path, name: str) -> Path:
     """The name may come from a command line or from a changed row: the pattern keeps the path inside `home`."""
-    if not re.fullmatch(NAME, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise NotFound(
             f"there is no run named {name[:100]!r}",
             "a run's name has up to 64 letters, digits, dots, underscores and hyphens",

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.wire import LAUNCH_VARIABLE, Launch
+from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["attach", "output_folder"]
 
 
-def launch() -> Launch | None:
+def launch() -> LaunchSpec | None:
     """What kgorch told this process, or None when it runs alone."""
     path = os.environ.get(LAUNCH_VARIABLE)
-    return Launch.read(path) if path else None
+    return LaunchSpec.read(path) if path else None
 
 
 def attach(*, seed: int | None = None, deterministic: str | None = None) -> Session:

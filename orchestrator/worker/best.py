@@ -22,9 +22,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.manifest import checkpoint_folder_name
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.wire import Launch, Note, Saved
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import JournalEntry
+from orchestrator.protocol.snapshot_messages import CheckpointWritten
 from orchestrator.worker.board import SAVE, SLOT, STOP, Board
 from orchestrator.worker.metrics import Metrics
 from orchestrator.worker.save import Saver, is_on_disk
@@ -46,7 +50,8 @@ class Best:
     """
 
     def __init__(
-        self, launch: Launch, rank: int, board: Board, saver: Saver, metrics: Metrics, tell: Callable[[Note | Saved], None]
+        self, launch: LaunchSpec, rank: int, board: Board, saver: Saver, metrics: Metrics,
+        tell: Callable[[JournalEntry | CheckpointWritten], None],
     ) -> None:  # fmt: skip
         assert launch.best
         self._launch, self._rank, self._board, self._saver, self._metrics = launch, rank, board, saver, metrics
@@ -88,7 +93,7 @@ class Best:
         if agreed is None:
             self._is_alone = True
             why = f"{self.metric} was reported on some ranks only, in the midst of an epoch"
-            self._tell(Note(self._launch.attempt, "best_not_saved", {"step": str(step), "why": why}))
+            self._tell(JournalEntry(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
         return agreed or 0
 
     def spent(self, seconds: float) -> None:
@@ -133,12 +138,16 @@ class Best:
 
     def _label(self, step: int) -> None:
         """This step was saved before its weights were measured: its manifest learns the figures, its files stay as they are."""
-        folder = Path(self._launch.checkpoints, manifest.folder_name(step, final=False))
+        folder = Path(self._launch.checkpoints, checkpoint_folder_name(step, final=False))
         try:
-            found = manifest.read(folder)
-            manifest.write(folder, replace(found, metrics=self._metrics.values, measured=self._metrics.measured))
+            found = read_checkpoint(folder)
+            write_manifest(folder, replace(found, metrics=self._metrics.values, measured=self._metrics.measured))
         except (OSError, CheckpointBroken, CheckpointUnreadable) as error:
-            self._tell(Note(self._launch.attempt, "best_not_saved", {"step": str(step), "why": str(error)[:500]}))
+            self._tell(
+                JournalEntry(
+                    self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": str(error)[:500]}
+                )
+            )
             return
         self.saved(step)
-        self._tell(Saved(self._launch.attempt, str(folder), step, found.total_bytes, 0.0, 0.0))
+        self._tell(CheckpointWritten(self._launch.attempt, str(folder), step, found.total_bytes, 0.0, 0.0))

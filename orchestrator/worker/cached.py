@@ -19,15 +19,17 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io
+from orchestrator.checkpoint.manifest import FILE_PATTERN
+from orchestrator.core.codes import EventKind
 from orchestrator.errors import KgorchError
+from orchestrator.protocol.run_files import MAX_CACHED_BYTES
 from orchestrator.system import files
-from orchestrator.wire import MAX_CACHED_BYTES
 from orchestrator.worker.board import PeersLost
 from orchestrator.worker.group import UNLIMITED
 
 FORMAT, VERSION = "kgorch-cached", 1
-HEAD_BYTES = MAX_CACHED_BYTES - foreign.MAX_JSON_BYTES
+HEAD_BYTES = MAX_CACHED_BYTES - untrusted_io.MAX_JSON_BYTES
 SAID_S, TOLD_S = 10.0, 60.0
 """How often progress goes to the log, and to the journal."""
 
@@ -53,7 +55,9 @@ class Progress:
         print(f"{what}: {done}{f' of {total}' if total else ''} in {passed_s:.0f} s{left}", flush=True)
         if now_s - self._told_s >= TOLD_S or is_over:
             self._told_s = now_s
-            self._tell("reading", {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s})
+            self._tell(
+                EventKind.READING, {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s}
+            )
 
 
 class Store:
@@ -67,11 +71,11 @@ class Store:
         if self._folder is None:
             return None
         try:
-            content = foreign.read_all(self._folder, f"{name}.json", MAX_CACHED_BYTES)
+            content = untrusted_io.read_all(self._folder, f"{name}.json", MAX_CACHED_BYTES)
             head, _, value = content.partition(b"\n")
-            if len(head) > HEAD_BYTES or foreign.parse(head) != _head(key, value):
+            if len(head) > HEAD_BYTES or untrusted_io.parse_json(head) != _head(key, value):
                 return None
-            foreign.parse(value)
+            untrusted_io.parse_json(value)
         except (OSError, ValueError, RecursionError):
             return None
         return value
@@ -91,7 +95,7 @@ def _head(key: str, value: bytes) -> dict[str, Any]:
 
 def check_name(name: str) -> None:
     """Raises: KgorchError for what is no plain file name."""
-    if not manifest.FILE.fullmatch(f"{name}.json"):
+    if not FILE_PATTERN.fullmatch(f"{name}.json"):
         raise KgorchError(f"session.cached({name!r:.120}): expected letters, digits, '.', '_' and '-', at most 120")
 
 
@@ -104,7 +108,7 @@ def value_of(name: str, value: Any) -> bytes:
     """Raises: KgorchError for what JSON cannot hold, or what is too large to be read again."""
     content = _as_json(f"session.cached({name!r}): the value", value)
     try:
-        foreign.check(content)
+        untrusted_io.check_json(content)
     except ValueError as error:
         raise KgorchError(
             f"session.cached({name!r}): the value cannot be stored", str(error),

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.manifest import Change
-from orchestrator.wire import Launch, Message, Remedied, RungTaken
+from orchestrator.checkpoint.manifest import Adjustment
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import Message, RemedyApplied, RungApplied
 
 KEPT = 1000
 """Remedies that a manifest lists at most: a scaler may leave out thousands of batches, and the old ones steer nothing any more."""
@@ -18,15 +19,15 @@ class Changes:
     taken: as a manifest holds them, oldest first, those of earlier attempts among them.
     """
 
-    def __init__(self, launch: Launch, send: Callable[[Message], None]) -> None:
-        self.taken = [Change.of(row) for row in launch.changes]
+    def __init__(self, launch: LaunchSpec, send: Callable[[Message], None]) -> None:
+        self.taken = [Adjustment.from_document(row) for row in launch.changes]
         self._device, self._world, self._send = launch.device, launch.ranks, send
         self._bound()
 
-    def add(self, told: RungTaken | Remedied, *, tells: bool) -> None:
+    def add(self, told: RungApplied | RemedyApplied, *, tells: bool) -> None:
         """All ranks take this one now. `tells`: this rank tells the supervisor."""
         row: dict[str, Any] = {"why": told.why, "at": datetime.now(UTC).isoformat(), "world": self._world, "up": False}
-        if isinstance(told, RungTaken):
+        if isinstance(told, RungApplied):
             row |= {
                 "step": told.step,
                 "rung": told.rung,
@@ -38,7 +39,7 @@ class Changes:
             entry = {name: value for name, value in told.change.items() if name != "step"}
             row |= {"step": told.change["step"], "rung": told.remedy, "device": "", "settings": entry}
             row |= {"changes_result": True}
-        self.taken.append(Change.of(row))
+        self.taken.append(Adjustment.from_document(row))
         self._bound()
         if tells:
             self._send(told)

@@ -1,6 +1,6 @@
 """A checkpoint folder as one file of torch.save, for whoever loads with PyTorch alone.
 
-`python -m orchestrator.worker.convert FOLDER OUT [NAME]`, started by runtime/export.py: the command line itself never
+`python -m orchestrator.worker.convert FOLDER OUT [NAME]`, started by checkpoint/export.py: the command line itself never
 loads PyTorch. Without NAME everything that was tracked, under its names. Nothing in the file runs code when it is loaded:
 it is loaded once with `weights_only` before it takes its name.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint, read_json_file
 from orchestrator.errors import KgorchError
 from orchestrator.system import files
 from orchestrator.worker import state
@@ -25,9 +25,9 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
 
     Raises: KgorchError when nothing was tracked under that name; CannotRestore; OSError.
     """
-    described = manifest.read(folder)
-    own = manifest.document(folder, described, "rank0.json")
-    tree = manifest.document(folder, described, "state.json") | own["own"]
+    described = read_checkpoint(folder)
+    own = read_json_file(folder, described, "rank0.json")
+    tree = read_json_file(folder, described, "state.json") | own["own"]
     if name is not None and name not in tree:
         raise KgorchError(
             f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from orchestrator.core import curve
 from orchestrator.core.curve import Mark, Record, Recorder
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system import files
-from orchestrator.wire import Launch
 
 WAITING = 512
 """Records that wait for a disk at most; beyond that the oldest go."""
@@ -31,7 +31,7 @@ FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 class Curve:
     """Attributes: epoch: counted from 1, of what is reported now; 0 before the first."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: LaunchSpec) -> None:
         self.epoch = 0
         self._writer = Writer(Path(launch.folder, curve.FILE_NAME))
         self._recorder = Recorder(self._writer.put)

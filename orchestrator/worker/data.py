@@ -11,7 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from orchestrator.wire import CACHE_WHOLE, Launch
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
 
 
 class DataPath(os.PathLike[str]):
@@ -36,7 +37,7 @@ class DataPath(os.PathLike[str]):
 class Data:
     """A rank's view of the caches that its launch names."""
 
-    def __init__(self, launch: Launch | None, rank: int) -> None:
+    def __init__(self, launch: LaunchSpec | None, rank: int) -> None:
         self._caches = dict(launch.data) if launch else {}
         self._flags = {
             source: Path(launch.folder, f"rank{rank}.data{number}") if launch else Path()
@@ -56,7 +57,7 @@ class Data:
         """At the end of an epoch: which copies are whole from here on, or are so no longer."""
         for source, cache in self._caches.items():
             with contextlib.suppress(OSError):  # a full disk: then it stays as it is
-                if _is_there(os.path.join(cache, CACHE_WHOLE)):
+                if _is_there(os.path.join(cache, CACHE_COMPLETE_FILE)):
                     self._flags[source].touch()
                 else:
                     self._flags[source].unlink(missing_ok=True)

@@ -25,10 +25,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator import wire, worker
+from orchestrator import worker
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.health import Trouble
-from orchestrator.errors import KgorchError, nearest
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError, nearest
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.system.attempt_files import write_attempt_file
+from orchestrator.system.clock import boottime_s
 
 EXIT_S = 4.0
 """Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""
@@ -98,7 +101,7 @@ def flags_of(args: dict[str, Any]) -> list[str]:
     return flags
 
 
-def call(launch: Launch, record: Record) -> None:
+def call(launch: LaunchSpec, record: Record) -> None:
     os.chdir(launch.workdir)
     sys.path.insert(0, launch.workdir)
     if launch.entry.endswith(".py"):
@@ -122,10 +125,10 @@ class Record:
     `began` is false until the person's code runs: what fails before that would fail again.
     """
 
-    def __init__(self, launch: Launch, rank: int) -> None:
+    def __init__(self, launch: LaunchSpec, rank: int) -> None:
         self._launch, self._rank, self.began = launch, rank, False
 
-    def write(self, outcome: str, error: BaseException | None = None) -> None:
+    def write(self, outcome: RankOutcome, error: BaseException | None = None) -> None:
         content: dict[str, Any] = {
             "rank": self._rank,
             "outcome": outcome,
@@ -136,6 +139,7 @@ class Record:
         }
         if error is not None:
             content["error"] = {
+                "code": code_of(error),
                 "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
                 "message": str(error)[:4000],
                 "memory": memory_that_ran_out(error),
@@ -147,7 +151,24 @@ class Record:
             }
             if isinstance(trouble := getattr(error, "trouble", None), Trouble):
                 content["error"]["trouble"] = trouble.as_dict()
-        wire.write_down(self._launch, f"rank{self._rank}.status.json", content)
+        write_attempt_file(self._launch, f"rank{self._rank}.status.json", content)
+
+
+def code_of(error: BaseException) -> RankError:
+    """PyTorch is not loaded for it: there may be no room."""
+    if isinstance(error, CheckpointBroken | CannotRestore):
+        return RankError.CHECKPOINT
+    if isinstance(error, KgorchError | ImportError | SyntaxError):
+        return RankError.USAGE
+    if "torch" in sys.modules:
+        from orchestrator.worker import oom
+
+        if isinstance(error, oom.LadderEnds):
+            return RankError.LADDER_EXHAUSTED
+    text = str(error).lower()  # PyTorch has no type for it
+    if "dataloader worker" in text and ("killed by signal: killed" in text or "exited unexpectedly" in text):
+        return RankError.LOADER_KILLED
+    return RankError.OTHER
 
 
 def memory_that_ran_out(error: BaseException) -> str:
@@ -219,21 +240,21 @@ def main() -> int:
     except SystemExit as ending:
         over = sys.modules.get("orchestrator.worker.session")
         if over and isinstance(ending, over.SessionOver):
-            record.write("suspended" if ending.saved else "unsaved")
+            record.write(RankOutcome.SUSPENDED if ending.saved else RankOutcome.UNSAVED)
             leave()
         elif ending.code in (None, 0):
-            record.write("finished")
+            record.write(RankOutcome.FINISHED)
         else:
-            record.write("failed", ending)
+            record.write(RankOutcome.FAILED, ending)
             if not isinstance(ending.code, int):
                 print(ending.code, file=sys.stderr)
             fail(ending.code & 0xFF or 1 if isinstance(ending.code, int) else 1)
     except BaseException as error:
-        record.write("failed", error)
+        record.write(RankOutcome.FAILED, error)
         traceback.print_exc()
         fail()
     else:
-        record.write("finished")
+        record.write(RankOutcome.FINISHED)
     return 0
 
 

@@ -22,8 +22,10 @@ from typing import Any
 import torch
 
 from orchestrator.core import health
+from orchestrator.core.codes import EventKind
 from orchestrator.core.health import LOSS, WEIGHTS, Spike, Taken, Trouble
-from orchestrator.wire import Launch, Message, Note, Remedied
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import JournalEntry, Message, RemedyApplied
 from orchestrator.worker.host_copy import HostCopy
 from orchestrator.worker.ladder import Ladder
 
@@ -53,7 +55,7 @@ class Health:
     """
 
     def __init__(
-        self, launch: Launch, rank: int, ladder: Ladder, send: Callable[[Message], None], *, late: bool
+        self, launch: LaunchSpec, rank: int, ladder: Ladder, send: Callable[[Message], None], *, late: bool
     ) -> None:
         told = launch.health
         self._policy = [health.parse_remedy(written) for written in told.get("nan", ())]
@@ -199,7 +201,7 @@ class Health:
 
     def _remember(self, remedy: str, why: str, change: Mapping[str, Any]) -> None:
         self._past.append(Taken(change["step"], remedy, why, change["step"]))
-        told = Remedied(self._attempt, remedy, why, dict(change))
+        told = RemedyApplied(self._attempt, remedy, why, dict(change))
         self._ladder.changes.add(told, tells=self._rank == 0 or self._arriving is not None)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -216,7 +218,11 @@ class Health:
 
     def _see(self, kind: str, step: int, what: str, call: int) -> None:
         self._trouble = Trouble(kind, self._rank, step, what, call, self._since)
-        self._send(Note(self._attempt, "unwell", {"rank": str(self._rank), "step": str(step), "what": what}))
+        self._send(
+            JournalEntry(
+                self._attempt, EventKind.HEALTH_ISSUE, {"rank": str(self._rank), "step": str(step), "what": what}
+            )
+        )
 
     # The weights
 

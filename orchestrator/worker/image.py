@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.wire import STAMP_BYTES
+from orchestrator.protocol.snapshot_messages import STAMP_BYTES
 from orchestrator.worker.state import DTYPES
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

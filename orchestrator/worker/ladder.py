@@ -16,8 +16,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from orchestrator.core import memory
+from orchestrator.core.codes import EventKind
 from orchestrator.core.memory import Facts, Rung, Settings
-from orchestrator.wire import Launch, Message, Note, RungTaken
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import JournalEntry, Message, RungApplied
 from orchestrator.worker import activation
 from orchestrator.worker.activation import Activations
 from orchestrator.worker.changes import Changes
@@ -30,7 +32,7 @@ class Ladder:
     changes: of settings and by remedies, for the manifest.
     """
 
-    def __init__(self, launch: Launch, device: torch.device, send: Callable[[Message], None]) -> None:
+    def __init__(self, launch: LaunchSpec, device: torch.device, send: Callable[[Message], None]) -> None:
         self.settings = self._base = Settings.of(launch.settings)
         self._rungs: Sequence[Rung] = [memory.parse_rung(rung) for rung in launch.ladder]
         self._facts = Facts(device=device.type)
@@ -95,14 +97,14 @@ class Ladder:
     def tell_lack(self, rank: int, step: int, said: str) -> None:
         """For the journal, before anything else can go wrong."""
         facts = {"rank": str(rank), "step": str(step), "what": said}
-        self._send(Note(self._attempt, "out_of_memory", facts))
+        self._send(JournalEntry(self._attempt, EventKind.OUT_OF_MEMORY, facts))
 
     def tell(self, rank: int) -> None:
         """What the supervisor's choice hangs on, when it has changed."""
         if rank == 0 and self._facts != self._told:
             self._told = self._facts
             facts = {name: str(value) for name, value in self._facts.as_dict().items()} | {"stage": self._stage}
-            self._send(Note(self._attempt, "memory_facts", facts))
+            self._send(JournalEntry(self._attempt, EventKind.MEMORY_FACTS, facts))
 
     def down(self, step: int, why: str, *, tells: bool, must: bool) -> None:
         """Take the next rung, before `step`.
@@ -121,7 +123,7 @@ class Ladder:
         self._schedule.clear()  # what followed then does not follow now
         self._apply(after)
         changes = rung.changes_result
-        told = RungTaken(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes)
+        told = RungApplied(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes)
         self.changes.add(told, tells=tells)
 
     def up(self, step: int, *, tells: bool) -> None:
@@ -132,7 +134,7 @@ class Ladder:
         self._schedule.clear()
         self._apply(above[-2])
         why = "there has been room for long"
-        told = RungTaken(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True)
+        told = RungApplied(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True)
         self.changes.add(told, tells=tells)
 
     def tidy(self, step: int) -> None:

@@ -15,8 +15,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from orchestrator import wire
-from orchestrator.wire import Deadline, Hello, Launch, Message, Order
+from orchestrator.protocol import codec, transport
+from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import Command, DeadlineUpdate, Hello, Message
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker.board import DOWN, SAVE, STOP, UP, Board
 
 BEAT_S = 1.0
@@ -24,13 +27,13 @@ BEAT_S = 1.0
 
 class Link:
     def __init__(
-        self, launch: Launch, board: Board, hello: Callable[[], Hello], told: Callable[[], Iterable[Message]]
+        self, launch: LaunchSpec, board: Board, hello: Callable[[], Hello], told: Callable[[], Iterable[Message]]
     ) -> None:
         self._launch, self._board, self._hello, self._told = launch, board, hello, told
         self._deadline_s = launch.deadline_s
         self._stop_asked = False
         self._connection: socket.socket | None = None
-        self._lines = wire.Lines()
+        self._lines = LineBuffer()
         self._outbox: collections.deque[Message] = collections.deque(maxlen=1000)
         self._greeting: Hello | None = None  # of this connection
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -78,7 +81,7 @@ class Link:
             selector.register(self._wake_receiver, selectors.EVENT_READ)
             next_beat_s = 0.0
             while not (self._closing.is_set() and not self._outbox):
-                now_s = wire.boottime_s()
+                now_s = boottime_s()
                 if now_s >= next_beat_s:
                     next_beat_s = now_s + BEAT_S
                     self._watch_deadline(now_s)
@@ -89,7 +92,7 @@ class Link:
                 self._flush(selector)
                 if self._closing.is_set() and self._connection is None:
                     return
-                for key, _ in selector.select(timeout=max(0.0, next_beat_s - wire.boottime_s())):
+                for key, _ in selector.select(timeout=max(0.0, next_beat_s - boottime_s())):
                     if key.fileobj is self._wake_receiver:
                         self._wake_receiver.recv(4096)
                     else:
@@ -101,10 +104,10 @@ class Link:
 
     def _connect(self, selector: selectors.BaseSelector) -> None:
         try:
-            self._connection = wire.connect(self._launch.socket)
+            self._connection = transport.connect(self._launch.socket)
         except OSError:
             return
-        self._lines, self._greeting = wire.Lines(), None
+        self._lines, self._greeting = LineBuffer(), None
         selector.register(self._connection, selectors.EVENT_READ)
         self._outbox.appendleft(self._hello())
 
@@ -114,9 +117,9 @@ class Link:
             if isinstance(message, Hello) and self._has_greeted(message):
                 self._outbox.popleft()
                 continue
-            line = wire.encode(message)
+            line = codec.encode(message)
             if (
-                len(line) > wire.MAX_LINE_BYTES
+                len(line) > MAX_LINE_BYTES
             ):  # the supervisor would end the connection, and this be sent again without end
                 print(f"kgorch: a {type(self._outbox.popleft()).__name__} of {len(line)} bytes is not sent", flush=True)
                 continue
@@ -138,18 +141,18 @@ class Link:
             if not data:
                 raise ConnectionError("closed")
             for line in self._lines.feed(data):
-                self._take(wire.decode(line))
-        except (OSError, wire.WireError):
+                self._take(codec.decode(line))
+        except (OSError, ProtocolError):
             self._drop(selector)
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Order) and message.what == "save":
+        if isinstance(message, Command) and message.what == "save":
             self._board.ask(SAVE)
-        elif isinstance(message, Order) and message.what == "stop":
+        elif isinstance(message, Command) and message.what == "stop":
             self.ask_stop()
-        elif isinstance(message, Order) and message.what in ("down", "up"):
+        elif isinstance(message, Command) and message.what in ("down", "up"):
             self._board.ask(DOWN if message.what == "down" else UP)
-        elif isinstance(message, Deadline):
+        elif isinstance(message, DeadlineUpdate):
             self._deadline_s = message.at_s
 
     def _drop(self, selector: selectors.BaseSelector) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from orchestrator.core.curve import Mark
 from orchestrator.errors import KgorchError
-from orchestrator.wire import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
+from orchestrator.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
 from orchestrator.worker.host_copy import HostCopy
 
 NUMBER_BYTES = 32

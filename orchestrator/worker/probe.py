@@ -26,8 +26,9 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.errors import KgorchError
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system import files
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import batches
 from orchestrator.worker.backward import Backward
 from orchestrator.worker.ladder import Ladder
@@ -95,7 +96,7 @@ class Probe:
 
     as_on_cuda = False
 
-    def __init__(self, launch: Launch, rank: int, device: torch.device, ladder: Ladder) -> None:
+    def __init__(self, launch: LaunchSpec, rank: int, device: torch.device, ladder: Ladder) -> None:
         assert launch.probe is not None
         self._path, self._rank, self._device = Path(launch.folder) / "probe.json", rank, device
         self._seconds, self._limit = float(launch.probe["seconds"]), launch.probe.get("memory")

@@ -18,9 +18,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from orchestrator import manifest, wire
-from orchestrator.manifest import Manifest
-from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Note, Room, SaveFailed, boottime_s
+from orchestrator.checkpoint.manifest import MANIFEST_NAME, Manifest, checkpoint_folder_name, manifest_document
+from orchestrator.core.codes import EventKind
+from orchestrator.protocol import transport
+from orchestrator.protocol.codec import LineBuffer, ProtocolError
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import JournalEntry, Message, Request, Response
+from orchestrator.protocol.snapshot_messages import (
+    BufferGrant,
+    BufferRequest,
+    PersistResult,
+    SaveFailure,
+    SnapshotInfo,
+    SnapshotReady,
+)
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP, Board
 from orchestrator.worker.image import Image, TooSmall
 from orchestrator.worker.state import Captured
@@ -57,11 +69,16 @@ class Saver:
     """Attributes: blocking_s: what the last snapshot held the training up; error: why the last save failed, else ""."""
 
     def __init__(
-        self, launch: Launch, rank: int, world_size: int, board: Board, tell: Callable[[SaveFailed | Note], None]
+        self,
+        launch: LaunchSpec,
+        rank: int,
+        world_size: int,
+        board: Board,
+        tell: Callable[[SaveFailure | JournalEntry], None],
     ) -> None:
         self._launch, self._rank, self._world, self._board, self._tell = launch, rank, world_size, board, tell
         self._keeper: socket.socket | None = None
-        self._lines = wire.Lines()
+        self._lines = LineBuffer()
         self._images: list[Image] = []
         self._pinned = False
         self._first = 1  # this attempt's first number, as the keeper counts
@@ -157,7 +174,7 @@ class Saver:
                 "state.json": json.dumps(captured.tree).encode(),
                 "tensors": json.dumps(sorted(captured.tensors)).encode(),
             }
-        return {"described": json.dumps(manifest.as_document(described)).encode(), **self._encoded}
+        return {"described": json.dumps(manifest_document(described)).encode(), **self._encoded}
 
     def wait(self) -> bool:
         """Until the last save is on disk. False when it failed, or nobody knows: the keeper is gone."""
@@ -170,13 +187,13 @@ class Saver:
                 self.error, self._writing = "it takes too long", None
         return not self.error
 
-    def fetch(self) -> tuple[wire.Held, list[int]]:
+    def fetch(self) -> tuple[SnapshotInfo, list[int]]:
         """The newest snapshot that the keeper holds. Raises: OSError."""
         self._connect(KEEPER_PATIENCE_S)
         assert self._keeper
-        wire.send(self._keeper, wire.Ask("fetch"))
-        answer, descriptors = self._answer(wire.Held, KEEPER_PATIENCE_S)
-        assert isinstance(answer, wire.Held)
+        transport.send(self._keeper, Request("fetch"))
+        answer, descriptors = self._answer(SnapshotInfo, KEEPER_PATIENCE_S)
+        assert isinstance(answer, SnapshotInfo)
         return answer, descriptors
 
     def _fill(
@@ -198,9 +215,9 @@ class Saver:
         named = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
         assert self._keeper
-        wire.send(
+        transport.send(
             self._keeper,
-            Filled(
+            SnapshotReady(
                 self._launch.attempt, self._rank, self._number, self._slot_of(slot), described.step, named,
                 described.final, persist, began_s, self.blocking_s,
             ),
@@ -219,16 +236,16 @@ class Saver:
         if persist:  # a snapshot that cannot be taken is made up for by the next
             self.error, self._writing = str(error), None
             self._board.save_failed(self._taken)
-            self._tell(SaveFailed(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
+            self._tell(SaveFailure(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
 
     def _is_writing(self, patience_s: float = 0.0) -> bool:
         if self._writing and self._keeper:
             try:
-                for message in wire.messages(self._keeper, self._lines, patience_s=patience_s):
-                    if isinstance(message, Kept) and message.number == self._writing.number:
+                for message in transport.receive_messages(self._keeper, self._lines, patience_s=patience_s):
+                    if isinstance(message, PersistResult) and message.number == self._writing.number:
                         self.error, self._writing = message.error, None
                         break
-            except (OSError, wire.WireError):
+            except (OSError, ProtocolError):
                 self._lose_keeper()
         return self._writing is not None
 
@@ -238,9 +255,9 @@ class Saver:
         assert self._keeper
         told = self._launch
         bound = -1 if told.memory_bytes is None else told.memory_bytes
-        wire.send(
+        transport.send(
             self._keeper,
-            Room(
+            BufferRequest(
                 told.attempt,
                 told.run_id,
                 told.stage,
@@ -251,8 +268,8 @@ class Saver:
                 bound,
             ),
         )
-        answer, descriptors = self._answer(Images, patience_s)
-        assert isinstance(answer, Images)
+        answer, descriptors = self._answer(BufferGrant, patience_s)
+        assert isinstance(answer, BufferGrant)
         pinned = self._pinned and answer.count > 0  # with no room in memory the images are files
         self._images = [Image(descriptor, answer.bytes, pinned=pinned) for descriptor in descriptors]
         if self._pinned and not all(image.is_pinned for image in self._images):
@@ -261,36 +278,38 @@ class Saver:
                 if pinned
                 else "there is no room for them in memory, so they are files"
             )
-            self._tell(Note(told.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
+            self._tell(
+                JournalEntry(told.attempt, EventKind.SNAPSHOTS_NOT_PINNED, {"rank": str(self._rank), "why": why})
+            )
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count
 
-    def _answer(self, kind: type[wire.Message], patience_s: float) -> tuple[wire.Message, list[int]]:
+    def _answer(self, kind: type[Message], patience_s: float) -> tuple[Message, list[int]]:
         """The keeper's, passing over word of saves that nobody waits for any more. Raises: OSError."""
         assert self._keeper
         until, kept = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
         try:
             while time.monotonic() < until:
-                messages, descriptors = wire.receive(self._keeper, self._lines, patience_s=1.0)
+                messages, descriptors = transport.receive(self._keeper, self._lines, patience_s=1.0)
                 kept += descriptors
                 for message in messages:
                     if isinstance(message, kind):
                         kept, given = [], kept
                         return message, given
-                    if isinstance(message, Answer):
+                    if isinstance(message, Response):
                         raise OSError(message.text)
-        except wire.WireError as error:
+        except ProtocolError as error:
             raise ConnectionError(str(error)) from None
         finally:
-            wire.close_all(kept)
+            transport.close_all(kept)
         raise TimeoutError("the keeper does not answer")
 
     def _connect(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
         while self._keeper is None:
             try:
-                self._keeper, self._lines = wire.connect(self._launch.keeper), wire.Lines()
+                self._keeper, self._lines = transport.connect(self._launch.keeper), LineBuffer()
             except OSError:
                 if time.monotonic() >= until:
                     raise
@@ -305,8 +324,8 @@ class Saver:
             lost, self._writing, self.error = self._writing, None, "the keeper is gone"
             self._board.save_failed(lost.taken)
             if self._rank == 0:
-                self._tell(SaveFailed(self._launch.attempt, -1, lost.step, self.error))
+                self._tell(SaveFailure(self._launch.attempt, -1, lost.step, self.error))
 
 
-def is_on_disk(launch: Launch, step: int, *, final: bool) -> bool:
-    return Path(launch.checkpoints, manifest.folder_name(step, final=final), manifest.NAME).exists()
+def is_on_disk(launch: LaunchSpec, step: int, *, final: bool) -> bool:
+    return Path(launch.checkpoints, checkpoint_folder_name(step, final=final), MANIFEST_NAME).exists()

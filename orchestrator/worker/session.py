@@ -26,10 +26,13 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator import __version__
+from orchestrator.checkpoint.manifest import Manifest, Position
+from orchestrator.core.codes import EventKind
 from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.manifest import Manifest, Position
-from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
+from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LaunchSpec
+from orchestrator.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankMetrics
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import (
     activation,
     batches,
@@ -115,7 +118,7 @@ class Session:
     quick: a quick test or a probe: loaders give a few batches only, so what is made is not whole.
     """
 
-    def __init__(self, launch: Launch | None, seed: int | None, deterministic: str | None = None) -> None:
+    def __init__(self, launch: LaunchSpec | None, seed: int | None, deterministic: str | None = None) -> None:
         self.supervised = launch is not None
         self.quick = launch is not None and (launch.quick or launch.probe is not None)
         self._exactness: dict[str, str] = {}
@@ -161,7 +164,7 @@ class Session:
         guard = self._supervise(launch) if launch else None
         self._backward = Backward(self.device, lambda: self._ranks, self._tell_exactness, guard)
 
-    def _supervise(self, launch: Launch) -> Guard:
+    def _supervise(self, launch: LaunchSpec) -> Guard:
         self._board = Board(os.environ[BOARD_VARIABLE], self.rank, self.world_size)
         self._link = Link(launch, self._board, self._hello, self._told)
         self._saver = Saver(launch, self.rank, self.world_size, self._board, self._link.send)
@@ -170,7 +173,7 @@ class Session:
             self._best = Best(launch, self.rank, self._board, self._saver, self._metrics, self._link.send)
         if self._member.shares_gpu and self.rank == 0:
             why = f"{self.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
-            self._link.send(Note(launch.attempt, "gloo_instead_of_nccl", {"why": why}))
+            self._link.send(JournalEntry(launch.attempt, EventKind.GLOO_INSTEAD_OF_NCCL, {"why": why}))
         self._ladder = Ladder(launch, self.device, self._link.send)
         self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         if launch.probe is not None:
@@ -368,12 +371,12 @@ class Session:
         if changed:
             self._tell_exactness(versions=f"{'; '.join(changed)}: other bits from here on")
 
-    def _begin_with(self, launch: Launch, *, file: str, **how: Any) -> None:
+    def _begin_with(self, launch: LaunchSpec, *, file: str, **how: Any) -> None:
         """The plan's starting weights, on every rank the same."""
         facts = starting.load(self._tracked, Path(launch.workdir, file), **how)
         if self.rank == 0:
             kind = "weights_partly_loaded" if facts.keys() > {"file", "into", "loaded"} else "weights_loaded"
-            self._link.send(Note(launch.attempt, kind, facts))
+            self._link.send(JournalEntry(launch.attempt, kind, facts))
 
     def weights(self, stage: str, name: str = "model", *, which: str | None = None) -> Weights:
         """What the module `name` of another stage of this run held, by the names of its state_dict (weights.py).
@@ -419,7 +422,7 @@ class Session:
             self._store.write(name, key, value)
         except OSError as error:  # a full disk: the next session computes it again
             print(f"kgorch: session.cached({name!r}) is not kept: {error}", flush=True)
-            self._note("not_cached", {"name": name, "why": str(error)[:500]})
+            self._note(EventKind.NOT_CACHED, {"name": name, "why": str(error)[:500]})
         return value
 
     def progress(self, what: str, done: int, total: int | None = None) -> None:
@@ -431,7 +434,7 @@ class Session:
 
     def _note(self, kind: str, facts: dict[str, str]) -> None:
         if self._launch:
-            self._link.send(Note(self._launch.attempt, kind, facts))
+            self._link.send(JournalEntry(self._launch.attempt, kind, facts))
 
     # Loops
 
@@ -573,7 +576,11 @@ class Session:
                     what, next_step="name what a checkpoint must hold: session.track(model=…, optimizer=…)"
                 )
             print(f"kgorch: {what}", file=sys.stderr, flush=True)
-            self._link.send(Note(self._launch.attempt, "tracks_nothing", {"stage": self._launch.stage, "what": what}))
+            self._link.send(
+                JournalEntry(
+                    self._launch.attempt, EventKind.TRACKS_NOTHING, {"stage": self._launch.stage, "what": what}
+                )
+            )
 
     def _climb_in(self, source: Loader | Replay) -> None:
         """Onto the rung that was in force at this step."""
@@ -891,7 +898,9 @@ class Session:
             self._metrics_dropped_told = True
             print(f"kgorch: session.report(): not kept: {self._metrics.dropped}", flush=True)
             if self._launch and self.rank == 0:
-                self._link.send(Note(self._launch.attempt, "metrics_dropped", {"why": self._metrics.dropped}))
+                self._link.send(
+                    JournalEntry(self._launch.attempt, EventKind.METRICS_DROPPED, {"why": self._metrics.dropped})
+                )
 
     @property
     def exactness(self) -> dict[str, str]:
@@ -906,7 +915,7 @@ class Session:
         if not facts.items() <= self._exactness.items():
             self._exactness |= facts
             if self._launch and self.rank == 0:
-                self._link.send(Note(self._launch.attempt, "exactness", self.exactness))
+                self._link.send(JournalEntry(self._launch.attempt, EventKind.EXACTNESS, self.exactness))
 
     def _hello(self) -> Hello:
         assert self._launch
@@ -916,15 +925,15 @@ class Session:
         assert self._launch
         yield self._place.told(self._launch.attempt, self.rank, self._modules())
         if self._probe is None:  # which reads the same marks of the most that was taken, and puts them back
-            yield Vitals(self._launch.attempt, self.rank, self._gauges.read(self._step_s))
+            yield RankMetrics(self._launch.attempt, self.rank, self._gauges.read(self._step_s))
         if self.rank == 0:
             yield self._beat(self._launch.attempt)
 
-    def _beat(self, attempt: str) -> Beat:
+    def _beat(self, attempt: str) -> Heartbeat:
         gap_s, self._gap_s = self._gap_s, 0.0
         if self._ticked_s:
             gap_s = max(gap_s, time.monotonic() - self._ticked_s)
-        return Beat(
+        return Heartbeat(
             attempt,
             self._epoch or self._epochs_done,
             self._step,

@@ -23,9 +23,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io
+from orchestrator.checkpoint import safetensors_header
+from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.errors import CannotRestore, CheckpointBroken, nearest
-from orchestrator.manifest import Manifest
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -248,9 +249,10 @@ def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], see
         return seen[identity]
     while path in tensors:
         path += "~"
-    if (wrong := shard.misnamed(path)) or len(tensors) >= shard.MAX_TENSORS:
+    if (wrong := safetensors_header.name_error(path)) or len(tensors) >= safetensors_header.MAX_TENSORS:
+        wrong = wrong or f"is one of more than {safetensors_header.MAX_TENSORS}"
         raise CannotRestore(
-            f"the tensor {path!r:.200} {wrong or f'is one of more than {shard.MAX_TENSORS}'}, which a shard cannot hold",
+            f"the tensor {path!r:.200} {wrong}, which a shard cannot hold",
             next_step="give the state_dict other keys, or stack small tensors",
         )
     tensors[path] = tensor
@@ -259,7 +261,7 @@ def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], see
 
 
 def _join(value: Any, fetch: Callable[[str], torch.Tensor], path: str) -> Any:
-    """Values out of JSON that may come from anywhere, nested no deeper than foreign.parse lets pass.
+    """Values out of JSON that may come from anywhere, nested no deeper than untrusted_io.parse_json lets pass.
 
     Raises: CannotRestore, naming the place.
     """
@@ -315,7 +317,7 @@ def _numpy(dtype: str, shape: Any, content: bytes) -> Any:
     if not NUMPY_DTYPE.fullmatch(dtype):
         raise ValueError(f"no plain numbers: {dtype!r:.80}")
     plain = numpy.dtype(dtype)
-    if shape is not None and not shard.is_shape(shape):
+    if shape is not None and not safetensors_header.is_shape(shape):
         raise ValueError(f"not a shape: {shape!r:.80}")
     if math.prod(shape or []) * plain.itemsize != len(content) or (plain.kind == "b" and max(content, default=0) > 1):
         raise ValueError(f"{dtype} {shape!r:.80} in {len(content)} bytes")
@@ -332,14 +334,14 @@ class Shards:
     def __init__(self, folder: Path, described: Manifest, rank: int) -> None:
         self._folder = folder
         self._files: dict[str, Any] = {}
-        order = manifest.shards(described)
+        order = shard_names(described)
         for name in [name for name in order if name == f"rank{rank}.safetensors"] + order:
             try:
-                with foreign.open_file(folder, name) as file:
-                    shard.header(file, folder / name)
+                with untrusted_io.open_file(folder, name) as file:
+                    safetensors_header.read_open(file, folder / name)
                     opened: Any = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")  # the very file looked at
             except OSError as error:
-                raise foreign.verdict(error, f"{folder / name} cannot be read", str(error)) from None
+                raise untrusted_io.checkpoint_error(error, f"{folder / name} cannot be read", str(error)) from None
             except SafetensorError as error:
                 raise CheckpointBroken(f"{folder / name} is not a shard", str(error)[:300]) from None
             for tensor in opened.keys():  # noqa: SIM118  (no dict)

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint, read_json_file
+from orchestrator.checkpoint.manifest import Manifest, parse_manifest
 from orchestrator.errors import CannotRestore
-from orchestrator.manifest import Manifest
-from orchestrator.wire import Held
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.worker import state
 
 _DTYPES = {name: dtype for dtype, name in state.DTYPES.items()}
@@ -41,13 +41,13 @@ class Stored(Protocol):
 
 class Folder:
     def __init__(self, folder: Path) -> None:
-        self.described = manifest.read(folder)
-        self.tree = manifest.document(folder, self.described, "state.json")
+        self.described = read_checkpoint(folder)
+        self.tree = read_json_file(folder, self.described, "state.json")
         self._folder = folder
 
     def own(self, rank: int) -> dict[str, Any]:
         number = rank if rank < self.described.world_size else 0
-        return manifest.document(self._folder, self.described, f"rank{number}.json")
+        return read_json_file(self._folder, self.described, f"rank{number}.json")
 
     def fetcher(self, rank: int) -> Callable[[str], torch.Tensor]:
         return state.Shards(self._folder, self.described, rank).fetch
@@ -69,7 +69,7 @@ class _Tensor:
 
 
 class InMemory:
-    def __init__(self, held: Held, descriptors: list[int]) -> None:
+    def __init__(self, held: SnapshotInfo, descriptors: list[int]) -> None:
         self._files: dict[str, tuple[int, int, int]] = {}
         try:
             images = [mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) for descriptor in descriptors]
@@ -79,7 +79,7 @@ class InMemory:
         self._images = images
         for number, files in enumerate(held.shares):
             self._files |= {name: (number, start, size) for name, (start, size) in files.items()}
-        self.described = manifest.parse(self._bytes("described"))
+        self.described = parse_manifest(self._bytes("described"))
         self.tree = self._json("state.json")
 
     def own(self, rank: int) -> dict[str, Any]:

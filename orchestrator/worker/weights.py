@@ -12,11 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_json_file, readable_checkpoints
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core import retention
 from orchestrator.errors import CannotRestore
-from orchestrator.manifest import Manifest
-from orchestrator.wire import Launch
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.worker import state
 
 Which = Literal["best", "final", "file"]
@@ -51,7 +52,7 @@ class Weights(dict[str, torch.Tensor]):
         return facts | ({"metric": self.metric, "value": self.value} if self.which == "best" else {})
 
 
-def read(launch: Launch, stage: str, name: str, which: str | None) -> Weights:
+def read(launch: LaunchSpec, stage: str, name: str, which: str | None) -> Weights:
     """What the module `name` of that stage held; every byte is read back and compared with the manifest first.
 
     Args:
@@ -60,7 +61,7 @@ def read(launch: Launch, stage: str, name: str, which: str | None) -> Weights:
     Raises: CannotRestore when the stage has left no such checkpoint, or the checkpoint nothing of that name; CheckpointBroken.
     """
     root = Path(launch.checkpoints).parent / stage
-    own = [pair for pair in manifest.newest_readable(root) if pair[1].run_id == launch.run_id]
+    own = [pair for pair in readable_checkpoints(root) if pair[1].run_id == launch.run_id]
     final = next((pair for pair in own if pair[1].final), None)
     if final is None and which != "best":
         raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
@@ -81,12 +82,12 @@ def read(launch: Launch, stage: str, name: str, which: str | None) -> Weights:
     return _read(*final, name, "final", "the last weights" + (why if which != "final" and launch.best else ""))
 
 
-def _rule(launch: Launch) -> tuple[str, bool]:
+def _rule(launch: LaunchSpec) -> tuple[str, bool]:
     assert launch.best
     return str(launch.best["metric"]), bool(launch.best["highest"])
 
 
-def _best_of(launch: Launch, newest_first: Sequence[Checkpoint]) -> Checkpoint | None:
+def _best_of(launch: LaunchSpec, newest_first: Sequence[Checkpoint]) -> Checkpoint | None:
     if not launch.best:
         return None
     known = {str(folder): (folder, described) for folder, described in reversed(newest_first)}
@@ -102,8 +103,8 @@ def _best_of(launch: Launch, newest_first: Sequence[Checkpoint]) -> Checkpoint |
 
 
 def _read(folder: Path, described: Manifest, name: str, which: Which, what: str, **known: Any) -> Weights:
-    manifest.verify(folder)
-    tree = manifest.document(folder, described, "state.json")
+    verify_checkpoint(folder)
+    tree = read_json_file(folder, described, "state.json")
     if not isinstance(tree.get(name), dict):
         raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
     shards = state.Shards(folder, described, 0)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from orchestrator.wire import Place
+from orchestrator.protocol.messages import RankProgress
 
 
 class Whereabouts:
@@ -34,14 +34,14 @@ class Whereabouts:
             self.longest[self.where] = passed_s
         self.where, self._since_s = where, now_s
 
-    def told(self, attempt: str, rank: int, modules: Iterable[nn.Module]) -> Place:
+    def told(self, attempt: str, rank: int, modules: Iterable[nn.Module]) -> RankProgress:
         """From the link's thread."""
         self._see_evaluation(modules)
         now_s = time.monotonic()
         if (stack := _main_stack()) != self._stack:
             self._stack, self._still_since_s = stack, now_s
         still_s = now_s - self._still_since_s
-        return Place(attempt, rank, self.where, now_s - self._since_s, still_s, dict(self.longest))
+        return RankProgress(attempt, rank, self.where, now_s - self._since_s, still_s, dict(self.longest))
 
     def at_failure(self, modules: Iterable[nn.Module]) -> str:
         """The place in which an exception was raised."""

@@ -20,6 +20,7 @@ from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.cli import VERBS, cli, render
 from orchestrator.core import curve
+from orchestrator.core.codes import Phase, Reason
 from orchestrator.core.curve import Record, Value
 from orchestrator.errors import NotFound
 from orchestrator.plan import check_entries, load
@@ -62,7 +63,7 @@ def run(kgorch, engine):
     )
     sessions.close_attempt(engine, begun.id, outcome="suspended", cause="", last_step=10, gained=True)
     sessions.record(
-        engine, made.id, first.id, kind="AttemptSuspended", phase="suspended", facts={"step": 10}, why="the wall"
+        engine, made.id, first.id, kind="attempt_suspended", phase="suspended", facts={"step": 10}, why="the wall"
     )
     us = os.getpid()
     second = sessions.open_session(
@@ -92,7 +93,7 @@ def run(kgorch, engine):
     told = {"data": "keyed", "deterministic": "did not hold: put_"}
     for facts in ({"data": "replayed"}, told):
         sessions.note(engine, made.id, "exactness", facts, second.id)
-    sessions.record(engine, made.id, second.id, kind="Attached", phase="training", facts={}, stage="train")
+    sessions.record(engine, made.id, second.id, kind="attached", phase="training", facts={}, stage="train")
     sessions.beat(
         engine,
         second.id,
@@ -138,7 +139,7 @@ def test_status_tells_how_far_headers_are_read_until_the_training_attaches(kgorc
     told = {"what": "headers", "done": "4000", "total": "10000", "left_s": "90"}
     sessions.note(engine, run.id, "reading", told, row.id)
     assert "headers: 4000 of 10000, 90 s left" in kgorch.status()["notices"]
-    sessions.record(engine, run.id, row.id, kind="Attached", phase="training", facts={}, stage="train")
+    sessions.record(engine, run.id, row.id, kind="attached", phase="training", facts={}, stage="train")
     assert not [line for line in kgorch.status()["notices"] if "headers" in line]
 
 
@@ -183,7 +184,7 @@ def test_the_fields_of_the_quota_are_those_that_were_promised(kgorch, quota):
 
 
 def test_the_fields_of_the_queue_are_those_that_were_promised(kgorch, engine, run):
-    queue.put(engine, run.id, why="the wall", due_at=datetime.now(UTC), wants={"ranks": 2, "priority": 5})
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC), wants={"ranks": 2, "priority": 5})
     found = json.loads(kgorch("queue", "--json").stdout)
     assert _shape(found) == json.loads((PROMISES / "queue.json").read_text())
     assert found[0]["run"] == "ink" and found[0]["ranks"] == 2 and found[0]["priority"] == 5
@@ -191,7 +192,7 @@ def test_the_fields_of_the_queue_are_those_that_were_promised(kgorch, engine, ru
 
 def test_the_fields_of_the_daemon_are_those_that_were_promised(kgorch, engine, run):
     assert json.loads(kgorch("daemon", "status", "--json").stdout) is None
-    queue.put(engine, run.id, why="the wall", due_at=datetime.now(UTC) + timedelta(hours=1))
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC) + timedelta(hours=1))
     kgorch.background("daemon")
     found = wait_until(lambda: json.loads(kgorch("daemon", "status", "--json").stdout))
     assert _shape(found) == json.loads((PROMISES / "daemon.json").read_text())
@@ -248,10 +249,10 @@ def waiting(engine, run):
     samples.write(engine, session.id, [(began + timedelta(seconds=second), row) for second in range(0, 3600, 5)])
     sessions.note(engine, run.id, "memory_facts", {"batch": "16", "num_workers": "0"}, session.id)
     for why in ("disk full", "disk full still"):
-        sessions.note(engine, run.id, "SaveFailed", {"why": why}, session.id)
+        sessions.note(engine, run.id, "save_failed", {"why": why}, session.id)
     rungs.add(
         engine, run.id, session.id, plan_hash="h", stage="train", device="T4", world=2, step=7, rung="microbatch/2",
-        why="out of memory", settings={},
+        why="out_of_memory", settings={},
     )  # fmt: skip
     return run
 
@@ -267,7 +268,7 @@ def test_the_doctor_tells_what_slows_the_run_down_what_happened_and_what_to_chan
     text = kgorch("doctor", "ink").stdout
     assert "bad: GPU 40%" in text and "mean 55%" in text and "cores 4" in text
     assert "num_workers = 2: loading beside the training (saves 55% of the time at most)" in text
-    assert "SaveFailed 2 times" in text and "disk full still" in text
+    assert "save failed 2 times" in text and "disk full still" in text
     assert "step 7: microbatch/2 (out of memory)" in text
 
 
@@ -492,7 +493,7 @@ def test_init_from_a_workload_copies_a_training_of_ones_own_and_never_over_one(k
         compile(source.read_text(), source.name, "exec")
     (folder / "train.py").write_text("mine")
     refused = kgorch("init", "--from", "timeseries", "mine", code=2)
-    assert "is there already" in refused.stderr and (folder / "train.py").read_text() == "mine"
+    assert "exists already" in refused.stderr and (folder / "train.py").read_text() == "mine"
     assert "kgorch check 'my own/plan.toml'" in kgorch("init", "--from", "timeseries", "my own").stdout
     assert "did you mean 'timeseries'" in kgorch("init", "--from", "workloads/timeserie", code=2).stderr
 
@@ -595,7 +596,6 @@ def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_written_there(k
 )
 def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(monkeypatch, capsys, kernel, expected):
     from orchestrator.cli import session
-    from orchestrator.core.session import Phase
 
     monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
     if kernel:

@@ -18,11 +18,12 @@ from harness import wait_until
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator import manifest
+from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
 from orchestrator.cli import render, watch
 from orchestrator.core import text
+from orchestrator.core.codes import Reason
 from orchestrator.errors import ExitCode
-from orchestrator.manifest import Manifest, Position
 from orchestrator.report import failure, forecast, save_advice
 from orchestrator.system import process_identity
 from orchestrator.system.file_lock import FileLock
@@ -80,7 +81,7 @@ def hostile(tmp_path_factory):
             "missing": HOSTILE,
         }
         for kind in (
-            "SaveFailed",
+            "save_failed",
             "exactness",
             "snapshots_off",
             "data_cache_failed",
@@ -209,14 +210,14 @@ def cut_off(kgorch):
     attempt = sessions.open_attempt(
         engine, session.id, stage="train", ranks=1, folder_of=lambda number: str(folder / f"1.{number}")
     )
-    sessions.record(engine, run.id, session.id, kind="Attached", phase="training", facts={}, stage="train")
+    sessions.record(engine, run.id, session.id, kind="attached", phase="training", facts={}, stage="train")
     sessions.beat(engine, session.id, attempt.id, epoch=1, epochs_total=4, step=1316, steps_total=3200)
     for step in (1106, 1862):
         saved = folder / "checkpoints" / "train" / f"step-{step:08d}"
         saved.mkdir(parents=True)
-        file = manifest.FileEntry(40, "0" * 32)
+        file = FileEntry(40, "0" * 32)
         at = "2026-11-20T10:00:00+00:00"
-        manifest.write(saved, Manifest("mine", "r1", "train", Position(step=step), 1, at, files={"a.json": file}))
+        write_manifest(saved, Manifest("mine", "r1", "train", Position(step=step), 1, at, files={"a.json": file}))
     checkpoints.record(
         engine, run.id, str(folder / "checkpoints" / "train" / "step-00001106"), state="verified", session_id=session.id,
         stage="train", step=1106, final=False, bytes=10, metrics={},
@@ -251,7 +252,7 @@ def test_a_checkpoint_that_was_given_up_is_not_told_as_saved(kgorch, cut_off, st
 
 def test_a_manifest_that_is_broken_is_passed_over_in_silence(kgorch, cut_off):
     _, run = cut_off
-    (Path(run.checkpoints) / "train" / "step-00001862" / manifest.NAME).write_text("{")
+    (Path(run.checkpoints) / "train" / "step-00001862" / MANIFEST_NAME).write_text("{")
     assert shown(kgorch, "mine")["checkpoint"].startswith("step 1106 of train, verified")
 
 
@@ -263,10 +264,10 @@ def test_a_resume_that_is_queued_says_whether_a_daemon_lives_that_begins_it(kgor
         engine,
         run.id,
         last.id,
-        kind="AttemptSuspended",
+        kind="attempt_suspended",
         phase="suspended",
         facts={},
-        resume={"why": "the wall", "due_at": due_at},
+        resume={"reason": Reason.TIME_LIMIT, "why": "the wall", "due_at": due_at},
     )
     assert "no daemon lives that would begin it" in shown(kgorch)["next"]
     with held(kgorch.home / "daemon.lock"):
@@ -291,7 +292,7 @@ def held(path: Path):
 def test_a_run_that_failed_foretells_nothing(kgorch, cut_off):
     engine, run = cut_off
     last = sessions.last(engine, run.id)
-    sessions.record(engine, run.id, last.id, kind="RetriesExhausted", phase="failed", facts={}, why="it went wrong")
+    sessions.record(engine, run.id, last.id, kind="retries_exhausted", phase="failed", facts={}, why="it went wrong")
     runs.set_state(engine, run.id, "failed")
     assert "end" not in shown(kgorch) and kgorch.status()["forecast"] is None
     assert shown(kgorch)["next"] == "mend the cause, then kgorch resume mine"
@@ -415,7 +416,7 @@ def test_watching_takes_the_screen_follows_its_size_and_leaves_the_end_on_it(kgo
 
     small = wait_until(lambda: (shown := frame()) and "supervisor" not in shown and shown, what="a smaller frame")
     assert "progress" in small and "mine" in small and small.count("\n") < 8
-    sessions.record(engine, run.id, last.id, kind="AttemptSuspended", phase="suspended", facts={}, why="the wall")
+    sessions.record(engine, run.id, last.id, kind="attempt_suspended", phase="suspended", facts={}, why="the wall")
     ended = terminal.end()
     after = ended.text.split("\x1b[?1049l")[1]
     assert "suspended: the wall" in after and ended.code == 0
@@ -425,6 +426,6 @@ def test_watching_in_a_notebook_gives_lines_and_no_screen(kgorch, lives):
     engine, run, last = lives
     terminal = kgorch.on_terminal("status", "mine", "--watch", env={"JPY_PARENT_PID": "1"})
     terminal.read_until("step 1316/3200")
-    sessions.record(engine, run.id, last.id, kind="AttemptSuspended", phase="suspended", facts={}, why="the wall")
+    sessions.record(engine, run.id, last.id, kind="attempt_suspended", phase="suspended", facts={}, why="the wall")
     ended = terminal.end()
     assert "suspended: the wall" in ended.text and "\x1b" not in ended.text and ended.code == 0

@@ -156,9 +156,9 @@ def test_init_writes_a_plan_and_a_script_and_never_over_one(place, capfd):
     plan.write_text("mine")
     script.write_text("mine too")
     told = said(capfd, "init")
-    assert "is there already; nothing was written" in told and "next: kgorch init --print" in told
+    assert "exists already; nothing was written" in told and "next: kgorch init --print" in told
     assert said(capfd, "init", "--print", code=0) == template and plan.read_text() == "mine"
-    assert "the former plan.toml is kept as plan.toml.bak" in said(capfd, "init", "--force", code=0)
+    assert "the old plan.toml is kept as plan.toml.bak" in said(capfd, "init", "--force", code=0)
     assert (plan.read_text(), (place / "work" / "plan.toml.bak").read_text()) == (template, "mine")
     assert script.read_text() == "mine too" != example
     plan.write_text("mine again")
@@ -206,10 +206,9 @@ def test_no_next_step_of_a_plans_mistake_leads_to_writing_over_it(place, capfd):
 
 
 def every_key() -> list[str]:
-    from orchestrator.document import keys
-    from orchestrator.plan import Plan
+    from orchestrator.plan import Plan, dotted_keys
 
-    return list(keys(Plan))
+    return list(dotted_keys(Plan))
 
 
 @pytest.mark.parametrize("key", every_key())

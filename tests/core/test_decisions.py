@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import cadence, deadline, retention
+from orchestrator.core.codes import RankError, RankOutcome
 from orchestrator.core.deadline import Save
 from orchestrator.core.outcome import (
     Ended,
@@ -207,7 +208,7 @@ def _ended(*records, ranks=2, gained=True, without_progress=0, more=False, **mem
 
 
 def _record(rank, outcome, at_s=1.0, **more):
-    return RankRecord(rank, outcome, at_s, **more)
+    return RankRecord(rank, RankOutcome(outcome), at_s, **more)
 
 
 def test_ranks_that_all_finish_end_the_stage_or_the_run():
@@ -277,21 +278,24 @@ def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say
 
 def test_memory_that_runs_out_in_an_evaluation_is_no_matter_of_the_training_batch():
     error = {"error_type": "torch.OutOfMemoryError", "message": "CUDA out of memory", "memory": "device", "step": 40}
-    out = RankRecord(0, "failed", 1.0, place="evaluation", **error)
+    out = RankRecord(0, RankOutcome.FAILED, 1.0, place="evaluation", **error)
     assert memory_that_ran_out(_ended(out, ranks=1)) == "evaluation"
     assert verdict(_ended(out, ranks=1, rung="expandable_segments")) == OutOfMemory(
         "rank 0 in an evaluation: torch.OutOfMemoryError: CUDA out of memory", "expandable_segments"
     )
     failed = verdict(_ended(out, ranks=1, gained=False))
     assert isinstance(failed, RetriesExhausted) and "give the evaluation smaller batches" in failed.cause
-    in_a_step = RankRecord(0, "failed", 1.0, place="step", **error)
+    in_a_step = RankRecord(0, RankOutcome.FAILED, 1.0, place="step", **error)
     assert memory_that_ran_out(_ended(in_a_step, ranks=1)) == "device"
-    frozen = error | {"error_type": "orchestrator.worker.oom.LadderEnds"}  # a model that trains in eval()
-    assert memory_that_ran_out(_ended(RankRecord(0, "failed", 1.0, place="evaluation", **frozen), ranks=1)) == "device"
+    frozen = error | {"code": RankError.LADDER_EXHAUSTED}  # a model that trains in eval()
+    assert (
+        memory_that_ran_out(_ended(RankRecord(0, RankOutcome.FAILED, 1.0, place="evaluation", **frozen), ranks=1))
+        == "device"
+    )
 
 
 def test_ranks_that_find_no_rung_together_name_the_one_that_ran_out():
-    ladder = {"error_type": "orchestrator.worker.oom.LadderEnds", "memory": "device"}
+    ladder = {"code": RankError.LADDER_EXHAUSTED, "memory": "device"}
     peer = _record(0, "failed", 1.0, message="another rank ran out of memory", is_collateral=True, **ladder)
     out = _record(1, "failed", 1.1, message="rank 1: OutOfMemoryError: CUDA out of memory", **ladder)
     assert first_cause(_ended(peer, out)) == "rank 1: OutOfMemoryError: CUDA out of memory"
@@ -314,7 +318,12 @@ def test_an_exhausted_ladder_ends_the_run_unless_the_attempt_came_further_than_a
 def test_a_kill_is_the_hosts_memory_only_when_the_kernel_says_so(kills):
     peer = _record(0, "failed", 1.0, error_type="RuntimeError", message="Connection closed by peer", is_collateral=True)
     worker = _record(
-        1, "failed", 1.0, error_type="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed. "
+        1,
+        "failed",
+        1.0,
+        code=RankError.LOADER_KILLED,
+        error_type="RuntimeError",
+        message="DataLoader worker (pid 7) is killed by signal: Killed. ",
     )
     assert memory_that_ran_out(_ended(peer, kernel_kills=kills)) == "", "nothing says that the rank was killed"
     for ended in (_ended(peer, kernel_kills=kills, sigkilled=True), _ended(worker, ranks=1, kernel_kills=kills)):
@@ -338,7 +347,7 @@ def test_the_third_attempt_without_a_step_more_is_the_last():
 
 
 def test_what_fails_before_the_first_line_of_the_script_is_not_tried_again():
-    missing = _record(0, "failed", began=False, error_type="ModuleNotFoundError", message="No module named 'nets'")
+    missing = _record(0, "failed", began=False, code=RankError.USAGE, message="No module named 'nets'")
     assert isinstance(verdict(_ended(missing)), RetriesExhausted)
 
 
@@ -358,7 +367,7 @@ def test_a_platform_is_known_by_its_environment(environ, name, wall_h, tmp_path)
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_run_unless_its_stage_is_trained_to_its_end_again_first():
-    unread = _record(0, "failed", error_type="orchestrator.errors.CheckpointBroken", message="step-8-final …")
+    unread = _record(0, "failed", code=RankError.CHECKPOINT, message="step-8-final …")
     assert isinstance(verdict(_ended(unread, ranks=1)), RetriesExhausted)
     assert isinstance(verdict(_ended(unread, ranks=1, can_read_another=True)), AttemptCrashed)
     over = verdict(_ended(unread, ranks=1, can_read_another=True, gained=False, without_progress=2))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import fit
+from orchestrator.core.codes import Fit
 from orchestrator.core.fit import Trial
 from orchestrator.core.memory import DEFAULT, Facts, Settings, parse_rung
 
@@ -29,13 +30,13 @@ def judged(limit, found=None, ladder=DEFAULT, base=None, facts=FACTS):
 
 def test_what_fits_as_planned_takes_no_rung():
     found = judged(limit=20)
-    assert (found.word, found.rungs, found.largest) == ("fits", (), 16)
+    assert (found.word, found.rungs, found.largest) == (Fit.FITS, (), 16)
     assert found.need.held == 18 * GB and found.need.weighed
 
 
 def test_what_does_not_fit_walks_the_plans_own_ladder_and_says_with_what_it_does():
     found = judged(limit=11)  # 2 + 8 fit, 2 + 16 do not
-    assert found.word == "fits with" and found.settings.microbatch == 8
+    assert found.word == Fit.FITS_WITH and found.settings.microbatch == 8
     assert found.rungs == ("microbatch/2",)
     assert found.need.held == 10 * GB
     assert found.largest == 8
@@ -55,19 +56,19 @@ def test_what_was_not_weighed_is_read_off_the_line():
 
 def test_where_no_rung_makes_enough_room_it_does_not_fit():
     found = judged(limit=2)
-    assert found.word == "does not fit" and found.settings is None
+    assert found.word == Fit.DOES_NOT_FIT and found.settings is None
     assert "no rung" in found.why
 
 
 def test_a_rung_that_sets_an_argument_is_named_and_not_guessed():
     found = judged(limit=2.5, ladder=("microbatch/2", {"set": {"crop": 96}, "changes_result": True}))
-    assert found.word == "does not fit" and "crop" in found.why
+    assert found.word == Fit.DOES_NOT_FIT and "crop" in found.why
 
 
 def test_what_ran_out_of_memory_does_not_fit_whatever_the_line_says():
     ran_out = [Trial(1, False, 3 * GB, 1.0), Trial(4, False, 6 * GB, 1.0), Trial(8, False, 7 * GB, 1.0, ran_out=True)]
     found = judged(limit=100, found=ran_out)
-    assert found.word == "fits with" and found.settings.microbatch == 4 and found.largest == 7
+    assert found.word == Fit.FITS_WITH and found.settings.microbatch == 4 and found.largest == 7
 
 
 def test_activations_go_first_where_batchnorm_would_notice_a_smaller_microbatch():
@@ -81,11 +82,11 @@ def test_of_a_single_trial_what_stands_does_not_shrink_with_the_microbatch():
     found = fit.judge(
         alone, share=16, base=Settings(), ladder=rungs, facts=FACTS, limit=14 * GB, where="14 GB", standing=15 * GB
     )
-    assert found.word == "does not fit" and found.largest == 0
+    assert found.word == Fit.DOES_NOT_FIT and found.largest == 0
 
 
 def test_the_last_of_memory_is_not_counted_on():
-    assert judged(limit=18.2).word == "fits with", "18 of 18.2 GB are more than 96%"
+    assert judged(limit=18.2).word == Fit.FITS_WITH, "18 of 18.2 GB are more than 96%"
 
 
 @given(st.floats(1, 50), st.floats(0.01, 5), st.floats(0.0, 1.0), st.floats(1, 200))
@@ -93,7 +94,7 @@ def test_what_is_said_to_fit_fits_by_its_own_figures(foot, each, dropped, limit)
     found = judged(limit=limit, found=trials(foot, each, dropped * each))
     if found.need is not None:
         assert found.need.held <= fit.FULL * limit * GB
-    if found.word == "does not fit":
+    if found.word == Fit.DOES_NOT_FIT:
         assert foot + min(each, dropped * each) > fit.FULL * limit * 0.999, (
             "one sample with activations dropped had no room"
         )

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from orchestrator.core import health
+from orchestrator.core.codes import RankOutcome
 from orchestrator.core.health import (
     LOSS,
     QUIET,
@@ -90,9 +91,14 @@ def test_what_is_no_remedy_is_told_with_examples(written):
 def test_the_first_record_with_a_trouble_decides_and_the_others_are_collateral():
     records = [
         RankRecord(
-            0, "failed", 5.0, error_type="RuntimeError", message="Connection closed by peer", is_collateral=True
+            0,
+            RankOutcome.FAILED,
+            5.0,
+            error_type="RuntimeError",
+            message="Connection closed by peer",
+            is_collateral=True,
         ),
-        RankRecord(1, "failed", 6.0, message="w", trouble=Trouble(LOSS, 1, 41, "loss is nan at step 41")),
+        RankRecord(1, RankOutcome.FAILED, 6.0, message="w", trouble=Trouble(LOSS, 1, 41, "loss is nan at step 41")),
     ]
     ended = Ended(2, records, "exit 1", gained=False, without_progress=2, more_stages=False, remedies=POLICY)
     event = verdict(ended)

@@ -21,13 +21,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io
+from orchestrator.checkpoint import safetensors_header
+from orchestrator.checkpoint.export import export_safetensors
+from orchestrator.checkpoint.files import read_checkpoint, write_durably, write_manifest
+from orchestrator.checkpoint.manifest import FILE_PATTERN, MAX_WORLD_SIZE, FileEntry, Manifest, Position, parse_manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.health import Trouble
 from orchestrator.core.outcome import Ended, failed_in, first_cause, verdict
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.runtime import launcher
-from orchestrator.runtime.export import export
 from orchestrator.runtime.finding import Candidate
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
@@ -106,12 +109,12 @@ MANIFEST = {
 
 def _is_manifest_or_refused(content: bytes) -> None:
     try:
-        found = manifest.parse(content)
+        found = parse_manifest(content)
     except (ValueError, CheckpointUnreadable) as error:
         assert str(error)
         return
-    assert 1 <= found.world_size <= manifest.MAX_WORLD and 0 <= found.step < 2**63
-    assert all(manifest.FILE.fullmatch(name) and 0 <= entry.bytes < 2**63 for name, entry in found.files.items())
+    assert 1 <= found.world_size <= MAX_WORLD_SIZE and 0 <= found.step < 2**63
+    assert all(FILE_PATTERN.fullmatch(name) and 0 <= entry.bytes < 2**63 for name, entry in found.files.items())
     json.dumps([found.run, found.stage, *found.metrics, *found.versions], ensure_ascii=False).encode()
     for change in Candidate.of(Path("/nowhere"), found).changes:  # what a search keeps of it, to be shown and compared
         assert isinstance(json.loads(change.arguments), dict)
@@ -119,7 +122,7 @@ def _is_manifest_or_refused(content: bytes) -> None:
 
 
 def test_the_manifest_that_the_cases_begin_with_is_one():
-    found = manifest.parse(json.dumps(MANIFEST).encode())
+    found = parse_manifest(json.dumps(MANIFEST).encode())
     assert found.position == Position(0, 1, 2, 3, 4)
     [change] = Candidate.of(Path("/nowhere"), found).changes
     assert change.arguments == '{"crop": 64}' and change.anew_at
@@ -146,7 +149,7 @@ def test_a_manifest_with_changed_bytes_is_taken_or_refused(edits):
 RECORD = {
     "rank": 1, "outcome": "failed", "at": "2026-11-20T10:00:00+00:00", "at_s": 12.5, "began": True,
     "error": {
-        "type": "builtins.RuntimeError", "message": "out of memory", "memory": "host", "step": 3, "traceback": "…",
+        "type": "builtins.RuntimeError", "message": "out_of_memory", "memory": "host", "step": 3, "traceback": "…",
         "trouble": {"kind": "loss", "rank": 1, "step": 3, "what": "loss is nan", "call": 0, "since": 2},
     },
 }  # fmt: skip
@@ -220,15 +223,15 @@ def test_an_attempt_that_runs_and_whose_file_lies_is_not_ended_by_ending_another
 )
 def test_json_that_is_ambiguous_deep_or_endless_is_refused(text):
     with pytest.raises(ValueError):
-        foreign.parse(text.encode())
+        untrusted_io.parse_json(text.encode())
     with pytest.raises(ValueError):
-        foreign.parse(text.encode("utf-16"))
+        untrusted_io.parse_json(text.encode("utf-16"))
 
 
 def test_brackets_in_text_are_no_nesting_and_a_hundred_levels_are_allowed():
     value = ['\\"[' * 500, "\\", {"}": "\\\\"}]
-    assert foreign.parse(json.dumps(value).encode()) == value
-    assert foreign.parse(b"[" * 100 + b"]" * 100)
+    assert untrusted_io.parse_json(json.dumps(value).encode()) == value
+    assert untrusted_io.parse_json(b"[" * 100 + b"]" * 100)
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
@@ -236,9 +239,9 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     for _ in range(200):
         deep = [deep]
     with pytest.raises(OSError, match="nested deeper"):
-        manifest.write_durably(tmp_path / "state.json", json.dumps(deep).encode())
+        write_durably(tmp_path / "state.json", json.dumps(deep).encode())
     with pytest.raises(OSError, match="read again"):
-        manifest.write(tmp_path, Manifest("run", "id", "tr\nain", Position(), 1, "2026-11-20T10:00:00+00:00"))
+        write_manifest(tmp_path, Manifest("run", "id", "tr\nain", Position(), 1, "2026-11-20T10:00:00+00:00"))
     assert not list(tmp_path.iterdir())
 
 
@@ -246,8 +249,8 @@ def test_the_name_of_a_figure_never_makes_a_checkpoint_unreadable(tmp_path):
     odd = Manifest(
         "run", "id", "train", Position(), 1, "2026-11-20T10:00:00+00:00", metrics={"f\ud800\n": float("nan")}
     )
-    manifest.write(tmp_path, odd)
-    assert list(manifest.read(tmp_path).metrics) == ["f\\ud800\n"]
+    write_manifest(tmp_path, odd)
+    assert list(read_checkpoint(tmp_path).metrics) == ["f\\ud800\n"]
 
 
 # Shards
@@ -266,11 +269,11 @@ HEADER = {
 }
 
 
-def _spans_of(content: bytes) -> dict[str, shard.Span]:
+def _spans_of(content: bytes) -> dict[str, safetensors_header.Span]:
     descriptor = os.memfd_create("shard")
     with FileIO(descriptor, "rb") as file:
         os.write(descriptor, content)
-        return shard.header(file, Path("rank0.safetensors"))
+        return safetensors_header.read_open(file, Path("rank0.safetensors"))
 
 
 def _is_shard_or_refused(content: bytes) -> None:
@@ -291,7 +294,7 @@ def _is_shard_or_refused(content: bytes) -> None:
 
 def test_a_shard_is_read_as_the_library_reads_it():
     content = _shard(HEADER, bytes(28))
-    assert _spans_of(content)["mask"] == shard.Span("BOOL", (2,), len(content) - 2, 2)
+    assert _spans_of(content)["mask"] == safetensors_header.Span("BOOL", (2,), len(content) - 2, 2)
     _is_shard_or_refused(content)
 
 
@@ -339,7 +342,7 @@ def _checkpoint(root: Path, tree: object, header=HEADER, body: bytes = bytes(28)
         (folder / name).write_bytes(content)
         files[name] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
     at = "2026-11-20T10:00:00+00:00"
-    manifest.write(folder, Manifest("run", "id", "train", Position(), 1, at, files=files))
+    write_manifest(folder, Manifest("run", "id", "train", Position(), 1, at, files=files))
     return folder
 
 
@@ -355,7 +358,7 @@ def test_what_is_no_file_holds_nobody_up_and_is_refused(tmp_path, name, kind):
         path.mkdir()
     else:
         path.symlink_to("/dev/zero" if kind == "device" else tmp_path / name)
-    for deed in (manifest.verify, lambda place: export(place, tmp_path / "out", None)):
+    for deed in (verify_checkpoint, lambda place: export_safetensors(place, tmp_path / "out", None)):
         with pytest.raises(CheckpointBroken):
             deed(folder)
 
@@ -365,7 +368,7 @@ def test_a_pipe_that_takes_a_files_place_after_it_was_looked_at_is_refused_too(t
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(Path, "lstat", lambda path: os.lstat(path.with_name("file")))
     with pytest.raises(OSError, match="not a regular file"):
-        foreign.open_file(tmp_path, "pipe")
+        untrusted_io.open_file(tmp_path, "pipe")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +387,7 @@ def test_a_pipe_that_takes_a_files_place_after_it_was_looked_at_is_refused_too(t
 def test_an_export_of_a_state_whose_names_are_hostile_is_refused_and_leaves_nothing(tmp_path, tree):
     folder = _checkpoint(tmp_path, {"model": tree})
     with pytest.raises(CheckpointBroken, match="cannot be exported"):
-        export(folder, tmp_path / "out", "model")
+        export_safetensors(folder, tmp_path / "out", "model")
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
@@ -399,16 +402,18 @@ def test_an_export_larger_than_the_disk_is_refused_before_it_is_written(tmp_path
         path.name: FileEntry(path.stat().st_size, xxhash.xxh3_128(tree).hexdigest())
         for path in (folder / "state.json", folder / "rank0.safetensors")
     }
-    manifest.write(folder, Manifest("run", "id", "train", Position(), 1, "2026-11-20T10:00:00+00:00", files=files))
+    write_manifest(folder, Manifest("run", "id", "train", Position(), 1, "2026-11-20T10:00:00+00:00", files=files))
     with pytest.raises(KgorchError, match="no room for 107374182400000 bytes"):
-        export(folder, tmp_path / "out", "model")
+        export_safetensors(folder, tmp_path / "out", "model")
 
 
 def test_huge_sizes_take_no_memory_and_no_file_outside_the_folder_is_opened(tmp_path):
     """In a process that may take 900 MB in all, and that writes down what it opens."""
     program = """
 import json, os, resource, struct, sys; from pathlib import Path
-from orchestrator import foreign, manifest, shard
+from orchestrator import untrusted_io
+from orchestrator.checkpoint import safetensors_header
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 import concurrent.futures.thread  # verify's, before opens are counted
 root, opened, counting = Path(sys.argv[1]), set(), False
@@ -425,8 +430,8 @@ def refused(deed):
     except (CheckpointBroken, CheckpointUnreadable): return
     finally: counting = False
     raise SystemExit("taken: " + str(deed))
-verify = lambda: manifest.verify(root)
-header = lambda: shard.read(root, "rank0.safetensors")
+verify = lambda: verify_checkpoint(root)
+header = lambda: safetensors_header.read(root, "rank0.safetensors")
 for length in (2**64 - 1, 2**63, 2**40 - 8, 200 << 20, 30 << 20):
     put("rank0.safetensors", struct.pack("<Q", length), 2**40); refused(header)
 table = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (2**50, 2**50)
@@ -438,7 +443,7 @@ for bomb in (b"[" * (4 << 20), b"[]," * (1 << 20), b'{"a":' * (1 << 19), b'"' * 
     put("manifest.json", bomb[: 4 << 20]); refused(verify)
 bombs = [b"[" + item * (20 << 20) + item[:2] + b"]" for item in (b"[],", b"{},")] + [b"[" * (60 << 20)]
 for bomb in [*bombs, b'["' + b'\\\\"' * (30 << 20) + b'"']:
-    try: foreign.parse(bomb)
+    try: untrusted_io.parse_json(bomb)
     except ValueError: pass
     else: raise SystemExit("taken: a bomb")
 for name in ("../outside", "/etc/hostname", "a/../../outside", "..", "./outside", "sub/inner"):

@@ -19,30 +19,40 @@ MAY = {
     "orchestrator.platforms": {"orchestrator.platforms"},
     "orchestrator.worker": {
         "orchestrator.worker",
+        "orchestrator.core.codes",
         "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
         "orchestrator.core.health",
         "orchestrator.core.curve",
         "orchestrator.core.retention",  # which checkpoint of another stage is its best
-        "orchestrator.wire",
-        "orchestrator.manifest",
-        "orchestrator.foreign",
-        "orchestrator.shard",
+        "orchestrator.protocol",
+        "orchestrator.checkpoint.manifest",
+        "orchestrator.checkpoint.files",
+        "orchestrator.checkpoint.verify",
+        "orchestrator.checkpoint.safetensors_header",
+        "orchestrator.untrusted_io",
         "orchestrator.errors",
+        "orchestrator.system.attempt_files",
+        "orchestrator.system.clock",
         "orchestrator.system.files",
         "orchestrator",
     },
-    "db": {"db", "orchestrator.errors", "orchestrator.foreign"},  # it reads a stranger's database, too
+    "db": {
+        "db",
+        "orchestrator.core.codes",
+        "orchestrator.errors",
+        "orchestrator.untrusted_io",
+    },  # it reads a stranger's database, too
     "orchestrator.system": {
         "orchestrator.system",
         "orchestrator.errors",
-        "orchestrator.wire",
+        "orchestrator.protocol",
         "orchestrator.core.names",  # what a run may be called, which is a folder's name
     },
     "orchestrator.hardware": {
         "orchestrator.hardware",
         "orchestrator.system",
         "orchestrator.core",
-        "orchestrator.wire",
+        "orchestrator.protocol",
         "orchestrator.errors",
         "db.samples",
     },
@@ -52,13 +62,11 @@ MAY = {
         "orchestrator.hardware",
         "orchestrator.core",
         "orchestrator.platforms",
-        "orchestrator.wire",
-        "orchestrator.manifest",
-        "orchestrator.foreign",
-        "orchestrator.shard",
+        "orchestrator.protocol",
+        "orchestrator.checkpoint",
+        "orchestrator.untrusted_io",
         "orchestrator.errors",
         "orchestrator.plan",
-        "orchestrator.config",
         "orchestrator",
         "db",
     },
@@ -66,46 +74,48 @@ MAY = {
         "orchestrator.report",
         "orchestrator.core",
         "orchestrator.runtime",
+        "orchestrator.checkpoint",
         "orchestrator.system",
         "orchestrator.hardware",
-        "orchestrator.wire",
         "orchestrator.plan",  # one that is checked has no rows yet
         "orchestrator.platforms",
         "db",
     },
     "orchestrator.cli": {"orchestrator", "db"},
     "orchestrator.errors": set(),
-    "orchestrator.wire": set(),
-    "orchestrator.foreign": {"orchestrator.errors"},
-    "orchestrator.shard": {"orchestrator.errors", "orchestrator.foreign"},
-    "orchestrator.manifest": {"orchestrator.errors", "orchestrator.foreign", "orchestrator.wire"},
-    "orchestrator.document": {"orchestrator.errors"},
-    "orchestrator.plan": {
+    "orchestrator.protocol": {"orchestrator.protocol"},
+    "orchestrator.untrusted_io": {"orchestrator.errors"},
+    "orchestrator.checkpoint.registry": {
+        "orchestrator.checkpoint",
+        "orchestrator.core.retention",
+        "orchestrator.core.codes",
         "orchestrator.errors",
-        "orchestrator.document",
-        "orchestrator.core.memory",
-        "orchestrator.core.room",
-        "orchestrator.core.health",
-        "orchestrator.core.hang",
-        "orchestrator.core.windows",
-        "orchestrator.platforms",  # the names that a plan may give
-        "orchestrator.core.names",
-        "orchestrator.core.trend",
-        "orchestrator.core.notices",
-    },
-    "orchestrator.config": {
-        "orchestrator.errors",
-        "orchestrator.document",
         "orchestrator.plan",
-        "orchestrator.platforms",
+        "db",
     },
+    "orchestrator.checkpoint.verifier": {
+        "orchestrator.checkpoint",
+        "orchestrator.errors",
+        "orchestrator.protocol.snapshot_messages",
+        "orchestrator.system.clock",
+        "db.records",
+    },
+    "orchestrator.checkpoint": {  # ranks load it
+        "orchestrator.checkpoint",
+        "orchestrator.errors",
+        "orchestrator.untrusted_io",
+        "orchestrator.protocol.values",
+        "orchestrator.system.files",
+    },
+    "orchestrator.plan": {"orchestrator.plan", "orchestrator.core", "orchestrator.platforms", "orchestrator.errors"},
 }
 STANDARD_LIBRARY_ALONE = (
     "orchestrator.core",
-    "orchestrator.wire",
+    "orchestrator.protocol",
     "orchestrator.errors",
-    "orchestrator.foreign",
-    "orchestrator.shard",
+    "orchestrator.untrusted_io",
+    "orchestrator.checkpoint.safetensors_header",
+    "orchestrator.system.clock",
     "orchestrator.platforms",
     "orchestrator.system.files",
     "orchestrator.runtime.shim",
@@ -143,10 +153,7 @@ def test_imports_point_one_way(path):
                 name
                 in {
                     "orchestrator.__version__",
-                    *(
-                        f"orchestrator.{name}"
-                        for name in ("manifest", "foreign", "shard", "wire", "worker", "document")
-                    ),
+                    *(f"orchestrator.{name}" for name in ("untrusted_io", "worker")),
                 }
                 or name == "orchestrator"
             )
@@ -176,7 +183,7 @@ def test_the_workers_door_is_cheap():
 
 def test_command_line_and_supervisor_never_load_torch():
     loaded = _loaded_by(
-        "import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.runtime.export"
+        "import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.checkpoint.export"
     )
     assert "torch" not in loaded and "numpy" not in loaded
     assert "apscheduler" in loaded

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import session as core
+from orchestrator.core.codes import OVER, REASON_TEXT, Phase, Reason
 from orchestrator.core.deadline import Save
 from orchestrator.core.session import (
     CALIBRATION_S,
-    OVER,
     TRANSITIONS,
     Adopted,
     AskToSave,
@@ -35,7 +35,6 @@ from orchestrator.core.session import (
     LastSaveLate,
     Launch,
     OutOfMemory,
-    Phase,
     QueueResume,
     RescueSnapshot,
     RetriesExhausted,
@@ -53,7 +52,7 @@ from orchestrator.core.session import (
     due,
     next_due_s,
 )
-from orchestrator.core.wall import QUOTA, SLURM, SPOT, WALL, Wall, has_moved, nearest
+from orchestrator.core.wall import Wall, has_moved, nearest
 
 EVENTS = [
     SessionOpened(),
@@ -63,8 +62,8 @@ EVENTS = [
     CheckpointVerified(5, 1.0),
     SaveFailed("disk full"),
     DeadlineReached(),
-    StopRequested("a person"),
-    StopRequested("SIGTERM", 50.0),
+    StopRequested(Reason.USER),
+    StopRequested(Reason.SIGTERM, 50.0),
     LastSaveLate(),
     GraceExpired(),
     ExitOverdue(),
@@ -80,9 +79,13 @@ EVENTS = [
     Diagnosed("hung"),
     Adopted(),
     SessionLost("gone"),
-    WallMoved(Wall(60.0, SPOT)),
+    WallMoved(Wall(60.0, Reason.SPOT)),
     WallMoved(None),
 ]
+
+
+def queued(reason: Reason, more: str = "") -> QueueResume:
+    return QueueResume(reason, REASON_TEXT[reason] + more)
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def test_a_session_at_its_deadline_is_asked_to_stop_once(training):
     assert event == DeadlineReached()
     stopping, actions = advance(training, event, training.deadline_s)
     assert stopping.phase is Phase.STOPPING
-    assert actions == (AskToStop("the wall"),)
+    assert actions == (AskToStop(REASON_TEXT[Reason.TIME_LIMIT]),)
     assert not list(due(stopping, training.deadline_s + 0.1))  # asked at the edge, not on every tick after it
 
 
@@ -122,7 +125,7 @@ def test_once_the_final_checkpoint_is_verified_the_script_may_go_on_up_to_the_wa
 
 def test_a_stop_after_the_final_checkpoint_waits_half_a_minute_for_the_script(training):
     over, _ = advance(replace(training, wall_s=None), CheckpointVerified(50, 4.0, bytes=1000, final=True), 50.0)
-    stopping, _ = advance(over, StopRequested("a person"), 60.0)
+    stopping, _ = advance(over, StopRequested(Reason.USER), 60.0)
     assert not list(due(stopping, 89.9)) and list(due(stopping, 90.0)) == [ExitOverdue()]
 
 
@@ -172,7 +175,7 @@ def test_memory_that_ran_out_leads_to_another_attempt_and_while_stopping_to_anot
     assert recovering.phase is Phase.RECOVERING and actions == (Launch(),) and recovering.failures == 0
     stopping, _ = advance(training, DeadlineReached(), 90.0)
     over, actions = advance(stopping, OutOfMemory("no room", "set crop=96"), 91.0)
-    assert over.phase is Phase.CUT_OFF and actions == (QueueResume("the wall; then: no room"),)
+    assert over.phase is Phase.CUT_OFF and actions == (queued(Reason.TIME_LIMIT, "; then: no room"),)
 
 
 def test_a_verified_save_in_time_ends_in_suspended_with_a_resume_queued(training):
@@ -180,7 +183,7 @@ def test_a_verified_save_in_time_ends_in_suspended_with_a_resume_queued(training
     saved, _ = advance(stopping, CheckpointVerified(7, 2.0), 93.0)
     over, actions = advance(saved, AttemptSuspended(), 94.0)
     assert over.phase is Phase.SUSPENDED
-    assert actions == (QueueResume("the wall"),)
+    assert actions == (queued(Reason.TIME_LIMIT),)
 
 
 def test_a_save_that_comes_too_late_ends_in_cut_off_and_the_processes_are_killed_before_the_wall(training):
@@ -299,25 +302,25 @@ def test_a_save_that_never_comes_is_given_up(training):
 
 
 def test_a_sigterm_brings_the_wall_nearer_and_is_the_same_path(training):
-    stopping, actions = advance(training, StopRequested("SIGTERM", 40.0), 15.0)
+    stopping, actions = advance(training, StopRequested(Reason.SIGTERM, 40.0), 15.0)
     assert stopping.phase is Phase.STOPPING and stopping.wall_s == 40.0
     assert actions == (AskToStop("SIGTERM"),)
     assert stopping.kill_s < 40.0
 
 
 def test_a_stop_by_a_person_waits_for_the_save_and_queues_a_resume_for_when_asked(training):
-    stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
+    stopping, _ = advance(replace(training, wall_s=None), StopRequested(Reason.USER), 15.0)
     assert stopping.kill_s >= 15.0 + core.STOP_GRACE_S
     _, actions = advance(stopping, AttemptSuspended(), 16.0)
-    assert actions == (QueueResume("a person", when_asked=True),)
+    assert actions == (queued(Reason.USER),)
 
 
 def test_a_person_who_stops_and_is_then_hurried_still_says_when_it_goes_on(training):
-    stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
-    hurried, _ = advance(stopping, StopRequested("SIGTERM", 20.0), 16.0)
+    stopping, _ = advance(replace(training, wall_s=None), StopRequested(Reason.USER), 15.0)
+    hurried, _ = advance(stopping, StopRequested(Reason.SIGTERM, 20.0), 16.0)
     _, actions = advance(hurried, AttemptSuspended(), 17.0)
-    assert actions == (QueueResume("a person", when_asked=True),)
-    assert hurried.why == "a person", "all that is left of it for who settles it after a kill"
+    assert actions == (queued(Reason.USER),)
+    assert hurried.reason is Reason.USER, "all that is left of it for who settles it after a kill"
 
 
 def test_an_evaluation_is_remembered_until_the_next_one(training):
@@ -342,7 +345,7 @@ def test_a_wall_before_the_first_step_costs_nothing_and_ends_at_once():
     session, _ = advance(Session(wall_s=10.0), SessionOpened(), 0.0)
     over, actions = advance(session, DeadlineReached(), 8.0)
     assert over.phase is Phase.SUSPENDED
-    assert actions == (KillAttempt(), QueueResume("the wall"))
+    assert actions == (KillAttempt(), queued(Reason.TIME_LIMIT))
 
 
 def test_a_crash_in_training_launches_again_and_counts_as_a_failure(training):
@@ -374,7 +377,9 @@ def test_a_deadline_in_a_diagnosis_stops_in_time_and_rescues_the_snapshot(traini
     assert diagnosing.deadline_s is not None and 80.0 < diagnosing.deadline_s < 90.0
     [event] = due(diagnosing, diagnosing.deadline_s)
     stopping, actions = advance(diagnosing, event, diagnosing.deadline_s)
-    assert stopping.phase is Phase.STOPPING and actions == (AskToStop("the wall"),)  # it may have been none
+    assert stopping.phase is Phase.STOPPING and actions == (
+        AskToStop(REASON_TEXT[Reason.TIME_LIMIT]),
+    )  # it may have been none
     [event] = due(stopping, 90.0)
     assert event == LastSaveLate() and advance(stopping, event, 90.0)[1] == (RescueSnapshot(),)
     rescued, _ = advance(stopping, event, 90.0)
@@ -396,14 +401,14 @@ def test_a_crash_while_stopping_does_not_launch_again(training):
 
 def test_a_finished_stage_launches_the_next_one_but_not_while_stopping(training):
     assert advance(training, StageFinished(), 30.0)[1] == (Launch(),)
-    stopping, _ = advance(training, StopRequested("a person"), 30.0)
+    stopping, _ = advance(training, StopRequested(Reason.USER), 30.0)
     over, actions = advance(stopping, StageFinished(), 31.0)
     assert over.phase is Phase.SUSPENDED and Launch() not in actions
 
 
 def test_a_supervisor_that_takes_over_a_stopping_session_asks_again(training):
     stopping, _ = advance(training, DeadlineReached(), 90.0)
-    assert advance(stopping, Adopted(), 91.0)[1] == (AskToStop("the wall"),)
+    assert advance(stopping, Adopted(), 91.0)[1] == (AskToStop(REASON_TEXT[Reason.TIME_LIMIT]),)
 
 
 def test_a_supervisor_that_takes_over_a_save_lets_the_training_go_on(training):
@@ -459,61 +464,65 @@ RUNNING = [phase for phase in Phase if phase not in OVER and phase is not Phase.
 @pytest.mark.parametrize("phase", RUNNING)
 def test_a_wall_that_comes_nearer_counts_in_every_phase_and_moves_none(phase):
     session = Session(phase=phase, wall_s=100.0)
-    moved, actions = advance(session, WallMoved(Wall(60.0, SPOT)), 10.0)
-    assert (moved.phase, moved.wall_s, moved.wall_why, actions) == (phase, 60.0, SPOT, ())
+    moved, actions = advance(session, WallMoved(Wall(60.0, Reason.SPOT)), 10.0)
+    assert (moved.phase, moved.wall_s, moved.wall_kind, actions) == (phase, 60.0, Reason.SPOT, ())
     assert moved.deadline_s == 60.0 - moved.lead_s
 
 
 @pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.STOPPING])
-@pytest.mark.parametrize("wall", [Wall(500.0, SLURM), None])
+@pytest.mark.parametrize("wall", [Wall(500.0, Reason.SLURM), None])
 def test_a_wall_that_moves_away_or_goes_gives_its_time_back(phase, wall):
-    moved, actions = advance(Session(phase=phase, wall_s=100.0, wall_why=QUOTA), WallMoved(wall), 10.0)
-    assert (moved.wall_s, moved.wall_why) == (wall or (None, WALL))
+    moved, actions = advance(Session(phase=phase, wall_s=100.0, wall_kind=Reason.QUOTA), WallMoved(wall), 10.0)
+    assert (moved.wall_s, moved.wall_kind) == (wall or (None, Reason.TIME_LIMIT))
     assert not actions and not [event for event in due(moved, 99.0) if event == DeadlineReached()]
 
 
-@pytest.mark.parametrize("wall", [Wall(500.0, SLURM), None])
+@pytest.mark.parametrize("wall", [Wall(500.0, Reason.SLURM), None])
 def test_while_stopping_a_wall_only_comes_nearer(training, wall):
     stopping, _ = advance(training, DeadlineReached(), 80.0)
     later, actions = advance(stopping, WallMoved(wall), 81.0)
-    assert (later.wall_s, later.wall_why, actions) == (100.0, WALL, ())
-    nearer, _ = advance(stopping, WallMoved(Wall(90.0, SPOT)), 81.0)
+    assert (later.wall_s, later.wall_kind, actions) == (100.0, Reason.TIME_LIMIT, ())
+    nearer, _ = advance(stopping, WallMoved(Wall(90.0, Reason.SPOT)), 81.0)
     assert nearer.wall_s == 90.0 and nearer.kill_s < stopping.kill_s
 
 
 def test_a_session_that_stops_without_a_wall_takes_the_first_that_comes(training):
-    stopping, _ = advance(replace(training, wall_s=None), StopRequested("a person"), 15.0)
-    warned, _ = advance(stopping, WallMoved(Wall(40.0, SPOT)), 16.0)
-    assert warned.wall_s == 40.0 and warned.why == "a person", "what it was stopped for stays what it is told to end by"
+    stopping, _ = advance(replace(training, wall_s=None), StopRequested(Reason.USER), 15.0)
+    warned, _ = advance(stopping, WallMoved(Wall(40.0, Reason.SPOT)), 16.0)
+    assert warned.wall_s == 40.0 and warned.reason is Reason.USER, (
+        "what it was stopped for stays what it is told to end by"
+    )
 
 
 @pytest.mark.parametrize("at_s", [5.0, 51.0])
 def test_a_wall_in_the_past_or_within_the_lead_stops_training_at_once_and_is_what_ended_it(training, at_s):
-    moved, _ = advance(training, WallMoved(Wall(at_s, SPOT)), 50.0)
+    moved, _ = advance(training, WallMoved(Wall(at_s, Reason.SPOT)), 50.0)
     [event] = due(moved, 50.0)
     stopping, actions = advance(moved, event, 50.0)
-    assert stopping.phase is Phase.STOPPING and actions == (AskToStop(SPOT),)
-    assert advance(stopping, AttemptSuspended(), 50.5)[1] == (QueueResume(SPOT),)
+    assert stopping.phase is Phase.STOPPING and actions == (AskToStop(REASON_TEXT[Reason.SPOT]),)
+    assert advance(stopping, AttemptSuspended(), 50.5)[1] == (queued(Reason.SPOT),)
 
 
 def test_a_wall_that_moves_while_coming_up_ends_the_session_before_it_began_to_train():
     starting, _ = advance(Session(), SessionOpened(), 0.0)
-    warned, _ = advance(starting, WallMoved(Wall(3.0, SLURM)), 1.0)
+    warned, _ = advance(starting, WallMoved(Wall(3.0, Reason.SLURM)), 1.0)
     [event] = due(warned, 1.0)
     over, actions = advance(warned, event, 1.0)
-    assert over.phase is Phase.SUSPENDED and actions == (KillAttempt(), QueueResume(SLURM))
+    assert over.phase is Phase.SUSPENDED and actions == (KillAttempt(), queued(Reason.SLURM))
 
 
 def test_a_quota_that_ends_a_session_says_so_to_the_queue_unless_a_person_was_first(training):
-    moved, _ = advance(training, WallMoved(Wall(51.0, QUOTA)), 50.0)
+    moved, _ = advance(training, WallMoved(Wall(51.0, Reason.QUOTA)), 50.0)
     stopping, _ = advance(moved, DeadlineReached(), 50.0)
-    assert advance(stopping, AttemptSuspended(), 50.5)[1] == (QueueResume(QUOTA, on_quota=True),)
-    asked, _ = advance(moved, StopRequested("a person"), 50.0)
-    assert advance(asked, AttemptSuspended(), 50.5)[1] == (QueueResume("a person", when_asked=True),)
+    assert advance(stopping, AttemptSuspended(), 50.5)[1] == (queued(Reason.QUOTA),)
+    asked, _ = advance(moved, StopRequested(Reason.USER), 50.0)
+    assert advance(asked, AttemptSuspended(), 50.5)[1] == (queued(Reason.USER),)
 
 
 def test_of_all_walls_the_nearest_counts_and_a_tremble_is_no_move():
-    near, far = Wall(10.0, SPOT), Wall(20.0, WALL)
+    near, far = Wall(10.0, Reason.SPOT), Wall(20.0, Reason.TIME_LIMIT)
     assert nearest([far, None, near]) == near and nearest([None]) is None
-    assert not has_moved(near, Wall(10.4, SPOT)) and not has_moved(None, None)
-    assert has_moved(near, Wall(10.6, SPOT)) and has_moved(near, Wall(10.0, SLURM)) and has_moved(near, None)
+    assert not has_moved(near, Wall(10.4, Reason.SPOT)) and not has_moved(None, None)
+    assert (
+        has_moved(near, Wall(10.6, Reason.SPOT)) and has_moved(near, Wall(10.0, Reason.SLURM)) and has_moved(near, None)
+    )

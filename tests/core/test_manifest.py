@@ -12,10 +12,35 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import manifest, wire
+from orchestrator import untrusted_io
+from orchestrator.checkpoint import store
+from orchestrator.checkpoint.files import MAX_MANIFEST_BYTES, list_checkpoints, read_checkpoint, write_manifest
+from orchestrator.checkpoint.json_values import MAX_TEXT_LENGTH
+from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.manifest import FileEntry, Manifest, Position
-from orchestrator.runtime import checkpoints
+from orchestrator.protocol import codec, transport
+from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
+from orchestrator.protocol.messages import (
+    Command,
+    DeadlineUpdate,
+    DeferredFile,
+    Heartbeat,
+    Hello,
+    JournalEntry,
+    RankProgress,
+    Request,
+    Response,
+)
+from orchestrator.protocol.snapshot_messages import (
+    BufferGrant,
+    BufferRequest,
+    CheckpointWritten,
+    PersistResult,
+    SaveFailure,
+    SnapshotInfo,
+    SnapshotReady,
+)
 
 
 @pytest.fixture
@@ -24,14 +49,14 @@ def folder(tmp_path) -> Path:
 
 
 def _checkpoint(root: Path, step: int, *, final: bool = False) -> Path:
-    place = root / manifest.folder_name(step, final=final)
+    place = root / checkpoint_folder_name(step, final=final)
     place.mkdir(parents=True)
     files = {}
     for name, content in {"rank0.safetensors": b"weights" * 100, "state.json": b"{}"}.items():
         (place / name).write_bytes(content)
         files[name] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
     at = "2026-11-20T10:00:00+00:00"
-    manifest.write(
+    write_manifest(
         place,
         Manifest("run", "id", "train", Position(step=step), 1, at, final=final, metrics={"loss": 0.5}, files=files),
     )
@@ -39,17 +64,17 @@ def _checkpoint(root: Path, step: int, *, final: bool = False) -> Path:
 
 
 def test_what_is_written_is_read_again_and_verifies(folder):
-    assert manifest.verify(folder) == manifest.read(folder)
-    assert manifest.read(folder).metrics == {"loss": 0.5}
+    assert verify_checkpoint(folder) == read_checkpoint(folder)
+    assert read_checkpoint(folder).metrics == {"loss": 0.5}
 
 
 def test_a_flipped_bit_is_found_by_verify_and_the_file_is_named(folder):
     content = bytearray((folder / "rank0.safetensors").read_bytes())
     content[13] ^= 4
     (folder / "rank0.safetensors").write_bytes(content)
-    assert manifest.read(folder)
+    assert read_checkpoint(folder)
     with pytest.raises(CheckpointBroken, match=r"rank0\.safetensors: expected xxh3"):
-        manifest.verify(folder)
+        verify_checkpoint(folder)
 
 
 CHANGE = {"step": 3, "rung": "skip", "why": "nan", "at": "2026-11-20T10:00:00+00:00", "settings": {"skip": True}}
@@ -79,13 +104,13 @@ def _altered(folder: Path, **changes) -> None:
 def test_a_name_that_leads_out_of_the_folder_is_refused(folder, name):
     _altered(folder, files={name: {"bytes": 1, "xxh3_128": "0" * 32}})
     with pytest.raises(CheckpointBroken):
-        manifest.read(folder)
+        read_checkpoint(folder)
 
 
 def test_what_somebodys_exception_said_about_a_rung_never_makes_a_checkpoint_unreadable(folder):
     _altered(folder, changes=[CHANGE | {"why": "line\nline\ud800" + "x" * 5000}])
-    [change] = manifest.read(folder).changes
-    assert change.why.startswith("line line") and len(change.why) == manifest.MAX_TEXT and change.changes_result
+    [change] = read_checkpoint(folder).changes
+    assert change.why.startswith("line line") and len(change.why) == MAX_TEXT_LENGTH and change.changes_result
 
 
 def test_a_link_in_the_place_of_a_file_is_refused(folder, tmp_path):
@@ -94,14 +119,14 @@ def test_a_link_in_the_place_of_a_file_is_refused(folder, tmp_path):
     (folder / "state.json").unlink()
     (folder / "state.json").symlink_to(outside)
     with pytest.raises(CheckpointBroken):
-        manifest.verify(folder)
+        verify_checkpoint(folder)
 
 
 def test_a_manifest_too_large_to_be_one_is_not_read(folder):
     with open(folder / "manifest.json", "ab") as file:
-        file.truncate(manifest.MAX_MANIFEST_BYTES + 1)
+        file.truncate(MAX_MANIFEST_BYTES + 1)
     with pytest.raises(CheckpointBroken, match="larger than any such file"):
-        manifest.read(folder)
+        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +152,13 @@ def test_a_manifest_too_large_to_be_one_is_not_read(folder):
 def test_a_manifest_of_another_form_is_refused_with_a_word(folder, changes):
     _altered(folder, **changes)
     with pytest.raises(CheckpointBroken, match="is not a manifest"):
-        manifest.read(folder)
+        read_checkpoint(folder)
 
 
 def test_a_manifest_of_a_newer_kgorch_is_not_taken_for_broken(folder):
     _altered(folder, version=2)
     with pytest.raises(CheckpointUnreadable, match="newer kgorch"):
-        manifest.read(folder)
+        read_checkpoint(folder)
 
 
 def test_folders_are_found_newest_first_and_the_unfinished_ones_not_at_all(tmp_path):
@@ -141,7 +166,7 @@ def test_folders_are_found_newest_first_and_the_unfinished_ones_not_at_all(tmp_p
         _checkpoint(tmp_path, step, final=final)
     for other in ["step-00000011.tmp-1.1", "step-00000012.broken", "step-x", "other"]:
         (tmp_path / other).mkdir()
-    names = [path.name for path in manifest.checkpoints(tmp_path)]
+    names = [path.name for path in list_checkpoints(tmp_path)]
     assert names == ["step-00000010-final", "step-00000010", "step-00000009", "step-00000002"]
 
 
@@ -161,7 +186,7 @@ def test_any_json_in_any_place_is_a_manifest_or_broken(tmp_path_factory, data):
     document = data.draw(_json) if key is None else document | {key: data.draw(_json)}
     (folder / "manifest.json").write_text(json.dumps(document))
     try:
-        assert isinstance(manifest.verify(folder), Manifest)
+        assert isinstance(verify_checkpoint(folder), Manifest)
     except (CheckpointBroken, CheckpointUnreadable) as error:
         assert str(error)
 
@@ -172,7 +197,7 @@ def test_any_bytes_are_a_manifest_or_broken(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "manifest.json").write_bytes(content)
     with pytest.raises(CheckpointBroken):
-        manifest.read(folder)
+        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +220,12 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
         shard.rename(tmp_path / "elsewhere")
         shard.symlink_to(tmp_path / "elsewhere")
     else:
-        monkeypatch.setattr(manifest.foreign, "open_file", _failing_but_for(manifest.NAME))
+        monkeypatch.setattr(untrusted_io, "open_file", _failing_but_for(MANIFEST_NAME))
         with pytest.raises(CheckpointUnreadable):
-            checkpoints.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
+            store.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
         assert newest.is_dir() and before.is_dir() and not told, "what cannot be read now is not given up"
         return
-    found = checkpoints.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
+    found = store.newest_verified(tmp_path, "id", lambda place, error: told.append(place))
     assert found is not None and found[0] == before
     left_alone = damage == "another run's"
     assert told == [newest if left_alone else tmp_path / "step-00000002.broken"] and told[0].is_dir()
@@ -208,7 +233,7 @@ def test_the_newest_checkpoint_that_can_be_trusted_is_found_and_nothing_is_lost(
 
 def _failing_but_for(whole):
     """A disk that reads one file only."""
-    opened = manifest.foreign.open_file
+    opened = untrusted_io.open_file
 
     def open_file(folder, name):
         if name == whole:
@@ -223,86 +248,86 @@ def test_a_manifest_that_is_a_pipe_is_broken_and_not_waited_for(tmp_path):
     (folder / "manifest.json").unlink()
     os.mkfifo(folder / "manifest.json")
     with pytest.raises(CheckpointBroken):
-        manifest.read(folder)
+        read_checkpoint(folder)
 
 
 # Messages
 
 MESSAGES = [
-    wire.Hello("1.1", 0, 5, 3, 100, True),
-    wire.Beat("1.1", 1, 2, 3, 0.5, 0.1, metrics={"loss": 0.5}),
-    wire.Place("1.1", 1, "step", 2.0, 1.0, {"start": 3.0}),
-    wire.Saved("1.1", "/x", 3, 10, 0.1, 0.2),
-    wire.SaveFailed("1.1", 1, 3, "disk"),
-    wire.Note("1.1", "weights_loaded", {"file": "net.pth"}),
-    wire.Order("stop", "the wall"),
-    wire.Deadline(5.0),
-    wire.Deadline(None),
-    wire.Ask("stop"),
-    wire.Answer(True, "x"),
-    wire.Note("1.1", "exactness", {"data": "keyed"}),
-    wire.Room("1.1", "id", "train", "/x", 1, 2, 4096),
-    wire.Images(2, 4096, 7, 1),
-    wire.Filled("1.1", 1, 7, 0, 42, {"rank1.json": [0, 9]}, False, True, 5.0, 0.1),
-    wire.Kept(7, "disk"),
-    wire.Held("1.1", "id", "train", 42, 7, False, 5.0, [{"rank0.json": [0, 9]}]),
-    wire.Unwritten("1.1", "rank0.status.json", {"outcome": "failed", "error": {"type": "OSError"}}),
+    Hello("1.1", 0, 5, 3, 100, True),
+    Heartbeat("1.1", 1, 2, 3, 0.5, 0.1, metrics={"loss": 0.5}),
+    RankProgress("1.1", 1, "step", 2.0, 1.0, {"start": 3.0}),
+    CheckpointWritten("1.1", "/x", 3, 10, 0.1, 0.2),
+    SaveFailure("1.1", 1, 3, "disk"),
+    JournalEntry("1.1", "weights_loaded", {"file": "net.pth"}),
+    Command("stop", "the wall"),
+    DeadlineUpdate(5.0),
+    DeadlineUpdate(None),
+    Request("stop"),
+    Response(True, "x"),
+    JournalEntry("1.1", "exactness", {"data": "keyed"}),
+    BufferRequest("1.1", "id", "train", "/x", 1, 2, 4096),
+    BufferGrant(2, 4096, 7, 1),
+    SnapshotReady("1.1", 1, 7, 0, 42, {"rank1.json": [0, 9]}, False, True, 5.0, 0.1),
+    PersistResult(7, "disk"),
+    SnapshotInfo("1.1", "id", "train", 42, 7, False, 5.0, [{"rank0.json": [0, 9]}]),
+    DeferredFile("1.1", "rank0.status.json", {"outcome": "failed", "error": {"type": "OSError"}}),
 ]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_comes_back_as_it_was(message):
-    assert wire.decode(wire.encode(message).rstrip(b"\n")) == message
+    assert codec.decode(codec.encode(message).rstrip(b"\n")) == message
 
 
 @pytest.mark.parametrize(("kind", "facts"), [("Attached", {}), ("x" * 41, {}), ("", {}), ("fine", {"number": 1})])
 def test_a_note_of_no_kind_or_with_facts_that_are_no_text_is_refused(kind, facts):
     with pytest.raises(ValueError):
-        wire.Note("1.1", kind, facts)
-    document = json.loads(wire.encode(wire.Note("1.1", "fine", {}))) | {"kind": kind, "facts": facts}
-    with pytest.raises(wire.WireError):
-        wire.decode(json.dumps(document).encode())
+        JournalEntry("1.1", kind, facts)
+    document = json.loads(codec.encode(JournalEntry("1.1", "fine", {}))) | {"kind": kind, "facts": facts}
+    with pytest.raises(ProtocolError):
+        codec.decode(json.dumps(document).encode())
 
 
 def test_a_field_that_a_newer_side_adds_is_passed_over():
-    document = json.loads(wire.encode(wire.Ask("stop"))) | {"new": 1}
-    assert wire.decode(json.dumps(document).encode()) == wire.Ask("stop")
+    document = json.loads(codec.encode(Request("stop"))) | {"new": 1}
+    assert codec.decode(json.dumps(document).encode()) == Request("stop")
 
 
 @settings(max_examples=500)
 @given(st.binary(max_size=200) | _json.map(lambda value: json.dumps(value).encode()))
 def test_any_line_is_a_message_or_a_wire_error(line):
-    with pytest.raises(wire.WireError):
-        wire.decode(line)
+    with pytest.raises(ProtocolError):
+        codec.decode(line)
 
 
 @settings(max_examples=500)
 @given(st.sampled_from(MESSAGES), st.data())
 def test_any_value_in_a_field_is_taken_only_if_it_fits(message, data):
-    document = json.loads(wire.encode(message))
+    document = json.loads(codec.encode(message))
     key = data.draw(st.sampled_from(sorted(document)))
     document[key] = data.draw(_json)
     try:
-        decoded = wire.decode(json.dumps(document).encode())
-    except wire.WireError:
+        decoded = codec.decode(json.dumps(document).encode())
+    except ProtocolError:
         return
     assert type(decoded) is type(message) or key == "message"
-    assert wire.encode(decoded)
+    assert codec.encode(decoded)
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda part: b"\n" not in part), max_size=6), st.integers(1, 7))
 def test_lines_are_the_same_however_the_stream_is_cut(lines, size):
-    stream, reader, found = b"".join(line + b"\n" for line in lines), wire.Lines(), []
+    stream, reader, found = b"".join(line + b"\n" for line in lines), LineBuffer(), []
     for start in range(0, len(stream), size):
         found += reader.feed(stream[start : start + size])
     assert found == lines
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory():
-    reader = wire.Lines()
-    with pytest.raises(wire.WireError):
+    reader = LineBuffer()
+    with pytest.raises(ProtocolError):
         for _ in range(3):
-            reader.feed(b"x" * (wire.MAX_LINE_BYTES // 2 + 1))
+            reader.feed(b"x" * (MAX_LINE_BYTES // 2 + 1))
 
 
 def test_a_socket_may_lie_deeper_than_a_socket_name_is_long(tmp_path):
@@ -310,10 +335,10 @@ def test_a_socket_may_lie_deeper_than_a_socket_name_is_long(tmp_path):
 
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
-    name, folder = wire.address(deep / "control.sock")
+    name, folder = transport.address(deep / "control.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         os.close(folder)
         server.listen()
-        with wire.connect(deep / "control.sock") as connection:
+        with transport.connect(deep / "control.sock") as connection:
             assert connection.getpeername() == name

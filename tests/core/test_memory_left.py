@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.hardware import devices
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import shim
 from orchestrator.system import host_memory as host
-from orchestrator.wire import Launch
 
 
 def _environment(tmp_path, monkeypatch, expandable=True, **person):
@@ -13,7 +13,7 @@ def _environment(tmp_path, monkeypatch, expandable=True, **person):
         monkeypatch.delenv(name, raising=False)
     for name, value in person.items():
         monkeypatch.setenv(name, value)
-    launch = Launch(
+    launch = LaunchSpec(
         run="r", run_id="1", stage="train", attempt="1.1", folder=str(tmp_path), entry="t.py", workdir="/", ranks=1,
         socket="", checkpoints="", output="", plan_hash="", settings={"expandable_segments": expandable},
     )  # fmt: skip

@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.core import notices
 from orchestrator.core import session as core
+from orchestrator.core.codes import Phase, Reason
 from orchestrator.core.notices import KINDS, Notice, Sieve
-from orchestrator.core.session import Phase, Session
-from orchestrator.core.wall import QUOTA
+from orchestrator.core.session import Session
 from orchestrator.errors import PlanError
 from orchestrator.plan import parse
 
@@ -26,7 +26,7 @@ PLAN = 'name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\n[notify]\n'
         (core.Unwell("nan", "rollback"), Phase.RECOVERING, ("remedied",)),
         (core.Hung(1, "step", 40.0), Phase.DIAGNOSING, ("hung",)),
         (core.AttemptSuspended(), Phase.SUSPENDED, ("suspended",)),
-        (core.GraceExpired(), Phase.CUT_OFF, ("cut off",)),
+        (core.GraceExpired(), Phase.CUT_OFF, ("cut_off",)),
         (core.RetriesExhausted("x"), Phase.FAILED, ("failed",)),
         (core.RunFinished(), Phase.FINISHED, ("finished",)),
     ],
@@ -47,7 +47,7 @@ def test_the_first_session_starts_the_run_and_a_later_one_resumes_it():
 
 
 def test_a_session_whose_hours_are_spent_is_told_as_quota_or_as_its_end_to_who_wants_that_alone():
-    ended = Session(phase=Phase.SUSPENDED, wall_why=QUOTA, why=QUOTA)
+    ended = Session(phase=Phase.SUSPENDED, wall_kind=Reason.QUOTA, reason=Reason.QUOTA, why="the quota")
     told = notices.of(core.AttemptSuspended(), ended, number=1)
     assert Sieve(["quota", "suspended"]).lets_through(told, 0.0) == ("quota", 0)
     assert Sieve(["suspended"]).lets_through(told, 0.0) == ("suspended", 0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, check_entries, parse, seconds, size
+from orchestrator.plan import Plan, check_entries, parse, parse_duration_s, parse_size_bytes
 
 GOOD = """\
 name = "ink"
@@ -51,7 +51,7 @@ def test_a_plan_with_every_part_is_read_in_plain_units():
         (('"9h"', '"9 hours"'), "plan.toml:11: session.wall: expected a duration such as"),
         (('"9h"', '"0s"'), "plan.toml:11: session.wall: expected a duration above 0"),
         (('"9h"', "-5"), "plan.toml:11: session.wall: expected a duration above 0"),
-        (('"9h"', '"1m"'), "the margin (90 s) takes the whole session (60 s)"),
+        (('"9h"', '"1m"'), "the margin (90 s) must be shorter than the session (60 s)"),
         (("last = 3", "lst = 3"), "plan.toml:15: checkpoint.keep.lst: unknown key (did you mean 'last'?)"),
         (("last = 3", "last = 0"), "plan.toml:15: checkpoint.keep.last"),
         (
@@ -64,7 +64,7 @@ def test_a_plan_with_every_part_is_read_in_plain_units():
         ),
         (('name = "predict"', 'name = "train"'), "plan.toml:8: stage 2: name: two stages are named 'train'\n"),
         (('name = "ink"', 'name = "../x"'), "plan.toml:1: name"),
-        (('name = "ink"\n', ""), "name: missing; it must be given"),
+        (('name = "ink"\n', ""), "name: required key is missing"),
         (("hours = 30", 'hours = "many"'), "plan.toml:21: quota.hours"),
         (("microbatch = 16", "microbatch = 2.5"), "plan.toml:18: memory.microbatch"),
         (('data = "d"', "data = 2024-01-01"), "a date goes in quotes"),
@@ -76,7 +76,7 @@ def test_a_plan_with_every_part_is_read_in_plain_units():
         (("[quota]", "[health]\nspike = 0\n[quota]"), "plan.toml:21: health.spike: expected a number above 0; found 0"),
         (("[quota]", "[health]\nnans = []\n[quota]"), "unknown key (did you mean 'nan'?)"),
         (("[session]", "[session"), "plan.toml is not TOML"),
-        (("ranks = 2", 'weights = "net.onnx"'), "plan.toml:5: stage.train.weights.file: expected a file of weights"),
+        (("ranks = 2", 'weights = "net.onnx"'), "plan.toml:5: stage.train.weights.file: expected a weights file"),
         (("ranks = 2", 'weights = { file = "n.pt", strct = false }'), "unknown key (did you mean 'strict'?)"),
         (("[session]", '[health]\nhang = { stp = "3s" }\n[session]'), "unknown key (did you mean 'step'?)"),
         (
@@ -167,11 +167,16 @@ def test_the_plan_that_init_writes_is_valid_also_with_its_comments_taken_away():
 @given(st.floats(0.001, 1e6), st.sampled_from(["ms", "s", "m", "h", "d"]))
 def test_a_duration_is_its_number_times_its_unit(number, unit):
     factor = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
-    assert seconds(f"{number:.3f}{unit}") == pytest.approx(float(f"{number:.3f}") * factor)
+    assert parse_duration_s(f"{number:.3f}{unit}") == pytest.approx(float(f"{number:.3f}") * factor)
 
 
 def test_a_size_is_read_in_both_families_of_units():
-    assert (size("1GiB"), size("1GB"), size("512"), size("1.5 KiB")) == (1 << 30, 10**9, 512, 1536)
+    assert (
+        parse_size_bytes("1GiB"),
+        parse_size_bytes("1GB"),
+        parse_size_bytes("512"),
+        parse_size_bytes("1.5 KiB"),
+    ) == (1 << 30, 10**9, 512, 1536)
 
 
 @settings(max_examples=300, deadline=None)
@@ -221,8 +226,8 @@ def test_any_value_in_any_place_is_taken_or_a_plan_error(data):
     ("data", "said"),
     [
         ('cache = ["."]', "the plan's folder itself"),
-        ('cache = ["data", "data/images/"]', "'data/images' lies in 'data'"),
-        ('cache = [""]', "expected text that is not empty"),
+        ('cache = ["data", "data/images/"]', "'data/images' is inside 'data'"),
+        ('cache = [""]', "expected a string that is not empty"),
         ('cashe = ["data"]', "did you mean 'cache'?"),
     ],
 )
@@ -271,7 +276,7 @@ def test_a_quick_test_of_no_other_stage_is_refused_and_the_stages_named(tested):
         parse(QUICK.replace('quick_test_of = "train"', f'quick_test_of = "{tested}"'), "plan.toml")
     assert (
         ".quick_test_of: " in str(caught.value)
-        and "names no stage" in str(caught.value)
+        and "is not a stage that can be tested" in str(caught.value)
         and "train" in str(caught.value)
     )
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import config
 from orchestrator.errors import ConfigError, PlanError
-from orchestrator.plan import Plan, parse
+from orchestrator.plan import Plan, parse, user_config
 from orchestrator.platforms.azure import ASSET_TAG
 from orchestrator.platforms.detect import BY_NAME, PLATFORMS, detect
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime.beginning import began_s
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 PLAN = 'name = "x"\n[[stage]]\nname = "train"\nentry = "train.py"\n'
 
@@ -123,11 +122,11 @@ def test_what_a_platform_cannot_be_is_refused_by_key(line, said):
     assert "plan.toml:6: platform." in str(caught.value) and said in str(caught.value)
 
 
-def _config(tmp_path: Path, text: str) -> config.Config:
+def _config(tmp_path: Path, text: str) -> user_config.UserConfig:
     path = tmp_path / "kgorch" / "config.toml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    return config.load({"XDG_CONFIG_HOME": str(tmp_path)})
+    return user_config.load({"XDG_CONFIG_HOME": str(tmp_path)})
 
 
 def _plan(text: str = "") -> Plan:
@@ -136,9 +135,9 @@ def _plan(text: str = "") -> Plan:
 
 def test_key_by_key_the_plan_wins_over_the_configuration_and_that_over_the_profile(tmp_path):
     mine = _config(tmp_path, '[platform]\nwall = "11h"\nbegan = "boot"\n[quota]\nhours = 45\nresets = "never"\n')
-    plan = config.applied(_plan('[platform]\nname = "kaggle"\nwall = "12h"\n[quota]\nhours = 20\n'), mine)
+    plan = user_config.apply_to_plan(_plan('[platform]\nname = "kaggle"\nwall = "12h"\n[quota]\nhours = 20\n'), mine)
     assert (plan.quota.hours, plan.quota.resets) == (20, "never")
-    profile = config.platform(plan.platform, BY_NAME["generic"])
+    profile = user_config.resolve_platform(plan.platform, BY_NAME["generic"])
     assert (profile.name, profile.wall_s, profile.began) == ("kaggle", 12 * 3600, "boot")
     assert profile.sources == ("/kaggle/input/**",), "what nobody says otherwise is the profile's"
 
@@ -147,23 +146,27 @@ def test_a_value_that_the_plan_gives_wins_also_when_it_is_the_usual_one(tmp_path
     mine = _config(tmp_path, '[notify]\non = ["saved"]\ncommand = ["tell"]\n')
     usual = Plan.model_fields["notify"].default.on
     said = '", "'.join(usual)
-    assert config.applied(_plan(), mine).notify.on == ["saved"]
-    assert config.applied(_plan(f'[notify]\non = ["{said}"]\n'), mine).notify.on == usual
-    assert config.applied(_plan(), mine).notify.command == ["tell"]
+    assert user_config.apply_to_plan(_plan(), mine).notify.on == ["saved"]
+    assert user_config.apply_to_plan(_plan(f'[notify]\non = ["{said}"]\n'), mine).notify.on == usual
+    assert user_config.apply_to_plan(_plan(), mine).notify.command == ["tell"]
 
 
 def test_a_configuration_changes_neither_the_plans_hash_nor_what_the_plan_says(tmp_path):
     plan = _plan()
-    with_config = config.applied(plan, _config(tmp_path, "[quota]\nhours = 1\n"))
+    with_config = user_config.apply_to_plan(plan, _config(tmp_path, "[quota]\nhours = 1\n"))
     assert with_config.hash == plan.hash and plan.quota.hours is None
 
 
 def test_without_a_file_nothing_is_said_and_a_named_one_must_be_there(tmp_path):
-    assert config.load({"XDG_CONFIG_HOME": str(tmp_path)}) == config.load({"HOME": str(tmp_path)}) == config.Config()
+    assert (
+        user_config.load({"XDG_CONFIG_HOME": str(tmp_path)})
+        == user_config.load({"HOME": str(tmp_path)})
+        == user_config.UserConfig()
+    )
     with pytest.raises(ConfigError, match=r"there is no .*mine\.toml"):
-        config.load({"KGORCH_CONFIG": str(tmp_path / "mine.toml")})
+        user_config.load({"KGORCH_CONFIG": str(tmp_path / "mine.toml")})
     (tmp_path / "mine.toml").write_text("[quota]\nhours = 3\n")
-    assert config.load({"KGORCH_CONFIG": str(tmp_path / "mine.toml")}).quota.hours == 3
+    assert user_config.load({"KGORCH_CONFIG": str(tmp_path / "mine.toml")}).quota.hours == 3
 
 
 @pytest.mark.parametrize(
@@ -186,16 +189,16 @@ def test_a_bad_configuration_names_file_line_and_key(tmp_path, text, said):
 def test_a_configuration_that_cannot_be_read_is_a_mistake_and_no_bug(tmp_path):
     (tmp_path / "kgorch" / "config.toml").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"is a folder|is UTF-16"):
-        config.load({"XDG_CONFIG_HOME": str(tmp_path)})
+        user_config.load({"XDG_CONFIG_HOME": str(tmp_path)})
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"is a folder|is UTF-16"):
-        config.load({"KGORCH_CONFIG": str(tmp_path / "latin.toml")})
+        user_config.load({"KGORCH_CONFIG": str(tmp_path / "latin.toml")})
 
 
 def test_a_metadata_server_where_there_are_no_notices_is_refused_and_each_field_is_overridden():
     part = _plan('[platform]\nname = "gcp"\nmetadata = "http://127.0.0.1:1"\n').platform
-    assert config.platform(part, BY_NAME["generic"]).metadata == "http://127.0.0.1:1"
+    assert user_config.resolve_platform(part, BY_NAME["generic"]).metadata == "http://127.0.0.1:1"
     with pytest.raises(PlanError, match="has no spot notices"):
-        config.platform(_plan('[platform]\nmetadata = "http://127.0.0.1:1"\n').platform, BY_NAME["kaggle"])
-    untouched = config.platform(_plan().platform, BY_NAME["kaggle"])
+        user_config.resolve_platform(_plan('[platform]\nmetadata = "http://127.0.0.1:1"\n').platform, BY_NAME["kaggle"])
+    untouched = user_config.resolve_platform(_plan().platform, BY_NAME["kaggle"])
     assert all(getattr(untouched, item.name) == getattr(BY_NAME["kaggle"], item.name) for item in fields(Profile))

@@ -80,6 +80,12 @@ def test_there_is_room_exactly_where_the_smallest_run_fits(gpus):
 
 
 def test_the_back_off_doubles_up_to_an_hour_and_spreads():
-    assert [back_off_s(tries, 0.5) for tries in (1, 2, 3)] == [BACKOFF.first_s, 2 * BACKOFF.first_s, 4 * BACKOFF.first_s]
+    assert [back_off_s(tries, 0.5) for tries in (1, 2, 3)] == [
+        BACKOFF.first_s,
+        2 * BACKOFF.first_s,
+        4 * BACKOFF.first_s,
+    ]
     assert back_off_s(50, 0.5) == BACKOFF.longest_s
-    assert back_off_s(1, 0.0) == pytest.approx(0.8 * BACKOFF.first_s) and back_off_s(1, 1.0) == pytest.approx(1.2 * BACKOFF.first_s)
+    assert back_off_s(1, 0.0) == pytest.approx(0.8 * BACKOFF.first_s) and back_off_s(1, 1.0) == pytest.approx(
+        1.2 * BACKOFF.first_s
+    )

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from orchestrator.core import quota as core
 from orchestrator.core import windows
+from orchestrator.core.codes import Phase, Reason
 from orchestrator.core.quota import Quota, Use, available_at, lasts_s, left_s, used_s
-from orchestrator.core.session import DeadlineReached, Phase, QueueResume, Session, StopRequested, advance
-from orchestrator.core.wall import QUOTA
+from orchestrator.core.session import DeadlineReached, QueueResume, Session, StopRequested, advance
 
 HOUR = 3600.0
 DAY = 86400.0
@@ -333,8 +333,8 @@ def test_what_is_useful_of_a_small_quota_is_a_share_of_it():
 
 
 def test_only_who_ends_for_want_of_hours_waits_for_them():
-    spending = Session(phase=Phase.STARTING, wall_s=100.0, wall_why=QUOTA)
+    spending = Session(phase=Phase.STARTING, wall_s=100.0, wall_kind=Reason.QUOTA)
     _, (_, spent) = advance(spending, DeadlineReached(), 90.0)
-    assert spent == QueueResume(QUOTA, on_quota=True)
-    _, (_, ended) = advance(spending, StopRequested("SIGTERM", 50.0), 40.0)
-    assert ended == QueueResume("SIGTERM", on_quota=False), "the platform came first"
+    assert spent == QueueResume(Reason.QUOTA, "the quota")
+    _, (_, ended) = advance(spending, StopRequested(Reason.SIGTERM, 50.0), 40.0)
+    assert ended == QueueResume(Reason.SIGTERM, "SIGTERM"), "the platform came first"

@@ -100,7 +100,7 @@ def test_what_fails_without_any_fault_shrinks_to_none():
 DROPPED = Checkpoint("/a", 8, "dropped", whole=False)
 KEPT = Checkpoint("/b", 16, "verified", final=True, samples=192, counted=192, most=1)
 SOUND = Facts(
-    history=({"phase": "cut off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "rank 1 was killed"}]},),
+    history=({"phase": "cut_off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "rank 1 was killed"}]},),
     events=({"kind": "launched", "facts": {"step": 0}}, {"kind": "launched", "facts": {"step": 8}}),
     checkpoints=(DROPPED, KEPT),
     promised={"/a": 8, "/b": 16},
@@ -157,7 +157,7 @@ DOCTORED = {
         replace(SOUND, charges=(Charged(1, rows=1, used_s=10.0, lasted_s=30.0),)),
     ],
     "log_tells_the_cause": [
-        replace(SOUND, history=({"phase": "cut off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "?"}]},)),
+        replace(SOUND, history=({"phase": "cut_off", "why": "x", "attempts": [{"outcome": "crashed", "cause": "?"}]},)),
         replace(SOUND, trace=replace(SOUND.trace, expects=(("event SaveFailed", "No space left"),))),
     ],
     "nothing_outside": [replace(SOUND, strays=("/tmp/left",))],

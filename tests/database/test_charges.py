@@ -15,6 +15,7 @@ from db import charges, queue, runs, sessions
 from db.charges import Own
 from db.records import PoolInfo
 from orchestrator.core import windows
+from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, used_s
 from orchestrator.hardware import devices
 from orchestrator.plan import parse
@@ -286,23 +287,23 @@ def test_after_a_correction_used_is_what_the_person_said(engine, run, told_s, re
 
 def test_a_correction_wakes_the_runs_that_wait_for_the_pools_hours_and_no_others(engine, run):
     charges.tell_pool(engine, run.id, PoolInfo("p", 100.0, "never", 0.0, SATURDAY))
-    queue.put(engine, run.id, why="the quota", due_at=None)
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=None)
     assert pools.correct(engine, "other", 5.0)["resumed"] == 0
     assert pools.correct(engine, "p", 5.0)["resumed"] == 1
     assert queue.open_resume(engine, run.id).due_at <= datetime.now(UTC)
-    queue.put(engine, run.id, why="the wall", due_at=None)
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=None)
     assert pools.correct(engine, "p", 5.0)["resumed"] == 0
     for due_at in (SATURDAY, None):
-        queue.put(engine, run.id, why="the quota", due_at=due_at)
+        queue.put(engine, run.id, reason=Reason.QUOTA, due_at=due_at)
         assert queue.drop(engine, run.id)
         assert pools.correct(engine, "p", 5.0)["resumed"] == 0, "a person took it out"
 
 
 def test_a_claimed_place_in_the_queue_is_given_back_while_the_quota_is_spent(engine, run):
-    queue.put(engine, run.id, why="the wall", due_at=SATURDAY)
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=SATURDAY)
     with sqlite3.connect(engine.url.database) as database:
         database.execute("UPDATE resumes SET state = 'claimed'")
-    queue.put(engine, run.id, why="the quota", due_at=SATURDAY)
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=SATURDAY)
     assert queue.open_resume(engine, run.id).why == "the quota"
 
 
@@ -321,9 +322,10 @@ def test_ten_thousand_sessions_and_their_charges_take_milliseconds(engine, run):
     now = datetime.now(UTC)
     with sqlite3.connect(engine.url.database) as database:
         database.executemany(
-            "INSERT INTO sessions (run_id, number, place, phase, why, boot_id, wall_why, fixed_wall_why, pool, lead_s, started_at,"
-            " stage, first_step, epoch, epochs_total, step, steps_total, samples, step_s, metrics, exactness)"
-            " VALUES ('r1', ?, 'local', 'suspended', '', 'b', '', '', 'p', 0, '2026-11-21', '', 0, 0, 0, 0, 0, 0, 0, '{}', '{}')",
+            "INSERT INTO sessions (run_id, number, place, phase, reason, why, boot_id, wall_kind, fixed_wall_kind, pool, lead_s,"
+            " started_at, stage, first_step, epoch, epochs_total, step, steps_total, samples, step_s, metrics, exactness)"
+            " VALUES ('r1', ?, 'local', 'suspended', '', '', 'b', '', '', 'p', 0,"
+            " '2026-11-21', '', 0, 0, 0, 0, 0, 0, 0, '{}', '{}')",
             [(number,) for number in range(1, 10_001)],
         )
         stamps = [str((now - timedelta(minutes=5 * number)).replace(tzinfo=None)) for number in range(30_000)]

@@ -21,6 +21,7 @@ from db.engine import LOG_BYTES, open_database
 from db.migrations import HEAD, KNOWN, WHOLE
 from db.migrations.run import config, schema, upgrade
 from db.tables import Base
+from orchestrator.core.codes import Reason
 from orchestrator.errors import StateUnusable
 
 
@@ -246,7 +247,7 @@ def test_attempts_without_progress_are_counted_back_to_the_last_gain_and_lost_on
     attempt = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
     sessions.close_attempt(engine, attempt.id, outcome="crashed", cause="", last_step=9, gained=False)
     assert sessions.without_progress(engine, run.id) == 1
-    sessions.record(engine, run.id, session.id, kind="RetriesExhausted", phase="failed", facts={})
+    sessions.record(engine, run.id, session.id, kind="retries_exhausted", phase="failed", facts={})
     assert sessions.without_progress(engine, run.id) == 0, "who starts a failed run again has done something about it"
 
 
@@ -255,7 +256,13 @@ def test_a_queued_resume_takes_the_place_of_the_one_before(engine, run):
     session = sessions.open_session(engine, run.id, boot_id="b")
     for why, at in [("the wall", None), ("quota", due_at)]:
         sessions.record(
-            engine, run.id, session.id, kind="x", phase="suspended", facts={}, resume={"why": why, "due_at": at}
+            engine,
+            run.id,
+            session.id,
+            kind="x",
+            phase="suspended",
+            facts={},
+            resume={"reason": Reason.QUOTA, "why": why, "due_at": at},
         )
     assert queue.open_resume(engine, run.id).why == "quota"
     queue.taken(engine, run.id, by="pid 1", pid=1, ticks=1, boot="b")

@@ -13,16 +13,16 @@ from sqlalchemy.orm import Session as Orm
 from db import curves, runs, sessions
 from db.engine import open_database
 from db.tables import Attempt
+from orchestrator.checkpoint.manifest import Position
+from orchestrator.checkpoint.verifier import Verifier
 from orchestrator.core import curve
 from orchestrator.core.curve import Record, Value
 from orchestrator.errors import PlanError
-from orchestrator.manifest import Position
 from orchestrator.plan import parse
 from orchestrator.runtime import attempts, endings, settling
 from orchestrator.runtime.bringing import Consent
 from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.opening import Opened
-from orchestrator.runtime.reader import Reader
 
 ONE = PLAN.replace('[[stage]]\nname = "predict"\nentry = "t.py"\n', "")
 LONG_ONE = ONE.replace('entry = "t.py"', 'entry = "t.py"\nargs = { epochs = 9 }')
@@ -109,11 +109,12 @@ def test_a_final_checkpoint_of_an_earlier_version_is_no_place_to_go_on_from(here
     """It does not say at which epoch its loop ended: the extension would train nothing and end well."""
     from dataclasses import replace
 
-    from orchestrator import manifest
+    from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+    from orchestrator.checkpoint.manifest import checkpoint_folder_name
 
     root = finished(here)
-    folder = root / "train" / manifest.folder_name(20, final=True)
-    manifest.write(folder, replace(manifest.read(folder), position=Position(loop=1, step=20)))
+    folder = root / "train" / checkpoint_folder_name(20, final=True)
+    write_manifest(folder, replace(read_checkpoint(folder), position=Position(loop=1, step=20)))
     with pytest.raises(PlanError, match="earlier kgorch"):
         here.start(LONG_ONE, consent=EXTEND)
     assert here.look()[0]["state"] == "finished"
@@ -128,7 +129,7 @@ def test_an_end_that_only_a_file_tells_finishes_the_stage_as_well(here):
     row = session_of(engine, run)
     attempt = sessions.last_attempt(engine, row.id)
     closes = {"attempt_id": attempt.id, "outcome": "finished", "cause": "", "last_step": 20, "gained": True}
-    entry = {"kind": "RunFinished", "phase": "finished", "facts": {}, "resume": None, "closes": closes, "why": ""}
+    entry = {"kind": "run_finished", "phase": "finished", "facts": {}, "resume": None, "closes": closes, "why": ""}
     endings.write(root.parent, row.number, entry)
     plan = parse(ONE, "p")
     assert settling.settle(engine, run, plan, sessions.last(engine, "r1"), attempt).phase == "finished"
@@ -169,13 +170,13 @@ def test_a_journal_writes_in_order_what_several_threads_hand_over_and_the_newest
 def test_a_reader_that_is_closed_says_that_it_drops_nothing(tmp_path):
     folder = checkpoint(tmp_path / "c", 10)
     run = type("Run", (), {"checkpoints": str(tmp_path / "c"), "id": "r1"})()
-    reader = Reader(run, None, lambda job: None)
+    reader = Verifier(run, None, lambda job: None)
     reader.close()
     assert not reader.drop(folder) and folder.exists()
 
 
 def test_an_end_of_another_version_is_none_that_can_be_taken(tmp_path):
-    entry = {"kind": "RunFinished", "phase": "finished", "facts": {}, "resume": None, "closes": None}
+    entry = {"kind": "run_finished", "phase": "finished", "facts": {}, "resume": None, "closes": None}
     endings.write(tmp_path, 1, entry)
     endings.write(tmp_path, 2, entry | {"of_the_future": 1})
     assert endings.read(tmp_path, 1) == entry and endings.read(tmp_path, 2) is None

@@ -18,12 +18,14 @@ from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 
 from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
-from orchestrator import manifest
+from orchestrator.checkpoint import registry
+from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.manifest import FOLDER_PATTERN, Adjustment
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
-from orchestrator.manifest import Change
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, finding, keeping, opening, taking
+from orchestrator.runtime import choosing, finding, opening, taking
 
 
 def damage(folder):
@@ -44,11 +46,11 @@ def test_a_run_that_a_source_holds_becomes_ours_with_its_checkpoint_its_history_
     copied = here.home / "runs/ink/1/checkpoints/train/step-00000020"
     origin = source / "runs/ink/1/checkpoints/train/step-00000020"
     assert found["checkpoint"]["path"] == str(copied) and found["checkpoint"]["source"] == str(origin)
-    assert manifest.verify(copied).step == 20 and told.copied == [origin] and told.bytes > 140
+    assert verify_checkpoint(copied).step == 20 and told.copied == [origin] and told.bytes > 140
     assert [entry["why"] for entry in history] == ["the wall", ""], "the earlier session is known"
     assert (here.home / "runs/ink/1/outputs/submission.csv").read_text() == "ink"
     facts = {"source": str(origin), "run": "r1", "stage": "train", "step": 20, "bytes": 140}
-    assert [event.facts for event in events if event.kind == "found"] == [facts]
+    assert [event.facts for event in events if event.kind == "checkpoint_imported"] == [facts]
     assert snapshot(source) == before, "nothing was written into the source"
 
 
@@ -57,8 +59,8 @@ BEST = PLAN + '[checkpoint]\nkeep = { last = 1, best = "dice:max" }\n'
 
 def measured(folder, dice: float, at: int | None) -> None:
     """A manifest that says so; `at`: the step on whose weights it was measured."""
-    found = manifest.read(folder)
-    manifest.write(folder, replace(found, metrics={"dice": dice}, measured={} if at is None else {"dice": at}))
+    found = read_checkpoint(folder)
+    write_manifest(folder, replace(found, metrics={"dice": dice}, measured={} if at is None else {"dice": at}))
 
 
 def saves(home):
@@ -80,12 +82,12 @@ def test_the_best_comes_along_to_a_new_machine_beside_the_furthest(here, evaluat
     engine = open_database(here.home)
     standing = checkpoints.of_run(engine, "r1", "verified")
     assert [(row.step, dict(row.measured)) for row in standing] == [(20, {"dice": 20}), (40, {"dice": 40})]
-    assert keeping.best_for_ranks(engine, "r1", parse(BEST, "plan.toml"), "train") == {
+    assert registry.best_for_ranks(engine, "r1", parse(BEST, "plan.toml"), "train") == {
         "metric": "dice",
         "highest": True,
         "value": 0.9,
     }
-    assert not keeping.doomed(engine, "r1", parse(BEST, "plan.toml"))
+    assert not registry.expired_folders(engine, "r1", parse(BEST, "plan.toml"))
     assert [path.name for path in told.copied] == ["step-00000040", "step-00000020"]
     engine.dispose()
 
@@ -126,11 +128,11 @@ def test_what_a_manifest_learns_after_it_was_read_back_is_seen_before_anything_i
     newest = checkpoint(saves(here.home).parent, 48)
     checkpoints.record(engine, "r1", str(newest), state="verified", stage="train", step=48, final=False, bytes=1)
     measured(late, 0.95, 44)
-    assert [path.name for path in keeping.doomed(engine, "r1", plan)] == ["step-00000020", "step-00000040"]
-    keeping.mark_best(engine, "r1", plan)
+    assert [path.name for path in registry.expired_folders(engine, "r1", plan)] == ["step-00000020", "step-00000040"]
+    registry.mark_best(engine, "r1", plan)
     best = checkpoints.best(engine, "r1")
     assert (best.step, best.best, dict(best.measured)) == (44, "dice:max", {"dice": 44})
-    keeping.mark_best(engine, "r1", parse(PLAN, "plan.toml"))
+    registry.mark_best(engine, "r1", parse(PLAN, "plan.toml"))
     assert checkpoints.best(engine, "r1") is None, "a plan that names no best marks none"
     engine.dispose()
 
@@ -201,11 +203,13 @@ def test_checkpoints_from_before_a_stage_began_anew_are_not_gone_on_from(here, s
     assert (folder / "checkpoints/train/step-00000020").is_dir(), "nothing is written there"
 
 
-CROPPED = Change(
+CROPPED = Adjustment(
     3, "set crop=64", "memory ran out", "2026-11-20T11:00:00+00:00", {"settings": {"arguments": {"crop": 64}}}, "cpu", 1,
     changes_result=True,
 )  # fmt: skip
-LEFT_OUT = Change(7, "skip", "the loss is nan", "2026-11-20T11:30:00+00:00", {"skip": True}, "", 1, changes_result=True)
+LEFT_OUT = Adjustment(
+    7, "skip", "the loss is nan", "2026-11-20T11:30:00+00:00", {"skip": True}, "", 1, changes_result=True
+)
 
 
 def rungs_of(place):
@@ -276,9 +280,9 @@ def test_a_session_that_was_alive_when_its_state_was_kept_is_closed_as_it_was_la
     state(source, over=False)
     here.start()
     _, (first, _), events = here.look()
-    assert first["phase"] == "cut off" and first["attempts"][0]["outcome"] == "lost"
+    assert first["phase"] == "cut_off" and first["attempts"][0]["outcome"] == "lost"
     assert first["lasted_s"] < 60, "not until now, whenever that is"
-    assert [event.phase for event in events if event.kind == "SessionLost"] == ["cut off"]
+    assert [event.phase for event in events if event.kind == "session_lost"] == ["cut_off"]
 
 
 def test_a_broken_newest_is_passed_over_and_the_one_before_is_used(here, source):
@@ -287,7 +291,7 @@ def test_a_broken_newest_is_passed_over_and_the_one_before_is_used(here, source)
     (folder / "checkpoints/train/step-00000020/rank0.safetensors").unlink()
     opened, told = here.start()
     assert opened.row.first_step == 10
-    passed = [event.facts["why"] for event in here.look()[2] if event.kind == "passed_over"]
+    passed = [event.facts["why"] for event in here.look()[2] if event.kind == "checkpoint_skipped"]
     assert len(passed) == 2 and "xxh3" in passed[0] and "lacks" in passed[1] and len(told.notes) == 2
     assert [path.name for path in here.home.glob("runs/ink/1/checkpoints/train/*")] == ["step-00000010"]
 
@@ -426,7 +430,7 @@ def test_what_a_source_has_further_of_our_own_run_comes_in_and_what_it_has_less_
     assert here.start()[0].row.first_step == 20
     engine = open_database(source)
     row = session_of(engine, runs.newest(engine, "ink"))
-    sessions.record(engine, "r1", row.id, kind="AttemptSuspended", phase="suspended", facts={}, why="later")
+    sessions.record(engine, "r1", row.id, kind="attempt_suspended", phase="suspended", facts={}, why="later")
     engine.dispose()
     checkpoint(root, 40)
     opened, _ = here.start()
@@ -435,7 +439,7 @@ def test_what_a_source_has_further_of_our_own_run_comes_in_and_what_it_has_less_
     assert [entry["number"] for entry in history] == [1, 2, 3, 4, 5]
     assert history[3]["why"] == "later", "what happened there comes after what was known here"
     kinds = [event.kind for event in events if event.phase == "suspended" or event.kind == "never_attached"]
-    assert sorted(kinds) == ["AttemptSuspended", "AttemptSuspended", "never_attached"], "and nothing comes twice"
+    assert sorted(kinds) == ["attempt_suspended", "attempt_suspended", "never_attached"], "and nothing comes twice"
 
 
 def test_a_source_whose_further_checkpoints_are_broken_changes_nothing_here(here, source):
@@ -571,7 +575,7 @@ where = Path({str(here.work)!r}, "plan.toml")
 opening.start(open_database(home), home, Profile("test"), {PLAN!r}, where, [], watcher=Killer())
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -9
-    assert not [path for path in here.home.rglob("step-*") if manifest.FOLDER.fullmatch(path.name)]
+    assert not [path for path in here.home.rglob("step-*") if FOLDER_PATTERN.fullmatch(path.name)]
     assert here.look() is None
     opened, _ = here.start()
     assert opened.row.first_step == 20

@@ -12,9 +12,9 @@ from sqlalchemy import event
 from db import checkpoints, runs, sessions
 from orchestrator.core import forecast as core
 from orchestrator.core import windows
+from orchestrator.core.codes import Reason
 from orchestrator.core.forecast import Ahead, Pace
 from orchestrator.core.quota import Quota
-from orchestrator.core.wall import WALL
 from orchestrator.report import forecast, view
 from orchestrator.runtime import foretelling
 from orchestrator.runtime.foretelling import Foreteller
@@ -42,9 +42,11 @@ def past_session(engine, run, began, first_step, last_step, lasted_s, **columns)
         "epochs_total": 100,
     }
     sessions.update_session(
-        engine, row.id, **{"phase": "suspended", "wall_why": WALL, "lead_s": 40.0, **at, **figures, **columns}
+        engine,
+        row.id,
+        **{"phase": "suspended", "wall_kind": Reason.TIME_LIMIT, "lead_s": 40.0, **at, **figures, **columns},
     )
-    sessions.note(engine, run.id, "Attached", {}, row.id)
+    sessions.note(engine, run.id, "attached", {}, row.id)
     with engine.begin() as connection:
         attached_at = (began + timedelta(seconds=60)).replace(tzinfo=None).isoformat(" ", timespec="microseconds")
         connection.exec_driver_sql("UPDATE events SET at = ? WHERE session_id = ?", (attached_at, row.id))

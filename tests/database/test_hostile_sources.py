@@ -25,17 +25,18 @@ from sqlalchemy import JSON
 from db import checkpoints, imported, rungs, runs, sessions, transfer
 from db.engine import open_database
 from db.imported import COLUMNS, ROWS, Reader, Rule
-from db.soundness import WORDS
+from db.soundness import CODES
 from db.tables import Base
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io
+from orchestrator.checkpoint.files import read_checkpoint, read_manifest
+from orchestrator.checkpoint.manifest import Adjustment
 from orchestrator.errors import KgorchError, NotFound
-from orchestrator.foreign import Budget, BudgetSpent
-from orchestrator.manifest import Change
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
 from orchestrator.runtime import finding, resumption
 from orchestrator.runtime import rungs as ladder
 from orchestrator.runtime.finding import Candidate
+from orchestrator.untrusted_io import Budget, BudgetExceeded
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 ENOUGH = Budget(3600, 1 << 40)
@@ -80,7 +81,7 @@ def test_a_stranger_sets_no_argument_that_the_plan_does_not_name(here, source, s
         engine.dispose()
     else:
         at = "2026-11-20T11:00:00+00:00"
-        checkpoint(source, 20, changes=[Change(3, "set out", "memory ran out", at, settings, "cpu", 1)])
+        checkpoint(source, 20, changes=[Adjustment(3, "set out", "memory ran out", at, settings, "cpu", 1)])
     with pytest.raises(KgorchError, match="not trusted with that") as refused:
         here.start(PLAN + LADDER)
     assert 'train: out = "/etc/cron.d"' in str(refused.value) and "shell = true" in str(refused.value)
@@ -193,7 +194,7 @@ def test_each_column_of_each_table_has_a_rule_or_is_not_read():
             is_document = isinstance(Base.metadata.tables[table].columns[name].type, JSON)
             documents = (Rule.METRICS, Rule.TABLE, Rule.FACTS, Rule.SETTINGS)
             assert is_document == (rule in documents or name == "overrides"), f"{table}.{name}"
-            assert rule is not Rule.WORD or f"{table}.{name}" in WORDS
+            assert rule is not Rule.CODE or f"{table}.{name}" in CODES
 
 
 @pytest.mark.parametrize(
@@ -329,7 +330,7 @@ def test_a_sparse_database_takes_no_more_room_than_it_has_bytes(source, tmp_path
     state(source)
     os.truncate(source / "kgorch.db", 3 << 30)
     read = []
-    foreign.copy_file(source / "kgorch.db", tmp_path / "copy", read.append)
+    untrusted_io.copy_file(source / "kgorch.db", tmp_path / "copy", read.append)
     assert sum(read) < 1 << 20 and (tmp_path / "copy").stat().st_blocks * 512 < 1 << 20
     assert (tmp_path / "copy").stat().st_size == 3 << 30
     with open(source / "kgorch.db", "rb") as one, open(tmp_path / "copy", "rb") as other:
@@ -341,9 +342,9 @@ def test_a_copy_has_the_bytes_between_holes_and_after_them(tmp_path):
         for at in (0, 5 << 20, 9 << 20):
             file.seek(at)
             file.write(b"data" * 1000)
-    foreign.copy_file(tmp_path / "file", tmp_path / "copy", lambda _: None)
+    untrusted_io.copy_file(tmp_path / "file", tmp_path / "copy", lambda _: None)
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
-    assert foreign.data_bytes(tmp_path / "file") < 1 << 20
+    assert untrusted_io.allocated_bytes(tmp_path / "file") < 1 << 20
 
 
 def test_a_database_larger_than_what_is_free_is_not_copied(here, source, monkeypatch):
@@ -378,19 +379,19 @@ def test_very_many_links_to_one_large_manifest_are_read_up_to_the_budget(tmp_pat
     for number in range(300):
         (folder := tmp_path / str(number)).mkdir()
         os.link(made / "manifest.json", folder / "manifest.json")
-    asked, described = [], manifest.described
-    monkeypatch.setattr(finding.manifest, "described", lambda folder: [asked.append(folder), described(folder)][1])
+    asked, described = [], read_manifest
+    monkeypatch.setattr(finding, "read_manifest", lambda folder: [asked.append(folder), described(folder)][1])
     seen = finding.search([tmp_path], "ink", budget=Budget(3600, 10 * size))
     assert len(asked) == len(seen.checkpoints) == 10
     assert seen.cut.endswith("were to be read") and "has not seen all" in seen.notes[0]
 
 
 def test_of_a_large_manifest_little_is_kept(tmp_path):
-    described = manifest.described(large_manifest(tmp_path))
+    described = read_manifest(large_manifest(tmp_path))
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        kept = [Candidate.of(tmp_path, manifest.described(next(tmp_path.rglob("step-*")))) for _ in range(5)]
+        kept = [Candidate.of(tmp_path, read_manifest(next(tmp_path.rglob("step-*")))) for _ in range(5)]
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -416,10 +417,10 @@ def test_a_budget_bounds_time_and_bytes_over_all_that_is_read():
     budget = Budget(100, 1000)
     budget.spend(1000)
     assert not budget.is_spent
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceeded):
         budget.spend(1)
     assert budget.is_spent
-    with pytest.raises(BudgetSpent, match="longer than 3 s"):
+    with pytest.raises(BudgetExceeded, match="longer than 3 s"):
         late = Budget(3, 1000, Clock())
         for _ in range(5):
             late.spend(0)
@@ -558,13 +559,13 @@ def test_a_plan_that_requires_state_says_so_without_sources(here):
 
 def test_a_manifest_that_changes_between_search_and_copy_is_not_used(here, source, monkeypatch):
     made = checkpoint(source, 20)
-    read = manifest.read
+    read = read_checkpoint
 
     def another(folder):
         found = read(folder)
         return replace(found, run_id="r2") if "tmp-found" in str(folder) else found
 
-    monkeypatch.setattr("orchestrator.runtime.taking.manifest.read", another)
+    monkeypatch.setattr("orchestrator.runtime.taking.read_checkpoint", another)
     with pytest.raises(KgorchError, match="changed while it was copied"):
         here.start()
     assert made.is_dir()

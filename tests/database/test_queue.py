@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from db import queue, runs, sessions
 from db.queue import LEASE, Claimant, Seen
+from orchestrator.core.codes import REASON_TEXT, Reason
 from orchestrator.system import process_identity
 
 ANY = Seen(10**6, 10**6)
@@ -32,7 +33,7 @@ def make(engine, name: str = "ink", **wants) -> str:
     )
     if wants:
         due_at = datetime.now(UTC) - timedelta(seconds=wants.pop("since_s", 0.0))
-        queue.put(engine, run.id, why="test", due_at=due_at, wants=wants)
+        queue.put(engine, run.id, reason=Reason.QUEUED, due_at=due_at, wants=wants)
     return run.id
 
 
@@ -98,15 +99,15 @@ def test_the_order_is_priority_then_the_longest_ago_then_the_hour(engine):
     make(engine, "first", ranks=1, since_s=1, priority=5)
     again = make(engine, "again", ranks=1, since_s=90)
     sessions.open_session(engine, again, boot_id="b")
-    queue.put(engine, again, why="x", due_at=datetime.now(UTC) - timedelta(seconds=90))
+    queue.put(engine, again, reason=Reason.QUEUED, due_at=datetime.now(UTC) - timedelta(seconds=90))
     assert due(engine) == ["first", "early", "late", "again"]
 
 
 def test_what_is_due_later_or_when_asked_or_of_a_failed_run_is_not_due(engine):
     later, asked, failed = make(engine, "later"), make(engine, "asked"), make(engine, "failed", ranks=1)
     hour = datetime.now(UTC) + timedelta(hours=1)
-    queue.put(engine, later, why="quota", due_at=hour)
-    queue.put(engine, asked, why="a person", due_at=None)
+    queue.put(engine, later, reason=Reason.QUOTA, due_at=hour)
+    queue.put(engine, asked, reason=Reason.USER, due_at=None)
     runs.set_state(engine, failed, "failed")
     assert due(engine) == []
     assert queue.next_due_at(engine, datetime.now(UTC)) == hour
@@ -116,9 +117,9 @@ def test_what_is_due_later_or_when_asked_or_of_a_failed_run_is_not_due(engine):
 def test_what_a_run_wants_of_a_machine_is_inherited_by_its_next_place_in_the_queue(engine):
     run = make(engine, ranks=2, share=True, priority=7)
     queue.taken(engine, run, by="x", **WE._asdict())
-    queue.put(engine, run, why="the wall", due_at=datetime.now(UTC))
+    queue.put(engine, run, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC))
     row = queue.open_resume(engine, run)
-    assert (row.ranks, row.share, row.priority, row.why) == (2, True, 7, "the wall")
+    assert (row.ranks, row.share, row.priority, row.why) == (2, True, 7, REASON_TEXT[Reason.TIME_LIMIT])
 
 
 def test_tries_count_on_while_sessions_come_no_step_further(engine):
@@ -128,15 +129,15 @@ def test_tries_count_on_while_sessions_come_no_step_further(engine):
         queue.claim(engine, row.id, WE, by="daemon", seen=ANY)
         session = sessions.open_session(engine, run, boot_id="b")
         queue.taken(engine, run, by="x", **WE._asdict())
-        queue.put(engine, run, why="lost", due_at=datetime.now(UTC))
+        queue.put(engine, run, reason=Reason.LOST, due_at=datetime.now(UTC))
         assert queue.open_resume(engine, run).tries == expected
     attempted(engine, session.id, "train", 0, 5, gained=True)
-    queue.put(engine, run, why="the wall", due_at=datetime.now(UTC))
+    queue.put(engine, run, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC))
     assert queue.open_resume(engine, run).tries == 0
 
 
 def attempted(
-    engine, session_id: int, stage: str, first_step: int, last_step: int, *, gained: bool, outcome: str = "wall"
+    engine, session_id: int, stage: str, first_step: int, last_step: int, *, gained: bool, outcome: str = "time_limit"
 ):
     row = sessions.open_attempt(
         engine, session_id, stage=stage, ranks=1, first_step=first_step, folder_of=lambda number: f"/{number}"
@@ -151,7 +152,7 @@ def test_a_session_that_ends_in_a_shorter_stage_than_it_began_in_has_come_furthe
         session = sessions.open_session(engine, run, boot_id="b", first_step=8000, step=steps)
         attempted(engine, session.id, "train", 8000, 8100, gained=True, outcome="finished")
         attempted(engine, session.id, "tune", 0, steps, gained=steps == 600)
-        queue.put(engine, run, why="the wall", due_at=datetime.now(UTC))
+        queue.put(engine, run, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC))
         assert queue.open_resume(engine, run).tries == 0
 
 
@@ -164,7 +165,7 @@ def test_a_session_that_was_killed_with_all_else_has_come_further_by_the_steps_t
         queue.taken(engine, run, by="x", **WE._asdict())
         row = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
         sessions.beat(engine, session.id, row.id, step=step)
-        queue.put(engine, run, why="lost", due_at=datetime.now(UTC))
+        queue.put(engine, run, reason=Reason.LOST, due_at=datetime.now(UTC))
         assert queue.open_resume(engine, run).tries == expected
 
 
@@ -173,9 +174,9 @@ def test_an_attempt_is_closed_with_the_session_that_it_ends_and_counts_for_it(en
     session = sessions.open_session(engine, run, boot_id="b")
     row = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
     closes = {"attempt_id": row.id, "outcome": "wall", "cause": "", "last_step": 9, "gained": True}
-    resume = {"why": "the wall", "due_at": datetime.now(UTC)}
+    resume = {"reason": Reason.TIME_LIMIT, "why": "the wall", "due_at": datetime.now(UTC)}
     sessions.record(
-        engine, run, session.id, kind="ExitOverdue", phase="suspended", facts={}, resume=resume, closes=closes
+        engine, run, session.id, kind="exit_overdue", phase="suspended", facts={}, resume=resume, closes=closes
     )
     assert queue.open_resume(engine, run).tries == 0 and sessions.last_attempt(engine, session.id).outcome == "wall"
 
@@ -237,9 +238,9 @@ def test_who_has_claimed_a_run_keeps_it_while_it_settles_what_was_and_opens_the_
     run = make(engine, ranks=1)
     lost = sessions.open_session(engine, run, boot_id="b")
     queue.claim(engine, queue.open_resume(engine, run).id, WE, by="daemon", seen=ANY)
-    resume = {"why": "cut off", "due_at": datetime.now(UTC)}
-    sessions.record(engine, run, lost.id, kind="SessionLost", phase="cut off", facts={}, resume=resume)
-    assert due(engine) == [] and queue.open_resume(engine, run).why == "cut off"
+    resume = {"reason": Reason.LOST, "why": "cut_off", "due_at": datetime.now(UTC)}
+    sessions.record(engine, run, lost.id, kind="session_lost", phase="cut_off", facts={}, resume=resume)
+    assert due(engine) == [] and queue.open_resume(engine, run).why == "cut_off"
     sessions.open_session(engine, run, boot_id="b")
     queue.taken(engine, run, by="pid 7", **WE._asdict())
     assert [one.begun_by for one in queue.open_sessions(engine)] == ["daemon"]
@@ -248,7 +249,7 @@ def test_who_has_claimed_a_run_keeps_it_while_it_settles_what_was_and_opens_the_
 def test_who_has_claimed_a_run_that_has_to_wait_puts_it_back_for_later(engine):
     run, later = make(engine, ranks=1), datetime.now(UTC) + timedelta(hours=1)
     queue.claim(engine, queue.open_resume(engine, run).id, WE, by="daemon", seen=ANY)
-    queue.put(engine, run, why="the quota", due_at=later)
+    queue.put(engine, run, reason=Reason.QUOTA, due_at=later)
     waits = queue.open_resume(engine, run)
     assert (waits.state, waits.why, waits.due_at, waits.tries) == ("due", "the quota", later, 0)
     assert queue.claimed(engine) == []
@@ -257,10 +258,10 @@ def test_who_has_claimed_a_run_that_has_to_wait_puts_it_back_for_later(engine):
 def test_what_a_clock_that_ran_ahead_has_queued_is_due_now_and_nothing_else(engine, monkeypatch):
     now = datetime.now(UTC)
     tomorrow = make(engine, "tomorrow")
-    queue.put(engine, tomorrow, why="the quota", due_at=now + timedelta(days=1))
+    queue.put(engine, tomorrow, reason=Reason.QUOTA, due_at=now + timedelta(days=1))
     ahead = make(engine, "ahead")
     monkeypatch.setattr(queue, "now", lambda: now + timedelta(days=365))
-    queue.put(engine, ahead, why="the wall", due_at=now + timedelta(days=365))
+    queue.put(engine, ahead, reason=Reason.TIME_LIMIT, due_at=now + timedelta(days=365))
     assert due(engine) == []
     assert queue.mend_clock(engine, now) == 1
     assert due(engine) == ["ahead"]

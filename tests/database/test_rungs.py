@@ -16,15 +16,16 @@ from db import rungs as rows
 from db.engine import open_database
 from db.records import RungInfo
 from orchestrator import plan as plans
-from orchestrator import wire
+from orchestrator.checkpoint.json_values import MAX_TEXT_LENGTH
+from orchestrator.checkpoint.manifest import Adjustment
 from orchestrator.core.memory import DEVICE, HOST, Facts, Settings, next_rung
-from orchestrator.manifest import MAX_TEXT, Change
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import RankProgress, RungApplied
 from orchestrator.report import doctor
 from orchestrator.runtime import remedies, rungs
 from orchestrator.runtime.attempts import Running
 from orchestrator.runtime.rungs import Place
 from orchestrator.runtime.watching import MemoryWatch
-from orchestrator.wire import Launch, RungTaken
 
 HERE, OTHER = Place("train", "Tesla T4", 2), Place("train", "Tesla P100", 1)
 PLAN = """
@@ -61,7 +62,7 @@ def session(engine, run):
 
 
 def told(step, settings, **how):
-    return RungTaken("1.1", step, "microbatch/2", "memory ran out", settings.as_dict(), **how)
+    return RungApplied("1.1", step, "microbatch/2", "memory ran out", settings.as_dict(), **how)
 
 
 def take(engine, run, plan, session, step=50, place=HERE, where="host"):
@@ -201,12 +202,12 @@ def test_a_launch_tells_the_ranks_the_stages_rows_that_a_manifest_can_hold(engin
     rows.add(engine, run.id, session, **where, stage="train", step=12, rung="skip")
     rows.add(engine, run.id, session, **where, stage="train", step=-1, rung="another's")
     rows.add(engine, run.id, session, **where, stage="predict", step=3, rung="skip")
-    changes = [Change.of(document) for document in rungs.changes(engine, run, "train")]
+    changes = [Adjustment.from_document(document) for document in rungs.changes(engine, run, "train")]
     assert [(item.step, item.rung, item.device) for item in changes] == [
         (10, "microbatch/2", "Tesla T4"),
         (12, "skip", ""),
     ]
-    assert len(changes[1].why) == MAX_TEXT
+    assert len(changes[1].why) == MAX_TEXT_LENGTH
 
 
 def test_rungs_travel_with_their_run(engine, run, plan, session, tmp_path):
@@ -223,7 +224,7 @@ def test_rungs_travel_with_their_run(engine, run, plan, session, tmp_path):
 
 
 def test_an_attempt_that_ran_out_of_memory_is_no_attempt_without_progress(engine, run, session):
-    for outcome in ("crashed", "out of memory", "out of memory"):
+    for outcome in ("crashed", "out_of_memory", "out_of_memory"):
         attempt = sessions.open_attempt(engine, session, stage="train", ranks=1, first_step=0, folder_of=str)
         sessions.close_attempt(engine, attempt.id, outcome=outcome, cause="", last_step=0, gained=False)
     assert sessions.without_progress(engine, run.id) == 1
@@ -255,7 +256,7 @@ def test_a_climb_is_in_vain_when_a_rung_in_process_follows_it_in_the_same_run(en
 def test_the_doctor_raises_the_microbatch_that_is_in_force_before_the_batch(
     engine, run, session, tmp_path, taken, change
 ):
-    launch = Launch("ink", "r1", "train", "1.1", str(tmp_path), "e", "w", 2, "", "", "", "", device=HERE.device)
+    launch = LaunchSpec("ink", "r1", "train", "1.1", str(tmp_path), "e", "w", 2, "", "", "", "", device=HERE.device)
     launch.write()
     sessions.open_attempt(engine, session, stage="train", ranks=2, first_step=0, folder_of=lambda _: str(tmp_path))
     facts(engine, run, session)
@@ -331,8 +332,8 @@ def test_an_order_to_the_ranks_is_not_repeated_until_something_changes_and_holds
 
     assert orders(0.99, range(500)) == ["down"]
     assert orders(0.2, range(500, 2500)) == ["up"], "nothing was taken, but there is room now"
-    watch.heard(wire.Place("1.1", 0, "evaluation", 1.0, 0.0, {}))
+    watch.heard(RankProgress("1.1", 0, "evaluation", 1.0, 0.0, {}))
     watch.changed(attempt, 2500.0)
     assert orders(0.99, range(2500, 3000)) == [], "no rung makes an evaluation less"
-    watch.heard(wire.Place("1.1", 0, "step", 1.0, 0.0, {}))
+    watch.heard(RankProgress("1.1", 0, "step", 1.0, 0.0, {}))
     assert orders(0.99, range(3000, 3500)) == ["down"]

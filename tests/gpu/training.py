@@ -17,7 +17,7 @@ from harness import Kgorch
 from ranks import Attempt
 
 from gpu.step import Report
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEP = re.compile(r"step (\d+) microbatch (\w+) loss (\S+)")
@@ -32,7 +32,7 @@ def train(
     PyTorch would import its compiler, 4 s a rank.
 
     Args:
-        options: of the launch (orchestrator.wire.Launch), and `timeout_s`.
+        options: of the launch (LaunchSpec), and `timeout_s`.
     """
     options = {"deterministic": "warn" if report.is_on_gpu else "off"} | options
     timeout_s = options.pop("timeout_s", max(report.left_s - 10.0, 10.0))
@@ -87,11 +87,11 @@ def memory_of(attempt: Attempt, rank: int = 0) -> list[list[int]]:
 
 def checkpoint_of(attempt: Attempt) -> Path:
     """The newest checkpoint."""
-    return next(manifest.newest_readable(attempt.folder / "checkpoints" / "train"))[0]
+    return next(readable_checkpoints(attempt.folder / "checkpoints" / "train"))[0]
 
 
 def schedule_of(attempt: Attempt) -> list[dict[str, Any]]:
-    """The schedule (Launch.schedule) of a run that uses the microbatches of this one from the same steps on."""
+    """The schedule (LaunchSpec.schedule) of a run that uses the microbatches of this one from the same steps on."""
     from orchestrator.core.memory import Settings
 
     schedule, before = [], "None"

@@ -139,5 +139,7 @@ def test_a_later_stage_has_the_best_weights_and_the_next_best_where_those_broke(
     assert made["weights"]["checkpoint"] == "train/step-00000018-final" and made["weights"]["value"] == 0.9
     assert made["norm"] == made["last_norm"]
     assert made["first"] == "predictions.json", "computed once in the run, and kept in its folder"
-    assert [event["facts"]["checkpoint"] for event in kgorch.events("set_aside")] == ["step-00000012.broken"]
-    assert not kgorch.events("stage_opened_again")
+    assert [event["facts"]["checkpoint"] for event in kgorch.events("checkpoint_quarantined")] == [
+        "step-00000012.broken"
+    ]
+    assert not kgorch.events("stage_reopened")

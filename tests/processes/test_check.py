@@ -13,11 +13,12 @@ import pytest
 from driver import build
 from harness import processes_of, wait_until
 
+from orchestrator.core.codes import Fit
 from orchestrator.errors import KgorchError
 from orchestrator.hardware import devices
 from orchestrator.hardware.devices import Accelerators, Gpu, GpuInventory
 from orchestrator.plan import parse
-from orchestrator.runtime import launcher, preflight, probing
+from orchestrator.runtime import launcher, preflight, probing, requirements
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
@@ -62,7 +63,7 @@ def test_a_check_measures_foretells_leaves_nothing_and_is_held_against_the_run(k
     began_s = time.monotonic()
     found = checked(kgorch, str(path), "--html", str(page))
     assert time.monotonic() - began_s < 180
-    assert found["verdict"] == "fits", found["why"]
+    assert found["verdict"] == Fit.FITS, found["why"]
     assert shape(found) == json.loads(PROMISE.read_text()), (
         "a new field is written into tests/promises and docs/json.md"
     )
@@ -95,7 +96,7 @@ def test_a_check_measures_foretells_leaves_nothing_and_is_held_against_the_run(k
 def test_what_does_not_fit_is_said_with_what_would_and_the_exit_code_tells(kgorch):
     path = kgorch.plan("hungry.py", ranks=1, args={"at": 0, "fits": 8, "rank": -1, "batch": 32, "epochs": 1})
     found = checked(kgorch, str(path))
-    assert found["verdict"] == "fits with", found
+    assert found["verdict"] == Fit.FITS_WITH, found
     memory = found["stages"][0]["memory"]
     assert memory["settings"] == ["microbatch 8"] and memory["rungs"] == ["microbatch/2"]
     assert memory["largest_microbatch"] in range(8, 16)
@@ -112,7 +113,7 @@ def test_what_does_not_fit_is_said_with_what_would_and_the_exit_code_tells(kgorc
     assert first["why"] == "kgorch check measured that it fits" and not first["changes_result"]
 
     small = checked(kgorch, str(path), "--device-memory", "512.05MiB", code=20)
-    assert small["verdict"] == "does not fit" and "no rung" in small["why"]
+    assert small["verdict"] == Fit.DOES_NOT_FIT and "no rung" in small["why"]
 
 
 @pytest.mark.soak
@@ -131,7 +132,7 @@ def test_odd_stages_are_probed_as_they_are_and_a_quick_test_is_not_counted_twice
     added = QUICK + "".join(f"[[stage]]{one}" for one in [stage, *more, plain])
     path.write_text(path.read_text().replace(f"[[stage]]{stage}", added, 1))
     found = checked(kgorch, str(path))
-    assert found["verdict"] == "fits", found["why"]
+    assert found["verdict"] == Fit.FITS, found["why"]
     train, foreign, evaluation, plain = found["stages"]
     assert (train["name"], plain["name"]) == ("train", "plain")
     for stage in (train, foreign):  # 16 samples, 64 and 1 figures each: not the one that is left over
@@ -189,7 +190,7 @@ def test_the_keeper_that_stages_share_can_tell_their_launches_apart(tmp_path, mo
 
 def test_a_training_that_fails_in_its_first_steps_is_found_before_an_hour_is_spent(kgorch):
     found = checked(kgorch, str(kgorch.plan("crashes.py", ranks=1, args={"at": 0})), code=20)
-    assert found["verdict"] == "does not run"
+    assert found["verdict"] == Fit.DOES_NOT_RUN
     assert "ValueError: the loss went wrong at step 0" in found["why"]
     assert not list(kgorch.home.glob(".check-*"))
 
@@ -202,7 +203,9 @@ def test_a_plan_that_needs_gpus_is_neither_passed_nor_begun_without_them(kgorch)
     path.write_text(path.read_text().replace("ranks = 1", 'ranks = "auto"'))
     meant = checked(kgorch, str(path), "--device-memory", "15GiB")  # on a laptop, of two GPUs that are elsewhere
     assert (
-        meant["verdict"] == "fits" and meant["stages"][0]["ranks"] == 2 and meant["stages"][0]["memory"]["share"] == 16
+        meant["verdict"] == Fit.FITS
+        and meant["stages"][0]["ranks"] == 2
+        and meant["stages"][0]["memory"]["share"] == 16
     )
     assert line(meant, "gpus")["verdict"] == line(meant, "time")["verdict"] == "warn"
     refused = kgorch("start", str(path), "--set", "quota.hours=30", "--set", "platform.name=kaggle", code=2)
@@ -237,7 +240,7 @@ def a_plan(ranks: object = '"auto"', gpus: int = 0):
 
 
 def checks(accelerators, plan=None, **kwargs):
-    return {check.name: check for check in preflight.examine(accelerators, plan or a_plan(), **kwargs)}
+    return {check.name: check for check in requirements.examine(accelerators, plan or a_plan(), **kwargs)}
 
 
 @pytest.mark.parametrize(
@@ -296,12 +299,12 @@ def test_ranks_that_share_a_gpu_are_told_that_gloo_is_slower_and_what_starts_one
 def test_a_start_refuses_the_first_failure_and_says_each_warning_in_a_line(monkeypatch):
     notes = []
     monkeypatch.setattr(devices, "detect_accelerators", lambda: Accelerators(CUDA_12, "0", "12.6"))
-    preflight.check_gpus(a_plan(ranks=2), notes.append)
+    requirements.check_gpus(a_plan(ranks=2), notes.append)
     [note] = notes
     assert note.startswith("2 ranks share 1 GPU (Tesla T4); NCCL") and note.endswith("starts one rank a GPU")
     monkeypatch.setattr(devices, "detect_accelerators", lambda: Accelerators(CUDA_12, None, "13.0"))
     with pytest.raises(KgorchError) as error:
-        preflight.check_gpus(a_plan(), notes.append)
+        requirements.check_gpus(a_plan(), notes.append)
     assert "the driver 550.54 takes CUDA up to 12.4, and PyTorch is built for CUDA 13.0" in error.value.what
     assert "install a PyTorch built for CUDA 12" in error.value.next_step
 
@@ -466,7 +469,7 @@ def test_an_estimate_for_two_t4_computes_nothing_prints_what_it_assumes_and_coun
     path = kgorch.plan("divides.py", ranks=2, args={"epochs": 10}, wall="9h", every="600s")
     told = ("samples=1000", "epoch=50m", "first_epoch=60m", "evaluation=7.5m")
     found = checked(kgorch, str(path), "--on", "t4x2", *(word for one in told for word in ("--assume", one)))
-    assert found["verdict"] == "fits", found["why"]
+    assert found["verdict"] == Fit.FITS, found["why"]
     [stage] = found["stages"]
     assert stage["ranks"] == 2 and stage["memory"]["limit"] == int(14.74 * (1 << 30))
     assert found["forecast"]["training_s"] / 3600 == pytest.approx((60 + 9 * 50 + 10 * 7.5) / 60, rel=0.01)
@@ -478,4 +481,4 @@ def test_an_estimate_for_two_t4_computes_nothing_prints_what_it_assumes_and_coun
 def test_an_estimate_refuses_more_gpus_than_the_machine_has(kgorch):
     path = kgorch.plan(ranks=1, args={"epochs": 1})
     found = checked(kgorch, str(path), "--on", "t4", "--set", "session.gpus=2", code=20)
-    assert found["verdict"] == "does not run" and "the plan needs 2" in found["why"]
+    assert found["verdict"] == Fit.DOES_NOT_RUN and "the plan needs 2" in found["why"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, wait_until
 
-from orchestrator.core.wall import UNTIL, WALL
+from orchestrator.core.codes import Reason
 
 YEAR_S = 365 * 86400
 
@@ -84,7 +84,7 @@ def test_a_wall_clock_that_jumps_by_years_moves_no_deadline_and_strands_no_run(k
     assert supervisor.wait(timeout=180) == 10
     assert time.monotonic() - began_s < 80 + 8, "ended by its wall"
     [first] = kgorch.history()
-    assert (first["phase"], first["why"]) == ("suspended", WALL)
+    assert (first["phase"], first["why"]) == ("suspended", Reason.TIME_LIMIT)
     assert first["lasted_s"] == 0.0, "it ended before it began, as the wall clock has it"
     assert first["checkpoint"]["verified"]
 
@@ -120,7 +120,7 @@ def test_the_end_that_a_person_gives_holds_for_its_session_also_under_another_su
     kgorch("start", str(plan), code=10)
     over = kgorch.status()
     assert datetime.fromisoformat(over["session"]["ended_at"]) < until
-    assert (over["phase"], over["why"]) == ("suspended", UNTIL)
+    assert (over["phase"], over["why"]) == ("suspended", Reason.UNTIL)
     assert over["checkpoint"]["step"] == over["step"] > 0
     assert len(kgorch.history()) == 1, "taken over, not begun anew"
 
@@ -132,7 +132,7 @@ def test_the_end_that_a_person_gives_holds_for_its_session_also_under_another_su
 
 @pytest.mark.parametrize(
     ("told", "said"),
-    [("25:99", "no time of a day"), ("tea", "no instant"), ("2020-01-01T00:00Z", "has passed")],
+    [("25:99", "not a time of day"), ("tea", "not a date and time"), ("2020-01-01T00:00Z", "has passed")],
 )
 def test_an_end_that_is_none_or_has_passed_is_a_mistake(kgorch, told, said):
     plan = kgorch.plan()

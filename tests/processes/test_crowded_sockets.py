@@ -17,12 +17,13 @@ from harness import wait_until
 from saving import Place, save
 from torch import nn
 
-from orchestrator import wire
+from orchestrator.protocol import codec, transport
+from orchestrator.protocol.messages import Request, Response
 from orchestrator.runtime import daemonapi
 from orchestrator.system.sockets import control_socket
 
-PING = wire.encode(wire.Ask("ping"))
-NEWEST = wire.encode(wire.Ask("newest"))
+PING = codec.encode(Request("ping"))
+NEWEST = codec.encode(Request("newest"))
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def crowd(path: Path, count: int) -> Iterator[list[socket.socket]]:
     peers = []
     try:
         for _ in range(count):
-            peer = wire.connect(path, timeout_s=10)
+            peer = transport.connect(path, timeout_s=10)
             peer.setblocking(False)
             peers.append(peer)
         yield peers
@@ -65,7 +66,7 @@ def test_who_never_reads_does_not_stop_the_supervisor_and_a_crowd_does_not_stop_
         stuff(silent, PING)
         step = kgorch.status()["step"]
         for _ in range(20):
-            assert control_socket.ask(path, "ping") == wire.Answer(True, "training")
+            assert control_socket.ask(path, "ping") == Response(True, "training")
         kgorch.wait_for_step(step + 20, within_s=30)
         assert descriptors(supervisor.pid) < 200
         os.kill(kgorch.pids()["rank0"], signal.SIGKILL)
@@ -105,7 +106,7 @@ def test_crowds_that_never_read_do_not_stop_the_keeper_or_cost_it_more_than_a_bo
     before = psutil.Process(place.keeper.pid).memory_info().rss
     with crowd(place.folder / "keeper.sock", 8) as silent, crowd(place.folder / "keeper.sock", 300):
         stuff(silent, NEWEST)
-        stuff(silent, wire.encode(wire.Ask("fetch")))
+        stuff(silent, codec.encode(Request("fetch")))
         for step in range(2, 6):
             assert save(saver, {"model": net}, step) and saver.wait(), saver.error
             assert place.newest().step == step

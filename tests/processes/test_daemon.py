@@ -22,8 +22,9 @@ from sqlalchemy.exc import OperationalError
 
 from db import queue, runs, sessions
 from db.engine import open_database
-from orchestrator import wire
 from orchestrator.core import queue as core
+from orchestrator.core.codes import Reason
+from orchestrator.protocol.messages import Response
 from orchestrator.runtime import daemonapi, resuming
 from orchestrator.runtime.daemon import Daemon
 from orchestrator.system import process_identity
@@ -109,7 +110,7 @@ def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     told = kgorch.folder / "told.json"
     plan = kgorch.plan(extra=f"""[notify]\ncommand = ["sh", "-c", "cat > {told}"]""").read_text()
     run = make(engine, kgorch.home, "hopeless", plan=plan)
-    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
     row, us = queue.open_resume(engine, run), resuming.us()
     assert queue.claim(engine, row.id, us, by="x", seen=queue.Seen(0, queue.newest_session(engine)))
     for name, value in kgorch.env().items():
@@ -129,7 +130,7 @@ def test_a_run_that_a_person_queues_again_begins_at_once_whatever_it_had_tried(k
     session = sessions.open_session(engine, run, boot_id="b", step=5, first_step=5)
     about = {"stage": "train", "ranks": 1, "first_step": 5, "folder_of": lambda _: str(kgorch.folder)}
     sessions.open_attempt(engine, session.id, **about)
-    queue.put(engine, run, why="lost", due_at=datetime.now(UTC), wants={"tries": core.TRIES})
+    queue.put(engine, run, reason=Reason.LOST, due_at=datetime.now(UTC), wants={"tries": core.TRIES})
     for words in (("queue", "add", "test"), ("start", str(plan), "--queue")):
         kgorch(*words)
         assert queue.open_resume(engine, run).tries == 0
@@ -145,7 +146,7 @@ def test_a_run_whose_sessions_are_lost_again_and_again_before_a_step_is_given_up
     run = make(engine, kgorch.home, "lost", plan=kgorch.plan().read_text())
     process = daemon(kgorch)
     long_ago = datetime.now(UTC) - timedelta(hours=3)  # its back-off is over
-    queue.put(engine, run, why="lost", due_at=long_ago, wants={"tries": core.TRIES})
+    queue.put(engine, run, reason=Reason.LOST, due_at=long_ago, wants={"tries": core.TRIES})
     wait_until(lambda: runs.by_id(engine, run).state == "failed")
     assert "before they came a step further" in runs.by_id(engine, run).why
     assert sessions.last(engine, run) is None and queue.open_resume(engine, run) is None
@@ -156,7 +157,7 @@ def test_a_run_that_cannot_begin_is_tried_again_later_and_says_why(kgorch):
     engine = open_database(kgorch.home)
     run = make(engine, kgorch.home, "broken")  # its plan is empty
     process = daemon(kgorch)
-    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
     row = wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries and row.state == "due" and row)
     assert row.tries == 1 and "is not a plan" in row.last_error
     assert 10 < (row.due_at - datetime.now(UTC)).total_seconds() < 40
@@ -173,7 +174,7 @@ def test_claims_of_the_dead_and_of_another_boot_are_due_again(kgorch):
         ("rebooted", queue.Claimant(os.getpid(), 1, "another boot")),
     ):
         run = make(engine, kgorch.home, name)
-        queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+        queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
         queue.claim(engine, queue.open_resume(engine, run).id, claimant, by="daemon", seen=queue.Seen(9, 9))
         found.append(run)
     process = daemon(kgorch, "--at-once", "2")
@@ -251,9 +252,9 @@ def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, 
     def saves_and_goes_on_under_the_other(*_, **__):
         old.kill()
         old.wait()
-        sessions.record(engine, run, session, kind="AttemptSuspended", phase="suspended", facts={})
+        sessions.record(engine, run, session, kind="attempt_suspended", phase="suspended", facts={})
         begun_by_a_daemon(engine, run, new)
-        return wire.Answer(True, "stopping")
+        return Response(True, "stopping")
 
     monkeypatch.setattr(control_socket, "ask", saves_and_goes_on_under_the_other)
     began_s = time.monotonic()
@@ -273,7 +274,7 @@ def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_s
 
     monkeypatch.setattr(queue, "open_sessions", is_held)
     monkeypatch.setattr(
-        control_socket, "ask", lambda *_, **__: session.kill() or (session.wait() and wire.Answer(True, ""))
+        control_socket, "ask", lambda *_, **__: session.kill() or (session.wait() and Response(True, ""))
     )
     stopping._stop_sessions()
     assert session.poll() == -signal.SIGKILL, "asked, and waited for"
@@ -305,7 +306,7 @@ def test_a_database_that_another_program_holds_is_waited_for(kgorch):
     engine = open_database(kgorch.home)
     run = make(engine, kgorch.home, "broken")
     process = daemon(kgorch)
-    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
     other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     log = kgorch.home / "logs" / "daemon.log"
@@ -326,7 +327,7 @@ def test_a_database_that_is_replaced_under_a_living_daemon_is_the_one_that_count
     wait_until(lambda: "is gone" in log.read_text() or "another file" in log.read_text())
     engine = open_database(kgorch.home)
     run = make(engine, kgorch.home, "broken")
-    queue.put(engine, run, why="x", due_at=datetime.now(UTC))
+    queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
     wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries, what="a try")
     assert daemonapi.ask(kgorch.home, "status")["waiting"] == 1
     assert end(process) == 0
@@ -345,7 +346,7 @@ def test_an_idle_daemon_costs_next_to_nothing_and_takes_what_is_due_within_a_sec
     assert share <= 0.004, "0.2% of a core; twice that on a machine whose caches others empty"
     assert process.memory_info().rss <= 70e6
     due_at = datetime.now(UTC)
-    queue.put(engine, run, why="x", due_at=due_at)
+    queue.put(engine, run, reason=Reason.QUEUED, due_at=due_at)
     wait_until(lambda: queue.open_resume(engine, run).state == "claimed", what="a claim")
 
 
@@ -382,7 +383,7 @@ def test_a_run_goes_on_through_kills_of_the_daemon_a_stop_and_a_reboot(kgorch):
     last = daemon(kgorch)
     wait_until(lambda: kgorch.status()["session"]["number"] == 3)
     kgorch.wait_for_step(stopped["step"] + 4, within_s=150)
-    assert [entry["phase"] for entry in kgorch.history()][:2] == ["suspended", "cut off"]
+    assert [entry["phase"] for entry in kgorch.history()][:2] == ["suspended", "cut_off"]
     assert queue.entries(engine) == [] and sessions.last(engine, runs.newest(engine, "test").id).number == 3
     assert end(last) == 0 and kgorch.status()["phase"] == "suspended"
 

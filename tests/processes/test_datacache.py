@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from orchestrator.plan import DataPart
+from orchestrator.plan import DataSection
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
 from orchestrator.runtime import datacache
 from orchestrator.runtime.datacache import Cache, DataCache
-from orchestrator.wire import CACHE_WHOLE, Launch
 from orchestrator.worker.data import Data
 
 
@@ -50,7 +51,7 @@ class Served:
 
     @property
     def is_whole(self) -> bool:
-        return (self.folder / CACHE_WHOLE).exists()
+        return (self.folder / CACHE_COMPLETE_FILE).exists()
 
 
 def _content(folder: Path) -> dict[str, bytes]:
@@ -64,7 +65,7 @@ def test_a_copy_has_every_byte_and_time_and_is_not_made_twice(source, tmp_path):
     assert made.last == ("data_cached", "40000") and made.is_whole
     assert _content(made.copy) == _content(source)
     assert (made.copy / "a.bin").stat().st_mtime_ns == (source / "a.bin").stat().st_mtime_ns
-    described = json.loads((made.folder / CACHE_WHOLE).read_text())["files"]
+    described = json.loads((made.folder / CACHE_COMPLETE_FILE).read_text())["files"]
     assert described.keys() == _content(source).keys()
     assert made.again().last == ("data_cached", "0")
 
@@ -199,7 +200,7 @@ def test_two_runs_share_a_copy_and_one_makes_it(source, tmp_path):
     first = Served(source, tmp_path / "cache")
     second = Served(source, tmp_path / "cache")
     assert second.told[-1][0] == "data_cached" and second.told[-1][1]["by"] == "another run"
-    (first.folder / CACHE_WHOLE).unlink()
+    (first.folder / CACHE_COMPLETE_FILE).unlink()
     second.cache.attend()
     assert second.last[0] == "data_cache_stale"
 
@@ -221,7 +222,7 @@ def test_a_process_that_is_killed_in_the_midst_of_it_costs_one_file_and_its_succ
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     done = len(ledger.read_text().splitlines())
-    assert done < 300 and not (tmp_path / "cache" / CACHE_WHOLE).exists()
+    assert done < 300 and not (tmp_path / "cache" / CACHE_COMPLETE_FILE).exists()
     successor = start()
     kind, facts = json.loads(successor.stdout.readline())
     assert os.getpriority(os.PRIO_PROCESS, successor.pid) == 19
@@ -242,7 +243,7 @@ def test_a_ledger_whose_last_line_was_cut_is_read_up_to_it(source, tmp_path):
 def test_a_path_goes_over_at_an_epochs_end_and_back_when_the_copy_is_stale(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = Served(source, tmp_path / "cache")
-    launch = Launch(
+    launch = LaunchSpec(
         "r", "i", "s", "1.1", str(tmp_path), "e", "w", 1, "", "", "", "", data={str(source): str(made.folder)}
     )
     data = Data(launch, 0)
@@ -251,13 +252,13 @@ def test_a_path_goes_over_at_an_epochs_end_and_back_when_the_copy_is_stale(sourc
     data.look()
     assert os.fspath(path) == str(made.copy) and os.fspath(below) == str(made.copy / "deep" / "c.bin")
     assert os.fspath(data.path("mountedx")) == "mountedx" and os.fspath(Data(None, 0).path("mounted")) == "mounted"
-    (made.folder / CACHE_WHOLE).unlink()
+    (made.folder / CACHE_COMPLETE_FILE).unlink()
     data.look()
     assert os.fspath(below) == "mounted/deep/c.bin"
 
 
 def test_arguments_that_name_a_source_are_replaced_once_its_copy_is_whole(source, tmp_path):
-    data = DataCache(DataPart(cache=["mounted"], into="local", reserve=1), tmp_path)
+    data = DataCache(DataSection(cache=["mounted"], into="local", reserve=1), tmp_path)
     try:
         kind, facts = data.notes.get(timeout=60)
         args = {"data": "mounted", "same": str(source), "other": "mounted/deep", "lr": 0.1, "none": ""}
@@ -276,7 +277,7 @@ def test_unasked_only_what_lies_on_another_disk_is_copied_and_only_once_the_trai
         if far.stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("one disk alone")
         stages = [{"data": str(far), "near": "mounted", "lr": 0.1, "name": "resnet"}]
-        data = DataCache(DataPart(cache="auto", into=str(tmp_path / "local"), reserve=1), tmp_path, stages)
+        data = DataCache(DataSection(cache="auto", into=str(tmp_path / "local"), reserve=1), tmp_path, stages)
         try:
             assert list(data.caches) == [str(far)]
             for wait, count in ((0.0, 120), (0.5, 40)):

@@ -76,7 +76,7 @@ def test_after_a_reboot_and_after_a_power_cut_training_goes_on_by_itself(person,
     wait_until(lambda: len(person.history()) == 2)
     person.wait_for_step(before["checkpoint"]["step"] + 5)
     first, second = person.history()
-    assert first["phase"] == ("suspended" if graceful else "cut off")
+    assert first["phase"] == ("suspended" if graceful else "cut_off")
     assert second["stages"][0]["first_step"] >= before["checkpoint"]["step"]
 
 
@@ -108,7 +108,7 @@ def test_an_evening_of_short_sessions_under_a_quota_ends_with_the_bits_of_an_uni
     assert person.status()["step"] == steps
     assert person.export() == alone.export()
     sessions = person.history()
-    assert len(sessions) >= 3 and sum(entry["phase"] == "cut off" for entry in sessions) == 1
+    assert len(sessions) >= 3 and sum(entry["phase"] == "cut_off" for entry in sessions) == 1
     ends = [datetime.fromisoformat(entry["ended_at"]) for entry in sessions]
     begins = [datetime.fromisoformat(entry["started_at"]) for entry in sessions]
     pauses_s = [(begin - end).total_seconds() for end, begin in zip(ends, begins[1:], strict=False)]

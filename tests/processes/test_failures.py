@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator import wire
+from orchestrator.protocol import transport
+from orchestrator.protocol.messages import Response
+from orchestrator.protocol.snapshot_messages import CheckpointWritten
 from orchestrator.runtime import daemonapi, launcher
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.process_identity import start_ticks
@@ -31,9 +33,9 @@ def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_pa
     (inside / "step-00000009").symlink_to(dear)
     paths = [dear, tmp_path / "step-00000001", inside / ".." / ".." / ".." / "dear", inside, inside / "step-00000009"]
     paths[1].mkdir()
-    with wire.connect(next(kgorch.home.glob("runs/*/*/control.sock"))) as connection:
+    with transport.connect(next(kgorch.home.glob("runs/*/*/control.sock"))) as connection:
         for path in paths:
-            wire.send(connection, wire.Saved("1.1", str(path), step=1, bytes=0, blocking_s=0.0, took_s=0.0))
+            transport.send(connection, CheckpointWritten("1.1", str(path), step=1, bytes=0, blocking_s=0.0, took_s=0.0))
         wait_until(lambda: len(kgorch.events("reader_failed")) == len(paths))
     assert [path.is_dir() for path in paths[:2]] == [True, True] and (inside / "step-00000009").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir() if "broken" in path.name) == []
@@ -103,7 +105,7 @@ def test_an_earlier_stage_whose_last_checkpoint_broke_is_trained_to_its_end_agai
         shutil.rmtree(final)
     kgorch("start", str(in_two_stages(kgorch)), "--accept-changes")
 
-    assert [event["facts"]["stage"] for event in kgorch.events("stage_opened_again")] == ["train"]
+    assert [event["facts"]["stage"] for event in kgorch.events("stage_reopened")] == ["train"]
     launched = [(event["facts"]["stage"], event["facts"]["step"]) for event in kgorch.events("launched")][2:]
     assert [stage for stage, _ in launched] == ["tune", "train", "tune"]
     assert 0 < launched[1][1] < 48 and launched[2][1] == stopped_at
@@ -121,7 +123,7 @@ def test_when_all_is_killed_the_next_start_goes_on_from_the_newest_checkpoint(kg
     assert "dead" in dead and "nothing of the session runs" in dead
     kgorch("start", str(plan))
     first, second = kgorch.history()
-    assert (first["phase"], second["phase"]) == ("cut off", "finished")
+    assert (first["phase"], second["phase"]) == ("cut_off", "finished")
     assert second["stages"][0]["first_step"] == first["checkpoint"]["step"] > 0
 
 
@@ -212,7 +214,7 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(kgorch):
     kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", code=None)
     assert (newest.parent / (newest.name + ".broken")).is_dir()
     assert kgorch.history()[-1]["stages"][0]["first_step"] == int(before.name.split("-")[1])
-    [event] = kgorch.events("set_aside")
+    [event] = kgorch.events("checkpoint_quarantined")
     assert newest.name in event["facts"]["checkpoint"] and "xxh3" in event["facts"]["why"]
 
 
@@ -250,7 +252,7 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     step = kgorch.status()["step"]
     kgorch.wait_for_step(step + 10)
     assert kgorch.status()["checkpoint"] == good, "the verified one stays"
-    assert kgorch.events("SaveFailed")
+    assert kgorch.events("save_failed")
     assert "free some space in" in " ".join(kgorch.status()["notices"])
     assert [path.name for path in small_disk.glob("test-*/train/*")] == [Path(good["path"]).name], "no leftovers"
     (small_disk / "filler").unlink()
@@ -272,20 +274,20 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
     time.sleep(6)
     other.execute("ROLLBACK")
     other.close()
-    wait_until(lambda: len(kgorch.events("CheckpointVerified")) > count + 1, within_s=60)
+    wait_until(lambda: len(kgorch.events("checkpoint_verified")) > count + 1, within_s=60)
     assert supervisor.poll() is None
     kgorch("stop")
 
 
 @pytest.mark.parametrize("what", ["taken away", "another's"])
 def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
-    channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(wire.Answer(True, message.what)))
+    channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(Response(True, message.what)))
     api = daemonapi.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
     for name in ("control.sock", daemonapi.SOCKET):
         (tmp_path / name).unlink()
         if what == "another's":
-            wire.listen(tmp_path / name).close()
-    assert wait_until(lambda: ask(tmp_path / "control.sock", "status"), within_s=20) == wire.Answer(True, "status")
+            transport.listen(tmp_path / name).close()
+    assert wait_until(lambda: ask(tmp_path / "control.sock", "status"), within_s=20) == Response(True, "status")
     assert wait_until(lambda: daemonapi.ask(tmp_path, "ping"), within_s=20) == {"ok": "ping"}
     channel.close()
     api.close()

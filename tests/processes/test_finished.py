@@ -84,7 +84,7 @@ def test_a_stop_in_work_after_the_training_loses_nothing(kgorch):
 def test_a_final_checkpoint_that_the_disk_has_spoilt_is_written_again_from_memory(kgorch, tmp_path):
     on_a_disk_that_lies(kgorch, tmp_path, times=1)
     kgorch("start", str(kgorch.plan("after_training.py", ranks=2)), code=0)
-    assert finals(kgorch) == ["step-00000008-final"] and kgorch.events("SaveFailed")
+    assert finals(kgorch) == ["step-00000008-final"] and kgorch.events("save_failed")
     assert len(kgorch.history()[0]["attempts"]) == 1
     kgorch.export()
 

@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saving import Place
 
-from orchestrator import wire
+from orchestrator.protocol import transport
+from orchestrator.protocol.codec import PROTOCOL_VERSION, LineBuffer
+from orchestrator.protocol.messages import MESSAGE_KINDS, Request, Response
+from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.runtime import daemonapi, snapshots
 from orchestrator.system.sockets import control_socket
 from orchestrator.system.sockets.line_server import MAX_CLIENTS
@@ -54,8 +58,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def messages(draw: st.DrawFn, **fixed: st.SearchStrategy[Any]) -> bytes:
     """A line of a kind that there is, most fields as they should be. `fixed`: of these names those values alone."""
-    kind = draw(st.sampled_from(get_args(wire.Message)))
-    document: dict[str, Any] = {"v": wire.VERSION, "message": kind.__name__}
+    name, kind = draw(st.sampled_from(sorted(MESSAGE_KINDS.items())))
+    document: dict[str, Any] = {"v": PROTOCOL_VERSION, "message": name}
     for item in dataclasses.fields(kind):
         right = ATTEMPTS if item.name == "attempt" else VALUES.get(str(item.type), odd)
         right = right if draw(st.integers(0, 19)) else odd
@@ -82,7 +86,7 @@ class Crowd:
 
     def do(self, what: str, data: bytes) -> None:
         if what == "come" or not self._peers:
-            self._peers.append(wire.connect(self._path, timeout_s=30))
+            self._peers.append(transport.connect(self._path, timeout_s=30))
             self._peers[-1].setblocking(False)
         peer = self._peers[-1]
         with contextlib.suppress(OSError):  # it was dropped, or does not take it now
@@ -178,12 +182,12 @@ def test_the_keeper_stands_whatever_is_said_to_it(place):
     )
 
     def answers() -> bool:
-        with wire.connect(place.folder / wire.KEEPER_SOCKET, timeout_s=30) as asking:
-            wire.send(asking, wire.Ask("newest"))
-            found = wire.messages(asking, wire.Lines(), patience_s=30)
-        return [type(message) for message in found] in ([wire.Answer], [wire.Held])
+        with transport.connect(place.folder / KEEPER_SOCKET, timeout_s=30) as asking:
+            transport.send(asking, Request("newest"))
+            found = transport.receive_messages(asking, LineBuffer(), patience_s=30)
+        return [type(message) for message in found] in ([Response], [SnapshotInfo])
 
-    with bounded(place.keeper.pid, place.folder / wire.KEEPER_SOCKET, answers) as act:
+    with bounded(place.keeper.pid, place.folder / KEEPER_SOCKET, answers) as act:
         SOME(given(steps(lines))(act))()
     assert place.keeper.poll() is None
     snapshots.end(place.folder, timeout_s=30)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 
 
 def _train(kgorch, name="test", nan='["skip"]', code=0, ranks=2, every="600s", **args):
@@ -28,11 +28,11 @@ def test_a_batch_that_is_no_number_on_one_rank_is_dropped_by_all_and_the_bits_ar
     _train(kgorch, "bad", bad=[5], steps=12)
     [remedied] = _remedied(kgorch)
     assert remedied["change"] == {"step": 5, "skip": True} and remedied["remedy"] == "skip"
-    [unwell] = kgorch.events("unwell")
+    [unwell] = kgorch.events("health_issue")
     assert unwell["facts"] == {"rank": "1", "step": "5", "what": "loss is nan at step 5"}
     assert len(kgorch.events("launched")) == 1, "nothing was launched again"
     assert any("1 batch" in notice for notice in kgorch.status("bad")["notices"])
-    [[folder, described]] = manifest.newest_readable(kgorch.home / "runs/bad/1/checkpoints/train")
+    [[folder, described]] = readable_checkpoints(kgorch.home / "runs/bad/1/checkpoints/train")
     assert [(item.step, item.rung) for item in described.changes] == [(5, "skip")], (
         f"{folder} tells it without a database"
     )
@@ -60,7 +60,7 @@ def test_what_was_dropped_and_lowered_is_done_again_after_a_crash_once(kgorch):
 
 def test_weights_that_went_bad_are_never_saved_and_training_goes_on_from_the_state_before(kgorch):
     _train(kgorch, "spoilt", nan='["rollback"]', spoil=60, steps=100, sleep=0.05, every="2s")
-    [unwell] = kgorch.events("Unwell")
+    [unwell] = kgorch.events("attempt_diverged")
     assert "model.0.weight is no number" in unwell["facts"]["cause"] or "loss" in unwell["facts"]["cause"]
     for shard in kgorch.home.glob("runs/*/*/checkpoints/*/*/*.safetensors"):
         assert all(torch.isfinite(tensor).all() for tensor in load_file(shard).values()), shard

@@ -48,7 +48,7 @@ def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
     [session] = kgorch.history()
     assert [attempt["outcome"] for attempt in session["attempts"]] == ["hung", "finished"]
     assert "rank 0: hangs.py:" in session["attempts"][0]["cause"] and "in loss_of" in session["attempts"][0]["cause"]
-    assert {entry["kind"] for entry in kgorch.events()} >= {"Hung", "stacks", "Diagnosed", "longest_seen"}
+    assert {entry["kind"] for entry in kgorch.events()} >= {"ranks_hung", "stacks", "hang_diagnosed", "longest_seen"}
 
 
 def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):
@@ -56,7 +56,7 @@ def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):
     plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "2500ms"'))
     kgorch("start", str(plan))
     assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["finished"]
-    longest = kgorch.events("longest_seen")[-1]["facts"]["longest_s"]
+    longest = kgorch.events("longest_waits")[-1]["facts"]["longest_s"]
     assert longest["evaluation"] > 6.0 and longest["step"] > 5.0, "rank 1 waited in its step"
     assert longest["save"] > 4.0
 

@@ -96,7 +96,7 @@ def test_a_session_that_could_save_nothing_ends_the_run_and_says_why(kgorch, sma
     plan = kgorch.plan(args={"epochs": 500, "sleep": 0.05, "pad": 300_000}, every="600s", wall="30s", margin="3s")
     plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
     supervisor = kgorch.background("start", str(plan))
-    wait_until(lambda: kgorch.try_status() and kgorch.events("Attached"))
+    wait_until(lambda: kgorch.try_status() and kgorch.events("attached"))
     fill(small_disk, leave_bytes=100_000)
     assert supervisor.wait(timeout=90) == 20
     said = supervisor.communicate()[0]
@@ -131,7 +131,7 @@ with attach() as session:
     supervisor.wait()
     adopted = kgorch.background("start", str(plan))
     assert adopted.wait(timeout=90) == 10
-    [cut] = kgorch.events("GraceExpired")
+    [cut] = kgorch.events("grace_expired")
     assert cut["facts"]["saved_step"] >= saved > 5
     assert cut["facts"]["lost_steps"] == kgorch.status()["step"] - cut["facts"]["saved_step"]
 

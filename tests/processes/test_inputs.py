@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import PlanError
-from orchestrator.plan import Stage, check_entries, parse
+from orchestrator.plan import StageSection, check_entries, parse
 from orchestrator.runtime import inputs
 
 PREFLIGHT = '''
@@ -62,8 +62,8 @@ def takes_what_is_not_there(data, sample_rate):
 '''
 
 
-def stage(function: str | None = None, **keys) -> Stage:
-    return Stage(name="train", entry="a.py", args=keys.pop("args", {"data": "data"}), preflight=function, **keys)
+def stage(function: str | None = None, **keys) -> StageSection:
+    return StageSection(name="train", entry="a.py", args=keys.pop("args", {"data": "data"}), preflight=function, **keys)
 
 
 def looked(folder: Path, value: str = "data", platform: str = "") -> inputs.Check:
@@ -214,7 +214,7 @@ def test_a_quick_test_takes_both_over_and_what_two_stages_share_is_looked_at_onc
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('inputs = ["dta"]', "plan.toml:10: stage.train.inputs.0: args has no \"dta\" (did you mean 'data'?); given: "),
+        ('inputs = ["dta"]', "plan.toml:10: stage.train.inputs.0: args has no \"dta\" (did you mean 'data'?)"),
         ('inputs = ["lr"]', "plan.toml:9: stage.train.args.lr: expected the path of a file or folder"),
         ('preflight = "looks.py"', 'plan.toml:10: stage.train.preflight: expected "module:function"; found "looks.py"'),
     ],
@@ -231,7 +231,7 @@ def test_a_function_that_is_not_there_is_found_without_an_import(tmp_path):
     (tmp_path / "looks.py").write_text("import gone\ndef describe(data): ...")
     with pytest.raises(PlanError, match=r"looks.py has no 'describes' \(did you mean 'describe'\?\)") as error:
         check_entries(parse(PLAN, "plan.toml"), tmp_path)
-    assert error.value.next_step == "mend the stage's preflight"
+    assert error.value.next_step == "correct the stage's preflight"
 
 
 SEES = """

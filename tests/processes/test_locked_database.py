@@ -52,7 +52,7 @@ def test_orders_are_given_while_the_database_is_locked(kgorch):
     with held(kgorch):
         kgorch("save", "--no-wait")
         wait_until(lambda: len(kgorch.checkpoints()) > known, within_s=60, what="a checkpoint on disk")
-    wait_until(lambda: list(kgorch.events("SaveRequested")))
+    wait_until(lambda: list(kgorch.events("save_requested")))
     kgorch("stop")
     assert supervisor.wait(timeout=60) == 10
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
-from orchestrator import manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.runtime import snapshots
 
 
@@ -70,7 +70,7 @@ def test_a_keeper_whom_nobody_needs_writes_what_it_holds_and_goes(kgorch):
     os.kill(kgorch.pids()["shim"], signal.SIGKILL)
     wait_until(lambda: not processes_of(kgorch.home), within_s=60, what="it goes by itself")
     newest = kgorch.checkpoints()[-1]
-    assert manifest.verify(newest).step >= held
+    assert verify_checkpoint(newest).step >= held
 
 
 def test_ranks_that_hang_at_the_wall_cost_what_came_after_the_snapshot_and_the_event_says_so(kgorch):
@@ -86,11 +86,11 @@ def test_ranks_that_hang_at_the_wall_cost_what_came_after_the_snapshot_and_the_e
     os.kill(kgorch.pids()["rank1"], signal.SIGSTOP)
     assert supervisor.wait(timeout=120) == 10
     status = kgorch.status()
-    assert status["phase"] == "cut off" and "steps since step" in status["why"]
+    assert status["phase"] == "cut_off" and "steps since step" in status["why"]
     assert status["checkpoint"]["step"] >= held, "the snapshot was written, though its rank hangs"
-    [expired] = kgorch.events("GraceExpired")
+    [expired] = kgorch.events("grace_expired")
     assert expired["facts"]["saved_step"] == status["checkpoint"]["step"] and expired["facts"]["lost_steps"] > 0
-    assert [event["facts"]["rescued"] for event in kgorch.events("CheckpointVerified")][-1] is True
+    assert [event["facts"]["rescued"] for event in kgorch.events("checkpoint_verified")][-1] is True
 
 
 @pytest.mark.soak  # the storm does it at any moment
@@ -104,7 +104,7 @@ def test_a_keeper_that_is_killed_comes_again_and_training_does_not_notice(kgorch
     _snapshot_beyond(kgorch, before)
     assert _keeper(kgorch).pid != keeper.pid
     kgorch("save")
-    wait_until(lambda: [event for event in kgorch.events("CheckpointVerified") if event["facts"]["step"] > before])
+    wait_until(lambda: [event for event in kgorch.events("checkpoint_verified") if event["facts"]["step"] > before])
     kgorch("stop")
     assert len(kgorch.events("launched")) == 1 and kgorch.status()["phase"] == "suspended"
 
@@ -146,5 +146,5 @@ def test_a_machine_without_memory_for_snapshots_says_so_and_saves_all_the_same(k
     kgorch("start", str(plan), "--set", "checkpoint.memory=0")
     status = kgorch.status()
     assert status["state"] == "finished" and "saves go through files" in status["notices"][0]
-    assert len(kgorch.events("CheckpointVerified")) >= 1
+    assert len(kgorch.events("checkpoint_verified")) >= 1
     assert not [path for path in kgorch.checkpoints()[0].parent.iterdir() if "step-" not in path.name]

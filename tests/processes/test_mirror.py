@@ -19,8 +19,9 @@ from harness import processes_of, wait_until
 from db import checkpoints as rows
 from db import runs
 from db.engine import open_database
-from orchestrator import manifest
-from orchestrator.manifest import FileEntry, Manifest, Position
+from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint, write_manifest
+from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.runtime.mirror import END_S, UNDER_WAY, Mirror
 from orchestrator.runtime.supervisor import SIGTERM_GRACE_S
 
@@ -71,7 +72,7 @@ def mirror(engine, run):
 
 def _saved(engine, run, step, *, size=1000, seed=0):
     """A verified checkpoint of `step`."""
-    folder = Path(run.checkpoints) / "train" / manifest.folder_name(step, final=False)
+    folder = Path(run.checkpoints) / "train" / checkpoint_folder_name(step, final=False)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     files = {}
@@ -80,7 +81,7 @@ def _saved(engine, run, step, *, size=1000, seed=0):
         (folder / name).write_bytes(content)
         files[name] = FileEntry(len(content), xxhash.xxh3_128(content).hexdigest())
     at = f"2026-11-20T10:00:0{seed}+00:00"
-    manifest.write(folder, Manifest("ink", run.id, "train", Position(step=step), 1, at, files=files))
+    write_manifest(folder, Manifest("ink", run.id, "train", Position(step=step), 1, at, files=files))
     columns = {"stage": "train", "step": step, "final": False, "bytes": 3 * size, "metrics": {}}
     rows.record(engine, run.id, str(folder), state="verified", **columns)
     return folder
@@ -95,7 +96,7 @@ def _fetched(memory, tmp_path, name):
     """The mirrored checkpoint, read out of the far place and verified."""
     shutil.rmtree(tmp_path / "fetched", ignore_errors=True)
     memory.get(f"/backup/ink-r1/{name}", str(tmp_path / "fetched"), recursive=True)
-    return manifest.verify(tmp_path / "fetched")
+    return verify_checkpoint(tmp_path / "fetched")
 
 
 def test_what_is_verified_and_kept_is_sent_newest_first_and_is_whole_there(engine, run, mirror, memory, tmp_path):
@@ -115,7 +116,7 @@ def test_what_is_verified_and_kept_is_sent_newest_first_and_is_whole_there(engin
 
 def test_what_is_there_already_is_not_sent_again_and_what_another_save_left_is(engine, run, mirror, memory, tmp_path):
     folder, there = _saved(engine, run, 5), "/backup/ink-r1/train/step-00000005"
-    memory.pipe_file(f"{there}/{UNDER_WAY}", (folder / manifest.NAME).read_bytes())
+    memory.pipe_file(f"{there}/{UNDER_WAY}", (folder / MANIFEST_NAME).read_bytes())
     memory.pipe_file(f"{there}/rank0.safetensors", b"s" * 1000)  # right size: taken for sent
     memory.pipe_file(f"{there}/rank1.safetensors", b"cut")
     one = mirror("memory://backup")
@@ -143,11 +144,11 @@ def test_what_retention_dropped_is_removed_only_once_a_newer_one_is_whole_there(
     [(kind, facts)] = _until_idle(one)
     assert kind == "mirror_failed" and "rank1.safetensors" in facts["why"] and facts["holds"] == "train 1"
     there = tmp_path / "backup" / "ink-r1" / "train"
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(there)] == [1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(there)] == [1]
     _saved(engine, run, 2)
     one.wake(now=True)
     _until_idle(one)
-    assert [path.name for path in there.iterdir()] == ["step-00000002"] and manifest.verify(there / "step-00000002")
+    assert [path.name for path in there.iterdir()] == ["step-00000002"] and verify_checkpoint(there / "step-00000002")
 
 
 def test_a_place_that_is_not_there_is_told_once_and_tried_again(engine, run, mirror, tmp_path):
@@ -221,14 +222,14 @@ def test_mirrors_killed_at_every_flush_leave_no_half_checkpoint_and_the_next_goe
     for flushes in range(1, 30):
         done = subprocess.run([sys.executable, "-c", MIRRORS, str(tmp_path), str(flushes)], env=env)
         for folder in there.glob("step-*"):
-            if (folder / manifest.NAME).exists():
-                manifest.verify(folder)
+            if (folder / MANIFEST_NAME).exists():
+                verify_checkpoint(folder)
             else:
                 cut.add((folder.name, len(list(folder.iterdir()))))
         if done.returncode == 0:
             break
     assert len(cut) > 3, "it was cut in the middle, at many places"
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(there)] == [2, 1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(there)] == [2, 1]
     assert not list(there.rglob("*.tmp"))
 
 
@@ -243,7 +244,7 @@ def _plan(kgorch, mirror, **changes):
 
 def _mirrored(kgorch, place):
     [folder] = place.glob("test-*")
-    return [manifest.verify(path) for path in manifest.checkpoints(folder / "train")]
+    return [verify_checkpoint(path) for path in list_checkpoints(folder / "train")]
 
 
 def test_a_run_is_mirrored_as_it_trains_and_what_was_missed_follows_at_a_sessions_end(kgorch):
@@ -256,9 +257,9 @@ def test_a_run_is_mirrored_as_it_trains_and_what_was_missed_follows_at_a_session
     wait_until(lambda: not processes_of(kgorch.home))
     assert len(_mirrored(kgorch, place)) >= 2
     place.rename(away)
-    saved = len(kgorch.events("CheckpointVerified"))
+    saved = len(kgorch.events("checkpoint_verified"))
     supervisor = kgorch.background("start", str(plan))
-    wait_until(lambda: len(kgorch.events("CheckpointVerified")) > saved + 1, what="training goes on")
+    wait_until(lambda: len(kgorch.events("checkpoint_verified")) > saved + 1, what="training goes on")
     [notice] = kgorch.status()["notices"]
     assert "the mirror fails" in notice and "no such folder to mirror into" in notice
     assert notice in kgorch("status").stdout and not place.exists()
@@ -268,7 +269,7 @@ def test_a_run_is_mirrored_as_it_trains_and_what_was_missed_follows_at_a_session
     assert kgorch.status()["notices"] == []
     found = _mirrored(kgorch, place)
     assert found[0].step == kgorch.status()["checkpoint"]["step"], "it was tried once more at the end"
-    assert {item.step for item in found} == {manifest.read(path).step for path in kgorch.checkpoints()}
+    assert {item.step for item in found} == {read_checkpoint(path).step for path in kgorch.checkpoints()}
 
 
 def test_a_mirror_that_is_full_disturbs_nothing_but_itself(kgorch):
@@ -279,7 +280,7 @@ def test_a_mirror_that_is_full_disturbs_nothing_but_itself(kgorch):
     try:
         plan = _plan(kgorch, '"small"', ranks=1, args={"epochs": 20, "sleep": 0.02, "pad": 500_000}, every="1s")
         kgorch("start", str(plan))
-        assert kgorch.status()["state"] == "finished" and not kgorch.events("SaveFailed")
+        assert kgorch.status()["state"] == "finished" and not kgorch.events("save_failed")
         assert len(kgorch.events("mirror_failed")) == 1, "once a cause"
         [notice] = kgorch.status()["notices"]
         assert "No space left" in notice
@@ -306,7 +307,7 @@ fsspec.register_implementation("hangs", Hangs); sys.exit(main())
     env = kgorch.env() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     supervisor = subprocess.Popen([sys.executable, "-c", program, "start", str(plan)], cwd=kgorch.folder, env=env)
     kgorch.started.append(supervisor)
-    wait_until(lambda: kgorch.try_status() and len(kgorch.events("CheckpointVerified")) > 1, what="training goes on")
+    wait_until(lambda: kgorch.try_status() and len(kgorch.events("checkpoint_verified")) > 1, what="training goes on")
     supervisor.terminate()
     assert supervisor.wait(timeout=SIGTERM_GRACE_S + 20) == 10, "long before the minute that it has without a wall"
     assert END_S > SIGTERM_GRACE_S + 20

@@ -46,9 +46,9 @@ def test_a_run_goes_on_from_a_read_only_source_with_the_bits_of_an_uninterrupted
     done = kgorch("start", str(plan), "--set", "stage.train.args.sleep=0.0")
     assert f"found step {step} of stage train in {place}" in done.stderr and "verified" in done.stderr
     cut, gone_on = kgorch.history()
-    assert cut["phase"] == "cut off" and cut["attempts"][0]["outcome"] == "lost"
+    assert cut["phase"] == "cut_off" and cut["attempts"][0]["outcome"] == "lost"
     assert gone_on["stages"] == [{"name": "train", "first_step": step, "last_step": 36}]
-    [copied] = kgorch.events("found")
+    [copied] = kgorch.events("checkpoint_imported")
     assert copied["facts"]["source"] == str(place / newest.relative_to(first.home))
     assert kgorch.export() == alone.export()
 
@@ -66,5 +66,5 @@ def test_two_runs_of_one_name_exit_2_and_the_word_that_is_offered_chooses(kgorch
     chosen = lines[1].split(":")[0]
     assert "--fresh" in kgorch("start", plan, "--fresh", "--run", chosen, code=2).stderr
     assert "is finished" in kgorch("start", plan, "--detach", "--run", chosen).stdout
-    [row] = kgorch.events("chosen")
+    [row] = kgorch.events("run_chosen")
     assert row["facts"]["run"] == chosen

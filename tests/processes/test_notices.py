@@ -16,7 +16,7 @@ from webhook import serving
 
 from orchestrator.core.notices import Notice
 from orchestrator.errors import PlanError
-from orchestrator.plan import NotifyPart
+from orchestrator.plan import NotifySection
 from orchestrator.runtime import notices
 from orchestrator.runtime.notices import Notices
 from orchestrator.system import process_identity
@@ -39,7 +39,7 @@ def telling(tmp_path, monkeypatch):
     made: list[Notices] = []
 
     def make(environ=None, **part) -> Notices:
-        made.append(Notices(NotifyPart(on=["finished", "saved"], **part), "ink", tmp_path, environ))
+        made.append(Notices(NotifySection(on=["finished", "saved"], **part), "ink", tmp_path, environ))
         return made[-1]
 
     yield make
@@ -152,7 +152,7 @@ def test_what_has_not_arrived_at_the_end_is_noted(telling, hook, tmp_path, is_co
 def test_a_flood_is_bounded_and_an_end_outlives_the_saves_before_it(tmp_path, hook, monkeypatch):
     monkeypatch.setattr("orchestrator.core.notices.APART_S", {})
     hook.slow_s = 0.3
-    made = Notices(NotifyPart(on=["finished", "saved"], urls=[hook.url]), "ink", tmp_path)
+    made = Notices(NotifySection(on=["finished", "saved"], urls=[hook.url]), "ink", tmp_path)
     made.tell(FINISHED)
     for step in range(notices.ROOM + 20):
         made.tell(Notice(("saved",), "", {"step": step}))
@@ -198,7 +198,7 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(telling, tmp
     monkeypatch.setattr(notices, "COMMAND_S", 3.0)
     monkeypatch.setattr(notices, "TRIES", 1)
     text = "import subprocess, time\np = subprocess.Popen(['sleep', '600'])\nopen('pid', 'w').write(str(p.pid))\ntime.sleep(600)"
-    made = Notices(NotifyPart(on=["finished"], command=script(tmp_path, text)), "ink", tmp_path, tries=1)
+    made = Notices(NotifySection(on=["finished"], command=script(tmp_path, text)), "ink", tmp_path, tries=1)
     [(_, facts)] = sent(made)
     assert facts["failing"] == {"command": "ran for 3 s and was killed"}
     pid = int((tmp_path / "pid").read_text())
@@ -226,15 +226,15 @@ def test_apprise_reaches_what_it_knows(telling, hook):
 )
 def test_a_target_that_can_never_be_told_is_refused_at_the_start(part, said):
     with pytest.raises(PlanError) as caught:
-        notices.check(NotifyPart(**part), {})
+        notices.check(NotifySection(**part), {})
     assert said in str(caught.value)
 
 
 def test_without_apprise_its_urls_are_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "apprise", None)
-    notices.check(NotifyPart(urls=["https://h/x"]))
+    notices.check(NotifySection(urls=["https://h/x"]))
     with pytest.raises(PlanError, match=r"pip install 'kgorch\[notify\]'"):
-        notices.check(NotifyPart(urls=["discord://1/2"]))
+        notices.check(NotifySection(urls=["discord://1/2"]))
 
 
 @pytest.mark.parametrize(
@@ -332,5 +332,5 @@ def test_a_target_that_breaks_is_told_by_the_kind_of_its_error(monkeypatch, tmp_
         raise RuntimeError(f"cannot reach https://h/{SECRET}")
 
     monkeypatch.setattr(notices._Webhook, "send", broken)
-    [outcome] = notices.test(NotifyPart(urls=[f"https://h/{SECRET}"]), "ink", tmp_path)
+    [outcome] = notices.test(NotifySection(urls=[f"https://h/{SECRET}"]), "ink", tmp_path)
     assert outcome.why == "RuntimeError"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, wait_until
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.system import host_memory
 
 LADDERS = {
@@ -72,7 +72,7 @@ def test_a_seeds_ladder_is_climbed_down_to_its_last_rung_and_the_training_finish
     assert marked == {name for name in names if name.startswith("set ")}
     [session] = kgorch.history()
     relaunched = [item["outcome"] for item in session["attempts"]]
-    assert relaunched == ["out of memory"] * (len(relaunched) - 1) + ["finished"]
+    assert relaunched == ["out_of_memory"] * (len(relaunched) - 1) + ["finished"]
 
 
 def test_a_rung_that_needs_a_relaunch_goes_on_where_the_snapshot_was_and_the_ranks_have_one_cause(kgorch):
@@ -80,7 +80,7 @@ def test_a_rung_that_needs_a_relaunch_goes_on_where_the_snapshot_was_and_the_ran
     plan = outgrown(kgorch, ladder, {"crop": 128, "sleep": 0.05, "from-step": 100, "epochs": 40}, {"crop": 96}, ranks=2)
     kgorch("start", plan)
     assert rungs(kgorch) == ["microbatch/2", "microbatch/2", "set crop=96"]
-    [out] = kgorch.events("OutOfMemory")
+    [out] = kgorch.events("attempt_out_of_memory")
     assert "DefaultCPUAllocator" in out["facts"]["cause"] and out["facts"]["rung"] == "set crop=96"
     launched = kgorch.events("launched")[-1]["facts"]
     assert launched["from"] in ("memory", "disk") and launched["lost_steps"] < 100
@@ -113,7 +113,7 @@ def test_a_rung_that_changes_the_weights_begins_the_stage_anew_and_nothing_is_de
 def test_the_optimizers_first_step_that_finds_no_room_is_done_by_a_smaller_model(kgorch):
     extra = "[memory]\nladder = [{ set = { hidden = 64 }, begins_anew = true }]"
     kgorch("start", str(kgorch.plan("steps_too_far.py", ranks=1, args={"hidden": 4096}, extra=extra)))
-    [out] = kgorch.events("OutOfMemory")
+    [out] = kgorch.events("attempt_out_of_memory")
     assert (
         "can't allocate memory" in out["facts"]["cause"]
         and "optimizer"
@@ -128,9 +128,9 @@ def test_an_optimizer_that_finds_no_room_on_one_rank_has_that_very_step_done_by_
     kgorch("start", plan, "--set", "memory.microbatch=4")
     assert kgorch.status()["state"] == "finished" and rungs(kgorch) == ["microbatch/2"]
     [entry] = kgorch.history()
-    assert [attempt["outcome"] for attempt in entry["attempts"]] == ["out of memory", "finished"]
+    assert [attempt["outcome"] for attempt in entry["attempts"]] == ["out_of_memory", "finished"]
     assert [rung["step"] for rung in entry["rungs"]] == [3]
-    newest, *_ = manifest.newest_readable(kgorch.home / "runs/test/1/checkpoints/train")
+    newest, *_ = readable_checkpoints(kgorch.home / "runs/test/1/checkpoints/train")
     assert [(item.step, item.rung) for item in newest[1].changes] == [(3, "microbatch/2")], "known without a database"
 
 
@@ -171,7 +171,7 @@ def test_what_the_kernel_kills_for_want_of_memory_takes_a_rung_of_the_hosts(kgor
         ["sh", "-c", inside], cwd=kgorch.folder, env=kgorch.env(), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr + kgorch.logs()
-    [out] = kgorch.events("OutOfMemory")
+    [out] = kgorch.events("attempt_out_of_memory")
     assert "the kernel has killed for want of memory" in out["facts"]["cause"] and out["facts"]["rung"] == "set crop=96"
     launched = kgorch.events("launched")[-1]["facts"]
     assert launched["from"] in ("memory", "disk") and launched["lost_steps"] < 80
@@ -182,6 +182,6 @@ def test_a_rank_that_a_person_kills_is_no_matter_of_memory(kgorch):
     kgorch.background("start", str(plan))
     kgorch.wait_for_step(1)
     os.kill(kgorch.pids()["rank0"], signal.SIGKILL)
-    wait_until(lambda: kgorch.events("AttemptCrashed"))
+    wait_until(lambda: kgorch.events("attempt_crashed"))
     kgorch("stop")
-    assert not kgorch.events("OutOfMemory") and not rungs(kgorch)
+    assert not kgorch.events("attempt_out_of_memory") and not rungs(kgorch)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from harness import processes_of, wait_until
 
+from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.runtime import replay
-from orchestrator.shard import Span
 
 PROMISES = Path(__file__).parents[1] / "promises"
 

@@ -57,7 +57,7 @@ def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch)
     done = kgorch("start", str(plan), "--json", code=10)
     view = json.loads(done.stdout)
     assert view["session"]["ended_at"] < view["session"]["wall_at"]
-    assert view["phase"] == "suspended" and view["why"] == "the wall"
+    assert view["phase"] == "suspended" and view["reason"] == "time_limit"
     assert view["checkpoint"]["verified"] and view["checkpoint"]["step"] == view["step"] > 0
     assert view["next"]["what"] == "resume" and view["next"]["at"]
     assert not processes_of(kgorch.home)
@@ -139,7 +139,7 @@ def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
 def test_a_training_that_ignores_the_stop_is_cut_off_and_nothing_of_it_is_left(kgorch):
     plan = kgorch.plan("ignores_stop.py", wall="36s")  # a slow machine takes half of it to come to the step
     kgorch("start", str(plan), code=10)
-    assert kgorch.status()["phase"] == "cut off"
+    assert kgorch.status()["phase"] == "cut_off"
     assert not processes_of(kgorch.home)
 
 
@@ -189,5 +189,5 @@ def test_how_long_the_last_save_takes_is_reckoned_with_what_all_ranks_keep_by_no
         kgorch.wait_for_step(step, within_s=120)
         kgorch("stop")
         assert supervisor.wait(timeout=60) == 10
-    told = [event["facts"]["state_bytes"] for event in sorted(kgorch.events("Attached"), key=lambda event: event["at"])]
+    told = [event["facts"]["state_bytes"] for event in sorted(kgorch.events("attached"), key=lambda event: event["at"])]
     assert told[0] < 10_000 and told[-1] >= 2 * 6 * 100_000  # six steps, two ranks

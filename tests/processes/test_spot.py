@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from harness import wait_until
 
-from orchestrator.core.wall import SPOT
+from orchestrator.core.codes import Reason
 from orchestrator.runtime import spot
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 
 Answer = Callable[[str, str, Any], tuple[int, str]]
 GARBAGE = ["", "null", "[]", "{", '{"time": 5}', '{"time": "soon"}', '{"Events": 3}', "<html>", "[" * 5000, "\x00\xff"]
@@ -77,7 +77,7 @@ def listen(server) -> Iterator[Callable[[str], spot.Notices]]:
 
 def _left_s(notices: spot.Notices) -> float:
     wall = wait_until(lambda: notices.wall(boottime_s()), within_s=30, what="a notice")
-    assert wall.why == SPOT
+    assert wall.why == Reason.SPOT
     return wall.at_s - boottime_s()
 
 
@@ -260,8 +260,8 @@ def test_a_training_that_is_told_in_time_saves_before_the_machine_goes(kgorch, s
     assert supervisor.wait(timeout=90) == 10
     over = kgorch.status()
     assert datetime.fromisoformat(over["session"]["ended_at"]) < told[0], "over before the machine goes"
-    assert (over["phase"], over["why"]) == ("suspended", SPOT)
+    assert (over["phase"], over["why"]) == ("suspended", Reason.SPOT)
     assert over["checkpoint"]["verified"] and over["checkpoint"]["step"] == over["step"] > step
-    [moved] = kgorch.events("WallMoved")
-    assert moved["facts"]["why"] == SPOT
+    [moved] = kgorch.events("wall_moved")
+    assert moved["facts"]["why"] == Reason.SPOT
     assert kgorch.events("spot_notice")

@@ -47,7 +47,7 @@ def test_a_training_whose_locks_were_deleted_is_taken_over_and_not_begun_beside(
         lock.unlink()
     [shim] = shims(kgorch)
     second = kgorch.background("start", "plan.toml")
-    wait_until(lambda: kgorch.events("Adopted"), within_s=30)
+    wait_until(lambda: kgorch.events("adopted"), within_s=30)
     step = kgorch.status()["step"]
     kgorch.wait_for_step(step + 5)
     assert shims(kgorch) == [shim]
@@ -73,7 +73,7 @@ def test_a_copy_of_the_state_folder_leaves_the_training_of_the_original_alone(kg
     assert (kgorch.home / "runs" / "test" / "1" / "control.sock").stat().st_ino == socket
     assert len(shims(kgorch)) == 1 and not shims(copy)
     second = kgorch.background("start", "plan.toml")
-    wait_until(lambda: kgorch.events("Adopted"), within_s=30)
+    wait_until(lambda: kgorch.events("adopted"), within_s=30)
     kgorch("stop")
     assert second.wait(timeout=60) == 10, second.communicate()[0]
     goes_on = copy.background("start", "plan.toml")
@@ -116,7 +116,7 @@ def test_a_training_whose_state_folder_was_moved_is_not_taken_over(kgorch, tmp_p
     shutil.rmtree(kgorch.home, ignore_errors=True)
     moved.home.rename(kgorch.home)
     second = kgorch.background("start", "plan.toml")
-    wait_until(lambda: kgorch.events("Adopted"), within_s=30)
+    wait_until(lambda: kgorch.events("adopted"), within_s=30)
     kgorch("stop")
     assert second.wait(timeout=60) == 10, second.communicate()[0]
 

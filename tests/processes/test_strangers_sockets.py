@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from orchestrator import wire
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import codec, transport
+from orchestrator.protocol.messages import Response
+from orchestrator.protocol.run_files import KEEPER_SOCKET
+from orchestrator.protocol.transport import WrongOwner
 from orchestrator.runtime import daemonapi, snapshots
 from orchestrator.system.sockets import control_socket
 
@@ -38,7 +41,7 @@ def squatted(path: Path) -> Iterator[None]:
                 peer, _ = server.accept()
                 with contextlib.suppress(OSError):
                     peer.recv(4096)
-                    peer.sendall(wire.encode(wire.Answer(True, "training")) + b'{"ok": true, "pid": 1}\n')
+                    peer.sendall(codec.encode(Response(True, "training")) + b'{"ok": true, "pid": 1}\n')
                 peer.close()
         os._exit(1)
     try:
@@ -53,12 +56,12 @@ def squatted(path: Path) -> Iterator[None]:
 
 
 def test_a_strangers_socket_is_no_supervisors_no_keepers_and_no_daemons(tmp_path):
-    for name in ("control.sock", wire.KEEPER_SOCKET, daemonapi.SOCKET):
-        with squatted(tmp_path / name), pytest.raises(wire.WrongOwner, match=f"uid {NOBODY}"):
-            wire.connect(tmp_path / name)
+    for name in ("control.sock", KEEPER_SOCKET, daemonapi.SOCKET):
+        with squatted(tmp_path / name), pytest.raises(WrongOwner, match=f"uid {NOBODY}"):
+            transport.connect(tmp_path / name)
     with squatted(tmp_path / "a" / "control.sock"), pytest.raises(KgorchError, match="belongs to another user"):
         control_socket.ask(tmp_path / "a" / "control.sock", "stop")
-    with squatted(tmp_path / "a" / wire.KEEPER_SOCKET):
+    with squatted(tmp_path / "a" / KEEPER_SOCKET):
         assert snapshots.newest(tmp_path / "a") is None
     with squatted(tmp_path / "a" / daemonapi.SOCKET), pytest.raises(KgorchError, match="belongs to another user"):
         daemonapi.ask(tmp_path / "a", "ping")

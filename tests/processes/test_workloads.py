@@ -124,7 +124,7 @@ def test_a_demo_cut_into_three_sessions_and_short_of_memory_ends_with_the_bits_o
 
     assert cut.status()["state"] == "finished"
     sessions = cut.history()
-    assert [entry["phase"] for entry in sessions] == ["suspended", "cut off", "finished"], cut.events()[-60:]
+    assert [entry["phase"] for entry in sessions] == ["suspended", "cut_off", "finished"], cut.events()[-60:]
     taken = {(rung["stage"], rung["rung"]) for entry in sessions for rung in entry["rungs"]}
     assert {stage for stage, rung in taken if rung.startswith("microbatch")} == set(demo.epochs), taken
 

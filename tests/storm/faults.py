@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import list_checkpoints
+from orchestrator.checkpoint.manifest import MANIFEST_NAME
 from storm import looking
 from storm.invariants import Trace
 from storm.machine import Refused
@@ -350,7 +351,7 @@ def _newest_of_two(world: World) -> Path:
     """The newest checkpoint, with all else dead, so that it has to be read; a whole one stays. Raises: Refused."""
     stage = _see_that_there_are(world, 2)
     world.kill_everything()
-    found = [folder for root in _roots(world) if root.name == stage for folder in manifest.checkpoints(root)]
+    found = [folder for root in _roots(world) if root.name == stage for folder in list_checkpoints(root)]
     return max(found, key=lambda folder: folder.name)
 
 
@@ -366,7 +367,7 @@ def _damaged(world: World, name: str, how: str, damage: Callable[[Path], None]) 
 
 def _some_file(folder: Path, chance: random.Random) -> Path:
     return chance.choice(
-        sorted(path for path in folder.iterdir() if path.name != manifest.NAME and path.stat().st_size)
+        sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME and path.stat().st_size)
     )
 
 
@@ -384,7 +385,7 @@ def flip_checkpoint(world: World, chance: random.Random) -> Trace:
 @deed
 def truncate_checkpoint(world: World, chance: random.Random) -> Trace:
     def damage(folder: Path) -> None:
-        path = chance.choice([_some_file(folder, chance), folder / manifest.NAME])
+        path = chance.choice([_some_file(folder, chance), folder / MANIFEST_NAME])
         os.truncate(path, chance.randrange(path.stat().st_size))
 
     return _damaged(world, "truncate_checkpoint", "a file cut short in", damage)
@@ -400,7 +401,7 @@ def delete_checkpoint_file(world: World, chance: random.Random) -> Trace:
 @deed
 def delete_manifest(world: World, chance: random.Random) -> Trace:
     return _damaged(
-        world, "delete_manifest", "the manifest deleted in", lambda folder: (folder / manifest.NAME).unlink()
+        world, "delete_manifest", "the manifest deleted in", lambda folder: (folder / MANIFEST_NAME).unlink()
     )
 
 
@@ -520,7 +521,7 @@ def driver_hangs(world: World, chance: random.Random) -> Trace:
 def memory_limited(world: World, chance: random.Random) -> Trace:
     """A rank may not have what half of its batch asks for, from here on: its allocator fails for real."""
     rank = _one(world, "rank", chance)
-    said = ("event out_of_memory", "can't allocate memory|MemoryError|bad_alloc"), ("attempt", "out of memory")
+    said = ("event out_of_memory", "can't allocate memory|MemoryError|bad_alloc"), ("attempt", "out_of_memory")
     trace = world.trace("memory_limited", "a rank's memory is limited", *said)
     share = 12 // world.episode.ranks * 16 << 20
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -21,7 +21,8 @@ import psutil
 from harness import processes_of
 from safetensors import safe_open
 
-from orchestrator import manifest
+from orchestrator.checkpoint.manifest import shard_names
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import KgorchError
 from orchestrator.system import process_identity as identities
 from storm.invariants import Charged, Checkpoint, Process
@@ -141,7 +142,7 @@ def waits_for_a_person(home: Path) -> bool:
         "SELECT state, (SELECT count(*) FROM resumes WHERE run_id = runs.id AND state IN ('due', 'claimed')"
         " AND due_at IS NOT NULL) FROM runs ORDER BY number DESC LIMIT 1",
     )
-    over = {"finished", "suspended", "cut off", "failed"}
+    over = {"finished", "suspended", "cut_off", "failed"}
     return (
         not found
         or found[0][0] == "failed"
@@ -197,7 +198,7 @@ def checkpoints(home: Path) -> Iterator[Checkpoint]:
 
 def is_whole(folder: Path) -> bool:
     try:
-        manifest.verify(folder)
+        verify_checkpoint(folder)
     except (KgorchError, OSError):
         return False
     return True
@@ -208,8 +209,8 @@ def _read_back(folder: Path, row: Row) -> Checkpoint:
 
     Raises: KgorchError, OSError.
     """
-    described, counts, squares = manifest.verify(folder), [], 0.0
-    for name in manifest.shards(described):
+    described, counts, squares = verify_checkpoint(folder), [], 0.0
+    for name in shard_names(described):
         with safe_open(folder / name, "numpy") as shard:
             names = shard.keys()
             counts += [shard.get_tensor(name) for name in names if name == "seen.counts"]
@@ -233,7 +234,7 @@ def charges(home: Path) -> Iterator[Charged]:
         " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
     )
     for number, started_at, ended_at, phase, rows, used_s, beat_at, launches in told:
-        until = beat_at if phase == "cut off" and beat_at else ended_at  # what was cut off ended when it was heard last
+        until = beat_at if phase == "cut_off" and beat_at else ended_at  # what was cut off ended when it was heard last
         if until and ended_at:
             lasted_s = (datetime.fromisoformat(until) - datetime.fromisoformat(started_at)).total_seconds()
             yield Charged(number, rows, used_s, lasted_s, launches)

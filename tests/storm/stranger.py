@@ -51,7 +51,9 @@ def write(folder: Path, name: str, stage: str, marker: Path, chance: random.Rand
             "changes_result": True,
         }
         rungs.add(engine, run.id, row.id, settings=settings, **where)
-    sessions.record(engine, run.id, row.id, kind="AttemptSuspended", phase="suspended", facts={}, why="\x1b[2Jthe wall")
+    sessions.record(
+        engine, run.id, row.id, kind="attempt_suspended", phase="suspended", facts={}, why="\x1b[2Jthe wall"
+    )
     sessions.note(engine, run.id, "epoch", {"stage": 5, "metrics": str(marker)}, row.id)
     engine.dispose()
     if what == "views without end":

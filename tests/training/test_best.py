@@ -12,7 +12,9 @@ import pytest
 import ranks
 from safetensors.numpy import load_file
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import list_checkpoints
+from orchestrator.checkpoint.manifest import Manifest, shard_names
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.worker.board import SAVE, STOP, Board, size
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
@@ -39,13 +41,13 @@ def _train(
         stop_at=stop_at,
     )
     assert found.codes == [0] * count, found.said()
-    places = sorted(manifest.checkpoints(folder / "checkpoints" / "train"), key=lambda place: place.name)
-    return [(described := manifest.verify(place), norm_in(place, described)) for place in places]
+    places = sorted(list_checkpoints(folder / "checkpoints" / "train"), key=lambda place: place.name)
+    return [(described := verify_checkpoint(place), norm_in(place, described)) for place in places]
 
 
-def norm_in(folder: Path, described: manifest.Manifest) -> float:
+def norm_in(folder: Path, described: Manifest) -> float:
     parts: dict[str, np.ndarray] = {}
-    for name in manifest.shards(described):
+    for name in shard_names(described):
         parts |= {key: value for key, value in load_file(folder / name).items() if key.startswith("model")}
     return float(np.sqrt(sum((value.astype(np.float64) ** 2).sum() for value in parts.values())))
 

@@ -10,7 +10,7 @@ import pytest
 import ranks
 
 from orchestrator.errors import KgorchError
-from orchestrator.wire import MAX_CACHED_BYTES
+from orchestrator.protocol.run_files import MAX_CACHED_BYTES
 from orchestrator.worker import cached
 
 FOUND = "found {'sizes': [[256, 256], [256, 256], [256, 256]], 'key': '%s'}"
@@ -68,7 +68,7 @@ def _as_written(value: bytes, **changed: object) -> bytes:
 
 
 HOSTILE = {
-    "cut off": _as_written(b'{"a":1}')[:-1],
+    "cut_off": _as_written(b'{"a":1}')[:-1],
     "another byte": _as_written(b'{"a":1}')[:-2] + b"2}",
     "more behind it": _as_written(b'{"a":1}') + b" ",
     "another format": _as_written(b"1", format="pickle"),

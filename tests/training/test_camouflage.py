@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics.functional.classification import binary_jaccard_index
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.errors import KgorchError
 from orchestrator.worker import starting
 from orchestrator.worker.activation import blocks
@@ -438,7 +438,7 @@ def test_a_frozen_part_is_moved_by_neither_gradient_nor_weight_decay_and_a_thawe
 
 def saved(attempt: ranks.Attempt) -> tuple[Path, dict[str, torch.Tensor]]:
     """The newest checkpoint's folder, and its tensors by name."""
-    folder, _ = next(manifest.newest_readable(attempt.folder / "checkpoints" / "train"))
+    folder, _ = next(readable_checkpoints(attempt.folder / "checkpoints" / "train"))
     return folder, {name: tensor for shard in folder.glob("*.safetensors") for name, tensor in load_file(shard).items()}
 
 

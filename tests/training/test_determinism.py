@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint
 from orchestrator.errors import KgorchError
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import shim
-from orchestrator.wire import Launch
 from orchestrator.worker.determinism import Determinism
 
 
@@ -111,7 +111,9 @@ def test_a_level_that_is_none_is_refused():
 
 def test_the_ranks_have_cublas_set_before_cuda_starts_and_a_persons_own_value_stays(tmp_path, monkeypatch):
     def environment(level):
-        launch = Launch("r", "id", "s", "1.1", str(tmp_path), "e:f", ".", 1, "s", "c", "o", "h", deterministic=level)
+        launch = LaunchSpec(
+            "r", "id", "s", "1.1", str(tmp_path), "e:f", ".", 1, "s", "c", "o", "h", deterministic=level
+        )
         return shim.environment(launch, tmp_path, 3).get("CUBLAS_WORKSPACE_CONFIG")
 
     assert environment("off") is None and environment("warn") == environment("strict") == ":4096:8"
@@ -125,6 +127,6 @@ def test_status_and_checkpoints_tell_what_held(kgorch):
     kgorch("start", plan, "--set", "deterministic=warn")
     assert kgorch.status()["exactness"] == {"data": "keyed", "deterministic": "did not hold: put_"}
     assert "exactness   data: keyed. deterministic: did not hold: put_" in kgorch("status").stdout
-    assert manifest.read(kgorch.checkpoints()[-1]).versions["deterministic"] == "warn"
+    assert read_checkpoint(kgorch.checkpoints()[-1]).versions["deterministic"] == "warn"
     failed = kgorch("start", plan, "--fresh", "--set", "deterministic=strict", code=20)
     assert "put_ does not have a deterministic implementation" in failed.stderr

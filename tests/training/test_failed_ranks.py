@@ -9,7 +9,7 @@ import pytest
 import ranks
 
 from orchestrator.runtime import failed_attempt
-from orchestrator.wire import boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import entry
 
 

@@ -10,7 +10,8 @@ import torch
 from late_cuda import LateCuda
 
 from orchestrator.core.curve import Mark, Recorder, Value
-from orchestrator.wire import STAMP_BYTES, Images, Note
+from orchestrator.protocol.messages import JournalEntry
+from orchestrator.protocol.snapshot_messages import STAMP_BYTES, BufferGrant
 from orchestrator.worker import health, host_copy, image, metrics, oom, retry, save
 from orchestrator.worker.image import Image
 from orchestrator.worker.metrics import Metrics
@@ -186,12 +187,16 @@ def test_images_that_are_files_are_not_pinned_and_somebody_says_so(tmp_path, mon
     saver = place.saver()
     monkeypatch.setattr(save, "Image", Recorded)
     monkeypatch.setattr(saver, "_connect", lambda patience_s: setattr(saver, "_keeper", object()))
-    monkeypatch.setattr(save.wire, "send", lambda *_: None)
-    answer = Images(count=count, bytes=100, number=1, slot=0), [0] * max(count, 1)
+    monkeypatch.setattr(save.transport, "send", lambda *_: None)
+    answer = BufferGrant(count=count, bytes=100, number=1, slot=0), [0] * max(count, 1)
     monkeypatch.setattr(saver, "_answer", lambda kind, patience_s: answer)
     saver.prepare(100, torch.device("cuda"))
     assert made == [pinned] * max(count, 1)
-    notes = [note.facts["why"] for note in place.told if isinstance(note, Note) and note.kind == "snapshots_not_pinned"]
+    notes = [
+        note.facts["why"]
+        for note in place.told
+        if isinstance(note, JournalEntry) and note.kind == "snapshots_not_pinned"
+    ]
     assert notes == ([] if pinned else ["there is no room for them in memory, so they are files"])
 
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from orchestrator.core.health import change_of, parse_remedy
-from orchestrator.wire import Launch, Note, Remedied
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import JournalEntry, RemedyApplied
 from orchestrator.worker.health import LATE, NOT_FINITE, SPIKE, Health, Unwell
 from orchestrator.worker.ladder import Ladder
 
@@ -16,7 +17,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 def _health(told, *, nan=("skip",), schedule=(), late=False, **more):
-    launch = Launch(
+    launch = LaunchSpec(
         run="r", run_id="id", stage="train", attempt="1.1", folder="", entry="x.py", workdir="/", ranks=1, socket="",
         checkpoints="", output="", plan_hash="", schedule=list(schedule), health={"nan": list(nan), **more},
     )  # fmt: skip
@@ -98,7 +99,10 @@ def test_on_the_cpu_a_loss_is_known_at_once_and_all_that_is_needed_is_to_drop_th
     assert _step(health, 0, torch.tensor(1.0)) == 0
     assert _step(health, 1, torch.tensor(float("inf"))) == NOT_FINITE
     health.treat(NOT_FINITE)
-    assert [type(message) for message in told] == [Note, Remedied] and told[1].change == {"step": 1, "skip": True}
+    assert [type(message) for message in told] == [JournalEntry, RemedyApplied] and told[1].change == {
+        "step": 1,
+        "skip": True,
+    }
     assert _step(health, 2, torch.tensor(float("nan"))) == NOT_FINITE
     with pytest.raises(Unwell, match="loss is nan at step 2"):
         health.treat(NOT_FINITE)  # the only remedy is used up
@@ -153,7 +157,7 @@ def test_a_save_after_a_step_that_the_scaler_left_out_is_made():
     health.begin({"model": nn.Linear(2, 1)}, 0)
     _step(health, 3, torch.tensor(float("nan")), scaled=True)
     health.look({}, 4, lambda flag: votes.append(flag) or flag)
-    assert votes == [0] and isinstance(told[-1], Remedied) and told[-1].change == {"step": 3}
+    assert votes == [0] and isinstance(told[-1], RemedyApplied) and told[-1].change == {"step": 3}
 
 
 def test_statistics_that_a_left_out_step_has_spoilt_are_not_trained_on():

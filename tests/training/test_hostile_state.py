@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from saving import Place, save
 from torch import nn
 
-from orchestrator import foreign, manifest
+from orchestrator import untrusted_io
+from orchestrator.checkpoint.files import read_checkpoint, read_json_file
+from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError
-from orchestrator.manifest import FileEntry, Manifest, Position
 from orchestrator.worker import state
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
@@ -74,7 +76,7 @@ class Holder:
 @settings(MANY, max_examples=5_000 * FUZZ)
 @given(_trees)
 def test_any_tree_is_values_that_could_have_been_saved_or_is_refused(tree):
-    tree = foreign.parse(json.dumps(tree).encode())
+    tree = untrusted_io.parse_json(json.dumps(tree).encode())
     holder = Holder()
     try:
         state.restore({"thing": holder}, {"thing": tree}, _fetch)
@@ -223,9 +225,9 @@ def _places(value, at=()):
 @settings(MANY, max_examples=120)
 @given(value=_trees, data=st.data())
 def test_any_value_in_any_place_of_a_state_is_restored_or_refused(saved, value, data):
-    described = manifest.read(saved)
+    described = read_checkpoint(saved)
     shards = state.Shards(saved, described, 0)
-    tree = manifest.document(saved, described, "state.json") | manifest.document(saved, described, "rank0.json")["own"]
+    tree = read_json_file(saved, described, "state.json") | read_json_file(saved, described, "rank0.json")["own"]
     for at in [at for at in _places(tree) if at]:
         try:
             state.restore(_tracked(), _altered(tree, at, value), shards.fetch)
@@ -240,7 +242,7 @@ def test_a_file_that_has_changed_since_it_was_verified_is_refused(saved, tmp_pat
     folder.mkdir()
     for path in saved.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    described = manifest.verify(folder)
+    described = verify_checkpoint(folder)
     content = bytearray((folder / name).read_bytes())
     if change == "unlisted":
         described = replace(described, files={})
@@ -249,7 +251,7 @@ def test_a_file_that_has_changed_since_it_was_verified_is_refused(saved, tmp_pat
     (folder / name).write_bytes(content)
     with pytest.raises((CheckpointBroken, CannotRestore)):
         if name.endswith(".json"):
-            manifest.document(folder, described, name)
+            read_json_file(folder, described, name)
         else:
             state.Shards(folder, described, 0).fetch("model.0.weight")
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import ranks
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.core.memory import Settings
 from orchestrator.worker import drain
 from orchestrator.worker.board import Board, PeersLost, size
@@ -143,7 +143,7 @@ def test_a_loss_that_communicates_cannot_be_played_by_fewer_processes(tmp_path):
 
 def _divisible(attempt):
     assert attempt.codes == [0, 0], attempt.said()
-    return next(manifest.newest_readable(attempt.folder / "checkpoints" / "train"))[1].divisible
+    return next(readable_checkpoints(attempt.folder / "checkpoints" / "train"))[1].divisible
 
 
 def test_an_evaluation_that_runs_out_of_memory_is_told_as_one(tmp_path):

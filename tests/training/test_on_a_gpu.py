@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator.errors import KgorchError
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.runtime import shim
-from orchestrator.wire import Launch, boottime_s
+from orchestrator.system.clock import boottime_s
 from orchestrator.worker import attach, group, oom, state
 from orchestrator.worker.activation import has_dropout_state
 from orchestrator.worker.determinism import Determinism
@@ -129,7 +130,7 @@ def test_a_pytorch_without_cuda_and_hidden_gpus_train_on_the_cpu(monkeypatch, gp
 
 def test_cuda_counts_gpus_as_the_driver_does_whatever_the_person_has_set(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    launch = Launch(
+    launch = LaunchSpec(
         run="r", run_id="id", stage="train", attempt="1.1", folder=str(tmp_path), entry="x.py", workdir="/", ranks=1,
         socket="", checkpoints="", output="", plan_hash="",
     )  # fmt: skip

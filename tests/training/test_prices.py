@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import readable_checkpoints
 from orchestrator.errors import KgorchError
 from orchestrator.worker.weights import Weights
 from workloads.timeseries import predict, train
@@ -358,7 +358,7 @@ def test_a_prediction_cut_on_two_ranks_and_gone_on_with_by_one_has_the_files_of_
     cut = ranks.run(tmp_path / "cut", entry, 2, args, stop_at=2)
     assert uncut.codes == [0] and cut.codes == [0, 0], cut.said()
     assert not (cut.folder / "outputs" / "comparison.json").exists()
-    folder, _ = next(manifest.newest_readable(cut.folder / "checkpoints" / "train"))
+    folder, _ = next(readable_checkpoints(cut.folder / "checkpoints" / "train"))
     resumed = ranks.run(tmp_path / "resumed", entry, 1, args, resume=str(folder))
     assert resumed.codes == [0], resumed.said()
     for name in MODELS:

@@ -43,7 +43,7 @@ from torch.utils.data import (
     Sampler,
 )
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.worker import attach, state
 from orchestrator.worker.replay import Replay
@@ -452,7 +452,7 @@ def test_a_stopped_run_with_a_foreign_loader_ends_with_the_bits_of_an_uninterrup
 
     plan = str(kgorch.plan("borrows.py", ranks=ranks, args=args | {"once": "stopped"}, every="600s"))
     kgorch("start", plan, code=10)
-    at = manifest.read(kgorch.checkpoints()[-1]).position
+    at = read_checkpoint(kgorch.checkpoints()[-1]).position
     assert at.epoch == 1 and 7 < at.batch < 20
     kgorch("start", plan)
     assert f"has used {at.batch} batches, which are read again" in (kgorch.attempt() / "rank0.log").read_text()

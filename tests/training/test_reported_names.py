@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saving import described
 
-from orchestrator import manifest, wire
-from orchestrator.manifest import FileEntry
+from orchestrator.checkpoint.files import MAX_MANIFEST_BYTES, read_checkpoint, read_manifest, write_manifest
+from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry
+from orchestrator.protocol import codec
+from orchestrator.protocol.codec import MAX_LINE_BYTES
+from orchestrator.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, Heartbeat
 from orchestrator.worker.metrics import Metrics
 
 names = st.text(max_size=230) | st.text(
@@ -28,16 +32,16 @@ def test_what_a_script_reports_fits_a_line_and_a_manifest_and_is_the_same_behind
         for name in found:
             reported.report(f"{name}{number}" if times > 1 else name, value)
     told = reported.values
-    assert len(told) <= wire.MAX_METRICS
-    assert all(len(name) <= wire.MAX_METRIC_NAME and name.isprintable() for name in told)
-    line = wire.encode(wire.Beat("1.1", 2**40, 2**60, 2**60, 1e15, 1e-300, 2**60, 2**60, told))
-    assert len(line) <= wire.MAX_LINE_BYTES
-    back = wire.decode(line)
-    assert isinstance(back, wire.Beat) and back.metrics.keys() == told.keys()
+    assert len(told) <= MAX_METRICS
+    assert all(len(name) <= MAX_METRIC_NAME and name.isprintable() for name in told)
+    line = codec.encode(Heartbeat("1.1", 2**40, 2**60, 2**60, 1e15, 1e-300, 2**60, 2**60, told))
+    assert len(line) <= MAX_LINE_BYTES
+    back = codec.decode(line)
+    assert isinstance(back, Heartbeat) and back.metrics.keys() == told.keys()
     assert all(new == old or math.isnan(old) for new, old in zip(back.metrics.values(), told.values(), strict=True))
     folder = tmp_path_factory.mktemp("checkpoint")
-    manifest.write(folder, manifest.replace(described(3), metrics=told))
-    assert manifest.described(folder).metrics.keys() == told.keys()
+    write_manifest(folder, replace(described(3), metrics=told))
+    assert read_manifest(folder).metrics.keys() == told.keys()
 
 
 def test_more_names_than_are_kept_are_told_of_once_and_those_that_came_first_stay():
@@ -45,7 +49,7 @@ def test_more_names_than_are_kept_are_told_of_once_and_those_that_came_first_sta
     for number in range(1500):
         reported.report(f"loss/{number}", number)
     reported.report("loss/3", -1.0)
-    assert list(reported.values) == [f"loss/{number}" for number in range(wire.MAX_METRICS)]
+    assert list(reported.values) == [f"loss/{number}" for number in range(MAX_METRICS)]
     assert reported.values["loss/3"] == -1.0
     assert reported.dropped == "loss/1000 and later ones are more than 1000 names"
 
@@ -71,25 +75,25 @@ def test_a_whole_number_beyond_all_floats_is_infinite(value, figure):
 def test_metrics_of_an_older_checkpoint_that_are_too_many_are_cut_when_it_is_gone_on_from():
     reported = Metrics()
     reported.restore({f"loss/{number}": 1.0 for number in range(25_000)}, {})
-    assert len(reported.values) == wire.MAX_METRICS and reported.dropped
+    assert len(reported.values) == MAX_METRICS and reported.dropped
 
 
 def test_a_manifest_that_its_metrics_make_too_large_is_written_without_them(tmp_path):
-    found = manifest.replace(described(3), metrics={f"{'x' * 200}/{number}": 0.5 for number in range(25_000)})
-    manifest.write(tmp_path, found)
-    assert (tmp_path / manifest.NAME).stat().st_size <= manifest.MAX_MANIFEST_BYTES
-    assert manifest.read(tmp_path) == manifest.replace(found, metrics={})
+    found = replace(described(3), metrics={f"{'x' * 200}/{number}": 0.5 for number in range(25_000)})
+    write_manifest(tmp_path, found)
+    assert (tmp_path / MANIFEST_NAME).stat().st_size <= MAX_MANIFEST_BYTES
+    assert read_checkpoint(tmp_path) == replace(found, metrics={})
 
 
 def test_a_manifest_that_nobody_would_read_again_is_not_written(tmp_path):
     files = {f"{'x' * 90}{number:06}": FileEntry(1, "0" * 32) for number in range(30_000)}
     with pytest.raises(OSError, match="more than is read again"):
-        manifest.write(tmp_path, manifest.replace(described(3), files=files))
+        write_manifest(tmp_path, replace(described(3), files=files))
     assert not list(tmp_path.iterdir())
 
 
 def test_of_the_metrics_that_another_version_sends_those_that_can_be_kept_are():
     told = {"good": 1.0, "x" * 300: 1.0, "\x1b[2J": 1.0, "text": "x", "huge": 10**400, "none": None}
-    assert wire.decode(wire.encode(wire.Beat("1.1", 0, 0, 0, 0.0, 0.0, 0, 0, told))).metrics == {"good": 1.0}
+    assert codec.decode(codec.encode(Heartbeat("1.1", 0, 0, 0, 0.0, 0.0, 0, 0, told))).metrics == {"good": 1.0}
     many = {str(number): 1.0 for number in range(3000)}
-    assert len(wire.decode(wire.encode(wire.Beat("1.1", 0, 0, 0, 0.0, 0.0, 0, 0, many))).metrics) == wire.MAX_METRICS
+    assert len(codec.decode(codec.encode(Heartbeat("1.1", 0, 0, 0, 0.0, 0.0, 0, 0, many))).metrics) == MAX_METRICS

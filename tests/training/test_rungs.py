@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.wire import Launch, Remedied
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.protocol.messages import RemedyApplied
 from orchestrator.worker import changes
 from orchestrator.worker.ladder import Ladder
 from orchestrator.worker.session import Session
@@ -16,7 +17,7 @@ from orchestrator.worker.session import Session
     [({}, 4, True), ({"workers_divided": 2, "pin_memory": False}, 2, False), ({"workers_at_most": 0}, 0, True)],
 )
 def test_a_loader_gets_the_workers_and_the_pinned_memory_that_rungs_have_left(settings, workers, pinned):
-    launch = Launch("r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", settings=settings)
+    launch = LaunchSpec("r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", settings=settings)
     with Session(None, 0) as session:
         session._ladder = Ladder(launch, session.device, print)
         data = torch.utils.data.TensorDataset(torch.ones(8, 1))
@@ -26,7 +27,7 @@ def test_a_loader_gets_the_workers_and_the_pinned_memory_that_rungs_have_left(se
 
 def test_what_followed_a_rung_is_forgotten_when_another_is_taken_before_it():
     schedule = [{"step": 40, "settings": {"microbatch": 2}}, {"step": 41, "skip": True}]
-    launch = Launch(
+    launch = LaunchSpec(
         "r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", schedule=schedule, ladder=["microbatch/2"]
     )
     told = []
@@ -39,7 +40,7 @@ def test_what_followed_a_rung_is_forgotten_when_another_is_taken_before_it():
 def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_another_rank_told():
     known = {"step": 3, "rung": "skip", "why": "nan", "at": "2026-11-20T10:00:00+00:00", "settings": {"skip": True}}
     known |= {"device": "", "world": 2, "up": False, "changes_result": True}
-    launch = Launch(
+    launch = LaunchSpec(
         "r", "id", "s", "1.1", "/", "e:f", ".", 2, "s", "c", "o", "h", ladder=["microbatch/2"], device="T4", changes=[known]
     )  # fmt: skip
     told = []
@@ -47,7 +48,7 @@ def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_an
     ladder.begin(0, 16)
     ladder.down(30, "memory ran out", tells=False, must=True)
     for step in range(changes.KEPT + 5):
-        ladder.changes.add(Remedied("1.1", "skip", "nan", {"step": step, "skip": True}), tells=False)
+        ladder.changes.add(RemedyApplied("1.1", "skip", "nan", {"step": step, "skip": True}), tells=False)
     rung, *remedies = ladder.changes.taken
     assert (rung.step, rung.rung, rung.device, rung.world, rung.settings["settings"]["microbatch"]) == (
         30,

@@ -22,12 +22,15 @@ from safetensors.torch import load_file
 from saving import Place, described, save
 from torch import nn
 
-from orchestrator import manifest, wire
+from orchestrator.checkpoint.export import export_safetensors, export_torch, exporter_for
+from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint
+from orchestrator.checkpoint.manifest import manifest_document, shard_names
+from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core.snapshots import images
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import codec, transport
+from orchestrator.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
 from orchestrator.runtime import persisting, snapshots
-from orchestrator.runtime.export import export, export_for_torch, writer_of
-from orchestrator.wire import SaveFailed
 from orchestrator.worker import save as saving
 from orchestrator.worker import state, stored
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP
@@ -70,10 +73,10 @@ def test_no_line_ends_the_keeper_or_takes_the_snapshot_that_it_holds(place):
     assert save(saver, {"model": net}, 3, persist=False)
     wait_until(lambda: place.newest() and place.newest().step == 3)
     number = place.newest().number
-    room = json.loads(wire.encode(wire.Room("1.1", "id", "train", str(place.root), 0, 1, 4096)))
-    filled = json.loads(wire.encode(wire.Filled("1.1", 0, number, 0, 3, {}, False, False, 0.0, 0.0)))
+    room = json.loads(codec.encode(BufferRequest("1.1", "id", "train", str(place.root), 0, 1, 4096)))
+    filled = json.loads(codec.encode(SnapshotReady("1.1", 0, number, 0, 3, {}, False, False, 0.0, 0.0)))
     for line in _strange_lines(room, filled):
-        with wire.connect(place.folder / "keeper.sock") as peer:
+        with transport.connect(place.folder / "keeper.sock") as peer:
             peer.sendall(line + b"\n")
             peer.settimeout(0.2)
             with suppress(OSError):
@@ -97,9 +100,9 @@ def test_a_save_is_put_in_place_whole_and_verifies(place):
     with torch.no_grad():
         net.weight.zero_()  # training goes on beside the writing
     assert saver.wait()
-    [folder] = manifest.checkpoints(place.root)
-    assert manifest.verify(folder).step == 3
-    assert torch.equal(state.Shards(folder, manifest.read(folder), 0).fetch("model.weight"), expected)
+    [folder] = list_checkpoints(place.root)
+    assert verify_checkpoint(folder).step == 3
+    assert torch.equal(state.Shards(folder, read_checkpoint(folder), 0).fetch("model.weight"), expected)
     assert [path.name for path in place.root.iterdir()] == ["step-00000003"]
 
 
@@ -130,7 +133,7 @@ def test_a_snapshot_outlives_its_rank_and_is_written_when_a_supervisor_asks(plac
     save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     assert wait_until(place.newest).step == 8
     snapshots.persist(place.folder, timeout_s=20)
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [8]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
     snapshots.persist(place.folder, timeout_s=20)  # nothing to do
     assert len(list(place.root.iterdir())) == 1
 
@@ -140,7 +143,7 @@ def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place)
     wait_until(place.newest)
     snapshots.end(place.folder, timeout_s=20)
     assert place.keeper.wait(timeout=10) == 0
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [8]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
 
 
 def test_of_two_keepers_one_stays(place):
@@ -185,11 +188,11 @@ def test_a_keeper_killed_while_it_writes_holds_up_no_later_save(place):
     save(savers[1], {"model": net}, 1, rank=1, ranks=2)  # finds it gone, and gives this one to the new keeper
     assert not savers[0].wait() and not savers[1].wait()
     assert savers[0].admit(SAVE) & SAVE
-    assert [type(item) for item in place.told] == [SaveFailed]
+    assert [type(item) for item in place.told] == [SaveFailure]
     for rank, saver in enumerate(savers):
         save(saver, {"model": net}, 2, rank=rank, ranks=2)
     assert all(saver.wait() for saver in savers)
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [2]
 
 
 def test_a_snapshot_that_has_grown_while_a_save_is_written_is_passed_over_and_the_save_is_heard_of(place):
@@ -203,7 +206,7 @@ def test_a_snapshot_that_has_grown_while_a_save_is_written_is_passed_over_and_th
     os.kill(place.keeper.pid, signal.SIGCONT)
     assert saver.wait() and place.told == []
     assert save(saver, grown, 3) and saver.wait()
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3, 1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [3, 1]
 
 
 def test_a_keeper_that_comes_up_with_less_memory_takes_the_save_all_the_same(place):
@@ -215,7 +218,7 @@ def test_a_keeper_that_comes_up_with_less_memory_takes_the_save_all_the_same(pla
     saver._launch = replace(saver._launch, memory_bytes=6 << 20)
     assert save(saver, net, 1, slot=1) and saver.wait()
     assert saver.interval_s is None
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [1]
 
 
 def test_a_state_that_grows_beyond_the_plans_memory_goes_through_files(place):
@@ -224,7 +227,7 @@ def test_a_state_that_grows_beyond_the_plans_memory_goes_through_files(place):
     assert save(saver, {"model": nn.Linear(1000, 1000)}, 1) and saver.wait()
     links = [str(path.readlink()) for path in Path(f"/proc/{place.keeper.pid}/fd").iterdir()]
     assert not any("kgorch-image" in link for link in links)
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [1]
 
 
 def test_a_snapshot_that_is_forgotten_is_neither_held_nor_written(place):
@@ -235,12 +238,12 @@ def test_a_snapshot_that_is_forgotten_is_neither_held_nor_written(place):
     snapshots.forget(place.folder, newest.number)
     assert place.newest().step == 1
     snapshots.persist(place.folder, timeout_s=20)
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [1]
 
 
 def test_an_image_that_is_filled_anew_while_it_is_written_makes_no_checkpoint(tmp_path):
     """It never happens as slots are given; should it, a mixture must not get a name."""
-    (tmp_path / "described").write_bytes(json.dumps(manifest.as_document(described(1))).encode())
+    (tmp_path / "described").write_bytes(json.dumps(manifest_document(described(1))).encode())
     content = (tmp_path / "described").read_bytes()
     image = os.memfd_create("image")
     os.write(image, content + b"[]")
@@ -265,7 +268,7 @@ def test_a_rank_that_missed_the_keeper_once_counts_as_the_others_do(place):
     for rank, saver in enumerate(savers):
         assert save(saver, {"model": net}, 3, rank=rank, ranks=2)
     assert all(saver.wait() for saver in savers)
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [3]
 
 
 def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
@@ -274,7 +277,7 @@ def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
     place.kill_keeper()
     place.start_keeper()
     assert save(saver, net, 2) and saver.wait()
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2, 1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [2, 1]
 
 
 def test_a_keeper_whose_socket_was_taken_away_is_found_by_the_ranks_of_the_next_attempt(place):
@@ -284,7 +287,7 @@ def test_a_keeper_whose_socket_was_taken_away_is_found_by_the_ranks_of_the_next_
     (place.folder / "keeper.sock").unlink()
     later = place.saver(attempt="1.2")
     assert save(later, net, 2) and later.wait()
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [2, 1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [2, 1]
 
 
 def test_without_a_keeper_a_snapshot_is_passed_over_and_a_save_fails_by_name(place, monkeypatch):
@@ -296,7 +299,7 @@ def test_without_a_keeper_a_snapshot_is_passed_over_and_a_save_fails_by_name(pla
     assert not save(saver, net, 2)
     assert not saver.wait()
     [failed] = place.told
-    assert isinstance(failed, SaveFailed) and failed.step == 2
+    assert isinstance(failed, SaveFailure) and failed.step == 2
 
 
 def test_ranks_that_track_different_tensors_fail_the_save_by_the_tensors_name(place):
@@ -305,7 +308,7 @@ def test_ranks_that_track_different_tensors_fail_the_save_by_the_tensors_name(pl
     save(savers[1], {"model": nn.Linear(4, 4, bias=False)}, 1, rank=1, ranks=2)
     assert not savers[0].wait()
     assert "no rank has written model" in savers[0].error
-    assert not manifest.checkpoints(place.root)
+    assert not list_checkpoints(place.root)
 
 
 def test_a_state_that_grows_is_given_a_larger_image(place):
@@ -314,7 +317,7 @@ def test_a_state_that_grows_is_given_a_larger_image(place):
     for step, width in ((1, 8), (2, 600), (3, 601)):
         assert save(saver, {"model": nn.Linear(width, width)}, step)
         assert saver.wait()
-    assert [manifest.verify(folder).step for folder in manifest.checkpoints(place.root)] == [3, 2, 1]
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [3, 2, 1]
 
 
 @pytest.mark.parametrize(("bound", "count"), [(None, 2), (6 << 20, 1), (0, 0)])
@@ -324,7 +327,7 @@ def test_the_plan_bounds_the_memory_and_saves_go_on_in_any_case(place, bound, co
     assert (saver.interval_s is None) == (count < 2)
     for step in (1, 2, 3):
         assert save(saver, net, step) and saver.wait()
-    assert len([manifest.verify(folder) for folder in manifest.checkpoints(place.root)]) == 3
+    assert len([verify_checkpoint(folder) for folder in list_checkpoints(place.root)]) == 3
     links = [path.readlink() for path in Path(f"/proc/{place.keeper.pid}/fd").iterdir()]
     assert sum("kgorch-image" in str(link) for link in links) == count
 
@@ -360,14 +363,14 @@ def test_an_export_loads_into_the_model_and_holds_tied_weights_under_both_names(
     net["b"].weight = net["a"].weight
     saver = place.saver()
     assert save(saver, {"model": net, "optimizer": torch.optim.AdamW(net.parameters())}, 3) and saver.wait()
-    [folder] = manifest.checkpoints(place.root)
+    [folder] = list_checkpoints(place.root)
     out = tmp_path / "model.safetensors"
-    assert export(folder, out, "model") == len(net.state_dict())
+    assert export_safetensors(folder, out, "model") == len(net.state_dict())
     loaded = load_file(out)
     assert loaded.keys() == net.state_dict().keys()
     assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())
     with pytest.raises(KgorchError, match="give --only one of: model, optimizer"):
-        export(folder, out, "ema")
+        export_safetensors(folder, out, "ema")
 
 
 class Holder:
@@ -391,25 +394,25 @@ def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_with
     tracked = {"model": net, "optimizer": optimizer, "odd": Holder(odd)}
     saver = place.saver()
     assert save(saver, tracked, 3) and saver.wait()
-    [folder] = manifest.checkpoints(place.root)
+    [folder] = list_checkpoints(place.root)
     model, everything = tmp_path / "model.pt", tmp_path / "all.pth"
-    assert export_for_torch(folder, model, "model") == 3, "the tied one once"
-    export(folder, tmp_path / "model.safetensors", "model")
+    assert export_torch(folder, model, "model") == 3, "the tied one once"
+    export_safetensors(folder, tmp_path / "model.safetensors", "model")
     loaded, same = torch.load(model, weights_only=True), load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == same.keys() and all(torch.equal(loaded[name], same[name]) for name in same)
     assert loaded["a.weight"].data_ptr() == loaded["b.weight"].data_ptr()
-    export_for_torch(folder, everything, None)
+    export_torch(folder, everything, None)
     loaded = torch.load(everything, weights_only=True)
     assert loaded.keys() == tracked.keys()
     assert torch.equal(loaded["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert loaded["odd"]["value"] == odd | {"array": loaded["odd"]["value"]["array"]}
     assert loaded["odd"]["value"]["array"].tolist() == [0, 1, 2]
     with pytest.raises(KgorchError, match="give --only one of: model, odd, optimizer"):
-        export_for_torch(folder, model, "ema")
+        export_torch(folder, model, "ema")
     with pytest.raises(KgorchError, match="No such file or directory"):
-        export_for_torch(folder, tmp_path / "nowhere" / "x.pt", "model")
+        export_torch(folder, tmp_path / "nowhere" / "x.pt", "model")
     with pytest.raises(KgorchError, match="ends in none of"):
-        writer_of(tmp_path / "model.onnx")
+        exporter_for(tmp_path / "model.onnx")
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -521,7 +524,7 @@ def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_tha
             assert values == {float(found.described.step)}, "a torn snapshot"
             from_memory += 1
             step = held.step
-        folders = manifest.checkpoints(place.root)
+        folders = list_checkpoints(place.root)
         for folder in folders:
             if folder.name not in verified:
                 _verify(folder)
@@ -533,8 +536,8 @@ def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_tha
 
 
 def _verify(folder: Path) -> None:
-    found = manifest.verify(folder)
-    for shard in manifest.shards(found):
+    found = verify_checkpoint(folder)
+    for shard in shard_names(found):
         values = {float(value) for tensor in load_file(folder / shard).values() for value in tensor.unique()}
         assert values <= {float(found.step)}, "a mixture of two steps"
     assert json.loads((folder / "state.json").read_text())

@@ -237,4 +237,4 @@ def test_weights_that_do_not_fit_fail_the_run_at_once_and_status_says_why(kgorch
 
 def test_a_file_of_weights_that_is_not_there_is_refused_before_anything_starts(kgorch):
     done = kgorch("start", str(_plan(kgorch, '"net.pth"')), code=2)
-    assert "there is no file of weights" in done.stderr and not list(kgorch.home.glob("runs/*/*"))
+    assert "there is no weights file" in done.stderr and not list(kgorch.home.glob("runs/*/*"))

@@ -11,7 +11,8 @@ import pytest
 import torch
 from harness import wait_until
 
-from orchestrator.wire import Vitals, decode, encode
+from orchestrator.protocol.codec import decode, encode
+from orchestrator.protocol.messages import RankMetrics
 from orchestrator.worker.vitals import Gauges
 
 
@@ -66,5 +67,5 @@ def test_a_process_that_computes_and_its_children_are_seen_and_cuda_is_not_begun
         child.wait()
     assert found["rss"] > 1 << 20 and found["cpu"] >= 0 and found["step_s"] == 0.5
     assert "alloc" not in found and not torch.cuda.is_initialized()
-    sent = Vitals("1.1", 0, found)
+    sent = RankMetrics("1.1", 0, found)
     assert decode(encode(sent).strip()) == sent

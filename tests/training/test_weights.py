@@ -10,21 +10,21 @@ import pytest
 import ranks
 import torch
 
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint
 from orchestrator.errors import CannotRestore, CheckpointBroken
-from orchestrator.wire import Launch
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.worker import weights
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Launch:
+def trained(tmp_path_factory) -> LaunchSpec:
     """The launch of a stage after one whose evaluations said 0.5, 0.9 and 0.8, after steps 6, 12 and 18."""
     folder = tmp_path_factory.mktemp("trained")
     found = ranks.run(folder, "evaluates.py", 1, {"accuracies": "0.5_0.9_0.8"}, best=BEST)
     assert found.codes == [0], found.said()
-    told = Launch.read(folder / "launch.json")
+    told = LaunchSpec.read(folder / "launch.json")
     return replace(told, stage="predict", checkpoints=str(folder / "checkpoints" / "predict"))
 
 
@@ -32,11 +32,11 @@ def norm(tensors: dict[str, torch.Tensor]) -> float:
     return float(torch.cat([tensor.double().flatten() for tensor in tensors.values()]).norm())
 
 
-def stage_folder(launch: Launch) -> Path:
+def stage_folder(launch: LaunchSpec) -> Path:
     return Path(launch.checkpoints).parent / "train"
 
 
-def copied(launch: Launch, folder: Path) -> Launch:
+def copied(launch: LaunchSpec, folder: Path) -> LaunchSpec:
     """The same over a copy of its checkpoints that may be damaged."""
     shutil.copytree(Path(launch.checkpoints).parent, folder / "checkpoints")
     return replace(launch, checkpoints=str(folder / "checkpoints" / "predict"))
@@ -44,7 +44,7 @@ def copied(launch: Launch, folder: Path) -> Launch:
 
 def test_the_best_is_the_default_where_the_plan_keeps_one_and_holds_what_was_measured(trained):
     found = weights.read(trained, "train", "model", None)
-    described = manifest.read(stage_folder(trained) / "step-00000012")
+    described = read_checkpoint(stage_folder(trained) / "step-00000012")
     assert norm(found) == pytest.approx(described.metrics["weights_norm"], rel=1e-6)
     assert (found.checkpoint, found.step, found.which) == ("train/step-00000012", 12, "best")
     assert found.label == "checkpoint train/step-00000012, best accuracy 0.9"

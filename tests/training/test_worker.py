@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.wire import STAMP_BYTES
+from orchestrator.protocol.snapshot_messages import STAMP_BYTES
 from orchestrator.worker import batches, state
 from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
 from orchestrator.worker.image import Image, TooSmall, header_of, layout_of, share

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import wire
 from orchestrator.errors import KgorchError
+from orchestrator.protocol import codec, transport
+from orchestrator.protocol.codec import LineBuffer, ProtocolError
+from orchestrator.protocol.messages import Hello, Message, Request, Response
+from orchestrator.protocol.transport import WrongOwner
 from orchestrator.system.sockets.line_server import MAX_CLIENTS, LineServer, Peer
-from orchestrator.wire import Message
 
 Reply = Callable[[Message], None]
 Job = Callable[[], None]
@@ -40,44 +42,44 @@ class ControlSocket(LineServer):
 
     def broadcast(self, message: Message) -> None:
         """Send to every connected rank and command; a peer that connects later gets the state with its hello."""
-        self.peers.broadcast(wire.encode(message))
+        self.peers.broadcast(codec.encode(message))
 
     def _on_line(self, line: bytes, peer: Peer, complete: Callable[[], None]) -> None:
-        message = wire.decode(line)
-        peer.is_attached = peer.is_attached or isinstance(message, wire.Hello)
+        message = codec.decode(line)
+        peer.is_attached = peer.is_attached or isinstance(message, Hello)
 
         def job() -> None:
             try:
-                self._on_message(message, lambda answer: self.peers.send(peer, wire.encode(answer)))
+                self._on_message(message, lambda answer: self.peers.send(peer, codec.encode(answer)))
             finally:
                 complete()
 
         self._post(job)
 
 
-def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> wire.Answer | None:
+def ask(path: Path, what: str, *, within_s: float = 0.0, timeout_s: float = 5.0) -> Response | None:
     """Ask the live supervisor; None when there is none. One that does not answer in time has got the request all the same.
 
     Raises: KgorchError when another user's process listens there.
     """
     is_sent, until_s = False, time.monotonic() + timeout_s
     try:
-        with wire.connect(path, timeout_s=timeout_s) as connection:
-            wire.send(connection, wire.Ask(what, within_s))
+        with transport.connect(path, timeout_s=timeout_s) as connection:
+            transport.send(connection, Request(what, within_s))
             is_sent = True
-            lines = wire.Lines()
+            lines = LineBuffer()
             while (left_s := until_s - time.monotonic()) > 0:
-                for message in wire.messages(connection, lines, patience_s=left_s):
-                    if isinstance(message, wire.Answer):
+                for message in transport.receive_messages(connection, lines, patience_s=left_s):
+                    if isinstance(message, Response):
                         return message
-    except wire.WrongOwner as error:
+    except WrongOwner as error:
         raise wrong_owner_error(error) from None
-    except (OSError, wire.WireError):
+    except (OSError, ProtocolError):
         pass
-    return wire.Answer(False, "the request was sent and is not answered yet") if is_sent else None
+    return Response(False, "the request was sent and is not answered yet") if is_sent else None
 
 
-def wrong_owner_error(error: wire.WrongOwner) -> KgorchError:
+def wrong_owner_error(error: WrongOwner) -> KgorchError:
     """What a person is told when another user's process listens on a socket of ours."""
     return KgorchError(
         f"the socket {error.filename} belongs to another user",

@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator import wire
+from orchestrator.protocol import transport
+from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
 from orchestrator.system.sockets.listener import SocketListener
 
 CHECK_S = 2.0
@@ -54,7 +55,7 @@ class Peer:
     def __init__(self, connection: socket.socket, line_bytes: int) -> None:
         self.is_attached = False
         self.socket = connection
-        self.lines = wire.Lines(line_bytes)
+        self.lines = LineBuffer(line_bytes)
         self.incoming: deque[bytes] = deque()
         self.in_progress: deque[int] = deque()
         self.outgoing: deque[tuple[memoryview, list[int]]] = deque()
@@ -84,7 +85,7 @@ class Peers:
         on_line: Callable[[bytes, Peer], None],
         *,
         on_close: Callable[[Peer], None] = lambda _: None,
-        line_bytes: int = wire.MAX_LINE_BYTES,
+        line_bytes: int = MAX_LINE_BYTES,
         clients: int = MAX_CLIENTS,
     ) -> None:
         self.clients = clients
@@ -178,7 +179,7 @@ class Peers:
             del self._peers[peer]
             self._changed.discard(peer)
             for _, descriptors in peer.outgoing:
-                wire.close_all(descriptors)
+                transport.close_all(descriptors)
             peer.outgoing.clear()
             peer.incoming.clear()
             peer.socket.close()
@@ -221,7 +222,7 @@ class Peers:
             peer.incoming += peer.lines.feed(data)
         except BlockingIOError:
             return
-        except (OSError, wire.WireError):
+        except (OSError, ProtocolError):
             self.drop(peer)
             return
         with self._guard:
@@ -239,7 +240,7 @@ class Peers:
                 peer.in_progress.append(len(line))
             try:
                 self._on_line(line, peer)
-            except (OSError, ValueError, RecursionError, wire.WireError):  # not a line of this protocol
+            except (OSError, ValueError, RecursionError, ProtocolError):  # not a line of this protocol
                 self.drop(peer)
             except Exception:  # an unforeseen line must not end the server for all others
                 _log(traceback.format_exc())
@@ -270,7 +271,7 @@ class Peers:
             while peer.outgoing:
                 data, descriptors = peer.outgoing[0]
                 sent = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
-                wire.close_all(descriptors)  # the kernel has them: they go with the first piece of a line alone
+                transport.close_all(descriptors)  # the kernel has them: they go with the first piece of a line alone
                 peer.outgoing_bytes -= sent
                 peer.outgoing[0] = (data[sent:], [])
                 if sent == len(data):
@@ -296,7 +297,7 @@ class LineServer:
         path: Path,
         on_line: Callable[[bytes, Peer, Callable[[], None]], None],
         *,
-        line_bytes: int = wire.MAX_LINE_BYTES,
+        line_bytes: int = MAX_LINE_BYTES,
         clients: int = MAX_CLIENTS,
     ) -> None:
         self.peers = Peers(
@@ -331,7 +332,7 @@ def _duplicate(descriptors: Sequence[int]) -> list[int]:
         for descriptor in descriptors:
             copies.append(os.dup(descriptor))
     except OSError:
-        wire.close_all(copies)
+        transport.close_all(copies)
         raise
     return copies
 

@@ -16,7 +16,7 @@ import socket
 import time
 from pathlib import Path
 
-from orchestrator import wire
+from orchestrator.protocol import transport
 
 DESCRIPTORS = 1 << 16
 
@@ -57,7 +57,7 @@ class SocketListener:
     def accept(self) -> socket.socket | None:
         """The next connection; None when it is gone again, is another user's, or no descriptor is free for it."""
         try:
-            return wire.accept(self.socket)
+            return transport.accept(self.socket)
         except OSError:
             self._reject_one()
             return None
@@ -75,7 +75,7 @@ class SocketListener:
             os.close(self._spare)
             self._spare = None
             with contextlib.suppress(OSError):
-                if peer := wire.accept(self.socket):
+                if peer := transport.accept(self.socket):
                     peer.close()
         else:
             time.sleep(0.05)
@@ -86,7 +86,7 @@ class SocketListener:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _open(self) -> socket.socket:
-        server = wire.listen(self._path)
+        server = transport.listen(self._path)
         server.setblocking(False)
         self._file = self._identity()
         self._selector.register(server, selectors.EVENT_READ)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from gpu.step import Probes, Report, describe
 from gpu.steps.common import MIB, synchronize
-from orchestrator.wire import Launch
+from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.worker import oom
 
 probes = Probes()
@@ -143,7 +143,7 @@ def dead_context(report: Report) -> None:
     """After a device-side assert every CUDA call raises: the record of why must be written all the same."""
     from orchestrator.worker.entry import Record
 
-    launch = Launch("r", "id", "s", "1.1", str(report.folder), "e:f", ".", 1, "nobody.sock", "c", "o", "h")
+    launch = LaunchSpec("r", "id", "s", "1.1", str(report.folder), "e:f", ".", 1, "nobody.sock", "c", "o", "h")
     try:
         table, index = torch.ones(2, 2, device=report.device), torch.tensor([99], device=report.device)
         F.embedding(index, table).sum().item()

@@ -13,7 +13,7 @@ import torch
 
 from gpu.step import Probes, Report
 from gpu.steps.common import MIB, synchronize
-from orchestrator.wire import STAMP_BYTES
+from orchestrator.protocol.snapshot_messages import STAMP_BYTES
 
 probes = Probes()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu import training
 from gpu.step import Probes, Report
 from gpu.steps.ranks import chain, compare_chain, precisions
-from orchestrator import manifest
+from orchestrator.checkpoint.files import read_checkpoint
 
 probes = Probes()
 
@@ -26,7 +26,7 @@ def sync_batchnorm(report: Report) -> None:
         return
     first = training.train(report, "sync", {"norm": "sync"}, count=2, ladder=["microbatch/2"], stop_at=4)
     if training.see_that_it_ended(report, first, "two GPUs with SyncBatchNorm"):
-        report.check("SyncBatchNorm cannot be divided", manifest.read(training.checkpoint_of(first)).divisible, False)
+        report.check("SyncBatchNorm cannot be divided", read_checkpoint(training.checkpoint_of(first)).divisible, False)
         resume = str(training.checkpoint_of(first))
         then = training.train(report, "sync-one", {"norm": "sync"}, ladder=["microbatch/2"], resume=resume)
         training.see_that_it_ended(report, then, "one GPU goes on with it")

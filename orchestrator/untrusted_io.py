@@ -1,6 +1,7 @@
-"""What may come from elsewhere, opened and taken apart without trusting it: files of a checkpoint, and the JSON in them.
+"""Safe reading of untrusted files and JSON: bounded size and depth, no links followed, no code run.
 
-Standard library alone. Sizes are looked at before memory is taken; nothing here follows a link or runs code.
+For checkpoints, databases and plans that may come from another machine or person. Standard library alone; sizes are checked
+before memory is allocated.
 """
 
 from __future__ import annotations
@@ -21,26 +22,37 @@ from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 
 MAX_JSON_BYTES = 64 << 20
 MAX_VALUES = 4 << 20
-"""Values in one document: each takes some 70 bytes of memory, so a document takes at most some hundred megabytes."""
+"""Of one document. A value takes about 70 bytes of memory, so a document takes a few hundred megabytes at most."""
+
 MAX_DEPTH = 100
-MAX_TOML, MAX_TOML_DOTS = 256 << 10, 1_000_000
-"""Letters; and the sum of the squares of the dots in each line, some 100 bytes each when they are parsed."""
+"""Of nested tables and lists; Python's own parser fails at about 1000."""
+
+MAX_TOML_LENGTH = 256 << 10
+"""Characters."""
+
+MAX_TOML_DOTS = 1_000_000
+"""Sum over the lines of the square of their dots; each takes about 100 bytes when it is parsed."""
 
 COPY_BYTES = 1 << 20
+"""Of one read while a file is copied: the budget is asked before each."""
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_PROOF = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
+_PROOFS = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
 
 
-class BudgetSpent(Exception):
-    """What was to be read takes more time or more bytes than may be spent on all of it."""
+class BudgetExceeded(Exception):
+    """Reading would take more time or more bytes than the Budget allows."""
 
 
 class Budget:
-    """Bounds the time and the bytes that are spent on what comes from elsewhere, over all files together.
+    """Bounds time and bytes that are spent on untrusted files, over all of them together.
 
-    One bound for each file would not do: a folder may hold as many of them as it likes.
+    A bound for each file would not be enough: a folder may hold any number of files.
+
+    Args:
+        seconds: from now.
+        size: bytes.
     """
 
     def __init__(self, seconds: float, size: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,26 +64,27 @@ class Budget:
         return self._left < 0 or self._clock() > self._until_s
 
     def spend(self, count: int) -> None:
-        """Before `count` bytes are read. Raises: BudgetSpent."""
+        """To be called before `count` bytes are read. Raises: BudgetExceeded."""
         self._left -= count
         if self._left < 0:
-            raise BudgetSpent(f"more than {self._size >> 20} MiB were to be read")
+            raise BudgetExceeded(f"more than {self._size >> 20} MiB were to be read")
         if self._clock() > self._until_s:
-            raise BudgetSpent(f"it took longer than {self._seconds:g} s")
+            raise BudgetExceeded(f"it took longer than {self._seconds:g} s")
 
 
 class SourceUnreadable(OSError):
-    """It is the file to be copied that cannot be read, not its copy that cannot be written."""
+    """The file to be copied cannot be read; an error of the copy is a plain OSError."""
 
 
 def copy_file(
     source: Path, target: Path, read: Callable[[int], None], most: int | None = None, *, durable: bool = False
 ) -> None:
-    """A new file `target` with the bytes and the holes of a regular file: of a sparse one only what it really holds is copied.
+    """Copy a regular file with its holes into a new file `target`: of a sparse file only the data is read.
 
     Args:
-        read: is told how many bytes come next; what it raises ends the copying.
-        most: the largest size, holes included.
+        read: called with the number of bytes before each read; an exception of it ends the copying.
+        most: largest size, bytes, holes included; None for no bound.
+        durable: flush the copy to disk.
     Raises: SourceUnreadable; OSError of the copy.
     """
     with open(target, "xb") as copy:
@@ -85,7 +98,7 @@ def copy_file(
 
 
 def _pieces(source: Path, read: Callable[[int], None], most: int | None) -> Iterator[tuple[int, bytes]]:
-    """Where each piece of data stands, and the piece; last where the file ends, and nothing."""
+    """Offset and bytes of each piece of data; last the file's size and no bytes, which makes a hole at the end."""
     try:
         with open_file(source.parent, source.name) as file:
             size = os.fstat(file.fileno()).st_size
@@ -102,8 +115,8 @@ def _pieces(source: Path, read: Callable[[int], None], most: int | None) -> Iter
         raise SourceUnreadable(error.errno, error.strerror, str(source)) from None
 
 
-def data_bytes(path: Path) -> int:
-    """How much of a regular file is no hole, looked up in its first 10,000 pieces; its size where the file system cannot tell.
+def allocated_bytes(path: Path) -> int:
+    """Bytes of a regular file without its holes, over its first 10,000 extents; its size where the file system knows no holes.
 
     Raises: OSError.
     """
@@ -113,7 +126,7 @@ def data_bytes(path: Path) -> int:
 
 
 def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file that are no holes; all of it where the file system does not know of holes."""
+    """Start and end of each part of a file that is not a hole; all of it where the file system knows no holes."""
     at = 0
     while at < size:
         try:
@@ -127,15 +140,15 @@ def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def open_file(folder: Path, name: str) -> FileIO:
-    """A regular file of this very folder, to be read: no link, and no pipe or device, whose opening may wait or do something.
+    """Open a regular file of this folder for reading. No link, pipe or device: opening those may block or have effects.
 
     Raises: OSError.
     """
     path = folder / name
-    _regular(path, path.lstat())
+    _check_regular(path, path.lstat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _regular(path, os.fstat(descriptor))  # another may have taken its place since
+        _check_regular(path, os.fstat(descriptor))  # it may have been replaced since lstat
         return FileIO(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -143,7 +156,10 @@ def open_file(folder: Path, name: str) -> FileIO:
 
 
 def read_at(file: FileIO, start: int, size: int) -> bytes:
-    """Fewer bytes than asked for only where the file ends. `size` is trusted: compare it with the file's first."""
+    """The bytes from `start`, fewer than `size` only where the file ends.
+
+    `size` is trusted and allocated: compare it with the file's size first.
+    """
     content = bytearray()
     while len(content) < size and (part := os.pread(file.fileno(), size - len(content), start + len(content))):
         content += part
@@ -151,7 +167,7 @@ def read_at(file: FileIO, start: int, size: int) -> bytes:
 
 
 def read_all(folder: Path, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Raises: OSError; ValueError when it is larger than `limit`."""
+    """The content of a regular file of this folder. Raises: OSError; ValueError when it is larger than `limit` bytes."""
     with open_file(folder, name) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -159,17 +175,19 @@ def read_all(folder: Path, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
         return read_at(file, 0, size)
 
 
-def parse(content: bytes) -> Any:
-    """JSON in UTF-8 that is not too large, not too deep, and names no key of a table twice.
+def parse_json(content: bytes) -> Any:
+    """The value of a JSON document in UTF-8 that passes `check_json` and names no key of a table twice.
 
     Raises: ValueError.
     """
-    check(content)
-    return json.loads(content.decode(), object_pairs_hook=_once)
+    check_json(content)
+    return json.loads(content.decode(), object_pairs_hook=_unique_keys)
 
 
-def check(content: bytes) -> None:
-    """What `parse` demands besides being JSON; whoever writes asks too, so that it can be read again.
+def check_json(content: bytes) -> None:
+    """Refuse JSON that is too large or too deep, before it is parsed. Also called by writers: what they write can be read.
+
+    Brackets and commas outside of strings are counted, which takes no memory in proportion to the number of values.
 
     Raises: ValueError.
     """
@@ -184,29 +202,33 @@ def check(content: bytes) -> None:
 
 
 def check_toml(text: str) -> None:
-    """Before TOML from elsewhere is parsed: tomllib takes memory with the square of a dotted key's parts.
+    """Refuse TOML that is too large, before it is parsed: tomllib takes memory with the square of a dotted key's parts.
 
     Raises: ValueError.
     """
-    if len(text) > MAX_TOML:
-        raise ValueError(f"{len(text)} letters of TOML, more than {MAX_TOML}")
+    if len(text) > MAX_TOML_LENGTH:
+        raise ValueError(f"{len(text)} letters of TOML, more than {MAX_TOML_LENGTH}")
     if sum(line.count(".") ** 2 for line in text.splitlines()) > MAX_TOML_DOTS:
         raise ValueError("TOML with keys of very many parts")
 
 
-def verdict(error: OSError, what: str, fact: str) -> CheckpointBroken | CheckpointUnreadable:
-    """A file that is not there, or is a link or a folder, is proof; a disk or network that fails to read is none."""
-    return (CheckpointBroken if error.errno in _PROOF else CheckpointUnreadable)(what, fact)
+def checkpoint_error(error: OSError, what: str, fact: str) -> CheckpointBroken | CheckpointUnreadable:
+    """The error for a checkpoint's file that could not be opened or read.
+
+    A file that does not exist, or is a link or a folder, proves that the checkpoint is broken. A disk or network that fails
+    proves nothing: the checkpoint may be whole.
+    """
+    return (CheckpointBroken if error.errno in _PROOFS else CheckpointUnreadable)(what, fact)
 
 
-def _regular(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "a link", str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         names = [name for name, _ in pairs]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.instants import until
+from orchestrator.core.time_parsing import parse_future_time
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -42,18 +42,18 @@ def _utc(text: str) -> datetime:
     ],
 )
 def test_a_time_is_the_next_such_one_and_an_instant_is_itself(typed, now, meant):
-    assert until(typed, _utc(now), BERLIN) == _utc(meant)
+    assert parse_future_time(typed, _utc(now), BERLIN) == _utc(meant)
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("25:00", "no time of a day"),
-        ("12:75", "no time of a day"),
-        ("soon", "no instant"),
-        ("", "no instant"),
-        ("9h", "no instant"),
-        ("0001-01-01T00:00+23:59", "no instant"),
+        ("25:00", "not a time of day"),
+        ("12:75", "not a time of day"),
+        ("soon", "not a date and time"),
+        ("", "not a date and time"),
+        ("9h", "not a date and time"),
+        ("0001-01-01T00:00+23:59", "not a date and time"),
         ("2026-11-21T11:59Z", "has passed"),
         ("2026-11-21T12:00Z", "has passed"),
         ("2025-12-01T12:00Z", "has passed"),
@@ -61,7 +61,7 @@ def test_a_time_is_the_next_such_one_and_an_instant_is_itself(typed, now, meant)
 )
 def test_what_is_no_instant_or_has_passed_is_refused_with_the_reason(typed, said):
     with pytest.raises(ValueError, match=said):
-        until(typed, _utc("2026-11-21T12:00"), BERLIN)
+        parse_future_time(typed, _utc("2026-11-21T12:00"), BERLIN)
 
 
 @given(
@@ -71,7 +71,7 @@ def test_what_is_no_instant_or_has_passed_is_refused_with_the_reason(typed, said
     st.sampled_from(["Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Pacific/Apia", "UTC"]),
 )
 def test_the_next_such_time_is_at_most_a_day_and_a_change_of_the_clocks_away(hour, minute, now, zone):
-    at = until(f"{hour:02}:{minute:02}", now, ZoneInfo(zone))
+    at = parse_future_time(f"{hour:02}:{minute:02}", now, ZoneInfo(zone))
     assert timedelta(0) < at - now <= timedelta(hours=26)
 
 
@@ -79,7 +79,7 @@ def test_the_next_such_time_is_at_most_a_day_and_a_change_of_the_clocks_away(hou
 def test_any_text_is_an_instant_to_come_or_a_value_error(text):
     now = _utc("2026-11-21T12:00")
     try:
-        assert until(text, now, BERLIN) > now
+        assert parse_future_time(text, now, BERLIN) > now
     except ValueError as error:
         assert str(error)
 
@@ -90,8 +90,8 @@ def test_without_a_zone_the_machines_own_rules_count(monkeypatch):
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     try:
-        assert until("02:30", _utc("2026-10-25T00:45")) == _utc("2026-10-25T01:30")
-        assert until("18:30", _utc("2026-07-21T12:00")) == _utc("2026-07-21T16:30")
+        assert parse_future_time("02:30", _utc("2026-10-25T00:45")) == _utc("2026-10-25T01:30")
+        assert parse_future_time("18:30", _utc("2026-07-21T12:00")) == _utc("2026-07-21T16:30")
     finally:
         monkeypatch.undo()
         time.tzset()

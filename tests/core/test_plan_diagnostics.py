@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import document
-from orchestrator.document import lines_of
 from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, load, parse
+from orchestrator.plan import Plan, dotted_keys, load, parse
+from orchestrator.plan.diagnostics import validate
+from orchestrator.plan.plan_file import PLAN
+from orchestrator.plan.toml_document import MAX_BYTES, TomlDocument
+from orchestrator.plan.toml_lines import lines_of
+from orchestrator.plan.toml_values import format_value
 
 PYDANTICS = (
     "Input should", "should match", "Field required", "value_error", "union", "Value error", "Extra inputs", "instance of",
@@ -47,7 +50,7 @@ def plan_with(key: str, value: str) -> tuple[str, int]:
     return "\n".join(lines) + "\n# the end", lines.index(f"{name} = {value}") + 1
 
 
-@pytest.mark.parametrize("key", list(document.keys(Plan)))
+@pytest.mark.parametrize("key", list(dotted_keys(Plan)))
 def test_a_wrong_value_of_any_key_is_told_with_its_line_and_without_pydantics_words(key):
     refused = 0
     for value in WRONG:
@@ -66,7 +69,7 @@ def test_a_wrong_value_of_any_key_is_told_with_its_line_and_without_pydantics_wo
 
 @settings(max_examples=400, deadline=None)
 @given(
-    key=st.sampled_from(list(document.keys(Plan))),
+    key=st.sampled_from(list(dotted_keys(Plan))),
     value=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=12),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abstwl", min_size=1, max_size=4), inner, max_size=2),
@@ -81,9 +84,9 @@ def test_any_value_of_any_key_is_taken_or_told_without_pydantics_words(key, valu
         at = at[part][0] if isinstance(at[part], list) else at[part]
     at[name] = value
     try:
-        document.validated(Plan, found, "", "plan.toml", PlanError, what="a plan", next_step="")
+        validate(Plan, TomlDocument(found, "", "plan.toml"), PLAN)
     except PlanError as error:
-        told = str(error).replace(document.shown(value), "")
+        told = str(error).replace(format_value(value), "")
         assert not [word for word in PYDANTICS if word in told], told
 
 
@@ -91,12 +94,12 @@ def test_any_value_of_any_key_is_taken_or_told_without_pydantics_words(key, valu
     ("text", "told"),
     [
         ('name = "x"\n[stage]\nname = "a"\nentry = "t.py"', "plan.toml:2: stage: every stage is a table in double brackets"),
-        ('name = "x"\n[stage.train]\nentry = "t.py"', 'write [[stage]] and name = "train" for [stage.train]'),
+        ('name = "x"\n[stage.train]\nentry = "t.py"', 'write [[stage]] and name = "train" instead of [stage.train]'),
         ('name = "x"\nstage = []', "plan.toml:2: stage: expected at least one [[stage]]"),
         ('name = "my run"', 'plan.toml:1: name: expected 1 to 64 letters, digits, \'.\', \'_\' or \'-\''),
         ('name = "my run"', 'found "my run" (for example "my-run")'),
         ('name = "a/b"', '(for example "a-b")'),
-        ('name = "x"\n[[session]]\nwall = "5m"', "plan.toml:2: session: there is one table of that name: write [session] for"),
+        ('name = "x"\n[[session]]\nwall = "5m"', "plan.toml:2: session: expected a single table: write [session] instead of"),
         ('name = "x"\nstage = [{ name = "t", entry = "t.py", ranks = "two" }]',
          'plan.toml:2: stage.t.ranks: expected "auto" or a whole number; found "two"\n'),
         ('name = "x"\nstage = [\n  { name = "t", entry = "t.py" },\n  { name = "t", entry = "t.py" },\n]',
@@ -104,8 +107,8 @@ def test_any_value_of_any_key_is_taken_or_told_without_pydantics_words(key, valu
         ('name = "x"\nstage = [{ name = "t", entry = "t.py", epochs = 3 }]', "goes into args = { epochs = … }"),
         ('name = "x"\nwall = "5m"\nstage = [{ name = "t", entry = "t.py" }]', "unknown key (did you mean 'session.wall'?)"),
         ('name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\nseed = 3',
-         "plan.toml:5: stage.t.seed: unknown key (did you mean 'seed', which stands above the first [table]?)"),
-        ('name = "x"\n[checkpoint]\nkeep = { best = "dice" }', 'expected a reported metric and which end of it is best, "accuracy'),
+         "plan.toml:5: stage.t.seed: unknown key (did you mean 'seed', which goes above the first [table]?)"),
+        ('name = "x"\n[checkpoint]\nkeep = { best = "dice" }', 'expected a reported metric and min or max, such as "accuracy:max"'),
     ],
 )  # fmt: skip
 def test_the_mistakes_that_people_make_are_told_with_what_to_write(text, told):
@@ -196,6 +199,14 @@ def test_whatever_tomllib_takes_has_its_places_found(text):
             assert (key, inner) in places, (text, places)
 
 
+def test_a_number_of_more_digits_than_python_converts_is_a_mistake_and_no_bug():
+    digits = "1" * 5000
+    with pytest.raises(PlanError, match="an integer has too many digits"):
+        parse(f"seed = {digits}", "plan.toml")
+    with pytest.raises(PlanError, match="too many digits"):
+        parse('name = "x"', "plan.toml", [f"seed={digits}"])
+
+
 # What may be named as a plan
 
 GOOD = 'name = "ink"\n[[stage]]\nname = "träin"\nentry = "t.py"\n'.replace("ä", "a") + "# ä\n"
@@ -274,6 +285,6 @@ def test_a_script_or_a_folder_in_the_place_of_a_plan_is_named(tmp_path):
 
 
 def test_a_plan_that_grows_while_it_is_read_is_bounded(tmp_path):
-    (tmp_path / "plan.toml").write_text("#" * (document.LARGEST + 1))
+    (tmp_path / "plan.toml").write_text("#" * (MAX_BYTES + 1))
     with pytest.raises(PlanError, match="too large"):
         load(tmp_path / "plan.toml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.plan_change import judge
+from orchestrator.core.plan_compatibility import compare_plans
 from orchestrator.plan import parse
 
 PLAN = """
@@ -28,12 +28,12 @@ HEAD = 'name = "x"\n'
 
 def judged(text, *overrides, begun=("prepare", "train"), done=("prepare",), old=PLAN):
     before, now = parse(old, "old").model_dump(mode="json"), parse(text, "new", overrides).model_dump(mode="json")
-    return judge(before, now, begun=begun, done=done)
+    return compare_plans(before, now, started=begun, finished=done)
 
 
 def test_the_same_plan_differs_in_nothing():
     found = judged("# another comment\n" + PLAN)
-    assert found.differences == found.refusals == found.for_good == ()
+    assert found.differences == found.refusals == found.permanent_refusals == ()
 
 
 def test_what_may_change_is_taken_and_shown_key_by_key_old_and_new():
@@ -87,7 +87,7 @@ def test_stages_that_are_done_or_have_not_begun_may_go(stages):
 
 
 def test_where_checkpoints_lie_is_refused_for_good():
-    assert judged(PLAN, "checkpoint.dir=elsewhere").for_good == (
+    assert judged(PLAN, "checkpoint.dir=elsewhere").permanent_refusals == (
         "checkpoint.dir: its checkpoints lie in the state folder",
     )
 

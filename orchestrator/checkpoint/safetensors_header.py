@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read strictly: what it says is compared with the file before anybody acts on it.
+"""The header of a safetensors file, parsed strictly: it is compared with the file before any of it is used.
 
-The format (https://github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the tensors.
-Of what that allows, only files without gaps, of the types that kgorch writes.
+The format (https://github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the tensors. Of what
+it allows, only files without gaps are accepted, of the types that kgorch writes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator import foreign
+from orchestrator import untrusted_io
 from orchestrator.errors import CheckpointBroken
 
-WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
           "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-"""Bytes of one element."""
+"""Bytes of one element, by the format's name of its type."""
+
 MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 1 << 17
-MAX_NAME = 1024
+MAX_NAME_LENGTH = 1024
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
 
 
 class Span(NamedTuple):
-    """A tensor's bytes in the file."""
+    """A tensor's bytes in the file.
+
+    Attributes:
+        dtype: a key of ELEMENT_BYTES.
+        shape: of the tensor.
+        start: first byte, from the beginning of the file.
+        size: bytes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,54 +49,54 @@ def read(folder: Path, name: str) -> dict[str, Span]:
     Raises: CheckpointBroken, with the file and what is wrong; CheckpointUnreadable.
     """
     try:
-        with foreign.open_file(folder, name) as file:
-            return header(file, folder / name)
+        with untrusted_io.open_file(folder, name) as file:
+            return read_open(file, folder / name)
     except OSError as error:
-        raise foreign.verdict(error, f"{folder / name} cannot be read", str(error)) from None
+        raise untrusted_io.checkpoint_error(error, f"{folder / name} cannot be read", str(error)) from None
 
 
-def header(file: FileIO, path: Path) -> dict[str, Span]:
-    """The same of an open file; `path` is for the message."""
+def read_open(file: FileIO, path: Path) -> dict[str, Span]:
+    """The tensors of an open shard, by name; `path` is for the message. Raises: as `read`."""
     size = os.fstat(file.fileno()).st_size
-    begin = foreign.read_at(file, 0, 8)
-    length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else 0
+    prefix = untrusted_io.read_at(file, 0, 8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
     try:
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise ValueError(f"a header of {length} bytes in a file of {size}")
-        return spans(foreign.read_at(file, 8, length), 8 + length, size)
+        return parse_header(untrusted_io.read_at(file, 8, length), 8 + length, size)
     except ValueError as error:
         raise CheckpointBroken(f"{path} is not a shard", str(error)[:300]) from None
 
 
-def spans(text: bytes, start: int, end: int) -> dict[str, Span]:
+def parse_header(text: bytes, start: int, end: int) -> dict[str, Span]:
     """The tensors that a header describes, which must fill the file from `start` to `end`.
 
     Raises: ValueError.
     """
-    table = foreign.parse(text)
+    table = untrusted_io.parse_json(text)
     if not isinstance(table, dict) or not text.startswith(b"{"):
         raise ValueError("the header is no table")
-    notes = table.pop(METADATA, {})
-    if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
+    metadata = table.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} is no table of texts")
     if len(table) > MAX_TENSORS:
         raise ValueError(f"{len(table)} tensors, more than {MAX_TENSORS}")
-    found = {name: _span(name, entry, start) for name, entry in table.items()}
-    for name, span in sorted(found.items(), key=lambda item: (item[1].start, item[1].size)):
+    tensors = {name: _span(name, entry, start) for name, entry in table.items()}
+    for name, span in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
         if span.start != start:
             raise ValueError(f"{name!r:.80} begins at byte {span.start}, expected {start}")
         start += span.size
     if start != end:
         raise ValueError(f"the tensors end at byte {start}, the file at {end}")
-    return found
+    return tensors
 
 
-def misnamed(name: Any) -> str:
-    """What is wrong with a tensor's name; empty when it is fit."""
+def name_error(name: Any) -> str:
+    """What is wrong with a tensor's name, as the end of a sentence; empty for a valid name."""
     if not isinstance(name, str) or not name or name == METADATA:
         return "is no name for a tensor"
-    if len(name) > MAX_NAME:
-        return f"is longer than {MAX_NAME} characters"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"is longer than {MAX_NAME_LENGTH} characters"
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -97,25 +105,25 @@ def misnamed(name: Any) -> str:
 
 
 def _span(name: str, entry: Any, start: int) -> Span:
-    if wrong := misnamed(name):
+    if wrong := name_error(name):
         raise ValueError(f"{name!r:.80} {wrong}")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name!r:.80}: expected dtype, shape and data_offsets, found {entry!r:.80}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in WIDTHS:
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
         raise ValueError(f"{name!r:.80}: unknown dtype {dtype!r:.80}")
     if not is_shape(shape):
         raise ValueError(f"{name!r:.80}: not a shape: {shape!r:.80}")
     if not is_shape(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise ValueError(f"{name!r:.80}: not a span: {offsets!r:.80}")
     size = offsets[1] - offsets[0]
-    if math.prod(shape) * WIDTHS[dtype] != size:
+    if math.prod(shape) * ELEMENT_BYTES[dtype] != size:
         raise ValueError(f"{name!r:.80}: {dtype} {shape!r:.80} in {size} bytes")
     return Span(dtype, tuple(shape), start + offsets[0], size)
 
 
 def is_shape(value: Any) -> bool:
-    """A list of whole numbers from 0 whose product, zeros left out, any library can hold."""
+    """Whether this is a list of whole numbers from 0 whose product, zeros left out, fits every library's 64 bits."""
     return (
         isinstance(value, list)
         and len(value) <= MAX_DIMENSIONS

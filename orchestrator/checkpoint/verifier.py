@@ -1,0 +1,126 @@
+"""Background verification of checkpoints: a thread reads and renames, the supervisor's loop records."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from db.records import RunInfo
+from orchestrator.checkpoint import store
+from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.verify import verify_checkpoint
+from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from orchestrator.protocol.snapshot_messages import CheckpointWritten
+from orchestrator.system.clock import boottime_s
+
+Job = Callable[[], None]
+
+
+class VerificationListener(Protocol):
+    """The loop's side of a Verifier; all of it is called in the loop."""
+
+    def is_known(self, folder: str) -> bool:
+        """Whether this checkpoint is recorded."""
+
+    def verified(
+        self, found: Manifest, folder: Path, took_s: float, blocking_s: float, *, rescued: bool = False
+    ) -> None: ...
+
+    def save_failed(self, why: str) -> None: ...
+
+    def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
+        """A checkpoint cannot be used and lies at `place`; `was`: where it lay before it was quarantined."""
+
+    def reader_failed(self, why: str) -> None: ...
+
+
+class Verifier:
+    """One thread that verifies and deletes checkpoints, one after another, while the training goes on.
+
+    A verification reads gigabytes: in the loop it would keep orders and deadlines waiting.
+
+    Args:
+        run: whose checkpoints they are; another run's are refused.
+        post: hands a job to the loop.
+    """
+
+    def __init__(self, run: RunInfo, listener: VerificationListener, post: Callable[[Job], None]) -> None:
+        self._run, self._listener, self._post = run, listener, post
+        self._root = Path(run.checkpoints)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="verifier")
+
+    def submit(self, job: Job) -> bool:
+        """Run a job in the thread. False if it will not run, because the session is over and the thread has ended."""
+
+        def guarded() -> None:
+            try:
+                job()
+            except Exception as error:  # the thread must neither die in silence nor take the training along
+                why = f"{type(error).__name__}: {error}"
+                self._post(lambda: self._listener.reader_failed(why))
+
+        try:
+            self._pool.submit(guarded)
+        except RuntimeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    def drop(self, folder: Path) -> bool:
+        """Delete a checkpoint in the thread. False as `submit`."""
+        return self.submit(lambda: store.delete(folder, self._root))
+
+    def verify(self, written: CheckpointWritten) -> None:
+        """In the thread: verify a checkpoint that was just written; quarantine it if it is broken."""
+        began_s, folder = boottime_s(), Path(written.path)
+        store.check_folder(folder, self._root)
+        try:
+            manifest = verify_checkpoint(folder)
+        except CheckpointBroken as error:
+            place = store.quarantine(folder, self._root)
+            self.skipped(place, error)
+            self._failed(f"read back and found broken, now {place.name}")
+        except CheckpointUnreadable as error:
+            self._failed(str(error))
+        else:
+            if manifest.run_id != self._run.id:
+                self._failed(f"{folder} belongs to another run")
+                return
+            took_s = 0.0 if written.rescued else written.took_s + boottime_s() - began_s
+            self._post(
+                lambda: self._listener.verified(manifest, folder, took_s, written.blocking_s, rescued=written.rescued)
+            )
+
+    def unrecorded(self, root: Path) -> list[Path]:
+        """Checkpoints of the run in a stage's folder that are not recorded: the message that told of them was lost."""
+        return [
+            folder
+            for folder, manifest in readable_checkpoints(root)
+            if not self._listener.is_known(str(folder)) and manifest.run_id == self._run.id
+        ]
+
+    def verify_unrecorded(self, root: Path) -> None:
+        """In the thread: verify the unrecorded checkpoints. How long their saves took is not known."""
+        for folder in self.unrecorded(root):
+            self.verify(CheckpointWritten("", str(folder), 0, 0, 0.0, 0.0))
+
+    def verify_unrecorded_now(self, root: Path) -> None:
+        """The same in the loop itself, at the end of the session, when nothing else waits for it."""
+        with contextlib.suppress(CheckpointBroken, CheckpointUnreadable, OSError):
+            for folder in self.unrecorded(root):
+                self._listener.verified(verify_checkpoint(folder), folder, 0.0, 0.0)
+
+    def skipped(self, place: Path, error: KgorchError) -> None:
+        """Report a checkpoint that cannot be used, and where it lies now."""
+        name, suffix, _ = place.name.partition(".broken")
+        was = place.with_name(name) if suffix else None
+        self._post(lambda: self._listener.passed_over(place, error, was))
+
+    def _failed(self, why: str) -> None:
+        self._post(lambda: self._listener.save_failed(why))

@@ -1,0 +1,28 @@
+"""The plan (plan.toml) and the user's configuration: read within bounds, validated, and passed on as immutable values.
+
+May import core, platforms and errors, and pydantic; a command that needs no plan must not import this package, for pydantic
+takes longer to load than such a command to run.
+"""
+
+from __future__ import annotations
+
+from orchestrator.plan.entries import check_entries
+from orchestrator.plan.keys import dotted_keys
+from orchestrator.plan.model import Plan
+from orchestrator.plan.plan_file import load, parse
+from orchestrator.plan.quantities import parse_duration_s, parse_size_bytes
+from orchestrator.plan.sections import DataSection, NotifySection
+from orchestrator.plan.stages import StageSection
+
+__all__ = [
+    "DataSection",
+    "NotifySection",
+    "Plan",
+    "StageSection",
+    "check_entries",
+    "dotted_keys",
+    "load",
+    "parse",
+    "parse_duration_s",
+    "parse_size_bytes",
+]

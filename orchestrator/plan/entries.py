@@ -1,0 +1,106 @@
+"""Whether the files that a plan names exist: scripts, modules with their functions, weights, data to be cached.
+
+Modules are parsed and not imported: the import of a training script may load PyTorch, take a minute, or do anything else.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+from orchestrator.errors import PlanError, nearest
+from orchestrator.plan.model import Plan
+
+
+def check_entries(plan: Plan, workdir: Path) -> None:
+    """Check that all files and functions that the plan names exist.
+
+    Args:
+        workdir: the plan's folder.
+    Raises: PlanError naming the stage, what is missing, and the nearest name that exists.
+    """
+    for source in plan.data.cache if plan.data.cache != "auto" else ():
+        if not (workdir / source).exists():
+            raise PlanError(
+                f"data.cache: there is no {workdir / source}", next_step="give it relative to the plan's folder"
+            )
+    for stage in plan.stage:
+        if stage.weights and not (workdir / stage.weights.file).is_file():
+            raise PlanError(
+                f"stage {stage.name!r}: there is no weights file {workdir / stage.weights.file}",
+                next_step="give weights relative to the plan's folder",
+            )
+        if stage.entry.endswith(".py"):
+            if not (workdir / stage.entry).is_file():
+                raise PlanError(
+                    f"stage {stage.name!r}: there is no script {workdir / stage.entry}",
+                    next_step="give entry relative to the plan's folder",
+                )
+        else:
+            _check_function(stage.name, "entry", stage.entry, workdir)
+        if stage.preflight:
+            _check_function(stage.name, "preflight", stage.preflight, workdir)
+
+
+def _check_function(stage: str, key: str, value: str, workdir: Path) -> None:
+    """Check that `value`, a "module:function", exists. Raises: PlanError."""
+    module, _, function = value.partition(":")
+    path = _module_file(module, workdir)
+    if path is None:
+        raise PlanError(
+            f"stage {stage!r}: there is no module {module!r}",
+            f"searched {workdir} and the installed packages",
+            next_step=f"correct the stage's {key}",
+        )
+    names = _bound_names(path)
+    if names is not None and function not in names:
+        raise PlanError(
+            f"stage {stage!r}: {path} has no {function!r}{nearest(function, names)}",
+            next_step=f"correct the stage's {key}",
+        )
+
+
+def _module_file(module: str, workdir: Path) -> Path | None:
+    """The file of a module, below the plan's folder or else as installed; None where there is none.
+
+    Only its top package is looked up by importlib, because find_spec of a submodule imports the packages above it.
+    """
+    top, *rest = module.split(".")
+    roots = [workdir / top]
+    try:
+        if (spec := importlib.util.find_spec(top)) is not None:
+            roots += [Path(place) for place in spec.submodule_search_locations or []] or [
+                Path(spec.origin or "").with_suffix("")
+            ]
+    except (ImportError, ValueError):  # ValueError: a module that is loaded without a spec, as __main__
+        pass
+    # the plan's folder comes first, as in sys.path of the ranks
+    for root in roots:
+        base = root.joinpath(*rest)
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _bound_names(path: Path) -> set[str] | None:
+    """The names that a module may bind; None where they are not known: `import *`, a syntax error, an unreadable file.
+
+    Names bound within functions and classes are among them: a mistake may be missed, but no existing function is refused.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            if any(alias.name == "*" for alias in node.names):  # binds what the other module decides
+                return None
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

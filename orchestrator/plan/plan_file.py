@@ -1,0 +1,61 @@
+"""From plan.toml to a `Plan`: read, parse, apply `--set`, validate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.errors import PlanError, nearest
+from orchestrator.plan.diagnostics import validate
+from orchestrator.plan.model import Plan
+from orchestrator.plan.overrides import apply_override
+from orchestrator.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
+
+PLAN = DocumentKind(
+    noun="plan",
+    error=PlanError,
+    if_unreadable="kgorch init --print    (a plan with every key explained; kgorch init writes one)",
+    if_invalid="kgorch explain {key}",
+)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
+    """Load the plan at `path`: the plan and its text, which the run keeps.
+
+    Args:
+        overrides: as `parse` takes them.
+    Raises: PlanError.
+    """
+    if path.suffix == ".py":  # as torchrun and python take it
+        raise PlanError(
+            f"{path} is a Python script, not a plan",
+            'a plan is a TOML file that names the script: entry = "train.py"',
+            next_step=PLAN.if_unreadable,
+        )
+    try:
+        text = read_text(path, PLAN)
+    except FileNotFoundError:
+        raise PlanError(f"there is no plan {path}{_nearest_file(path)}", next_step=PLAN.if_unreadable) from None
+    return parse(text, str(path), overrides), text
+
+
+def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Plan:
+    """Parse a plan from TOML.
+
+    Args:
+        where: the file as errors name it.
+        overrides: arguments of --set, `session.wall=30s`; later ones win.
+    Raises: PlanError.
+    """
+    values = parse_toml(text, where, PLAN)
+    paths = {apply_override(values, override): override for override in overrides}
+    return validate(Plan, TomlDocument(values, text, where, paths), PLAN)
+
+
+def _nearest_file(path: Path) -> str:
+    """A hint at a TOML file of a similar name in the same folder; empty for none."""
+    try:
+        others = [other.name for other in path.absolute().parent.glob("*.toml")]
+    except OSError:
+        return ""
+    return nearest(path.name, others)

@@ -1,0 +1,167 @@
+"""The `[[stage]]` tables of a plan: which program runs, with which arguments, weights and inputs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from orchestrator.errors import nearest
+from orchestrator.plan.diagnostics import problem_at
+from orchestrator.plan.quantities import Name
+from orchestrator.plan.toml_values import format_value
+
+FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+"""`package.module:function`; nothing is imported to check more, see entries.py."""
+
+WEIGHTS_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""Files that PyTorch or safetensors read without running code from them. Other formats need a conversion."""
+
+
+class PlanTable(BaseModel):
+    """A table of a TOML file. Unknown keys are errors, and no value is converted: `ranks = "2"` is a mistake, not 2."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class WeightsSection(PlanTable):
+    """Weights that a stage starts from where it has no checkpoint to resume.
+
+    Attributes:
+        file (str): path relative to the plan's folder.
+        into (str | None): the tracked module that takes them, or a part of one, "model.encoder"; None for "model", or the
+            only module that is tracked.
+        prefix (str): only tensors whose names start so are loaded, under the rest of their names.
+        strict (bool): False loads the tensors that fit and reports the others, instead of failing.
+    """
+
+    file: str
+    into: str | None = None
+    prefix: str = ""
+    strict: bool = True
+
+    @field_validator("file")
+    @classmethod
+    def _check_suffix(cls, value: str) -> str:
+        if not value.endswith(WEIGHTS_SUFFIXES):
+            raise ValueError(f"expected a weights file ({', '.join(WEIGHTS_SUFFIXES)})")
+        return value
+
+
+def _as_table(value: Any) -> Any:
+    """`weights = "resnet.pth"` is short for `weights = { file = "resnet.pth" }`."""
+    return {"file": value} if isinstance(value, str) else value
+
+
+class StageSection(PlanTable):
+    """One program of the run. Stages run one after another.
+
+    Attributes:
+        name (str): also the name of the folder of its checkpoints.
+        entry (str): "module:function", called with `args`; or the path of a script, which gets them as flags.
+        quick_test_of (str | None): another stage, of which this one does a single step, an evaluation over two batches and a
+            save. It inherits that stage's entry, ranks, args one by one, weights, inputs and preflight, where it gives none
+            of its own; with an entry of its own it inherits no args.
+        ranks (int | "auto"): number of processes; "auto" for one per visible GPU.
+        args (dict): anything that JSON can hold, for it is passed on as JSON.
+        weights (WeightsSection | None): what it starts from where there is nothing to resume; a path alone is short for `file`.
+        inputs (list[str]): names of `args` whose files or folders must exist and not be empty before a session starts.
+        preflight (str | None): "module:function", called before a session starts with those of the `args` that it names.
+    """
+
+    name: Name
+    entry: str
+    quick_test_of: Name | None = None
+    ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    args: dict[str, Any] = {}
+    weights: Annotated[WeightsSection | None, BeforeValidator(_as_table)] = None
+    inputs: list[str] = []
+    preflight: str | None = None
+
+    @field_validator("args")
+    @classmethod
+    def _check_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value, allow_nan=True)
+        except TypeError:  # TOML's dates and times
+            raise ValueError(
+                "expected strings, numbers, true, false, lists and tables (a date goes in quotes)"
+            ) from None
+        return value
+
+    @field_validator("entry")
+    @classmethod
+    def _check_entry(cls, value: str) -> str:
+        if not (value.endswith(".py") or re.fullmatch(FUNCTION_PATTERN, value)):
+            raise ValueError('expected "module:function" or the path of a script, "train.py"')
+        return value
+
+    @field_validator("preflight")
+    @classmethod
+    def _check_preflight(cls, value: str | None) -> str | None:
+        # no script: it is called in a process of its own, and its result is read
+        if value is not None and not re.fullmatch(FUNCTION_PATTERN, value):
+            raise ValueError('expected "module:function"')
+        return value
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> StageSection:
+        for number, name in enumerate(self.inputs):
+            if name not in self.args:
+                known = ", ".join(self.args) or "none"
+                text = f"args has no {format_value(name)}{nearest(name, self.args)}; args of this stage: {known}"
+                raise problem_at(text, ("inputs", number))
+            if not self.paths_of(name):
+                found = format_value(self.args[name])
+                text = f"expected the path of a file or folder, or a list of them; found {found}"
+                raise problem_at(text, ("args", name))
+        return self
+
+    def paths_of(self, name: str) -> list[str]:
+        """The paths that an argument holds, as the plan writes them; empty where it is neither a path nor a list of paths."""
+        value = self.args[name]
+        paths = value if isinstance(value, list) else [value]
+        return paths if all(isinstance(path, str) and path for path in paths) else []
+
+
+_INHERITED = ("entry", "ranks", "args", "weights", "inputs", "preflight")
+
+
+def inherit_quick_tests(stages: list[Any]) -> list[Any]:
+    """Complete the quick tests among the stages of an unvalidated plan.
+
+    This comes before validation, because a quick test without an entry of its own would otherwise lack a required key.
+    A stage of a wrong type is returned as it is: validation reports it.
+
+    Raises: PydanticCustomError for a quick test of no other stage, or of another quick test.
+    """
+    by_name = {
+        stage["name"]: stage for stage in stages if isinstance(stage, dict) and isinstance(stage.get("name"), str)
+    }
+    return [_completed(stage, number, by_name) for number, stage in enumerate(stages)]
+
+
+def _completed(stage: Any, number: int, by_name: Mapping[str, Any]) -> Any:
+    tested_name = stage.get("quick_test_of") if isinstance(stage, dict) else None
+    if not isinstance(tested_name, str):
+        return stage
+    tested = by_name.get(tested_name)
+    if tested is None or tested is stage or "quick_test_of" in tested:
+        others = [name for name, other in by_name.items() if other is not stage and "quick_test_of" not in other]
+        raise problem_at(
+            f"{format_value(tested_name)} is not a stage that can be tested{nearest(tested_name, others)}; "
+            f"stages of the plan: {', '.join(others) or 'none'}",
+            ("stage", number, "quick_test_of"),
+        )
+    completed = {key: tested[key] for key in _INHERITED if key in tested} | stage
+    inherited_args, own_args = tested.get("args"), stage.get("args")
+    if "entry" not in stage and isinstance(inherited_args, dict) and isinstance(own_args, dict):
+        completed["args"] = inherited_args | own_args
+    inputs, args = completed.get("inputs"), completed.get("args")
+    if "inputs" not in stage and isinstance(inputs, list) and isinstance(args, dict):
+        # another entry may have fewer arguments; an input that names none would be refused
+        completed["inputs"] = [name for name in inputs if isinstance(name, str) and name in args]
+    return completed

@@ -1,0 +1,115 @@
+"""The launch specification: everything that the supervisor tells the guard process and the ranks of one attempt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.protocol.codec import PROTOCOL_VERSION, ProtocolError
+
+LAUNCH_VARIABLE = "KGORCH_LAUNCH"
+"""Environment variable with the path of `launch.json`."""
+
+BOARD_VARIABLE = "KGORCH_BOARD"
+"""Environment variable with the descriptor of the shared memory page on which ranks agree; the shim holds it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """The file `launch.json` in the attempt's folder. Instants are CLOCK_BOOTTIME in seconds (system/clock.py).
+
+    Attributes:
+        run: name of the run.
+        run_id: identity of the run, the same on every machine.
+        stage: name of the stage.
+        attempt: number of the session and of the attempt in it, as `3.1`.
+        folder: of the attempt: launch.json, logs, records of the ranks.
+        entry: the training function, as `module:function`.
+        workdir: working directory of the ranks.
+        ranks: number of processes.
+        socket: path of the supervisor's socket.
+        checkpoints: folder of the stage's checkpoints.
+        output: folder that the script may write to.
+        plan_hash: identity of the plan, stored in every manifest.
+        seed: of all random generators.
+        args: keyword arguments of the training function.
+        resume: checkpoint folder to resume from; None to start anew, or with `snapshot`.
+        wall_s: instant of the session's time limit; None for none.
+        deadline_s: instant at which the ranks save and stop without being told; None for none.
+        keeper: path of the snapshot server's socket.
+        snapshot: number of the server's snapshot to resume from, in the place of `resume`.
+        snapshot_s: least seconds between two snapshots; None for no snapshots between saves.
+        memory_bytes: the plan's bound on the host memory of all snapshots; None for none.
+        stop_at: step of the stage at which every rank saves and stops without a request; None for none.
+        deterministic: the plan's demand for deterministic kernels.
+        weights: the stage's pretrained weights, from the plan; None for none.
+        settings: of memory, as the plan has them at its start (core/memory.py).
+        schedule: what changes before which step, in order of the steps: {"step": 40, "settings": {…}}. A step that is
+            repeated after a resume is computed as it was. Entries that are not about memory: core/health.py.
+        changes: the rows that `schedule` comes from, as they stand in every manifest (manifest.Adjustment).
+        ladder: the plan's rungs.
+        device: to which remembered rungs belong, together with the number of ranks.
+        health: `nan`: the plan's remedies; `spike`; `past`: [[step, remedy] …] of those applied.
+        data: folder of the local cache of each source, by the source's absolute path (runtime/datacache.py).
+        extends: the final checkpoint to resume from is trained further, because the plan has more epochs now.
+        cached: folder of values that the run computes once (worker/cached.py); empty where none are kept.
+        collective_timeout_s: of the process group; None for the default.
+        best: the plan's `keep.best`: {"metric": …, "highest": …, "value": …}; `value` of the best checkpoint so far or None.
+        quick: a quick test: one epoch of one batch, and two batches of every other loader.
+        probe: a quick test that is measured (worker/probe.py), with its options; None otherwise.
+        version: of the protocol.
+    """
+
+    run: str
+    run_id: str
+    stage: str
+    attempt: str
+    folder: str
+    entry: str
+    workdir: str
+    ranks: int
+    socket: str
+    checkpoints: str
+    output: str
+    plan_hash: str
+    seed: int = 0
+    args: dict[str, Any] = field(default_factory=dict)
+    resume: str | None = None
+    wall_s: float | None = None
+    deadline_s: float | None = None
+    keeper: str = ""
+    snapshot: int | None = None
+    snapshot_s: float | None = None
+    memory_bytes: int | None = None
+    stop_at: int | None = None
+    deterministic: str = "off"
+    weights: dict[str, Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    schedule: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    ladder: list[Any] = field(default_factory=list)
+    device: str = ""
+    health: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    extends: bool = False
+    cached: str = ""
+    collective_timeout_s: float | None = None
+    best: dict[str, Any] | None = None
+    quick: bool = False
+    probe: dict[str, Any] | None = None
+    version: int = PROTOCOL_VERSION
+
+    def write(self) -> Path:
+        path = Path(self.folder) / "launch.json"
+        path.write_text(json.dumps(asdict(self), indent=1))
+        return path
+
+    @staticmethod
+    def read(path: str | Path) -> LaunchSpec:
+        """The file's content, which our own supervisor wrote. Raises: ProtocolError for one of another version."""
+        document = json.loads(Path(path).read_text())
+        if document.get("version") != PROTOCOL_VERSION:
+            raise ProtocolError(f"{path}: launch version {document.get('version')!r}, expected {PROTOCOL_VERSION}")
+        return LaunchSpec(**document)

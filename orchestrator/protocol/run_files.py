@@ -1,0 +1,15 @@
+"""Names of files in a run's folder that several processes use."""
+
+from __future__ import annotations
+
+KEEPER_SOCKET = "keeper.sock"
+"""The snapshot server's socket, in the run's folder."""
+
+CACHE_FOLDER = "cached"
+"""Values that the run computes once (worker/cached.py), in the run's folder."""
+
+MAX_CACHED_BYTES = (64 << 20) + 1000
+"""Of one such value, with the line before it."""
+
+CACHE_COMPLETE_FILE = "whole.json"
+"""In the folder of a data cache, as long as its copy is complete."""
