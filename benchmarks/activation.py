@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.worker.activation import Activations
+from orchestrator.worker.memory.activation_checkpointing import Activations
 
 ROUNDS = 30
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.worker import attach
-from orchestrator.worker.board import _VOTES, Board, size
+from orchestrator.worker.ranks.consensus_board import _VOTES, Board, size
 from orchestrator.worker.session import Session
 
 IMPOSSIBLE = 1 << 46

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from orchestrator.worker import attach
-from orchestrator.worker.loader import Loader
+from orchestrator.worker.data.keyed_loader import Loader
 from orchestrator.worker.session import Session
 
 SAMPLES, WIDTH = 16, 64

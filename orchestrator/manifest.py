@@ -109,7 +109,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Attributes:
-    world_size: its ranks; fewer processes may have played them (worker/virtual.py).
+    world_size: its ranks; fewer processes may have played them (worker/ranks/virtual_ranks.py).
     divisible: they may: all steps so far went through session.backward.
     changes: of the stage, oldest first, all that the attempt knew of.
     metrics: what was reported last, by name.

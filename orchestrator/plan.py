@@ -400,7 +400,7 @@ class HealthPart(_Part):
 
     `spike`: a loss so many robust deviations above the last ones is a trouble, too. `hang`: when ranks that do not move are
     ended and launched again; None for never. `collective_timeout`: that of the process group, after which a rank that waits for
-    another one in a collective fails; by default there is none (worker/group.py).
+    another one in a collective fails; by default there is none (worker/ranks/process_group.py).
     """
 
     nan: list[str | dict[str, Any]] = list(health.DEFAULT)

@@ -29,7 +29,7 @@ FILE_NAME = re.compile(r"[\w.-]{1,100}")  # of what an image holds
 STAMP_BYTES = 4096  # behind an image: the number of its snapshot, once that is whole
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
 KEEPER_SOCKET = "keeper.sock"  # in the run's folder
-CACHED = "cached"  # folder of the run's folder: worker/cached.py
+CACHED = "cached"  # folder of the run's folder: worker/data/value_cache.py
 MAX_CACHED_BYTES = (64 << 20) + 1000  # of a value, with the line before it
 CACHE_WHOLE = "whole.json"  # in a data cache's folder, while its copy is whole
 BOARD_VARIABLE = "KGORCH_BOARD"  # the page of shared memory on which ranks agree, held open by the shim
@@ -54,10 +54,11 @@ class Launch:
         changes: the rows that this comes from, as they stand in every manifest (manifest.Change).
         health: `nan`, the plan's remedies; `spike`; `past`, [[step, remedy] …] of those taken.
         extends: the final checkpoint to go on from is trained further: the plan has more epochs now.
-        cached: the folder of values that the run computes once (worker/cached.py); empty where none are kept.
+        cached: the folder of values that the run computes once (worker/data/value_cache.py); empty where none are kept.
         collective_timeout_s: of the process group; None for none.
         best: the plan's `keep.best`: {"metric": …, "highest": …, "value": …}, the value of the best checkpoint so far or None.
-        quick: a quick test: one epoch of one batch, and of every other loader two. probe: the same, measured (worker/probe.py).
+        quick: a quick test: one epoch of one batch, and of every other loader two.
+        probe: the same, measured (worker/probe/probe.py).
     """
 
     run: str

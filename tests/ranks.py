@@ -16,7 +16,7 @@ from saving import Place
 from orchestrator import manifest, wire
 from orchestrator.core.memory import Settings
 from orchestrator.wire import BOARD_VARIABLE, LAUNCH_VARIABLE, Launch
-from orchestrator.worker.board import size
+from orchestrator.worker.ranks.consensus_board import size
 
 
 class Attempt:

@@ -14,10 +14,10 @@ from orchestrator import wire
 from orchestrator.manifest import Manifest, Position
 from orchestrator.runtime import snapshots
 from orchestrator.wire import Launch, boottime_s
-from orchestrator.worker import state
-from orchestrator.worker.board import Board, size
-from orchestrator.worker.image import share
-from orchestrator.worker.save import Saver
+from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.checkpoint.snapshot_buffer import share
+from orchestrator.worker.checkpoint.snapshot_writer import Saver
+from orchestrator.worker.ranks.consensus_board import Board, size
 
 
 class Place:
@@ -57,8 +57,8 @@ def described(step, final=False, ranks=1):
 
 
 def save(saver: Saver, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0):
-    captured = state.capture(tracked)
-    rng = state.rng_state(torch.device("cpu"))
+    captured = state_codec.capture(tracked)
+    rng = state_codec.rng_state(torch.device("cpu"))
     mine = share(captured.tensors, captured.own, rank, ranks)
     docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
     slot = saver.next_slot() if slot is None else slot

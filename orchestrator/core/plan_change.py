@@ -2,7 +2,7 @@
 
 A stage that has begun goes on from its checkpoints: with another program or seed it would become neither the old training
 nor the new one, so that is refused. What is not known to do harm is taken and shown: a changed argument may be the number of
-epochs or another model, and another model is found out when its weights are put back (worker/state.py).
+epochs or another model, and another model is found out when its weights are put back (worker/checkpoint/state_codec.py).
 
 Plans are plain values here, as `Plan.model_dump(mode="json")` gives them.
 """

@@ -318,7 +318,7 @@ def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str
 
 
 def _reading_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
-    """How far a long computation before the first step is (worker/cached.py)."""
+    """How far a long computation before the first step is (worker/data/value_cache.py)."""
     told = sessions.newest_event(engine, run.id, ("reading", "Attached", "launched"), session_id=row.id)
     if told and told.kind == "reading" and (total := told.facts.get("total")) != (done := told.facts.get("done")):
         left = f", {told.facts.get('left_s')} s left" if told.facts.get("left_s") else ""

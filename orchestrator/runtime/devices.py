@@ -138,7 +138,7 @@ def memory_used(environ: Mapping[str, str] = os.environ) -> list[int] | None:
 
 
 def gpu_of_rank(ranks: int, environ: Mapping[str, str] = os.environ) -> list[int | None]:
-    """NVML's index of each rank's GPU: the visible ones in turn, as ranks take them (worker/group.py).
+    """NVML's index of each rank's GPU: the visible ones in turn, as ranks take them (worker/ranks/process_group.py).
 
     None where that is not known, and for a MIG instance: NVML's figures are the whole GPU's.
     """

@@ -62,7 +62,14 @@ def export_for_torch(folder: Path, out: Path, name: str | None) -> int:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "orchestrator.worker.convert", str(folder), str(out), *([name] if name else [])],
+            [
+                sys.executable,
+                "-m",
+                "orchestrator.worker.checkpoint.torch_export",
+                str(folder),
+                str(out),
+                *([name] if name else []),
+            ],
             capture_output=True,
             text=True,
         )

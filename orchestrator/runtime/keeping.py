@@ -114,8 +114,9 @@ def _present(engine: Engine, run_id: str, metric: str | None) -> list[retention.
 
 
 def _with_measured(engine: Engine, row: CheckpointInfo, metric: str) -> CheckpointInfo:
-    """A manifest may learn of a measurement after its checkpoint was read back (worker/best.py), perhaps with no supervisor
-    alive: so a row that knows of none is compared with it. They are few, for what was not measured is soon dropped."""
+    """A manifest may learn of a measurement after its checkpoint was read back (worker/checkpoint/best_checkpoint.py), perhaps with
+    no supervisor alive: so a row that knows of none is compared with it. They are few, for what was not measured is soon
+    dropped."""
     if row.measured.get(metric) == row.step:
         return row
     try:

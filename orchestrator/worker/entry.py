@@ -154,7 +154,7 @@ def memory_that_ran_out(error: BaseException) -> str:
     """Which one, if that is what the error says; empty else. PyTorch is not loaded for it: there may be no room."""
     if "torch" not in sys.modules:
         return "device" if isinstance(error, MemoryError) else ""
-    from orchestrator.worker import oom
+    from orchestrator.worker.memory import oom
 
     return oom.ran_out(error)
 
@@ -175,9 +175,9 @@ def is_collateral(error: BaseException) -> bool:
     """Whether another rank's end is the cause. PyTorch is not loaded for it: without it there are no peers to lose."""
     if "torch.distributed" not in sys.modules:
         return False
-    from orchestrator.worker import peers
+    from orchestrator.worker.ranks import peer_errors
 
-    return peers.is_collateral(error)
+    return peer_errors.is_collateral(error)
 
 
 def leave(status: int = 0) -> NoReturn:

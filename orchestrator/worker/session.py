@@ -1,7 +1,7 @@
 """A training script's side of a session: where to go on, when to save, when to stop.
 
 All that happens to the training happens in `steps()`, between two optimizer steps, at a step on which all ranks have
-agreed (board.py): never in a signal handler, never in an `except`. Between those moments the script owns the process.
+agreed (consensus_board.py): never in a signal handler, never in an `except`. Between those moments the script owns the process.
 """
 
 from __future__ import annotations
@@ -30,39 +30,29 @@ from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
-from orchestrator.worker import (
-    activation,
-    batches,
-    cached,
-    collector,
-    group,
-    image,
-    oom,
-    output_folder,
-    starting,
-    state,
-    stored,
-    virtual,
-    weights,
-)
-from orchestrator.worker.backward import Backward, Guard, Work
-from orchestrator.worker.best import Best
-from orchestrator.worker.board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP, Board
-from orchestrator.worker.curve import Curve
-from orchestrator.worker.data import Data
+from orchestrator.worker import gc_pause, output_folder
+from orchestrator.worker.checkpoint import pretrained, restore_source, snapshot_buffer, stage_weights, state_codec
+from orchestrator.worker.checkpoint.best_checkpoint import Best
+from orchestrator.worker.checkpoint.snapshot_writer import Saver, is_on_disk
+from orchestrator.worker.checkpoint.stage_weights import Weights
+from orchestrator.worker.data import batches, value_cache
+from orchestrator.worker.data.cached_path import Data
+from orchestrator.worker.data.keyed_loader import Loader
+from orchestrator.worker.data.loader_fast_forward import Began, Replay
 from orchestrator.worker.determinism import Determinism
-from orchestrator.worker.health import Health
-from orchestrator.worker.ladder import Ladder, plain_of
-from orchestrator.worker.link import Link
-from orchestrator.worker.loader import Loader
-from orchestrator.worker.metrics import Metrics
-from orchestrator.worker.probe import Probe
-from orchestrator.worker.probe_estimate import EstimateProbe
-from orchestrator.worker.replay import Began, Replay
-from orchestrator.worker.save import Saver, is_on_disk
-from orchestrator.worker.vitals import Gauges
-from orchestrator.worker.weights import Weights
-from orchestrator.worker.whereabouts import Whereabouts
+from orchestrator.worker.health.loss_guard import Health
+from orchestrator.worker.memory import activation_checkpointing, oom
+from orchestrator.worker.memory.ladder import Ladder, plain_of
+from orchestrator.worker.memory.microbatch import Backward, Guard, Work
+from orchestrator.worker.probe.estimate_probe import EstimateProbe
+from orchestrator.worker.probe.probe import Probe
+from orchestrator.worker.ranks import process_group, virtual_ranks
+from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP, Board
+from orchestrator.worker.ranks.supervisor_link import Link
+from orchestrator.worker.telemetry.metric_log import Curve
+from orchestrator.worker.telemetry.progress_marker import Whereabouts
+from orchestrator.worker.telemetry.rank_metrics import Gauges
+from orchestrator.worker.telemetry.reported_metrics import Metrics
 
 AFTER_A_MISS = 5.0
 """So many intervals pass before a snapshot is tried again that could not be taken: trying may have cost half a second."""
@@ -98,7 +88,7 @@ class SessionOver(SystemExit):
 class Seen(NamedTuple):
     """The state at a boundary: all of it, this rank's share of the tensors, and when looking at it began."""
 
-    captured: state.Captured
+    captured: state_codec.Captured
     mine: dict[str, torch.Tensor]
     began_s: float
 
@@ -122,13 +112,13 @@ class Session:
         gpus = launch.device if launch and launch.device not in NO_GPU else ""
         level = deterministic or (launch.deterministic if launch else "off")
         self._determinism = Determinism(level, on_cuda=torch.cuda.is_available())  # before CUDA starts
-        self._member = group.join(
+        self._member = process_group.join(
             supervised=self.supervised, gpus=gpus, timeout_s=launch.collective_timeout_s if launch else None
         )
         self.rank, self.world_size, self.device = self._member.rank, self._member.world_size, self._member.device
         self.output = output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
-        group.seed_all(self._seed + self.rank)
+        process_group.seed_all(self._seed + self.rank)
         self._launch, self._tracked, self._metrics = launch, dict[str, Any](), Metrics()
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
         self._steps_total = self._epochs_total = self._epochs_wanted = self._epochs_done = 0
@@ -138,7 +128,7 @@ class Session:
         self._ranks_before = self.world_size
         self._rehearse = self._epoch_is_open = self._is_trained = False
         self._in_step = False  # while the script has a step's batch: its boundary is still to come
-        self._ranks = virtual.ranks_of(self.world_size, self.rank, self.world_size)
+        self._ranks = virtual_ranks.ranks_of(self.world_size, self.rank, self.world_size)
         self._divisible, self._refused = True, 0
         self._next_snapshot_s = math.inf
         self._saved_at: int | None = None
@@ -149,9 +139,9 @@ class Session:
         self._gauges = Gauges(self.device)
         self._place = Whereabouts()
         self._data = Data(launch, self.rank)
-        self._store = cached.Store(Path(launch.cached) if launch and launch.cached else None)
-        self._shared = cached.Shared(self.rank, self.world_size)
-        self._progress = cached.Progress(self._note)
+        self._store = value_cache.Store(Path(launch.cached) if launch and launch.cached else None)
+        self._shared = value_cache.Shared(self.rank, self.world_size)
+        self._progress = value_cache.Progress(self._note)
         self._board: Board | None = None
         self._ladder: Ladder | None = None
         self._health: Health | None = None
@@ -248,7 +238,7 @@ class Session:
         self._tracked = things
         self._backward.learn(self._modules())
         # Before a restore, so that one process takes the whole batch, which is right.
-        if activation.has_sync_batchnorm(self._modules()):
+        if activation_checkpointing.has_sync_batchnorm(self._modules()):
             self._refuse_to_divide("SyncBatchNorm normalises over all ranks of a step")
         sizes, own_bytes = self._measure()
         if self._probe:
@@ -257,7 +247,7 @@ class Session:
             if self._launch.snapshot is not None:
                 self._restore(self._snapshot(self._launch.snapshot), "the snapshot in memory")
             elif self._launch.resume:
-                self._restore(stored.Folder(Path(self._launch.resume)), self._launch.resume)
+                self._restore(restore_source.Folder(Path(self._launch.resume)), self._launch.resume)
                 self._saved_at = self._step
             if self._goes_on:
                 sizes, own_bytes = self._measure()  # what it keeps may have grown in earlier sessions
@@ -269,11 +259,11 @@ class Session:
             if self._ladder:
                 self._ladder.learn({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
             if self._health:
-                captured = state.capture(things)
+                captured = state_codec.capture(things)
                 self._health.know(
-                    _alike(things, image.share(captured.tensors, captured.own, self.rank, self.world_size))
+                    _alike(things, snapshot_buffer.share(captured.tensors, captured.own, self.rank, self.world_size))
                 )
-            names = image.split(sizes, self.world_size)[self.rank]
+            names = snapshot_buffer.split(sizes, self.world_size)[self.rank]
             need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + 600 * len(sizes)
             if self._probe is None or not self._probe.as_on_cuda:  # whose optimizer never takes a step
                 self._saver.prepare(need, self.device)
@@ -282,7 +272,7 @@ class Session:
 
     def _measure(self) -> tuple[dict[str, int], int]:
         """What is to be saved: see state.expected_sizes. Told are the bytes of all ranks, as a checkpoint's are."""
-        sizes, own_bytes = state.expected_sizes(self._tracked)
+        sizes, own_bytes = state_codec.expected_sizes(self._tracked)
         self._state_bytes = sum(sizes.values()) + own_bytes * self.world_size
         return sizes, own_bytes
 
@@ -290,27 +280,27 @@ class Session:
     def _goes_on(self) -> bool:
         return self._launch is not None and (self._launch.resume is not None or self._launch.snapshot is not None)
 
-    def _snapshot(self, number: int) -> stored.InMemory:
+    def _snapshot(self, number: int) -> restore_source.InMemory:
         try:
             held, descriptors = self._saver.fetch()
         except OSError as error:
-            raise stored.SnapshotGone(f"the keeper cannot be asked: {error}") from None
+            raise restore_source.SnapshotGone(f"the keeper cannot be asked: {error}") from None
         if held.number != number:
-            raise stored.SnapshotGone(f"expected snapshot {number}, found {held.number}")
-        return stored.InMemory(held, descriptors)
+            raise restore_source.SnapshotGone(f"expected snapshot {number}, found {held.number}")
+        return restore_source.InMemory(held, descriptors)
 
-    def _restore(self, found: stored.Stored, where: str) -> None:
+    def _restore(self, found: restore_source.Stored, where: str) -> None:
         described = found.described
         divisible = described.divisible and self._divisible
         count = described.world_size if divisible else self.world_size
         if count >= self.world_size:
-            self._ranks = virtual.ranks_of(count, self.rank, self.world_size)
+            self._ranks = virtual_ranks.ranks_of(count, self.rank, self.world_size)
         first = self._ranks.first
         own = found.own(first)
         try:
             if not isinstance(own.get("own"), dict) or "rng" not in own:
                 raise CannotRestore(f"rank{first}.json lacks `own` or `rng`")
-            state.restore(self._tracked, found.tree | own["own"], found.fetcher(first))
+            state_codec.restore(self._tracked, found.tree | own["own"], found.fetcher(first))
         except CannotRestore as error:
             raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
         self._rng = own["rng"]
@@ -337,14 +327,14 @@ class Session:
             self._curve.epoch = at.epoch + (at.batch > 0)
         self._metrics.restore(described.metrics, described.measured)
 
-    def _keep_alike(self, found: stored.Stored) -> bool:
+    def _keep_alike(self, found: restore_source.Stored) -> bool:
         """Whether the ranks played here keep the same for themselves: schedulers do, generators of their own do not."""
         mine = found.own(self._ranks.first)["own"]
         return all(
             found.own(rank)["own"] == mine
             and all(
                 torch.equal(found.fetcher(rank)(name), found.fetcher(self._ranks.first)(name))
-                for name in state.tensors_in(mine)
+                for name in state_codec.tensors_in(mine)
             )
             for rank in self._ranks.mine[1:]
         )
@@ -359,7 +349,7 @@ class Session:
 
     def _tell_other_versions(self, before: Mapping[str, str]) -> None:
         """What the checkpoint was written with, where this is another device or library: floating point differs."""
-        now = group.versions(__version__, self.device)
+        now = process_group.versions(__version__, self.device)
         changed = [
             f"{name} was {before[key]} and is {now.get(key, 'none')}"
             for key, name in COMPARED.items()
@@ -370,13 +360,13 @@ class Session:
 
     def _begin_with(self, launch: Launch, *, file: str, **how: Any) -> None:
         """The plan's starting weights, on every rank the same."""
-        facts = starting.load(self._tracked, Path(launch.workdir, file), **how)
+        facts = pretrained.load(self._tracked, Path(launch.workdir, file), **how)
         if self.rank == 0:
             kind = "weights_partly_loaded" if facts.keys() > {"file", "into", "loaded"} else "weights_loaded"
             self._link.send(Note(launch.attempt, kind, facts))
 
     def weights(self, stage: str, name: str = "model", *, which: str | None = None) -> Weights:
-        """What the module `name` of another stage of this run held, by the names of its state_dict (weights.py).
+        """What the module `name` of another stage of this run held, by the names of its state_dict (checkpoint/stage_weights.py).
 
         Args:
             which: "best", of the stage's best checkpoint by the plan's `keep.best`; "final", at its end. None is the best where the
@@ -387,7 +377,7 @@ class Session:
             raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
         if not self._launch:
             raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
-        return weights.read(self._launch, stage, name, which)
+        return stage_weights.read(self._launch, stage, name, which)
 
     def cached(self, name: str, compute: Callable[[], Any], *, key: Any) -> Any:
         """What `compute` gives, computed once in a run: headers of many files, say. All ranks call this together.
@@ -404,8 +394,8 @@ class Session:
             key: what the value hangs on, as JSON: a list's size and time, options. Another key has it computed again.
         Raises: KgorchError for a value or key that is no JSON, or too large; what `compute` raises, on rank 0.
         """
-        cached.check_name(name)
-        hashed, before = cached.key_of(key), self._place.where
+        value_cache.check_name(name)
+        hashed, before = value_cache.key_of(key), self._place.where
         self._place.enter("data" if self.rank == 0 else "wait")
         content = self._shared.of_first(lambda: self._cached(name, compute, hashed))
         self._place.enter(before)
@@ -414,7 +404,7 @@ class Session:
     def _cached(self, name: str, compute: Callable[[], Any], key: str) -> bytes:
         if (found := self._store.read(name, key)) is not None:
             return found
-        value = cached.value_of(name, compute())
+        value = value_cache.value_of(name, compute())
         try:
             self._store.write(name, key, value)
         except OSError as error:  # a full disk: the next session computes it again
@@ -438,7 +428,7 @@ class Session:
     def loader(
         self, dataset: Any, global_batch: int, *, shuffle: bool = True, drop_last: bool = True, **options: Any
     ) -> Loader:
-        """A DataLoader over this rank's share whose order is the same on any number of ranks and workers (loader.py).
+        """A DataLoader over this rank's share whose order is the same on any number of ranks and workers (data/keyed_loader.py).
 
         Args:
             global_batch: samples of one optimizer step, over all ranks.
@@ -502,7 +492,7 @@ class Session:
         """Batches still to do, of this epoch or, given `epochs`, of them all; one is one optimizer step.
 
         `loader` is session.loader()'s, or any other: a resume in the middle of an epoch then reads again what the
-        epoch had used (replay.py), and `exactness` says how far that carries.
+        epoch had used (data/loader_fast_forward.py), and `exactness` says how far that carries.
 
         Between two of them all ranks save or stop together when it is time; a stop raises SessionOver.
         With more than two ranks of DistributedDataParallel the first batch after a resume comes twice: what its
@@ -522,7 +512,7 @@ class Session:
         source = self._source(loader)
         source.seek(self._epoch, self._batch)
         if self._rng:
-            state.set_rng_state(self._rng, self.device)
+            state_codec.set_rng_state(self._rng, self.device)
             self._rng = None
         given = source.parts()  # a replay happens here, and counts as no step's time
         if self._replay is not None:
@@ -551,7 +541,7 @@ class Session:
                 yield from self._rehearsal(parts, weights)
             self._backward.give(parts, weights)
             if self._backward.has_dropout_state:
-                state.renew_dropout_state(self.device)
+                state_codec.renew_dropout_state(self.device)
             self._in_step = True
             try:
                 yield parts[0]
@@ -618,7 +608,7 @@ class Session:
 
     def _rehearsal(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
         """The batch once to no effect: whatever the script does with it to tracked things is undone."""
-        kept, rng = state.capture(self._tracked), state.rng_state(self.device)
+        kept, rng = state_codec.capture(self._tracked), state_codec.rng_state(self.device)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in kept.tensors.items()}
         played = dict(self._ranks.random_states)
         self._rehearse, self._backward.rehearses = False, True
@@ -628,8 +618,8 @@ class Session:
         self._ranks.random_states = played
         for module in self._modules():
             module.zero_grad(set_to_none=True)
-        state.put_back(self._tracked, kept, copies)
-        state.set_rng_state(rng, self.device)
+        state_codec.put_back(self._tracked, kept, copies)
+        state_codec.set_rng_state(rng, self.device)
 
     def _tick(self, place: str = "step") -> float:
         """Seconds since this was called last; the longest of them is told. What begins is a `place` of core/hang.py."""
@@ -747,9 +737,9 @@ class Session:
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         began_s, looked_s = boottime_s(), 0.0
-        with collector.paused():  # its turn may come in the midst of all these small things, and cost more than they
-            captured = state.capture(self._tracked)
-        mine = image.share(captured.tensors, captured.own, self.rank, self.world_size)
+        with gc_pause.paused():  # its turn may come in the midst of all these small things, and cost more than they
+            captured = state_codec.capture(self._tracked)
+        mine = snapshot_buffer.share(captured.tensors, captured.own, self.rank, self.world_size)
         busy_s = boottime_s() - began_s
         if self._health and self._board and self._probe is None:  # whose state nobody goes on from
             looked_s = self._health.look(_alike(self._tracked, mine), self._step, self._board.vote)
@@ -763,7 +753,7 @@ class Session:
         self._tell_exactness(deterministic=self._determinism.verdict)
         if self._replay is not None:
             self._tell_of_replay(self._replay)
-        with collector.paused():
+        with gc_pause.paused():
             saved = self._save_now(slot, seen, persist=persist, final=final)
         if saved and persist:
             self._saved_at = self._step
@@ -788,7 +778,7 @@ class Session:
             plan_hash=self._launch.plan_hash,
             metrics=self._metrics.values,
             measured=self._metrics.measured,
-            versions=group.versions(__version__, self.device)
+            versions=process_group.versions(__version__, self.device)
             | {"deterministic": self._determinism.level}
             | (plain_of(self._ladder.settings) if self._ladder else {}),
             changes=tuple(self._ladder.changes.taken) if self._ladder else (),
@@ -798,9 +788,9 @@ class Session:
             seen.captured, seen.mine, docs, described, slot=slot, persist=persist, began_s=seen.began_s
         )
 
-    def _rank_documents(self, captured: state.Captured, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def _rank_documents(self, captured: state_codec.Captured, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
         """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
-        random_states = {self._ranks.first: state.rng_state(self.device), **self._ranks.random_states}
+        random_states = {self._ranks.first: state_codec.rng_state(self.device), **self._ranks.random_states}
         if self._replay is not None:
             random_states[self._ranks.first]["loader"] = self._replay.place
         return {
@@ -939,4 +929,4 @@ class Session:
 
 def _alike(tracked: Mapping[str, Any], mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of a rank's share the modules' and optimizers' tensors: other things may well hold what is no number."""
-    return {name: tensor for name, tensor in mine.items() if state.is_replicated(tracked[name.partition(".")[0]])}
+    return {name: tensor for name, tensor in mine.items() if state_codec.is_replicated(tracked[name.partition(".")[0]])}

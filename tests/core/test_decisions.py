@@ -286,12 +286,12 @@ def test_memory_that_runs_out_in_an_evaluation_is_no_matter_of_the_training_batc
     assert isinstance(failed, RetriesExhausted) and "give the evaluation smaller batches" in failed.cause
     in_a_step = RankRecord(0, "failed", 1.0, place="step", **error)
     assert memory_that_ran_out(_ended(in_a_step, ranks=1)) == "device"
-    frozen = error | {"error_type": "orchestrator.worker.oom.LadderEnds"}  # a model that trains in eval()
+    frozen = error | {"error_type": "orchestrator.worker.memory.oom.LadderEnds"}  # a model that trains in eval()
     assert memory_that_ran_out(_ended(RankRecord(0, "failed", 1.0, place="evaluation", **frozen), ranks=1)) == "device"
 
 
 def test_ranks_that_find_no_rung_together_name_the_one_that_ran_out():
-    ladder = {"error_type": "orchestrator.worker.oom.LadderEnds", "memory": "device"}
+    ladder = {"error_type": "orchestrator.worker.memory.oom.LadderEnds", "memory": "device"}
     peer = _record(0, "failed", 1.0, message="another rank ran out of memory", is_collateral=True, **ladder)
     out = _record(1, "failed", 1.1, message="rank 1: OutOfMemoryError: CUDA out of memory", **ladder)
     assert first_cause(_ended(peer, out)) == "rank 1: OutOfMemoryError: CUDA out of memory"

@@ -17,7 +17,7 @@ from orchestrator.plan import DataPart
 from orchestrator.runtime import datacache
 from orchestrator.runtime.datacache import Cache, DataCache
 from orchestrator.wire import CACHE_WHOLE, Launch
-from orchestrator.worker.data import Data
+from orchestrator.worker.data.cached_path import Data
 
 
 @pytest.fixture

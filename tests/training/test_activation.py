@@ -23,7 +23,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.worker.activation import (
+from orchestrator.worker.memory.activation_checkpointing import (
     COMPILES_BATCHNORM,
     Activations,
     CannotRecompute,
@@ -267,7 +267,7 @@ def test_a_gradient_of_a_gradient_is_the_same():
 MEMORY = """
 import gc, resource, torch
 from test_activation import Mlp, Stack
-from orchestrator.worker.activation import Activations
+from orchestrator.worker.memory.activation_checkpointing import Activations
 torch.set_num_threads(1)
 model = Stack([Mlp() for _ in range(12)])
 activations = Activations({"model": model})

@@ -1,4 +1,4 @@
-"""What a step begins from (worker/retry.py): cheap to keep, and whole when it is put back."""
+"""What a step begins from (worker/memory/oom_retry.py): cheap to keep, and whole when it is put back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.worker.retry import Chance
+from orchestrator.worker.memory.oom_retry import Chance
 
 
 def drawn() -> list[float]:

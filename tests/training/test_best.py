@@ -13,7 +13,7 @@ import ranks
 from safetensors.numpy import load_file
 
 from orchestrator import manifest
-from orchestrator.worker.board import SAVE, STOP, Board, size
+from orchestrator.worker.ranks.consensus_board import SAVE, STOP, Board, size
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core import curve
 from orchestrator.core.curve import Record, Value
-from orchestrator.worker.curve import WAITING, Writer
+from orchestrator.worker.telemetry.metric_log import WAITING, Writer
 
 
 def record(step: int, **more: float) -> Record:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.worker.cuda_autocast import rules_of_cuda
-from orchestrator.worker.estimate import Estimate, Rates
+from orchestrator.worker.probe.cuda_autocast import rules_of_cuda
+from orchestrator.worker.probe.step_estimate import Estimate, Rates
 
 RATES = Rates(half=1e12, full=1e11, bytes=1e11, launch_s=0.0)
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from orchestrator.core.health import change_of, parse_remedy
 from orchestrator.wire import Launch, Note, Remedied
-from orchestrator.worker.health import LATE, NOT_FINITE, SPIKE, Health, Unwell
-from orchestrator.worker.ladder import Ladder
+from orchestrator.worker.health.loss_guard import LATE, NOT_FINITE, SPIKE, Health, Unwell
+from orchestrator.worker.memory.ladder import Ladder
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 

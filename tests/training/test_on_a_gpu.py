@@ -16,9 +16,12 @@ from torch import nn
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import shim
 from orchestrator.wire import Launch, boottime_s
-from orchestrator.worker import attach, group, oom, state
-from orchestrator.worker.activation import has_dropout_state
+from orchestrator.worker import attach
+from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.determinism import Determinism
+from orchestrator.worker.memory import oom
+from orchestrator.worker.memory.activation_checkpointing import has_dropout_state
+from orchestrator.worker.ranks import process_group
 
 CPU = torch.device("cpu")
 
@@ -67,7 +70,7 @@ def test_ranks_that_share_a_gpu_meet_over_gloo_for_nccl_refuses_them(
     made = gpus(count)
     for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": ranks_here, "LOCAL_WORLD_SIZE": ranks_here}.items():
         monkeypatch.setenv(name, str(value))
-    member = group.join(supervised=True)
+    member = process_group.join(supervised=True)
     assert [name for name, _ in made] == [backend] and member.shares_gpu is shares
     if count:
         assert member.device == torch.device("cuda", 1 % count)
@@ -77,12 +80,12 @@ def test_ranks_on_several_machines_with_a_gpu_each_do_not_share(monkeypatch, gpu
     made = gpus(1)
     for name, value in {"RANK": 1, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
-    assert not group.join(supervised=True).shares_gpu and made[0][0] == "cpu:gloo,cuda:nccl"
+    assert not process_group.join(supervised=True).shares_gpu and made[0][0] == "cpu:gloo,cuda:nccl"
 
 
 def test_a_collective_waits_as_long_as_a_session_may_last_under_kgorch_and_as_pytorch_has_it_alone():
     program = (
-        "import torch, torch.distributed as dist; from orchestrator.worker import group\n"
+        "import torch, torch.distributed as dist; from orchestrator.worker.ranks import process_group as group\n"
         "group.join(supervised={})\n"
         "backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device('cpu'))\n"
         "dist.all_reduce(torch.ones(2)); print(backend.options._timeout.total_seconds())"
@@ -95,7 +98,7 @@ def test_a_collective_waits_as_long_as_a_session_may_last_under_kgorch_and_as_py
         )
         for way in (True, False)
     ]
-    assert waits == [group.UNLIMITED.total_seconds(), 1800.0]
+    assert waits == [process_group.UNLIMITED.total_seconds(), 1800.0]
 
 
 def test_a_gpu_that_pytorch_cannot_use_is_an_error_and_no_training_on_the_cpu(monkeypatch, gpus):
@@ -112,19 +115,21 @@ def test_a_gpu_that_pytorch_cannot_use_is_an_error_and_no_training_on_the_cpu(mo
     with pytest.raises(
         KgorchError, match=r"cannot use the GPU \(Tesla T4\): The NVIDIA driver on your system is too old"
     ) as old:
-        group.join(gpus="Tesla T4")
+        process_group.join(gpus="Tesla T4")
     assert "CUDA 12.4" in old.value.facts[0] and "update the driver" in str(old.value.next_step)
     fails("CUDA unknown error - this may be due to an incorrectly set up environment")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(group.CudaUnusable, match=r"CUDA unknown error.*CUDA_VISIBLE_DEVICES is '0'.*nvidia-smi"):
-        group.join(gpus="Tesla T4")
+    with pytest.raises(
+        process_group.CudaUnusable, match=r"CUDA unknown error.*CUDA_VISIBLE_DEVICES is '0'.*nvidia-smi"
+    ):
+        process_group.join(gpus="Tesla T4")
 
 
 @pytest.mark.parametrize(("cuda", "told"), [(None, "Tesla T4"), ("12.4", "")])
 def test_a_pytorch_without_cuda_and_hidden_gpus_train_on_the_cpu(monkeypatch, gpus, cuda, told):
     gpus(0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert group.join(gpus=told).device == CPU
+    assert process_group.join(gpus=told).device == CPU
 
 
 def test_cuda_counts_gpus_as_the_driver_does_whatever_the_person_has_set(tmp_path, monkeypatch):
@@ -218,7 +223,7 @@ def test_status_says_what_cuda_does_not_promise_unless_it_is_asked_for(monkeypat
 
 def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(alone, monkeypatch):
     session = alone()
-    session._tell_other_versions(group.versions("0.1.0", CPU))
+    session._tell_other_versions(process_group.versions("0.1.0", CPU))
     assert "versions" not in session.exactness
     session._tell_other_versions(
         {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
@@ -260,7 +265,7 @@ def test_the_dropout_state_of_an_rnn_is_renewed_before_every_backward(alone, mon
     """cuDNN draws it once a process otherwise, so that a resumed process has other masks."""
     assert has_dropout_state([rnn]) is keeps
     session, renewed = alone(), []
-    monkeypatch.setattr(state, "renew_dropout_state", renewed.append)
+    monkeypatch.setattr(state_codec, "renew_dropout_state", renewed.append)
     session._backward._device = torch.device("cuda", 0)
     session._backward.learn([rnn])
     session._backward._device = CPU
@@ -273,7 +278,7 @@ def test_renewing_sets_the_generator_to_what_it_is(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: ("state", device))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: calls.append(args))
-    state.renew_dropout_state(torch.device("cuda", 1))
+    state_codec.renew_dropout_state(torch.device("cuda", 1))
     assert calls == [(("state", torch.device("cuda", 1)), torch.device("cuda", 1))]
 
 
@@ -314,12 +319,12 @@ def test_a_rehearsal_is_undone_in_the_tensors_that_are_there(steps_before):
     tracked = _training()
     for _ in range(steps_before):
         _step(tracked)
-    before = state.capture(tracked)
+    before = state_codec.capture(tracked)
     copies = {name: tensor.clone() for name, tensor in before.tensors.items()}
     _step(tracked)
-    places = {name: tensor.data_ptr() for name, tensor in state.capture(tracked).tensors.items()}
-    state.put_back(tracked, before, copies)
-    after = state.capture(tracked)
+    places = {name: tensor.data_ptr() for name, tensor in state_codec.capture(tracked).tensors.items()}
+    state_codec.put_back(tracked, before, copies)
+    after = state_codec.capture(tracked)
     assert (after.tree, after.own_tree) == (before.tree, before.own_tree)
     assert all(torch.equal(after.tensors[name], copy) for name, copy in copies.items())
     if steps_before:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.worker.probe import Found, Probe
+from orchestrator.worker.probe.probe import Found, Probe
 
 
 class Scored(SimpleNamespace):

@@ -45,8 +45,9 @@ from torch.utils.data import (
 
 from orchestrator import manifest
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.worker import attach, state
-from orchestrator.worker.replay import Replay
+from orchestrator.worker import attach
+from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.data.loader_fast_forward import Replay
 
 CPU = torch.device("cpu")
 
@@ -72,11 +73,11 @@ def train(make, *, cut_after=None, begin=None, epochs=3, lost=""):
         replay = Replay(loader, 1, CPU, resumed and resumed["began"], 1)
         replay.seek(epoch, resumed["batch"] if resumed else 0)
         if resumed:
-            state.set_rng_state(resumed["rng"], CPU)
+            state_codec.set_rng_state(resumed["rng"], CPU)
         for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
             seen.append((epoch, batch.tolist(), noise()))
             if (epoch, number) == cut_after:
-                left = {"epoch": epoch, "batch": number, "rng": state.rng_state(CPU), "began": replay.place}
+                left = {"epoch": epoch, "batch": number, "rng": state_codec.rng_state(CPU), "began": replay.place}
                 return seen, json.loads(json.dumps(left))
         assert lost in replay.lost if lost and resumed else replay.lost == ""
     return seen, None

@@ -11,7 +11,7 @@ from saving import described
 
 from orchestrator import manifest, wire
 from orchestrator.manifest import FileEntry
-from orchestrator.worker.metrics import Metrics
+from orchestrator.worker.telemetry.reported_metrics import Metrics
 
 names = st.text(max_size=230) | st.text(
     st.characters(min_codepoint=0x1F300, max_codepoint=0x1F9FF), min_size=150, max_size=200

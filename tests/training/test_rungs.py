@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from orchestrator.wire import Launch, Remedied
-from orchestrator.worker import changes
-from orchestrator.worker.ladder import Ladder
+from orchestrator.worker.memory import adjustment_log
+from orchestrator.worker.memory.ladder import Ladder
 from orchestrator.worker.session import Session
 
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_an
     ladder = Ladder(launch, torch.device("cpu"), told.append)
     ladder.begin(0, 16)
     ladder.down(30, "memory ran out", tells=False, must=True)
-    for step in range(changes.KEPT + 5):
+    for step in range(adjustment_log.KEPT + 5):
         ladder.changes.add(Remedied("1.1", "skip", "nan", {"step": step, "skip": True}), tells=False)
     rung, *remedies = ladder.changes.taken
     assert (rung.step, rung.rung, rung.device, rung.world, rung.settings["settings"]["microbatch"]) == (
@@ -56,7 +56,7 @@ def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_an
         2,
         8,
     )
-    assert [item.step for item in remedies] == list(range(5, changes.KEPT + 5)), (
+    assert [item.step for item in remedies] == list(range(5, adjustment_log.KEPT + 5)), (
         "a scaler's thousands do not grow a manifest"
     )
     assert not told

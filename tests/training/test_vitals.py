@@ -12,7 +12,7 @@ import torch
 from harness import wait_until
 
 from orchestrator.wire import Vitals, decode, encode
-from orchestrator.worker.vitals import Gauges
+from orchestrator.worker.telemetry.rank_metrics import Gauges
 
 
 def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_read_last():

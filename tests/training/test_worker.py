@@ -23,11 +23,12 @@ from torch import nn
 
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.wire import STAMP_BYTES
-from orchestrator.worker import batches, state
-from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
-from orchestrator.worker.image import Image, TooSmall, header_of, layout_of, share
-from orchestrator.worker.loader import Loader
-from orchestrator.worker.virtual import Summing, ranks_of
+from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.checkpoint.snapshot_buffer import Image, TooSmall, header_of, layout_of, share
+from orchestrator.worker.data import batches
+from orchestrator.worker.data.keyed_loader import Loader
+from orchestrator.worker.ranks.consensus_board import SAVE, STOP, Board, PeersLost, size
+from orchestrator.worker.ranks.virtual_ranks import Summing, ranks_of
 
 
 @pytest.fixture
@@ -131,10 +132,10 @@ class Holder:
 
 
 def _through_json(thing):
-    captured = state.capture({"thing": thing})
+    captured = state_codec.capture({"thing": thing})
     kept = {name: tensor.clone() for name, tensor in captured.tensors.items()}
     empty = Holder(None)
-    state.restore({"thing": empty}, json.loads(json.dumps(captured.tree | captured.own_tree)), kept.__getitem__)
+    state_codec.restore({"thing": empty}, json.loads(json.dumps(captured.tree | captured.own_tree)), kept.__getitem__)
     return empty.value
 
 
@@ -166,36 +167,36 @@ def test_numpy_counters_and_tensors_of_every_type_come_back():
 
 def test_what_is_no_plain_value_is_refused_by_its_path():
     with pytest.raises(CannotRestore, match=r"thing\.value\.1\.f is a builtins\.function|thing\.value\.1\.f is a"):
-        state.capture({"thing": Holder([1, {"f": lambda: None}])})
+        state_codec.capture({"thing": Holder([1, {"f": lambda: None}])})
 
 
 def test_tied_weights_are_kept_once_and_come_back_tied():
     net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     net["b"].weight = net["a"].weight
-    captured = state.capture({"model": net})
+    captured = state_codec.capture({"model": net})
     assert len(captured.tensors) == 3
     with torch.no_grad():
         expected = net["a"].weight.clone()
         net["a"].weight.zero_()
-    state.restore({"model": net}, captured.tree, {**captured.tensors, "model.a.weight": expected}.__getitem__)
+    state_codec.restore({"model": net}, captured.tree, {**captured.tensors, "model.a.weight": expected}.__getitem__)
     assert torch.equal(net["b"].weight, expected) and net["b"].weight is net["a"].weight
 
 
 def test_another_model_is_refused_with_the_first_name_that_differs():
-    captured = state.capture({"model": nn.Linear(3, 3)})
+    captured = state_codec.capture({"model": nn.Linear(3, 3)})
     with pytest.raises(CannotRestore, match="another model"):
-        state.restore({"model": nn.BatchNorm1d(3)}, captured.tree, captured.tensors.__getitem__)
+        state_codec.restore({"model": nn.BatchNorm1d(3)}, captured.tree, captured.tensors.__getitem__)
     with pytest.raises(CannotRestore, match="another shape"):
-        state.restore({"model": nn.Linear(3, 4)}, captured.tree, captured.tensors.__getitem__)
+        state_codec.restore({"model": nn.Linear(3, 4)}, captured.tree, captured.tensors.__getitem__)
     with pytest.raises(CannotRestore, match="tracks other things"):
-        state.restore({"net": nn.Linear(3, 3)}, captured.tree, captured.tensors.__getitem__)
+        state_codec.restore({"net": nn.Linear(3, 3)}, captured.tree, captured.tensors.__getitem__)
 
 
 def test_random_states_come_back_for_all_libraries():
     device = torch.device("cpu")
-    kept = json.loads(json.dumps(state.rng_state(device)))
+    kept = json.loads(json.dumps(state_codec.rng_state(device)))
     expected = random.random(), float(np.random.rand()), float(torch.rand(()))
-    state.set_rng_state(kept, device)
+    state_codec.set_rng_state(kept, device)
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
 
 

@@ -105,7 +105,7 @@ def group_facts(session, model) -> dict[str, object]:
     except (AttributeError, RuntimeError):
         pass
     try:
-        from orchestrator.worker.drain import Reduction
+        from orchestrator.worker.memory.ddp_drain import Reduction
 
         facts["way"] = Reduction([model]).way(microbatched=False)
     except (AttributeError, RuntimeError) as error:

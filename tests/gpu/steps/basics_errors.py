@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from gpu.step import Probes, Report, describe
 from gpu.steps.common import MIB, synchronize
 from orchestrator.wire import Launch
-from orchestrator.worker import oom
+from orchestrator.worker.memory import oom
 
 probes = Probes()
 

@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 def _trained(report: Report, precision: torch.dtype, *, switches: bool) -> tuple[dict[str, torch.Tensor], int]:
     """Weights and buffers after all steps, and the peak memory of a step within the stretch with checkpointing."""
-    from orchestrator.worker.activation import Activations
+    from orchestrator.worker.memory.activation_checkpointing import Activations
 
     torch.manual_seed(3)
     width, side = (16, 32) if report.is_on_gpu else (4, 6)

@@ -1,0 +1,182 @@
+"""A rank's share of the state as one safetensors file image in host memory that another process can see.
+
+    [safetensors: header, tensors][JSON files …]        … room to grow … [stamp]
+
+The file format (https://github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the
+tensors without a gap, in such an order that each lies at a multiple of its own size and a view can be made of it.
+The stamp is the number of the snapshot, 0 while it is being filled: an image that bears its number is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from orchestrator.wire import STAMP_BYTES
+from orchestrator.worker.checkpoint.state_codec import DTYPES
+
+Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+Span = tuple[int, int]
+
+
+class TooSmall(Exception):
+    """The image cannot hold so many bytes; `need` says how many."""
+
+    def __init__(self, need: int) -> None:
+        super().__init__(need)
+        self.need = need
+
+
+def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
+    """The order of the tensors in the image; equal layouts have equal headers.
+
+    What fills whole cache lines comes first: behind an optimizer's counters, of four bytes each, all that follows lay
+    across the lines, and copying it took a third longer.
+    """
+    order = sorted(tensors, key=lambda name: (tensors[name].nbytes % 64 > 0, -tensors[name].element_size(), name))
+    return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
+
+
+class Image:
+    """Args:
+    descriptor: a file of `capacity` bytes and a stamp. It is mapped, and touched, at once.
+    pinned: the device copies into it by itself; for a state that lies on a GPU, and an image in memory: pages of a file on disk
+        cannot be pinned on new kernels, and could no longer be written out on old ones.
+    """
+
+    def __init__(self, descriptor: int, capacity: int, *, pinned: bool = False) -> None:
+        self._map = mmap.mmap(
+            descriptor, capacity + STAMP_BYTES, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        )
+        os.close(descriptor)
+        self.capacity = capacity
+        self._content = torch.frombuffer(self._map, dtype=torch.uint8, count=capacity)
+        self._layout: Layout | None = None
+        self._views: dict[str, torch.Tensor] = {}
+        self._end = 0
+        self._stream = _pin(self._content) if pinned else None
+        if self._stream:
+            # Not at the end of the process, which may come while the device hangs: unregistering waits for it.
+            weakref.finalize(self, _unpin, self._content.data_ptr()).atexit = False
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._stream is not None
+
+    def fill(self, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], number: int) -> dict[str, Span]:
+        """Copy all in; when it returns, training may change the tensors.
+
+        Returns where each of `files` lies, and "" for the tensors' own file.
+        Raises: TooSmall, with nothing changed.
+        """
+        layout = layout_of(tensors)
+        if layout != self._layout:
+            head, end = header_of(layout)
+        else:
+            head, end = b"", self._end
+        need = end + sum(len(content) for content in files.values())
+        if need > self.capacity:
+            raise TooSmall(need)
+        self._stamp(0)
+        if head:
+            self._lay_out(layout, head, end)
+        self._copy(tensors)
+        spans, at = {"": (0, end)}, end
+        for name, content in files.items():
+            self._map[at : at + len(content)] = content
+            spans[name] = (at, len(content))
+            at += len(content)
+        self._stamp(number)
+        return spans
+
+    def _lay_out(self, layout: Layout, head: bytes, end: int) -> None:
+        self._map[: len(head)] = head
+        self._layout, self._end, self._views = layout, end, {}
+        at = len(head)
+        for name, dtype, shape in layout:
+            size = dtype.itemsize * int(torch.Size(shape).numel())
+            self._views[name] = self._content[at : at + size].view(dtype).view(shape)
+            at += size
+
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            if self._stream is None:
+                for name, view in self._views.items():
+                    view.copy_(tensors[name])
+                return
+            self._stream.wait_stream(torch.cuda.current_stream())
+            elsewhere: dict[torch.device, None] = {}
+            with torch.cuda.stream(self._stream):
+                for name, view in self._views.items():
+                    tensor = tensors[name]
+                    # One that is not contiguous (channels_last) would be made so on the GPU, in memory that training then lacks.
+                    view.copy_(tensor if tensor.is_contiguous() else tensor.to("cpu"), non_blocking=True)
+                    if tensor.is_cuda and tensor.device != self._stream.device:
+                        elsewhere[tensor.device] = None
+            self._stream.synchronize()
+            for device in elsewhere:  # copied on that device's own stream
+                torch.cuda.synchronize(device)
+
+    def _stamp(self, number: int) -> None:
+        struct.pack_into("<q", self._map, self.capacity, number)
+
+
+def header_of(layout: Layout) -> tuple[bytes, int]:
+    """The head of a safetensors file of this layout, and the file's size."""
+    header, at = {}, 0
+    for name, dtype, shape in layout:
+        size = dtype.itemsize * int(torch.Size(shape).numel())
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    return struct.pack("<Q", len(text)) + text, 8 + len(text) + at
+
+
+def _pin(content: torch.Tensor) -> torch.cuda.Stream | None:
+    """Have the device copy into memory that is mapped already; without that a copy goes through the driver's own buffers."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0)) == 0:
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    _forget_error()
+    return None
+
+
+def _forget_error() -> None:
+    """Take back the error that CUDA keeps of a failed call: PyTorch would raise it at the next kernel, whatever that computes."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)  # PyTorch's own check after a kernel takes the error and clears it
+
+
+def _unpin(address: int) -> None:
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime.cudaHostUnregister(address)
+
+
+def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_size: int) -> dict[str, torch.Tensor]:
+    """What this rank writes: its part of the replicated tensors, largest first to the least laden, and all of its own.
+
+    Every rank comes to the same split without a word between them.
+    """
+    replicated = {name: tensors[name].nbytes for name in tensors.keys() - own}
+    mine = split(replicated, world_size)[rank]
+    return {name: tensors[name] for name in (*mine, *own)}
+
+
+def split(sizes: Mapping[str, int], world_size: int) -> list[list[str]]:
+    """Names by rank. What a rank gets in all hangs on the sizes alone, not on the names."""
+    laden = [0] * world_size
+    shares: list[list[str]] = [[] for _ in range(world_size)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        least = laden.index(min(laden))
+        laden[least] += sizes[name]
+        shares[least].append(name)
+    return shares

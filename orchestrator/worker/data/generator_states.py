@@ -1,0 +1,92 @@
+"""The state of a random generator that a loader holds, as plain JSON, and back: PyTorch's, NumPy's and Python's.
+
+NumPy believes what it is told: a position beyond its table would be read. A checkpoint may come from anywhere, so a
+state is set only if it has the form of the generator's own one, with every number in its range.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+from orchestrator.errors import CannotRestore
+from orchestrator.worker.checkpoint import state_codec
+
+BIT_GENERATORS = frozenset({"MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"})
+
+MOST = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": (1 << 32) - 1, "has_gauss": 1}
+"""What the numbers of their states may be; 128 bits for the others."""
+
+
+def state_of(generator: Any) -> Any:
+    """Plain JSON. Raises: CannotRestore for a generator whose state cannot be read."""
+    return state_codec.plain(quick_state_of(generator), "generator")
+
+
+def set_state(generator: Any, told: Any) -> None:
+    """Raises: CannotRestore for what is not a state of such a generator; it has drawn nothing then."""
+    try:
+        found = state_codec.from_plain(told, "generator")
+        if isinstance(generator, torch.Generator):
+            generator.set_state(state_codec.as_tensor(found))
+        elif isinstance(generator, random.Random):
+            generator.setstate(state_codec.python_state(found))
+        else:
+            _compare(found, _read_numpy(generator))
+            if isinstance(generator, sys.modules["numpy"].random.RandomState):
+                generator.set_state(found)
+            else:
+                _bits(generator).state = found
+    except (*state_codec.MISFITS, RuntimeError) as error:
+        raise CannotRestore(
+            f"a random state of the loader does not fit a {type(generator).__name__}",
+            f"{type(error).__name__}: {error}"[:300],
+        ) from None
+
+
+def quick_state_of(generator: Any) -> Any:
+    """The same as its library gives it. Raises: CannotRestore."""
+    try:
+        if isinstance(generator, torch.Generator):
+            return generator.get_state().numpy().tobytes()
+        if isinstance(generator, random.Random):
+            return generator.getstate()
+        return _read_numpy(generator)
+    except Exception as error:  # a subclass may refuse in any way
+        raise CannotRestore(f"a {type(generator).__name__} does not tell its state: {error}") from None
+
+
+def _read_numpy(generator: Any) -> dict[str, Any]:
+    has_gauss = isinstance(generator, sys.modules["numpy"].random.RandomState)
+    found: dict[str, Any] = generator.get_state(legacy=False) if has_gauss else _bits(generator).state
+    if found["bit_generator"] not in BIT_GENERATORS:
+        raise ValueError(f"{found['bit_generator']} is not a bit generator of NumPy itself")
+    return found
+
+
+def _bits(generator: Any) -> Any:
+    return getattr(generator, "bit_generator", generator)
+
+
+def _compare(found: Any, own: Any, name: str = "") -> None:
+    """Raises ValueError where the two differ in form, or a number is out of range."""
+    numpy = sys.modules["numpy"]
+    if isinstance(own, dict):
+        if not isinstance(found, dict) or found.keys() != own.keys():
+            raise ValueError(f"expected {', '.join(own)}")
+        for key, value in own.items():
+            _compare(found[key], value, key)
+    elif isinstance(own, numpy.ndarray):
+        if not isinstance(found, numpy.ndarray) or (found.dtype, found.shape) != (own.dtype, own.shape):
+            raise ValueError(f"{name} is no table of {own.shape} {own.dtype}")
+    elif isinstance(own, str):
+        if found != own:
+            raise ValueError(f"expected a {own}, found {found!r:.80}")
+    elif isinstance(own, float):
+        if type(found) is not float:
+            raise ValueError(f"{name} is {found!r:.80}")
+    elif type(found) is not int or not 0 <= found <= MOST.get(name, (1 << 128) - 1):
+        raise ValueError(f"{name} is {found!r:.80}")

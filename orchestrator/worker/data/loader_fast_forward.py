@@ -1,0 +1,346 @@
+"""A loader that is not ours, taken up again in the middle of an epoch: the batches used already are read once more.
+
+Just before an epoch's `iter(loader)` the random states of all libraries, and of the generators that the loader holds
+anywhere (data/loader_search.py), are kept. A resume sets them, reads as many batches as the epoch had used and throws them away,
+then sets the random states of the save. Loading processes are seeded from a draw in `iter()`, so what they drew they
+draw again. In the rank's own process training drew between the batches: those thrown away may be augmented otherwise,
+those after them not, nor those that the loader had read ahead (data/loader_reads.py).
+
+What came out is compared with what was: where each generator stands, the indices that samplers gave, the newest batch
+where there are none. A difference is told, as is what cannot be known beforehand (`exactness`, `lost`).
+
+Out of reach: generators that only a module holds, and what a dataset or sampler of the rank's own process remembers
+from one epoch to the next otherwise. `session.loader()` needs none of this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from orchestrator.errors import CannotRestore, KgorchError
+from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.data import batches, generator_states
+from orchestrator.worker.data.keyed_loader import WorkerStart, begun
+from orchestrator.worker.data.loader_reads import MOST_AHEAD, Watch, checksum
+from orchestrator.worker.data.loader_search import parts_of, set_epoch
+
+PROGRESS_S = 10.0
+
+MOST_NAMED = 3
+"""Sentences about one thing that are told: they go into every status."""
+
+Began = Mapping[str, Any]
+
+ANOTHER = "the samples read again are not those it had used: some may come twice in it, others never"
+PERHAPS_ANOTHER = "the newest batch came out otherwise: exact if only its augmentation differs"
+
+
+class Replay:
+    """One epoch of a foreign loader, with what `session.steps` asks of a Loader.
+
+    Holds no iterator: one of a DataLoader in a reference cycle would leave its processes to the garbage collector.
+
+    Args:
+        began: of the checkpoint that the epoch goes on from; None when it begins.
+        ranks_before: of that checkpoint.
+    Attributes:
+        batch: batches of the epoch that were read again, once it is iterated: with another number of ranks those that
+            hold no more samples than were used.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], world_size: int, device: torch.device, began: Began | None, ranks_before: int
+    ) -> None:
+        self._loader, self._world, self._device = loader, world_size, device
+        self._began, self._ranks_before = began, ranks_before
+        self.batch = self._epoch = self._share = self._used = 0
+        self._parts = parts_of(loader)
+        self._states = _States(device, self._parts.generators)
+        self._watch: Watch | None = None
+        self._newest: int | None = None  # checksum of the newest batch, where no sampler tells the order
+        self._lost: list[str] = []
+        for inner in self._parts.loaders.values():
+            if inner.num_workers and not isinstance(inner.worker_init_fn, WorkerStart):
+                inner.worker_init_fn = WorkerStart(inner.worker_init_fn)
+
+    def __len__(self) -> int:
+        """Batches of an epoch; 0 when that is not known."""
+        try:
+            return len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return 0
+
+    def samples_in(self, batch: int) -> int:
+        """Samples of the newest batch over all ranks, who are taken to hold as many as this one."""
+        return self._share * self._world
+
+    def share_of_rank(self, batch: int, rank: int) -> int:
+        return self._share
+
+    def seek(self, epoch: int, batch: int) -> None:
+        self._epoch, self.batch = epoch, batch
+        set_epoch(list(self._parts.with_epochs.values()), epoch)
+
+    def parts(self) -> Iterator[list[Any]]:
+        """As a Loader gives them: one rank's batch a step."""
+        given = iter(self)
+        return ([batch] for batch in given)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The epoch's batches from where `seek` said; what lies before is read at once, before the first is asked for."""
+        if self._began and not self.batch:  # saved between two epochs: generators of its own stood as they were then
+            self._set_generators(self._began)
+        now = self._states.now()
+        resumed = self._began if self.batch and self._began else None
+        watch = self._watch = self._watch_over(resumed)
+        if resumed:
+            self._set(resumed)
+        else:
+            self._began = now
+        watch.begin(self._parts.loaders.values())
+        iterator = watch.active(begun, self._loader)
+        if self.batch:
+            iterator = self._without_used(self._pulled(iterator))
+            self._compare(resumed)
+            state_codec.set_rng_state(now["rng"], self._device)
+        else:
+            iterator = self._pulled(iterator)
+        return self._counted(iterator)
+
+    @property
+    def place(self) -> Began:
+        """What a checkpoint keeps of it.
+
+        Random states at the epoch's beginning (`rng`, `generators`) and samples `used` over all ranks. To compare:
+        where the generators `stood`, and checksums of the `order` and of the `newest` batch. `ahead`: random states
+        before the reads that a resume must do under them, by their numbers.
+        """
+        watch = self._watch
+        return {
+            **(self._began or {}),
+            "used": self._used,
+            "stood": self._states.held(),
+            "order": list(watch.order) if watch and watch.order else None,
+            "newest": self._newest if watch and watch.repeats_newest else None,
+            "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
+        }
+
+    def end(self) -> None:
+        """Its epoch is over: a checkpoint made before the next one begins keeps where generators stand now."""
+        self._began, self._used, self._watch = self._states.now(), 0, None
+
+    def refuse(self, tracked: Mapping[str, Any]) -> None:
+        """Raises KgorchError when the loader, or what orders it, is tracked too: a resume would skip twice."""
+        ordering = list(self._parts.ordering.values())
+        for name, thing in tracked.items():
+            if any(thing is part for part in ordering):
+                raise KgorchError(
+                    f"session.track({name}=…): session.steps() brings a loader back to its place by itself",
+                    "restored besides, it would skip its batches twice",
+                    next_step=f"leave {name} out of session.track()",
+                )
+
+    @property
+    def exactness(self) -> str:
+        """How exact a resume is, as far as it can be told from outside."""
+        said, loader, watch = ["replayed"], self._loader, self._watch
+        if not isinstance(loader, DataLoader):
+            said.append(f"a {type(loader).__name__}, exact if it gives the same each time")
+        said += self._parts.unknown[:MOST_NAMED]
+        for inner in self._parts.loaders.values():
+            if inner.num_workers and inner.persistent_workers:
+                said.append("persistent_workers: exact unless they draw from generators of their own process")
+            if not getattr(inner, "in_order", True):
+                said.append("in_order=False: the order hangs on time")
+        if watch and self._parts.loaders and watch.given and not watch.reads:
+            said.append(f"what a {type(loader).__name__} reads ahead is not seen: exact unless that is random")
+        if watch and watch.in_threads:
+            said.append("batches are read in a thread: the random numbers that one gets hang on time")
+        elif watch and not watch.is_exact:
+            said.append(
+                f"{watch.needed} batches are read ahead, of which the newest {MOST_AHEAD} come again as they were:"
+                " exact if the others are not augmented in the rank's own process"
+            )
+        if self._ranks_before != self._world:
+            said.append(f"{self._ranks_before} ranks before, {self._world} now: another order and effective batch")
+        return "; ".join(dict.fromkeys(said))
+
+    @property
+    def lost(self) -> str:
+        """What the newest resume could not bring back, in words; empty when all is as it was."""
+        if self._watch and self._watch.same_order is False:
+            self._lost.append(ANOTHER)
+        found = list(dict.fromkeys([*self._lost, *self._states.lost]))
+        return f"epoch {self._epoch}: {'; '.join(found[:MOST_NAMED])}" if found else ""
+
+    def _pulled(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The same batches. Only reads for them are watched, none for an evaluation between them."""
+        watch = self._watch
+        assert watch
+        while (batch := watch.active(next, iterator, watch)) is not watch:
+            yield batch
+
+    def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for batch in iterator:
+            self._take(batch)
+            self._share = self._size(batch)
+            self._used += self._share * self._world
+            yield batch
+
+    def _take(self, batch: Any) -> None:
+        """A batch has come out of the loader."""
+        assert self._watch
+        self._watch.gave()
+        if self._watch.order is None:
+            self._newest = checksum(batch)
+        if self._watch.given == 1:  # some make their generators as they begin
+            self._search()
+
+    def _search(self) -> None:
+        self._parts = parts_of(self._loader)
+        self._states.generators = self._parts.generators
+
+    def _size(self, batch: Any) -> int:
+        try:
+            return max(1, batches.length(batch))
+        except KgorchError:  # no tensor in it
+            return getattr(self._loader, "batch_size", None) or 1
+
+    def _without_used(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        as_before = self._ranks_before == self._world
+        batches_used, samples_used = self.batch, (self._began or {}).get("used", 0)
+        what = f"kgorch: epoch {self._epoch} has used {batches_used} batches, which are read again"
+        print(what, flush=True)
+        self.batch, told_s = 0, time.monotonic()
+        while self.batch < batches_used if as_before else self._used < samples_used:
+            if (batch := next(iterator, self)) is self:
+                raise CannotRestore(
+                    f"the loader gave {self.batch} batches, and the checkpoint has used {batches_used} of epoch {self._epoch}",
+                    next_step="give it the data it had, or begin anew with `kgorch start PLAN --fresh`",
+                )
+            samples = self._size(batch) * self._world
+            if not as_before and self._used + samples > samples_used:
+                return itertools.chain([batch], iterator)  # rather some samples twice than any never
+            self._take(batch)
+            self.batch, self._used = self.batch + 1, self._used + samples
+            if time.monotonic() - told_s > PROGRESS_S:
+                told_s = time.monotonic()
+                print(f"{what}: {self.batch} so far", flush=True)
+        return iterator
+
+    def _watch_over(self, resumed: Began | None) -> Watch:
+        """A watch over the epoch's reads, which compares them with those of the process that is resumed."""
+        order, ahead = None, {}
+        if resumed and self._ranks_before == self._world:
+            try:
+                ahead = {int(number): dict(states) for number, states in resumed.get("ahead", ())}
+                order = (int(resumed["order"][0]), int(resumed["order"][1])) if resumed.get("order") else None
+            except (TypeError, ValueError, LookupError) as error:
+                raise CannotRestore("the checkpoint's place in a loader cannot be read", str(error)) from None
+        in_processes = isinstance(loader := self._loader, DataLoader) and loader.num_workers > 0
+        draws = not in_processes or type(loader).__iter__ is not DataLoader.__iter__
+        return Watch(self._states.quick, self._states.set, ahead, order, records=draws)
+
+    def _set(self, began: Began) -> None:
+        state_codec.set_rng_state(began.get("rng"), self._device)
+        self._set_generators(began)
+
+    def _set_generators(self, began: Began) -> None:
+        if not isinstance(began.get("generators"), list):
+            self._states.set_held(began)
+            return
+        # of a checkpoint that was written before all of the loader was searched: it knew the generators of these parts
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        parts = [self._loader, getattr(self._loader, "dataset", None), *sampler]
+        found = [getattr(part, "generator", None) for part in parts]
+        known = list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())
+        try:
+            for generator, kept in zip(known, began["generators"], strict=False):
+                generator.set_state(state_codec.as_tensor(bytes.fromhex(kept)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CannotRestore("the checkpoint's random states of a loader cannot be read", str(error)[:300]) from None
+        for path, item in self._parts.generators.items():
+            if not any(item is one for one in known[: len(began["generators"])]):
+                self._lost.append(f"the checkpoint was written by an earlier version, which did not keep {path}")
+
+    def _compare(self, resumed: Began | None) -> None:
+        """After the batches were read again: what is not as it was."""
+        watch = self._watch
+        if not resumed or not watch or self._ranks_before != self._world:
+            return
+        self._search()
+        if isinstance(stood := resumed.get("stood"), dict):
+            self._compare_generators(stood, watch)
+        if watch.order is None and resumed.get("newest") not in (None, self._newest):
+            self._lost.append(ANOTHER if watch.reads and not watch.in_threads else PERHAPS_ANOTHER)
+        if self.lost:
+            print(f"kgorch: {self.lost}", flush=True)
+
+    def _compare_generators(self, stood: Mapping[str, Any], watch: Watch) -> None:
+        now = self._parts.generators
+        self._lost += [f"{path}, whose state was kept, is not in the loader" for path in stood if path not in now]
+        self._lost += [f"{path} is new: the checkpoint has no state of it" for path in now if path not in stood]
+        for path, generator in now.items():
+            if path in stood and generator_states.state_of(generator) != stood[path]:
+                self._states.set_one(path, stood[path])  # what training draws from it goes on as it would have
+                if watch.same_order is None and ".dataset" not in path:
+                    self._lost.append(f"{path} stood elsewhere after the batches were read again")
+
+
+class _States:
+    """The random states of the rank's libraries and of the generators that a loader holds, by their paths.
+
+    A part of its own, so that the watch over an epoch holds no Replay, which holds the watch: see there.
+
+    Attributes:
+        lost: generators that a state did not fit.
+    """
+
+    def __init__(self, device: torch.device, held: Mapping[str, Any]) -> None:
+        self._device, self.generators = device, held
+        self.lost: list[str] = []
+
+    def quick(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As the libraries give them: of all of them, and of the generators."""
+        held = {path: generator_states.quick_state_of(item) for path, item in self.generators.items()}
+        return state_codec.quick_rng_state(self._device), held
+
+    def held(self) -> dict[str, Any]:
+        """Of the generators, as plain JSON."""
+        return {path: generator_states.state_of(item) for path, item in self.generators.items()}
+
+    def now(self) -> Began:
+        """All, as plain JSON."""
+        return _plain(*self.quick())
+
+    def set(self, kept: Began) -> None:
+        """Those of them that are kept. Raises: CannotRestore."""
+        self.set_held(kept)
+        state_codec.set_rng_state(kept.get("rng"), self._device)
+
+    def set_held(self, kept: Began) -> None:
+        """Of the generators alone. Raises: CannotRestore."""
+        if not isinstance(kept.get("generators"), dict):
+            raise CannotRestore("the checkpoint's random states of a loader cannot be read")
+        for path in self.generators.keys() & kept["generators"].keys():
+            self.set_one(path, kept["generators"][path])
+
+    def set_one(self, path: str, kept: Any) -> None:
+        try:
+            generator_states.set_state(self.generators[path], kept)
+        except CannotRestore:
+            self.lost.append(f"{path} is another kind of generator than it was")
+
+
+def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> Began:
+    return {
+        "rng": state_codec.plain(libraries, "rng"),
+        "generators": {path: state_codec.plain(kept, "generator") for path, kept in held.items()},
+    }

@@ -1,0 +1,414 @@
+"""Activation checkpointing, switched on and off between two steps of a model that was not written for it.
+
+A block's `forward` is replaced on the instance; in the backward the block is computed once more, and what it would have
+kept need not be kept meanwhile. Parameters, their names, hooks and DistributedDataParallel notice nothing. The bits are
+those of training without it: the recompute begins with the random states (torch's, python's, numpy's, of generators that
+the block holds), buffers and attributes as they were before the forward, and what it does to them is undone. So BatchNorm
+counts a batch once, and spectral norm iterates once.
+
+What a block changes besides its outputs is learnt in its first call (with these of its parts in training); after that only
+this is kept, and BatchNorm's statistics always. A block that changes its input in place, as one that begins with
+ReLU(inplace=True), is given a copy for the recompute.
+
+Out of reach: lists and other objects that a block changes in place (what is assigned to `self` is seen), files and
+collectives; a context around the forward alone that torch's checkpoint does not keep (it keeps autocast and the device),
+as `sdpa_kernel`. Models with a transformers `config.use_cache` train without that cache while it is on: each layer would
+append to it twice. Their own `gradient_checkpointing_enable()` is not used: it leaves buffers and python's chance alone,
+and is reentrant in old versions, which DistributedDataParallel with find_unused_parameters does not bear.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from orchestrator.errors import KgorchError
+from orchestrator.worker.checkpoint.state_codec import unwrapped
+
+COMPILES_BATCHNORM = "2.13"
+"""PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; between was not tried."""
+
+LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+WITHOUT_IT = "take activation_checkpointing out of the plan's memory ladder, or set supports_gradient_checkpointing = False on it"
+
+
+class CannotRecompute(KgorchError):
+    """A block does another thing when it is computed again."""
+
+
+# Which blocks
+
+
+def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The modules to be computed again, by their names; none lies inside another. Empty where it would spare nothing.
+
+    Taken are siblings of one class, the outermost there are, in lists and as attributes (the layers of a transformer, the
+    levels of a U-Net whatever their width). A *stage*, which is or directly holds a list with most of its weights, gives way to
+    the blocks listed in it: what is computed again at one time should be little. What lies beside such blocks, and has two layers
+    or more, is a block too, else it would keep all it has. One block alone spares nothing: its recompute needs as
+    much as the forward did; so a model that is one LSTM, or one flat Sequential, has none.
+
+    `supports_gradient_checkpointing = False`, as transformers has it, keeps a module and what is in it out. So are left:
+    multi-layer RNNs with dropout on CUDA, for cuDNN keeps a random state of its own; and what holds a BatchNorm in a
+    compiled model, where PyTorch is older than COMPILES_BATCHNORM.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, thing in tracked.items():
+        if isinstance(thing, nn.Module) and _may(thing):
+            found |= _within(unwrapped(thing), name)
+    found = {name: block for block, name in reversed({block: name for name, block in found.items()}.items())}
+    inside = {part for block in found.values() for part in block.modules() if part is not block}
+    found = {name: block for name, block in reversed(found.items()) if block not in inside}
+    if TorchVersion(torch.__version__) < COMPILES_BATCHNORM:
+        modules = (thing for thing in tracked.values() if isinstance(thing, nn.Module))
+        compiled = {inner for module in modules for part in module.modules() for inner in _compiled_parts(part)}
+        found = {name: block for name, block in found.items() if block not in compiled or not has_batchnorm([block])}
+    return found if len(found) > 1 else {}
+
+
+def _compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """What the compiler sees of a module that is compiled: torch.compile wraps it, module.compile() does not."""
+    if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        yield from inner.modules()
+    elif module._compiled_call_impl:
+        yield from module.modules()
+
+
+def _within(module: nn.Module, name: str) -> dict[str, nn.Module]:
+    children = {f"{name}.{key}": child for key, child in module.named_children() if _may(child)}
+    children = {
+        path: child for path, child in children.items() if _layers(child) > (0 if list(child.children()) else 1)
+    }
+    kinds = Counter(type(unwrapped(child)) for child in children.values())
+    found: dict[str, nn.Module] = {}
+    for path, child in children.items():
+        deeper = _within(unwrapped(child), path)
+        is_repeated = kinds[type(unwrapped(child))] > 1
+        larger = [part for part in deeper.values() if _layers(part) > 1]
+        whole = _can_be_computed_again(child) and not _is_stage(child, deeper) and (is_repeated or not larger)
+        found |= {path: child} if whole else deeper
+    return found
+
+
+def _may(module: nn.Module) -> bool:
+    return getattr(module, "supports_gradient_checkpointing", None) is not False
+
+
+def _layers(module: nn.Module) -> int:
+    """Layers with a matrix of weights; of a person's own class, its matrices. A normalised weight is one."""
+    count = 0
+    for part in module.modules():
+        own = sum(weight.dim() > 1 for weight in part.parameters(recurse=False))
+        one = type(part).__module__.startswith("torch.nn.") and not isinstance(part, nn.RNNBase)
+        count += min(own, 1) if one else own
+    return count
+
+
+def _can_be_computed_again(module: nn.Module) -> bool:
+    if type(module).forward is nn.Module.forward and "forward" not in vars(module):  # a list, which is never called
+        return False
+    return not any(
+        isinstance(part, DistributedDataParallel | torch.jit.ScriptModule)
+        or not _may(part)
+        or (has_dropout_state([part]) and next(part.parameters()).is_cuda)
+        for part in module.modules()
+    )
+
+
+def _is_stage(module: nn.Module, deeper: Mapping[str, nn.Module]) -> bool:
+    inner = unwrapped(module)
+    lists = [inner] if isinstance(inner, LISTS) else [child for child in inner.children() if isinstance(child, LISTS)]
+    listed = {part for container in lists for part in container.children()}
+    held = [part for part in deeper.values() if part in listed and (inner in lists or _layers(part) > 1)]
+    return len(held) > 1 and 2 * sum(map(_size, held)) > _size(module)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def has_batchnorm(modules: Iterable[nn.Module]) -> bool:
+    """Whether a microbatch would be normalised otherwise than its batch: a BatchNorm that is frozen does not count."""
+    return any(
+        isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
+        for module in modules
+        for part in module.modules()
+    )
+
+
+def has_dropout_state(modules: Iterable[nn.Module]) -> bool:
+    """Whether cuDNN would keep a random state of its own for them: RNNs with dropout between their layers."""
+    return any(
+        isinstance(part, nn.RNNBase) and part.dropout > 0 and part.num_layers > 1
+        for module in modules
+        for part in module.modules()
+    )
+
+
+def has_sync_batchnorm(modules: Iterable[nn.Module]) -> bool:
+    """Whether a forward waits for the other ranks: computed again it does so in the midst of the backward."""
+    return any(isinstance(part, nn.SyncBatchNorm) for module in modules for part in module.modules())
+
+
+# On and off
+
+
+class Activations:
+    """The activation checkpointing of what a session tracks. Switched between two steps, on all ranks alike.
+
+    Attributes:
+    blocks: by name; empty where there is nothing to gain.
+    """
+
+    def __init__(self, tracked: Mapping[str, Any]) -> None:
+        self.blocks = blocks(tracked)
+        self.is_on = False
+        self._modules = [thing for thing in tracked.values() if isinstance(thing, nn.Module)]
+        self._caching: list[Any] = []
+        self._recomputed: str | None = None
+
+    def switch_on(self) -> None:
+        if self.is_on:
+            return
+        for name, block in self.blocks.items():
+            vars(block)["forward"] = Checkpointed(name, block, vars(block).get("forward"), self._note)
+        configs = {id(part.config): part.config for part in self._parts() if hasattr(part, "config")}
+        self._caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+        self._switched(True)
+
+    def switch_off(self) -> None:
+        if not self.is_on:
+            return
+        for block in self.blocks.values():
+            own = vars(block)["forward"].own
+            if own is None:
+                del vars(block)["forward"]
+            else:
+                vars(block)["forward"] = own
+        self._switched(False)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Around a backward. Raises: CannotRecompute, naming the block, where torch speaks of saved tensors."""
+        self._recomputed = None
+        try:
+            yield
+        except CheckpointError as error:
+            if self._recomputed is None:  # a checkpoint of the script's own
+                raise
+            raise CannotRecompute(
+                f"activation checkpointing: {self._recomputed} came out otherwise when it was computed again",
+                "it depends on something that changes meanwhile, which is no buffer, attribute or random state of it",
+                str(error).strip().splitlines()[0],
+                next_step=WITHOUT_IT,
+            ) from error
+
+    def _note(self, name: str) -> None:
+        self._recomputed = name
+
+    def _parts(self) -> Iterator[nn.Module]:
+        return (part for module in self._modules for part in module.modules())
+
+    def _switched(self, on: bool) -> None:
+        self.is_on = on
+        for config in self._caching:
+            config.use_cache = not on
+        if any(any(_compiled_parts(part)) for part in self._parts()):
+            torch.compiler.reset()  # what was compiled has the other forward in it
+
+
+class Checkpointed:
+    """A block's forward while it is on. A copy or pickle of it is the plain forward, which knows nothing of kgorch."""
+
+    def __init__(
+        self, name: str, block: nn.Module, own: Callable[..., Any] | None, note: Callable[[str], None]
+    ) -> None:
+        self.name, self.block, self.own, self.note = name, block, own, note
+        tables = [_Table(table) for part in block.modules() for table in (vars(part), part._buffers)]
+        self.changeable: list[_Table | _Chance] = [*tables, _Chance()]
+        self.parts = list(block.modules())
+        norms = [part for part in self.parts if isinstance(part, nn.modules.batchnorm._NormBase)]
+        self.statistics = [_Table(part._buffers) for part in norms]
+        self.habits: dict[tuple[bool, ...], tuple[bool, list[_Table | _Chance]]] = {}
+        """By which of its parts are in training: whether it changes its inputs in place, and what else it changes."""
+
+    def mode(self) -> tuple[bool, ...]:
+        return tuple(part.training for part in self.parts)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (getattr, (self.block, "forward")) if self.own is None else (functools.partial, (self.own,))
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        if self.own is not None:
+            return self.own(*args, **kwargs)
+        return type(self.block).forward(self.block, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        if torch.compiler.is_compiling():  # the compiler keeps random states and buffers by itself
+            return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
+        leaves, form = tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not tensors or any(tensor.is_inference() for tensor in tensors):
+            return self.plain(*args, **kwargs)
+        run = _Run(self, leaves, form, tensors)
+        return checkpoint(run, *run.to_keep(tensors), use_reentrant=False)
+
+
+class _Run:
+    """One forward of a block, and its recompute: what `checkpoint` calls first for the one, then for the other."""
+
+    def __init__(self, of: Checkpointed, leaves: list[Any], form: Any, tensors: list[torch.Tensor]) -> None:
+        self._of, self._form = of, form
+        self._rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._live: list[torch.Tensor] | None = tensors
+        self._instead: list[torch.Tensor] | None = None
+        self._before: list[tuple[_Table | _Chance, Any]] = []
+        self._mode = of.mode()
+        self._habits = of.habits.get(self._mode)
+
+    def to_keep(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs as checkpoint is to keep them, who refuses what was changed after it was kept."""
+        if self._habits is None:  # `data` has a version of its own
+            return [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors]
+        return [_copy(tensor) for tensor in tensors] if self._habits[0] else tensors
+
+    def __call__(self, *kept: torch.Tensor) -> Any:
+        if self._live is None:
+            return self._recompute(kept)
+        tensors, self._live = self._live, None
+        return self._forward(tensors)
+
+    def _forward(self, tensors: list[torch.Tensor]) -> Any:
+        is_learning = self._habits is None
+        changes_inputs, changeable = self._habits or (True, self._of.changeable)
+        aside = [_copy(tensor) for tensor in tensors] if is_learning else None
+        versions = [tensor._version for tensor in tensors]
+        self._before = [(what, what.take()) for what in changeable]
+        output = self._plain(tensors)
+        has_changed = versions != [tensor._version for tensor in tensors]
+        if is_learning:
+            changed = [(what, what.changed_since(old)) for what, old in self._before]
+            self._before = [(what.only(old), old) for what, old in changed if old]
+            known = [what for what, _ in self._before]
+            self._of.habits[self._mode] = (
+                has_changed,
+                [*known, *self._of.statistics],
+            )  # also a batch that the first call left out
+            self._instead = aside if has_changed else None
+        elif has_changed and not changes_inputs:
+            raise CannotRecompute(
+                f"activation checkpointing: {self._of.name} changed its input in place, as it did not in its first call",
+                "what the input was is lost, and the backward needs it",
+                next_step=WITHOUT_IT,
+            )
+        return output
+
+    def _recompute(self, kept: Iterable[torch.Tensor]) -> Any:
+        self._of.note(self._of.name)
+        if self._instead or (self._habits and self._habits[0]):
+            kept = [tensor.clone() for tensor in self._instead or kept]  # it will be changed again
+        with ExitStack() as as_before:
+            for what, old in self._before:
+                as_before.enter_context(what.being(old))
+            return self._plain(kept)
+
+    def _plain(self, tensors: Iterable[torch.Tensor]) -> Any:
+        leaves = self._rest.copy()
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = tree_unflatten(leaves, self._form)
+        return self._of.plain(*args, **kwargs)
+
+
+class _Table:
+    """Entries of a module's buffers or attributes. Swapped, not copied into: the ones in use keep their versions."""
+
+    def __init__(self, entries: dict[str, Any], names: Iterable[str] | None = None) -> None:
+        self._entries, self._names = entries, names
+
+    def take(self) -> dict[str, Any]:
+        names = self._entries if self._names is None else self._names
+        return {name: _copy_of(self._entries[name]) for name in names if name in self._entries}
+
+    def changed_since(self, taken: dict[str, Any]) -> dict[str, Any]:
+        """The entries that were changed, by value: BatchNorm does not tell autograd that it changes its statistics."""
+        return {name: old for name, old in taken.items() if _differ(old, self._entries.get(name))}
+
+    def only(self, names: Iterable[str]) -> _Table:
+        return _Table(self._entries, tuple(names))
+
+    @contextmanager
+    def being(self, old: dict[str, Any]) -> Iterator[None]:
+        now = self._entries.copy()
+        self._entries.update({name: _copy_of(value) for name, value in old.items()})
+        try:
+            yield
+        finally:
+            self._entries.update(now)
+
+
+class _Chance:
+    """Python's and numpy's random states; torch's own checkpoint keeps."""
+
+    def take(self) -> tuple[Any, Any]:
+        numpy = sys.modules.get("numpy")
+        return random.getstate(), numpy.random.get_state(legacy=False) if numpy else None
+
+    def changed_since(self, taken: tuple[Any, Any]) -> tuple[Any, Any] | None:
+        python, numpy = self.take()
+        is_same = python == taken[0] and pickle.dumps(numpy) == pickle.dumps(taken[1])
+        return None if is_same else taken
+
+    def only(self, _: Any) -> _Chance:
+        return self
+
+    @contextmanager
+    def being(self, old: tuple[Any, Any]) -> Iterator[None]:
+        now = self.take()
+        self._set(old)
+        try:
+            yield
+        finally:
+            self._set(now)
+
+    def _set(self, states: tuple[Any, Any]) -> None:
+        random.setstate(states[0])
+        if states[1] is not None:
+            sys.modules["numpy"].random.set_state(states[1])
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _copy_of(value: Any) -> Any:
+    """Of what is changed in place and can be told to be; another object as it is."""
+    if isinstance(value, torch.Tensor):
+        return _copy(value)
+    if isinstance(value, torch.Generator):
+        return torch.Generator(value.device).set_state(value.get_state())
+    return value
+
+
+def _differ(old: Any, now: Any) -> bool:
+    if isinstance(old, torch.Tensor) and isinstance(now, torch.Tensor):
+        return old.dtype != now.dtype or old.device != now.device or not torch.equal(old, now)
+    if isinstance(old, torch.Generator) and isinstance(now, torch.Generator):
+        return not torch.equal(old.get_state(), now.get_state())
+    return old is not now

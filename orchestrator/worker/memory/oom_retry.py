@@ -1,0 +1,281 @@
+"""One step's forward and backward, again when memory runs out: the drain protocol.
+
+The unit is all that `session.backward` does in a step. What it begins from (random states, buffers, gradients) is kept; a rank
+that fails joins what the others wait for, all vote, and when anyone failed all put back what was, take the same
+rung, and do the same batch again. So the result is that of a run which had used the smaller microbatch from that step on.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import gc
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from orchestrator.worker.health.loss_guard import Health
+from orchestrator.worker.memory import oom
+from orchestrator.worker.memory.ddp_drain import APART, DRAIN, NONE, Reduction
+from orchestrator.worker.memory.ladder import Ladder
+from orchestrator.worker.ranks import virtual_ranks
+from orchestrator.worker.ranks.consensus_board import Board
+
+OUT_OF_MEMORY = 4
+"""What a rank says in the vote, above what health/loss_guard.py says; the greatest counts."""
+
+Result = TypeVar("Result")
+
+
+class Retry:
+    """Args:
+    modules: tracked ones, each once.
+    """
+
+    def __init__(
+        self, ladder: Ladder, board: Board, rank: int, device: torch.device, modules: Sequence[nn.Module],
+        ranks: virtual_ranks.Ranks, reduction: Reduction,
+    ) -> None:  # fmt: skip
+        self._ladder, self._board, self._rank, self._device = ladder, board, rank, device
+        self._ranks, self._reduction = ranks, reduction
+        self._weights = list({id(item): item for module in modules for item in module.parameters()}.values())
+        self._buffers = Buffers(modules)
+        self._chance = Chance(device)
+        self._failed_at, self._failures = -1, 0
+
+    def run(
+        self, step: int, forward_backward: Callable[[], Result], *, health: Health | None, scaled: bool
+    ) -> Result | None:  # fmt: skip
+        """The result of `forward_backward`, tried again with every rung that this process can take; None when its loss was
+        bad on some rank, and all dropped it.
+
+        Args:
+            scaled: by a GradScaler.
+        Raises: LadderEnds; the out-of-memory itself where nothing can be tried again; Unwell; PeersLost.
+        """
+        while True:
+            way = self._reduction.way(
+                microbatched=self._ladder.is_microbatched or self._ranks.are_split
+            )  # alike on all ranks
+            if way == NONE and health is None:
+                return forward_backward()
+            if health:
+                health.listen()
+            begun = Beginning(self._weights, self._buffers, self._chance, self._ranks)
+            result, said, flag = self._try(step, forward_backward, way)
+            worst = self._board.vote(flag or (health.judge(scaled=scaled) if health else 0))
+            if not worst:
+                if way == APART:
+                    self._reduction.reduce()
+                elif way == DRAIN:
+                    self._reduction.done()
+                if health:
+                    health.learn()
+                assert result is not None
+                return result[0]
+            if health and worst < OUT_OF_MEMORY:
+                begun.restore()
+                health.treat(worst)
+                self.drop(scaled=scaled)
+                return None
+            self._reduction.reset()
+            begun.restore()
+            why = f"rank {self._rank}: {said}" if said else "another rank ran out of memory"
+            try:
+                self._ladder.down(step, why, tells=self._board.worst_rank == self._rank, must=True)
+            except oom.LadderEnds as error:
+                error.is_collateral = not said
+                raise
+
+    @property
+    def communicates(self) -> bool:
+        return self._reduction.communicates
+
+    def drop(self, *, scaled: bool) -> None:
+        """Leave nothing that an optimizer would take; a GradScaler wants gradients, and to see why it skips them."""
+        for weight in self._weights:
+            weight.grad = torch.full_like(weight, torch.nan) if scaled and weight.requires_grad else None
+
+    def _try(
+        self, step: int, forward_backward: Callable[[], Result], way: str
+    ) -> tuple[tuple[Result] | None, str, int]:
+        """The result, or what was said of the memory that ran out; its flag. No reference to the failed step is left."""
+        if way == NONE:
+            return (forward_backward(),), "", 0
+        try:
+            with self._ladder.activations.explained(), self._reduction.apart() if way == APART else nullcontext():
+                if way == DRAIN:
+                    self._reduction.begin()
+                return (forward_backward(),), "", 0
+        except Exception as error:
+            if not oom.is_out_of_memory(error):
+                raise
+            if not oom.can_retry(error):
+                raise oom.LadderEnds(oom.said(error)) from None
+            said = oom.said(error)
+        oom.refusals.look()  # this one is dealt with
+        self._failures = self._failures + 1 if self._failed_at == step else 1
+        self._failed_at = step
+        self._make_room()
+        self._ladder.tell_lack(self._rank, step, said)
+        if way == DRAIN:
+            try:
+                self._reduction.owe()
+            except RuntimeError as error:
+                raise oom.LadderEnds(f"{said}; {error}") from None
+        return None, said, OUT_OF_MEMORY
+
+    def _make_room(self) -> None:
+        """What the failed step has left is young. To look at all objects takes a tenth of a second: when twice was not enough."""
+        for weight in self._weights:
+            weight.grad = None
+        gc.collect(2 if self._failures > 2 else 1)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+
+class Beginning:
+    """What a step begins from. Gradients that are there at its beginning are copied: a script that sets them to None, as
+    PyTorch does by default, pays nothing for that."""
+
+    def __init__(
+        self, weights: list[nn.Parameter], buffers: Buffers, chance: Chance, ranks: virtual_ranks.Ranks
+    ) -> None:
+        self._weights, self._buffers, self._chance, self._ranks = weights, buffers, chance, ranks
+        self._random, self._played = chance.now(), dict(ranks.random_states)
+        self._grads = [(weight, weight.grad, _copy_of(weight.grad)) for weight in weights if weight.grad is not None]
+        buffers.keep()
+
+    def restore(self) -> None:
+        for weight in self._weights:
+            weight.grad = None
+        with torch.no_grad():
+            for weight, grad, values in self._grads:
+                weight.grad = grad.copy_(values)
+        self._buffers.restore()
+        self._chance.back_to(self._random)
+        self._ranks.random_states.clear()
+        self._ranks.random_states.update(self._played)
+
+
+def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
+    """On its device; on the host where there is no room: memory that runs out here would end the attempt for a mere precaution."""
+    try:
+        return gradient.clone()
+    except RuntimeError as error:
+        if not gradient.is_cuda or not oom.is_out_of_memory(error) or not oom.can_retry(error):
+            raise
+    oom.refusals.look()
+    return gradient.to("cpu")
+
+
+SMALL = 1 << 16
+"""Elements of a buffer that is always copied: kernels as BatchNorm's write into them without counting a new version."""
+
+LEARNED = 5
+"""Steps in which larger ones are compared, whether they are written to without one."""
+
+
+class Buffers:
+    """The buffers as they were at a step's beginning. A large one that has not changed (a mask, a table) is not copied again."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = {id(part): part for module in modules for part in module.modules()}.values()
+        self._slots = [
+            (part._buffers, name) for part in parts for name, buffer in part._buffers.items() if buffer is not None
+        ]
+        self._held: list[Any] = []
+        self._values: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._often: list[int] = []  # numbers of those that are copied at every step
+        self._steps = 0
+        self._numbers: list[int] = []  # of those that were copied last
+        self._kinds: list[list[int]] = []  # the same, by device and type
+
+    def keep(self) -> None:
+        held: list[Any] = [buffers[name] for buffers, name in self._slots]
+        if len(held) != len(self._held) or any(map(operator.is_not, held, self._held)):
+            self._held, self._values, self._numbers, self._kinds = held, [buffer.clone() for buffer in held], [], []
+            self._often = [number for number, buffer in enumerate(held) if buffer.numel() <= SMALL]
+        else:
+            changed = [number for number, buffer in enumerate(held) if buffer._version != self._versions[number]]
+            if self._steps < LEARNED:
+                self._often += [number for number in self._unseen(held) if number not in changed]
+                self._steps += 1
+            numbers = changed if len(changed) == len(held) else sorted({*changed, *self._often})
+            for alike in self._by_kind(numbers):
+                torch._foreach_copy_([self._values[number] for number in alike], [held[number] for number in alike])
+        self._versions = [buffer._version for buffer in held]
+
+    def _by_kind(self, numbers: list[int]) -> list[list[int]]:
+        """Of one device and type each: a mixed list (BatchNorm counts its batches in int64) is copied by a kernel a tensor."""
+        if numbers != self._numbers:
+            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+            for number in numbers:
+                kinds.setdefault((self._held[number].device, self._held[number].dtype), []).append(number)
+            self._numbers, self._kinds = numbers, list(kinds.values())
+        return self._kinds
+
+    def _unseen(self, held: list[Any]) -> list[int]:
+        """Large ones that were written to without a new version, as through `data`."""
+        large = [number for number in range(len(held)) if number not in self._often]
+        return [number for number in large if not torch.equal(held[number], self._values[number])]
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for number, (buffers, name) in enumerate(self._slots):
+                buffer = buffers[name] = self._held[number]
+                if number in self._often or buffer._version != self._versions[number]:
+                    buffer.copy_(self._values[number])
+
+
+class Chance:
+    """The process's random states, kept at every step and so kept cheaply: Python's takes 40 µs to copy in the midst of a
+    training and numpy's 30, so they are copied anew only when the bytes of their generators have changed. (The second normal of
+    a pair that numpy draws leaves them; that alone is not seen.)"""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._python: tuple[Any, Any] = None, None
+        self._numpy: tuple[bytes, Any] = b"", None
+
+    def now(self) -> tuple[Any, ...]:
+        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        return torch.get_rng_state(), self._python_now(), self._numpy_now(), cuda
+
+    def back_to(self, kept: tuple[Any, ...]) -> None:
+        torch.set_rng_state(kept[0])
+        random.setstate(kept[1])
+        if kept[2] is not None:
+            sys.modules["numpy"].random.set_state(kept[2])
+        if kept[3] is not None:
+            torch.cuda.set_rng_state(kept[3], self._device)
+
+    def _python_now(self) -> Any:
+        """The generator lies in its object, behind the count of references and the type; a normal kept for later beside it."""
+        generator: Any = vars(random)["_inst"]
+        raw = ctypes.string_at(
+            id(generator) + object.__basicsize__, _random.Random.__basicsize__ - object.__basicsize__
+        )
+        if (raw, generator.gauss_next) != self._python[0]:
+            self._python = (raw, generator.gauss_next), random.getstate()
+        return self._python[1]
+
+    def _numpy_now(self) -> Any:
+        numpy = sys.modules.get("numpy")
+        if numpy is None:
+            return None
+        generator = numpy.random.mtrand._rand._bit_generator
+        if type(generator).__name__ != "MT19937":
+            return numpy.random.get_state()
+        raw = ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # key and position
+        if raw != self._numpy[0]:
+            self._numpy = raw, numpy.random.get_state()
+        return self._numpy[1]

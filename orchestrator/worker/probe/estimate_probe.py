@@ -1,0 +1,110 @@
+"""A probe that computes nothing: the first step of a script as it would be on a GPU that is not here (`kgorch check --on`).
+
+The script runs to its first batch as always, on the CPU. What comes to session.backward is seen by probe/step_estimate.py with each
+microbatch that the verdict hangs on; then the script is ended in good order, so that a later stage finds the weights of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.worker.data import batches
+from orchestrator.worker.data.keyed_loader import Loader
+from orchestrator.worker.data.loader_fast_forward import Replay
+from orchestrator.worker.probe.probe import Probe
+from orchestrator.worker.probe.step_estimate import Estimate, Rates, Trial, Work
+
+PATIENCE_S = 60.0
+"""For the trials of a stage; the first two are done."""
+
+
+class EstimateProbe(Probe):
+    as_on_cuda = True
+
+    _estimate: Estimate | None = None
+    _sample_s = 0.0
+    _sizes: tuple[int, ...] = ()
+
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        return self._estimate.forward() if self._estimate else contextlib.nullcontext()
+
+    def batches(self, source: Loader | Replay, epochs: int) -> Iterator[list[Any]]:
+        self.found.loops.append({"epochs": epochs, "batches": len(source)})
+        self.found.share, self.found.divides = self._share_of(source), isinstance(source, Loader)
+        if not any(isinstance(thing, torch.optim.Optimizer) for thing in self._tracked.values()):
+            raise SystemExit(0)  # a prediction, which computes in earnest what it is given
+        if isinstance(source, Loader):
+            self._sample_s = source.sample_s()
+            others = [loader.size for loader in self.loaders if loader is not source]
+            self._sizes = (source.size, sum(others))
+        yield next(source.parts())
+        raise SystemExit(0)  # a step without session.backward(): nothing of it was seen
+
+    def instead(self, batch: Any, work: Work) -> None:
+        """Of the step. Raises: SystemExit, which ends the script; KgorchError where it hangs on values."""
+        if self._rank == 0:
+            self._fill(batch, work)
+        dist.barrier()
+        raise SystemExit(0)
+
+    def script_over(self) -> None:
+        """What comes after the first step was never run."""
+
+    def _fill(self, batch: Any, work: Work) -> None:
+        machine = dict(self._gpu)
+        bus, rates = machine.pop("bus"), Rates(**machine)
+        buckets = self._parts_standing()["buckets"]
+        self._estimate = made = Estimate(self._tracked, self._backward.ddps, rates, buckets)
+        ranks, base = dist.get_world_size(), self._ladder.settings
+        reduce_s = 2 * (ranks - 1) / ranks * made.gradient_bytes() / bus
+        optimizer_s = made.optimizer_cost.seconds(rates.launch_s)
+        at_the_end = made.standing + made.gradient_bytes() + made.optimizer_peak
+        samples = min(batches.length(batch), self.found.share)
+        planned = min(base.microbatch or samples, samples)
+        began_s, first = time.monotonic(), None
+        for microbatch, checkpointing in self._wanted(planned, base.activation_checkpointing):
+            if len(self.found.trials) >= 2 and time.monotonic() - began_s > PATIENCE_S:
+                break
+            self._ladder.hold(replace(base, microbatch=microbatch, activation_checkpointing=checkpointing))
+            trial = made.trial(batch, microbatch, work)
+            if first is None:
+                first, forward, read_values = trial, made.forward_cost, made.read_values
+                self.found.memory = self._parts(made, trial, batch, microbatch, at_the_end)
+            self.found.trials.append({
+                "microbatch": microbatch, "checkpointing": checkpointing, "ran_out": False,
+                "peak": max(trial.peak, at_the_end),
+                "step_s": trial.step.seconds(rates.launch_s) + optimizer_s + reduce_s,
+            })  # fmt: skip
+        self._ladder.hold(base)
+        assert first is not None
+        self.found.device = "cuda"
+        self.found.estimate = {
+            "samples": self._sizes[0] if self._sizes else 0,
+            "validation": self._sizes[1] if self._sizes else 0,
+            "sample_s": self._sample_s,
+            "forward_s": forward.seconds(rates.launch_s) / planned,
+            "flops_half": first.step.flops["half"] / samples,
+            "flops_full": first.step.flops["full"] / samples,
+            "optimizer_s": optimizer_s,
+            "reduce_s": reduce_s,
+            "read_values": read_values,
+            "weights": sum(item.numel() for item in made.trained()),
+        }
+
+    def _parts(self, made: Estimate, trial: Trial, batch: Any, microbatch: int, at_the_end: int) -> dict[str, int]:
+        samples = batches.length(batch)
+        parts = self._parts_standing() | {
+            "optimizer": made.optimizer_bytes,
+            "gradients": made.gradient_bytes(),
+            "batch": batches.size(batch) * min(microbatch, samples) // samples,
+            "activations": trial.forward,
+        }
+        peak = max(trial.peak, at_the_end)
+        return parts | {"rest": max(0, peak - sum(parts.values())), "peak": peak}

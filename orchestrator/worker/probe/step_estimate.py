@@ -1,0 +1,302 @@
+"""What a step would hold and take on a GPU that is not here (`kgorch check --on`).
+
+The script's own forward and backward run on tensors that have shapes and types, but no data (PyTorch's FakeTensorMode), so a
+network for a GPU costs a few seconds on a laptop. Each operation is seen below autograd and autocast: the bytes that it leaves
+living, and the seconds that it would take, by its floating point operations or by the bytes that it reads and writes, whichever
+take longer (a roofline, Williams et al. 2009). The optimizer's step is seen the same way, on a copy of the optimizer.
+
+What cannot be seen: cuDNN's workspaces, the allocator's fragmentation, kernels that are faster or slower than the assumed share of
+what the GPU's data sheet promises. core/machines.py holds what is assumed instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from orchestrator.errors import KgorchError
+from orchestrator.worker.data import batches
+from orchestrator.worker.probe.cuda_autocast import HALF, rules_of_cuda
+
+BLOCK = 512
+"""Bytes: CUDA's allocator rounds up to a multiple (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+
+Work = Callable[[Any, float], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one GPU, as it is assumed to reach them: operations a second in half and in full precision, bytes a second, and seconds
+    that the host takes to launch one operation."""
+
+    half: float
+    full: float
+    bytes: float
+    launch_s: float
+
+
+@dataclass
+class Cost:
+    """Of some operations. `gpu_s`: one after another on the device; `launches`: that the host has to start."""
+
+    gpu_s: float = 0.0
+    launches: int = 0
+    flops: dict[str, float] = field(default_factory=lambda: {"half": 0.0, "full": 0.0})
+
+    def since(self, before: Cost) -> Cost:
+        flops = {kind: count - before.flops[kind] for kind, count in self.flops.items()}
+        return Cost(self.gpu_s - before.gpu_s, self.launches - before.launches, flops)
+
+    def copy(self) -> Cost:
+        return Cost(self.gpu_s, self.launches, dict(self.flops))
+
+    def seconds(self, launch_s: float) -> float:
+        """The host launches while the device computes: the slower of the two."""
+        return max(self.gpu_s, self.launches * launch_s)
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what runs while it is entered. `living`, `peak`: bytes of the tensors made since, and of those told to `hold`."""
+
+    def __init__(self, rates: Rates) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rates, self._seen = rates, weakref.WeakSet[Any]()
+        self.living = self.peak = 0
+        self.cost, self.read_values = Cost(), 0
+
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Weights and buffers, which count as standing: a view of one would be held as something new."""
+        for tensor in tensors:
+            self._seen.add(tensor.untyped_storage())
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage in self._seen:
+                continue
+            self._seen.add(storage)
+            size = -(-storage.nbytes() // BLOCK) * BLOCK
+            self.living += size
+            self.peak = max(self.peak, self.living)
+            weakref.finalize(storage, self._free, size)
+
+    def _free(self, size: int) -> None:
+        self.living -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.equal.default:  # whether a block changed its buffers: of no weight for memory
+            return True
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.read_values += 1
+            return _one(args[0].dtype)
+        result = func(*args, **kwargs)
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self._count(func, args, kwargs, result, given, made)
+        self.hold(made)
+        return result
+
+    def _count(
+        self, func: Any, args: Any, kwargs: Any, result: Any, given: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> None:
+        if func.is_view or "empty" in func.__name__ or not (made or func._schema.is_mutable):
+            return
+        size = sum(tensor.numel() * tensor.itemsize for tensor in (*given, *made))
+        flops = 0.0
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            flops = float(count(*args, **kwargs, out_val=result))
+        kind = "half" if given and given[0].dtype in HALF else "full"
+        self.cost.flops[kind] += flops
+        self.cost.gpu_s += max(
+            flops / (self._rates.half if kind == "half" else self._rates.full), size / self._rates.bytes
+        )
+        self.cost.launches += 1
+
+
+def _one(dtype: torch.dtype) -> Any:
+    """Of a tensor that holds no value: something that goes through a division, a comparison, a loop."""
+    if dtype == torch.bool:
+        return False
+    return 1.0 if dtype.is_floating_point else 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting. Bytes: `peak` of a whole step; `forward`: what the first forward leaves living; seconds as in Cost."""
+
+    peak: int
+    forward: int
+    step: Cost
+    parts: int
+
+
+class Estimate:
+    """Of one training step of the tracked things.
+
+    Args:
+        tracked: as given to session.track(); ddps: those that reduce its gradients.
+        buckets: bytes of their gradient buckets.
+    """
+
+    def __init__(
+        self, tracked: Mapping[str, Any], ddps: Iterable[DistributedDataParallel], rates: Rates, buckets: int
+    ) -> None:
+        self._modules = [thing for thing in tracked.values() if isinstance(thing, nn.Module)]
+        self._optimizers = [thing for thing in tracked.values() if isinstance(thing, torch.optim.Optimizer)]
+        self._ddps, self._rates, self._buckets = list(ddps), rates, buckets
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._fakes: dict[int, torch.Tensor] = {}
+        self._tape = Tape(rates)
+        self._forward = 0
+        self.forward_cost = Cost()
+        self.read_values = 0
+        self.optimizer_bytes, self.optimizer_peak, self.optimizer_cost = self._of_optimizers()
+
+    # One step
+
+    def trial(self, batch: Any, microbatch: int, work: Work) -> Trial:
+        """A step of `batch` in parts of `microbatch` samples.
+
+        Raises: KgorchError where the step hangs on values, which nobody knows without computing them.
+        """
+        samples = batches.length(batch)
+        count = math.ceil(samples / microbatch)
+        part = batches.split(batch, microbatch)[0]
+        for weight in self._fakes.values():
+            weight.grad = None
+        self._tape, self._forward = Tape(self._rates), 0
+        with self._mode:
+            given = pytree.tree_map(self._as_fake, part)
+        self._tape.hold(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+        try:
+            with self._in_place_of_the_real(), self._mode, rules_of_cuda(), self._tape:
+                self._tape.ignore(self._fakes.values())
+                for _ in range(min(2, count)):  # in the second one the gradients of the first stand beside
+                    before = self._tape.cost.copy()
+                    work(given, 1.0)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise KgorchError(
+                "this step cannot be estimated: its shapes hang on values",
+                f"PyTorch stopped at {getattr(error, 'func', error)}",
+                next_step="kgorch check PLAN on the machine that is to train, without --on",
+            ) from None
+        self.read_values = self._tape.read_values
+        one = self._tape.cost.since(before)
+        cost = Cost(one.gpu_s * count, one.launches * count, {kind: n * count for kind, n in one.flops.items()})
+        del given
+        return Trial(self.standing + self._tape.peak, self._forward, cost, count)
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around that of a microbatch; the last one is what a sample's forward costs."""
+        living, cost = self._tape.living, self._tape.cost.copy()
+        yield
+        self._forward = self._forward or self._tape.living - living
+        self.forward_cost = self._tape.cost.since(cost)
+
+    @property
+    def standing(self) -> int:
+        """Bytes that live between two steps: weights, buffers, what the optimizer keeps, the buckets of DDP."""
+        return self.weight_bytes + self.optimizer_bytes + self._buckets
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._real().values())
+
+    def gradient_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.trained())
+
+    # Tensors without data
+
+    def _real(self) -> dict[int, torch.Tensor]:
+        return {id(item): item for module in self._modules for item in (*module.parameters(), *module.buffers())}
+
+    def trained(self) -> list[torch.Tensor]:
+        given = {id(item): item for one in self._optimizers for group in one.param_groups for item in group["params"]}
+        return [item for item in given.values() if item.requires_grad]
+
+    def _fake_of(self, real: torch.Tensor) -> torch.Tensor:
+        """Always the same one."""
+        if id(real) not in self._fakes:
+            with self._mode:
+                made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+                is_weight = isinstance(real, nn.Parameter)
+                self._fakes[id(real)] = nn.Parameter(made, requires_grad=real.requires_grad) if is_weight else made
+        return self._fakes[id(real)]
+
+    def _as_fake(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+
+    @contextlib.contextmanager
+    def _in_place_of_the_real(self) -> Iterator[None]:
+        """Parameters and buffers of all tracked modules are without data, and DDP stands aside."""
+        tables: list[dict[str, Any]] = [
+            table
+            for module in dict.fromkeys(part for root in self._modules for part in root.modules())
+            for table in cast(tuple[dict[str, Any], ...], (module._parameters, module._buffers))
+        ]
+        before = [dict(table) for table in tables]
+        for ddp in self._ddps:
+            ddp.__dict__["forward"] = ddp.module.forward
+        for real in self._real().values():
+            self._fake_of(real).requires_grad_(real.requires_grad)  # a script may freeze some between two epochs
+        try:
+            for table in tables:
+                table.update({name: self._fake_of(item) for name, item in table.items() if item is not None})
+            yield
+        finally:
+            for table, kept in zip(tables, before, strict=True):
+                table.update(kept)
+            for ddp in self._ddps:
+                ddp.__dict__.pop("forward", None)
+
+    def _of_optimizers(self) -> tuple[int, int, Cost]:
+        """Bytes that they keep, bytes that a step of theirs takes besides, and what it costs."""
+        tape = Tape(self._rates)
+        kept = more = 0
+        with self._mode:
+            for one in self._optimizers:
+                twin = self._twin(one)
+                with tape:
+                    twin.step()  # makes what it keeps
+                    before, cost = tape.living, tape.cost.copy()
+                    tape.peak = before
+                    twin.step()
+                values = [value for state in twin.state.values() for value in state.values()]
+                kept += sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+                more = max(more, tape.peak - before)
+                step_cost = tape.cost.since(cost)
+        return kept, more, step_cost if self._optimizers else Cost()
+
+    def _twin(self, real: torch.optim.Optimizer) -> Any:
+        """An optimizer of the same kind and settings, with weights and gradients that hold no data."""
+        twin: Any = object.__new__(type(real))
+        twin.__dict__.update(real.__dict__)
+        twin.state = defaultdict(dict)
+        twin.step = type(real).step.__get__(twin)  # the real one's may be wrapped by a schedule that counts
+        twin.param_groups = []
+        for group in real.param_groups:
+            weights = [self._fake_of(weight) for weight in group["params"]]
+            for weight in weights:
+                if weight.requires_grad:
+                    weight.grad = torch.empty_like(weight)
+            # on CUDA many weights go at once, with temporaries of their size, where nothing else is asked for
+            at_once = {"foreach": True} if "foreach" in group and not group.get("fused") else {}
+            twin.param_groups.append({**group, "params": weights, **at_once})
+        return twin

@@ -1,0 +1,159 @@
+"""A rank's line to the supervisor: a thread that tells about once a second how it goes, takes orders, and watches the
+deadline itself, so that a save begins in time also when no supervisor lives.
+
+A lost connection is made anew every second: a new supervisor that adopts this attempt is found under the same socket.
+"""
+
+from __future__ import annotations
+
+import collections
+import selectors
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from orchestrator import wire
+from orchestrator.wire import Deadline, Hello, Launch, Message, Order
+from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, STOP, UP, Board
+
+BEAT_S = 1.0
+
+
+class Link:
+    def __init__(
+        self, launch: Launch, board: Board, hello: Callable[[], Hello], told: Callable[[], Iterable[Message]]
+    ) -> None:
+        self._launch, self._board, self._hello, self._told = launch, board, hello, told
+        self._deadline_s = launch.deadline_s
+        self._stop_asked = False
+        self._connection: socket.socket | None = None
+        self._lines = wire.Lines()
+        self._outbox: collections.deque[Message] = collections.deque(maxlen=1000)
+        self._greeting: Hello | None = None  # of this connection
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kgorch-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """From any thread; kept while nobody listens, up to a thousand."""
+        self._outbox.append(message)
+        try:
+            self._wake_sender.send(b"!")
+        except OSError:
+            pass  # a wake-up is pending already
+
+    def close(self) -> None:
+        """Send what is left, for at most two seconds, and end the thread."""
+        self._closing.set()
+        self.send_beat()
+        self._thread.join(timeout=2.0)
+
+    def send_beat(self) -> None:
+        for message in self._told():
+            self.send(message)
+
+    def ask_stop(self) -> None:
+        self._stop_asked = True
+        self._board.ask(SAVE | STOP)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._talk()
+                return
+            except Exception:  # a rank that hears nothing would miss its wall: say what it was, and begin anew
+                traceback.print_exc()
+                self._connection = None
+                time.sleep(BEAT_S)
+
+    def _talk(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
+            next_beat_s = 0.0
+            while not (self._closing.is_set() and not self._outbox):
+                now_s = wire.boottime_s()
+                if now_s >= next_beat_s:
+                    next_beat_s = now_s + BEAT_S
+                    self._watch_deadline(now_s)
+                    if self._connection is None:
+                        self._connect(selector)
+                    if self._connection is not None:
+                        self._outbox.extend(self._told())
+                self._flush(selector)
+                if self._closing.is_set() and self._connection is None:
+                    return
+                for key, _ in selector.select(timeout=max(0.0, next_beat_s - wire.boottime_s())):
+                    if key.fileobj is self._wake_receiver:
+                        self._wake_receiver.recv(4096)
+                    else:
+                        self._receive(selector)
+
+    def _watch_deadline(self, now_s: float) -> None:
+        if self._deadline_s is not None and now_s >= self._deadline_s and not self._stop_asked:
+            self.ask_stop()
+
+    def _connect(self, selector: selectors.BaseSelector) -> None:
+        try:
+            self._connection = wire.connect(self._launch.socket)
+        except OSError:
+            return
+        self._lines, self._greeting = wire.Lines(), None
+        selector.register(self._connection, selectors.EVENT_READ)
+        self._outbox.appendleft(self._hello())
+
+    def _flush(self, selector: selectors.BaseSelector) -> None:
+        while self._connection is not None and self._outbox:
+            message = self._outbox[0]
+            if isinstance(message, Hello) and self._has_greeted(message):
+                self._outbox.popleft()
+                continue
+            line = wire.encode(message)
+            if (
+                len(line) > wire.MAX_LINE_BYTES
+            ):  # the supervisor would end the connection, and this be sent again without end
+                print(f"kgorch: a {type(self._outbox.popleft()).__name__} of {len(line)} bytes is not sent", flush=True)
+                continue
+            try:
+                self._connection.sendall(line)
+                self._greeting = message if isinstance(message, Hello) else self._greeting
+                self._outbox.popleft()
+            except OSError:
+                self._drop(selector)
+
+    def _has_greeted(self, hello: Hello) -> bool:
+        """Whether this connection has said it already: one that was made late begins with what was waiting to be said."""
+        return self._greeting is not None and hello == replace(self._greeting, step=hello.step)
+
+    def _receive(self, selector: selectors.BaseSelector) -> None:
+        assert self._connection is not None
+        try:
+            data = self._connection.recv(65536)
+            if not data:
+                raise ConnectionError("closed")
+            for line in self._lines.feed(data):
+                self._take(wire.decode(line))
+        except (OSError, wire.WireError):
+            self._drop(selector)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Order) and message.what == "save":
+            self._board.ask(SAVE)
+        elif isinstance(message, Order) and message.what == "stop":
+            self.ask_stop()
+        elif isinstance(message, Order) and message.what in ("down", "up"):
+            self._board.ask(DOWN if message.what == "down" else UP)
+        elif isinstance(message, Deadline):
+            self._deadline_s = message.at_s
+
+    def _drop(self, selector: selectors.BaseSelector) -> None:
+        if self._connection is not None:
+            selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,136 @@
+"""Fewer processes than the run began with: each plays several of its ranks, one after another.
+
+A *virtual rank* has its own slice of each global batch and its own random states; so what a rank would have computed is
+computed, whoever does it. BatchNorm's running statistics are rank 0's, as DistributedDataParallel broadcasts them at each
+step's first forward. Gradients are summed in the order of ranks, and each rank's is divided by the number of ranks after its
+backward, as DistributedDataParallel does: with two virtual ranks on one process the bits are those of two processes (a sum of two
+terms does not hang on their order), under fp16 autocast too; with more they differ in the order of summation alone. Dividing the
+loss instead would do for fp32 and bf16. In fp16 half of a small gradient is another number, and a large one overflows later.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestrator.worker.checkpoint import state_codec
+
+
+@dataclass
+class Ranks:
+    """Which virtual ranks this process plays: `first` to `end` of `count`, on `world_size` processes in all."""
+
+    count: int
+    first: int
+    end: int
+    world_size: int
+    random_states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Of the played ranks beyond the first, whose states are the process's own."""
+
+    @property
+    def are_split(self) -> bool:
+        return self.count != self.world_size
+
+    @property
+    def mine(self) -> range:
+        return range(self.first, self.end)
+
+    def said(self) -> str:
+        if not self.are_split:
+            return f"{self.count}"
+        exact = "the same bits" if (self.count, self.world_size) == (2, 1) else "sums in another order, else the same"
+        return f"{self.count} virtual ranks on {self.world_size}: {exact}"
+
+
+def ranks_of(count: int, rank: int, world_size: int) -> Ranks:
+    """`count` virtual ranks over fewer or as many processes, in order."""
+    return Ranks(count, rank * count // world_size, (rank + 1) * count // world_size, world_size)
+
+
+@contextmanager
+def playing(
+    ranks: Ranks, rank: int, device: torch.device, modules: Iterable[nn.Module], before: list[torch.Tensor]
+) -> Iterator[None]:
+    """Forward and backward as a virtual rank beyond the first: with its chance, and buffers as they were before the step."""
+    mine = state_codec.rng_state(device)
+    after = copied_buffers(modules)
+    state_codec.set_rng_state(ranks.random_states[rank], device)
+    set_buffers(modules, before)
+    try:
+        yield
+    finally:
+        ranks.random_states[rank] = state_codec.rng_state(device)
+        state_codec.set_rng_state(mine, device)
+        set_buffers(modules, after)
+
+
+class Summing:
+    """The gradients of the ranks that a single process plays, each divided by their number and added in the order of ranks.
+
+    What stands in the gradients at a step's beginning (a script that accumulates over several backwards) is each rank's own, as on
+    several processes. Several processes that play more ranks than they are leave this to their DistributedDataParallel, which
+    reduces in the last backward: there the bits are not promised, and the losses are weighted instead.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], ranks: Ranks) -> None:
+        self._share = 1 / ranks.count if ranks.world_size == 1 else None
+        parameters = (weight for module in modules for weight in module.parameters() if weight.requires_grad)
+        self._weights = list({id(weight): weight for weight in parameters}.values())  # each once
+        self._before: list[torch.Tensor | None] = [None] * len(self._weights)
+        if self._share is not None:
+            self._before = [None if weight.grad is None else weight.grad.clone() for weight in self._weights]
+        self._sums: list[torch.Tensor | None] | None = None
+
+    @contextmanager
+    def rank(self) -> Iterator[None]:
+        """Around the forward and backward of one rank."""
+        if self._share is None:
+            yield
+            return
+        if self._sums is not None:
+            for weight, grad in zip(self._weights, self._before, strict=True):
+                weight.grad = None if grad is None else grad.clone()
+        yield
+        mine = [weight.grad for weight in self._weights]
+        with torch.no_grad():
+            if shares := [grad for grad in mine if grad is not None]:
+                torch._foreach_mul_(shares, self._share)
+            if self._sums is not None:
+                mine = [_sum(before, grad) for before, grad in zip(self._sums, mine, strict=True)]
+        self._sums = mine
+        for weight, grad in zip(self._weights, mine, strict=True):
+            weight.grad = grad
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if other is None:
+        return one
+    # `other` may lie in one of DDP's buckets, which is used again.
+    return other.clone() if one is None else one.add_(other)
+
+
+def copied_buffers(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    return [buffer.clone() for module in modules for buffer in module.buffers()]
+
+
+def set_buffers(modules: Iterable[nn.Module], kept: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip((buffer for module in modules for buffer in module.buffers()), kept, strict=True):
+            buffer.copy_(value)
+
+
+def fingerprint(device: torch.device) -> int:
+    """Of the random states: whether chance was drawn between two moments."""
+    parts: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
+    if numpy := sys.modules.get("numpy"):
+        parts.append(numpy.random.get_state()[2])
+    if device.type == "cuda":
+        parts.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return hash(tuple(parts))
