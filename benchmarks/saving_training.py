@@ -269,7 +269,7 @@ def verify_and_load(folder: Path, session: Any) -> None:
     if session.rank == 0:  # before a launch it is the supervisor that verifies, once for all ranks
         manifest.verify(folder)
     dist.barrier()
-    found = restore_source.Folder(folder)
+    found = restore_source.FolderSource(folder)
     state_codec.restore(session._tracked, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank))
 
 

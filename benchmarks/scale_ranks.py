@@ -275,7 +275,7 @@ def talk(
         sent[0] += len(messages)
         return messages
 
-    line = supervisor_link.Link(
+    line = supervisor_link.SupervisorLink(
         launch, Board(board, rank, count), lambda: Hello(launch.attempt, rank, 1, 0, STATE_BYTES, ready=True), now
     )
     begin.wait()

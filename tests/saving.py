@@ -14,9 +14,10 @@ from orchestrator import wire
 from orchestrator.manifest import Manifest, Position
 from orchestrator.runtime import snapshots
 from orchestrator.wire import Launch, boottime_s
+from orchestrator.worker import rng_state
 from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.checkpoint.snapshot_buffer import share
-from orchestrator.worker.checkpoint.snapshot_writer import Saver
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.worker.ranks.consensus_board import Board, size
 
 
@@ -40,13 +41,13 @@ class Place:
         self.keeper.kill()
         self.keeper.wait()
 
-    def saver(self, rank=0, world=1, attempt="1.1", **options) -> Saver:
+    def saver(self, rank=0, world=1, attempt="1.1", **options) -> SnapshotWriter:
         launch = Launch(
             run="r", run_id="id", stage="train", attempt=attempt, folder=str(self.folder), entry="x.py", workdir="/",
             ranks=world, socket="", checkpoints=str(self.root), output="", plan_hash="", snapshot_s=1.0,
             keeper=str(self.folder / "keeper.sock"), **options,
         )  # fmt: skip
-        return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
+        return SnapshotWriter(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
 
     def newest(self) -> wire.Held | None:
         return snapshots.newest(self.folder)
@@ -56,9 +57,11 @@ def described(step, final=False, ranks=1):
     return Manifest("r", "id", "train", Position(step=step), ranks, "2026-11-20T00:00:00+00:00", final=final)
 
 
-def save(saver: Saver, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0):
+def save(
+    saver: SnapshotWriter, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0
+):
     captured = state_codec.capture(tracked)
-    rng = state_codec.rng_state(torch.device("cpu"))
+    rng = rng_state.capture(torch.device("cpu"))
     mine = share(captured.tensors, captured.own, rank, ranks)
     docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
     slot = saver.next_slot() if slot is None else slot

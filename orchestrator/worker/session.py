@@ -30,29 +30,29 @@ from orchestrator.core.curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.manifest import Manifest, Position
 from orchestrator.wire import BOARD_VARIABLE, Beat, Hello, Launch, Message, Note, Vitals, boottime_s
-from orchestrator.worker import gc_pause, output_folder
+from orchestrator.worker import gc_pause, output_folder, rng_state
 from orchestrator.worker.checkpoint import pretrained, restore_source, snapshot_buffer, stage_weights, state_codec
-from orchestrator.worker.checkpoint.best_checkpoint import Best
-from orchestrator.worker.checkpoint.snapshot_writer import Saver, is_on_disk
+from orchestrator.worker.checkpoint.best_checkpoint import BestCheckpoint
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter, is_on_disk
 from orchestrator.worker.checkpoint.stage_weights import Weights
 from orchestrator.worker.data import batches, value_cache
-from orchestrator.worker.data.cached_path import Data
+from orchestrator.worker.data.cached_path import CachedPaths
 from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import Began, Replay
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward, LoaderState
 from orchestrator.worker.determinism import Determinism
-from orchestrator.worker.health.loss_guard import Health
+from orchestrator.worker.health.loss_guard import LossGuard
 from orchestrator.worker.memory import activation_checkpointing, oom
-from orchestrator.worker.memory.ladder import Ladder, plain_of
-from orchestrator.worker.memory.microbatch import Backward, Guard, Work
+from orchestrator.worker.memory.ladder import Ladder, manifest_entries
+from orchestrator.worker.memory.microbatch import MicrobatchRunner, StepGuards, Work
 from orchestrator.worker.probe.estimate_probe import EstimateProbe
 from orchestrator.worker.probe.probe import Probe
 from orchestrator.worker.ranks import process_group, virtual_ranks
 from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP, Board
-from orchestrator.worker.ranks.supervisor_link import Link
-from orchestrator.worker.telemetry.metric_log import Curve
-from orchestrator.worker.telemetry.progress_marker import Whereabouts
-from orchestrator.worker.telemetry.rank_metrics import Gauges
-from orchestrator.worker.telemetry.reported_metrics import Metrics
+from orchestrator.worker.ranks.supervisor_link import SupervisorLink
+from orchestrator.worker.telemetry.metric_log import MetricLog
+from orchestrator.worker.telemetry.progress_marker import ProgressMarker
+from orchestrator.worker.telemetry.rank_metrics import RankMetrics
+from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 AFTER_A_MISS = 5.0
 """So many intervals pass before a snapshot is tried again that could not be taken: trying may have cost half a second."""
@@ -88,7 +88,7 @@ class SessionOver(SystemExit):
 class Seen(NamedTuple):
     """The state at a boundary: all of it, this rank's share of the tensors, and when looking at it began."""
 
-    captured: state_codec.Captured
+    captured: state_codec.CapturedState
     mine: dict[str, torch.Tensor]
     began_s: float
 
@@ -119,12 +119,12 @@ class Session:
         self.output = output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
         process_group.seed_all(self._seed + self.rank)
-        self._launch, self._tracked, self._metrics = launch, dict[str, Any](), Metrics()
+        self._launch, self._tracked, self._metrics = launch, dict[str, Any](), ReportedMetrics()
         self._loop = self._epoch = self._batch = self._step = self._samples = self._loops_seen = 0
         self._steps_total = self._epochs_total = self._epochs_wanted = self._epochs_done = 0
         self._rng: dict[str, Any] | None = None  # to be set before the first step, when resumed
-        self._replay: Replay | None = None  # of the epoch that runs, when its loader is not ours
-        self._began: Began | None = None  # where that epoch's loader began, when resumed
+        self._replay: LoaderFastForward | None = None  # of the epoch that runs, when its loader is not ours
+        self._began: LoaderState | None = None  # where that epoch's loader began, when resumed
         self._ranks_before = self.world_size
         self._rehearse = self._epoch_is_open = self._is_trained = False
         self._in_step = False  # while the script has a step's batch: its boundary is still to come
@@ -136,41 +136,41 @@ class Session:
         self._state_bytes = 0
         self._metrics_dropped_told = False
         self._ticked_s = self._gap_s = self._step_s = 0.0
-        self._gauges = Gauges(self.device)
-        self._place = Whereabouts()
-        self._data = Data(launch, self.rank)
-        self._store = value_cache.Store(Path(launch.cached) if launch and launch.cached else None)
-        self._shared = value_cache.Shared(self.rank, self.world_size)
-        self._progress = value_cache.Progress(self._note)
+        self._gauges = RankMetrics(self.device)
+        self._place = ProgressMarker()
+        self._data = CachedPaths(launch, self.rank)
+        self._store = value_cache.ValueStore(Path(launch.cached) if launch and launch.cached else None)
+        self._shared = value_cache.ValueBroadcast(self.rank, self.world_size)
+        self._progress = value_cache.ProgressLog(self._note)
         self._board: Board | None = None
         self._ladder: Ladder | None = None
-        self._health: Health | None = None
+        self._health: LossGuard | None = None
         self._probe: Probe | None = None
-        self._curve: Curve | None = None
-        self._best: Best | None = None
+        self._curve: MetricLog | None = None
+        self._best: BestCheckpoint | None = None
         guard = self._supervise(launch) if launch else None
-        self._backward = Backward(self.device, lambda: self._ranks, self._tell_exactness, guard)
+        self._backward = MicrobatchRunner(self.device, lambda: self._ranks, self._tell_exactness, guard)
 
-    def _supervise(self, launch: Launch) -> Guard:
+    def _supervise(self, launch: Launch) -> StepGuards:
         self._board = Board(os.environ[BOARD_VARIABLE], self.rank, self.world_size)
-        self._link = Link(launch, self._board, self._hello, self._told)
-        self._saver = Saver(launch, self.rank, self.world_size, self._board, self._link.send)
+        self._link = SupervisorLink(launch, self._board, self._hello, self._told)
+        self._saver = SnapshotWriter(launch, self.rank, self.world_size, self._board, self._link.send)
         self._board.admit = self._saver.admit
         if launch.best:
-            self._best = Best(launch, self.rank, self._board, self._saver, self._metrics, self._link.send)
+            self._best = BestCheckpoint(launch, self.rank, self._board, self._saver, self._metrics, self._link.send)
         if self._member.shares_gpu and self.rank == 0:
             why = f"{self.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
             self._link.send(Note(launch.attempt, "gloo_instead_of_nccl", {"why": why}))
         self._ladder = Ladder(launch, self.device, self._link.send)
-        self._health = Health(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
+        self._health = LossGuard(launch, self.rank, self._ladder, self._link.send, late=self.device.type == "cuda")
         if launch.probe is not None:
             kind = EstimateProbe if launch.probe.get("gpu") else Probe
             self._probe = kind(launch, self.rank, self.device, self._ladder)
         elif self.rank == 0:
-            self._curve = Curve(launch)
+            self._curve = MetricLog(launch)
             self._metrics.on_arrival = self._curve.add
         signal.signal(signal.SIGTERM, lambda *_: self._link.ask_stop())  # the wall has come nearer; only a request here
-        return Guard(self._ladder, self._health, self._board, self.rank)
+        return StepGuards(self._ladder, self._health, self._board, self.rank)
 
     @property
     def weight(self) -> float:
@@ -247,7 +247,7 @@ class Session:
             if self._launch.snapshot is not None:
                 self._restore(self._snapshot(self._launch.snapshot), "the snapshot in memory")
             elif self._launch.resume:
-                self._restore(restore_source.Folder(Path(self._launch.resume)), self._launch.resume)
+                self._restore(restore_source.FolderSource(Path(self._launch.resume)), self._launch.resume)
                 self._saved_at = self._step
             if self._goes_on:
                 sizes, own_bytes = self._measure()  # what it keeps may have grown in earlier sessions
@@ -280,16 +280,16 @@ class Session:
     def _goes_on(self) -> bool:
         return self._launch is not None and (self._launch.resume is not None or self._launch.snapshot is not None)
 
-    def _snapshot(self, number: int) -> restore_source.InMemory:
+    def _snapshot(self, number: int) -> restore_source.SnapshotSource:
         try:
             held, descriptors = self._saver.fetch()
         except OSError as error:
             raise restore_source.SnapshotGone(f"the keeper cannot be asked: {error}") from None
         if held.number != number:
             raise restore_source.SnapshotGone(f"expected snapshot {number}, found {held.number}")
-        return restore_source.InMemory(held, descriptors)
+        return restore_source.SnapshotSource(held, descriptors)
 
-    def _restore(self, found: restore_source.Stored, where: str) -> None:
+    def _restore(self, found: restore_source.RestoreSource, where: str) -> None:
         described = found.described
         divisible = described.divisible and self._divisible
         count = described.world_size if divisible else self.world_size
@@ -327,7 +327,7 @@ class Session:
             self._curve.epoch = at.epoch + (at.batch > 0)
         self._metrics.restore(described.metrics, described.measured)
 
-    def _keep_alike(self, found: restore_source.Stored) -> bool:
+    def _keep_alike(self, found: restore_source.RestoreSource) -> bool:
         """Whether the ranks played here keep the same for themselves: schedulers do, generators of their own do not."""
         mine = found.own(self._ranks.first)["own"]
         return all(
@@ -512,7 +512,7 @@ class Session:
         source = self._source(loader)
         source.seek(self._epoch, self._batch)
         if self._rng:
-            state_codec.set_rng_state(self._rng, self.device)
+            rng_state.restore(self._rng, self.device)
             self._rng = None
         given = source.parts()  # a replay happens here, and counts as no step's time
         if self._replay is not None:
@@ -541,7 +541,7 @@ class Session:
                 yield from self._rehearsal(parts, weights)
             self._backward.give(parts, weights)
             if self._backward.has_dropout_state:
-                state_codec.renew_dropout_state(self.device)
+                rng_state.renew_dropout_state(self.device)
             self._in_step = True
             try:
                 yield parts[0]
@@ -565,7 +565,7 @@ class Session:
             print(f"kgorch: {what}", file=sys.stderr, flush=True)
             self._link.send(Note(self._launch.attempt, "tracks_nothing", {"stage": self._launch.stage, "what": what}))
 
-    def _climb_in(self, source: Loader | Replay) -> None:
+    def _climb_in(self, source: Loader | LoaderFastForward) -> None:
         """Onto the rung that was in force at this step."""
         if self._ladder and self._tracked:
             self._ladder.begin(
@@ -589,26 +589,28 @@ class Session:
         if self._ranks.are_split:
             raise KgorchError(f"{self._ranks.said()}: {why}", next_step=f"run on {self._ranks.count} ranks again")
 
-    def _source(self, loader: Iterable[Any]) -> Loader | Replay:
-        source: Loader | Replay
+    def _source(self, loader: Iterable[Any]) -> Loader | LoaderFastForward:
+        source: Loader | LoaderFastForward
         if isinstance(loader, Loader):
             source, self._replay, data = loader, None, "keyed"
         else:
-            source = self._replay = Replay(loader, self.world_size, self.device, self._began, self._ranks_before)
+            source = self._replay = LoaderFastForward(
+                loader, self.world_size, self.device, self._began, self._ranks_before
+            )
             source.refuse(self._tracked)
             self._refuse_to_divide("a loader that is not session.loader()'s cannot be divided")
             self._began, data = None, source.exactness
         self._tell_exactness(data=data, deterministic=self._determinism.verdict)
         return source
 
-    def _tell_of_replay(self, replay: Replay) -> None:
+    def _tell_of_replay(self, replay: LoaderFastForward) -> None:
         """What is known of a foreign loader by now: some of it shows as it is read."""
         lost = {"resume": replay.lost} if replay.lost else {}
         self._tell_exactness(data=replay.exactness, **lost)
 
     def _rehearsal(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
         """The batch once to no effect: whatever the script does with it to tracked things is undone."""
-        kept, rng = state_codec.capture(self._tracked), state_codec.rng_state(self.device)
+        kept, rng = state_codec.capture(self._tracked), rng_state.capture(self.device)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in kept.tensors.items()}
         played = dict(self._ranks.random_states)
         self._rehearse, self._backward.rehearses = False, True
@@ -619,7 +621,7 @@ class Session:
         for module in self._modules():
             module.zero_grad(set_to_none=True)
         state_codec.put_back(self._tracked, kept, copies)
-        state_codec.set_rng_state(rng, self.device)
+        rng_state.restore(rng, self.device)
 
     def _tick(self, place: str = "step") -> float:
         """Seconds since this was called last; the longest of them is told. What begins is a `place` of core/hang.py."""
@@ -780,7 +782,7 @@ class Session:
             measured=self._metrics.measured,
             versions=process_group.versions(__version__, self.device)
             | {"deterministic": self._determinism.level}
-            | (plain_of(self._ladder.settings) if self._ladder else {}),
+            | (manifest_entries(self._ladder.settings) if self._ladder else {}),
             changes=tuple(self._ladder.changes.taken) if self._ladder else (),
         )
         docs = self._rank_documents(seen.captured, seen.mine)
@@ -788,9 +790,9 @@ class Session:
             seen.captured, seen.mine, docs, described, slot=slot, persist=persist, began_s=seen.began_s
         )
 
-    def _rank_documents(self, captured: state_codec.Captured, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def _rank_documents(self, captured: state_codec.CapturedState, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
         """rankK.json of this process's ranks: the first one's holds the names of the tensors that the process writes."""
-        random_states = {self._ranks.first: state_codec.rng_state(self.device), **self._ranks.random_states}
+        random_states = {self._ranks.first: rng_state.capture(self.device), **self._ranks.random_states}
         if self._replay is not None:
             random_states[self._ranks.first]["loader"] = self._replay.place
         return {

@@ -17,7 +17,7 @@ from orchestrator.plan import DataPart
 from orchestrator.runtime import datacache
 from orchestrator.runtime.datacache import Cache, DataCache
 from orchestrator.wire import CACHE_WHOLE, Launch
-from orchestrator.worker.data.cached_path import Data
+from orchestrator.worker.data.cached_path import CachedPaths
 
 
 @pytest.fixture
@@ -245,12 +245,14 @@ def test_a_path_goes_over_at_an_epochs_end_and_back_when_the_copy_is_stale(sourc
     launch = Launch(
         "r", "i", "s", "1.1", str(tmp_path), "e", "w", 1, "", "", "", "", data={str(source): str(made.folder)}
     )
-    data = Data(launch, 0)
+    data = CachedPaths(launch, 0)
     path, below = data.path("mounted"), data.path("mounted/deep") / "c.bin"
     assert os.fspath(path) == "mounted" and os.path.join(path, "a.bin") == "mounted/a.bin"
     data.look()
     assert os.fspath(path) == str(made.copy) and os.fspath(below) == str(made.copy / "deep" / "c.bin")
-    assert os.fspath(data.path("mountedx")) == "mountedx" and os.fspath(Data(None, 0).path("mounted")) == "mounted"
+    assert (
+        os.fspath(data.path("mountedx")) == "mountedx" and os.fspath(CachedPaths(None, 0).path("mounted")) == "mounted"
+    )
     (made.folder / CACHE_WHOLE).unlink()
     data.look()
     assert os.fspath(below) == "mounted/deep/c.bin"

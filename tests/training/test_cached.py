@@ -39,14 +39,14 @@ def test_what_fails_on_the_first_rank_ends_the_others_as_its_consequence(tmp_pat
 
 def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    nowhere = value_cache.Store(None)
+    nowhere = value_cache.ValueStore(None)
     nowhere.write("headers", "k", b"1")
     assert nowhere.read("headers", "k") is None and not list(tmp_path.iterdir())
 
 
 @pytest.fixture
-def store(tmp_path) -> value_cache.Store:
-    return value_cache.Store(tmp_path / "cached")
+def store(tmp_path) -> value_cache.ValueStore:
+    return value_cache.ValueStore(tmp_path / "cached")
 
 
 def kept(tmp_path: Path) -> Path:
@@ -133,7 +133,7 @@ def test_a_name_is_a_plain_file_name(name):
 def test_progress_is_told_now_and_then_with_the_time_that_is_left(monkeypatch, capsys):
     now, told = [100.0], []
     monkeypatch.setattr(value_cache.time, "monotonic", lambda: now[0])
-    progress = value_cache.Progress(lambda kind, facts: told.append((kind, facts)))
+    progress = value_cache.ProgressLog(lambda kind, facts: told.append((kind, facts)))
     for done in range(1001):
         progress.to("headers", done, 1000)
         now[0] += 0.25

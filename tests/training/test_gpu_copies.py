@@ -13,11 +13,11 @@ from orchestrator.core.curve import Mark, Recorder, Value
 from orchestrator.wire import STAMP_BYTES, Images, Note
 from orchestrator.worker import host_copy
 from orchestrator.worker.checkpoint import snapshot_buffer, snapshot_writer
-from orchestrator.worker.checkpoint.snapshot_buffer import Image
+from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 from orchestrator.worker.health import loss_guard
 from orchestrator.worker.memory import oom, oom_retry
 from orchestrator.worker.telemetry import reported_metrics
-from orchestrator.worker.telemetry.reported_metrics import Metrics
+from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def cuda(monkeypatch):
 def _image(cuda, capacity=1 << 16):
     descriptor = os.memfd_create("image")
     os.ftruncate(descriptor, capacity + STAMP_BYTES)
-    return Image(descriptor, capacity, pinned=True)
+    return SnapshotBuffer(descriptor, capacity, pinned=True)
 
 
 # Metrics
 
 
 def test_a_reported_tensor_is_not_waited_for_and_counts_once_it_has_arrived(cuda):
-    reported = Metrics()
+    reported = ReportedMetrics()
     reported.report("loss", cuda.tensor(1.5))
     reported.report("rate", 0.25)
     reported.collect()
@@ -49,7 +49,7 @@ def test_a_reported_tensor_is_not_waited_for_and_counts_once_it_has_arrived(cuda
 
 
 def test_a_reported_tensor_counts_as_it_was_when_it_was_reported(cuda):
-    reported, loss = Metrics(), cuda.tensor([2.0])
+    reported, loss = ReportedMetrics(), cuda.tensor([2.0])
     reported.report("loss", loss)
     loss.fill_(7.0)  # as the next replay of a CUDA graph does
     reported.collect(wait=True)
@@ -57,7 +57,7 @@ def test_a_reported_tensor_counts_as_it_was_when_it_was_reported(cuda):
 
 
 def test_of_a_device_far_behind_the_oldest_and_the_newest_figure_are_on_their_way(cuda):
-    reported = Metrics()
+    reported = ReportedMetrics()
     for step in range(1000):
         reported.report("loss", cuda.tensor(float(step)))
     assert len(reported.pending["loss"]) == reported_metrics.ON_THE_WAY
@@ -67,7 +67,7 @@ def test_of_a_device_far_behind_the_oldest_and_the_newest_figure_are_on_their_wa
 
 
 def test_a_figure_that_arrives_late_is_recorded_where_it_was_reported(cuda):
-    reported, records = Metrics(), []
+    reported, records = ReportedMetrics(), []
     recorder = Recorder(records.append)
     reported.on_arrival = lambda name, value, mark: recorder.add(name, value, mark, 0.0)
     reported.report("rate", 0.5, Mark(6, 1, False))
@@ -84,7 +84,7 @@ def test_a_figure_that_arrives_late_is_recorded_where_it_was_reported(cuda):
 
 
 def test_a_figure_that_arrives_late_bears_the_step_at_which_it_was_reported(cuda):
-    reported = Metrics()
+    reported = ReportedMetrics()
     reported.report("dice", cuda.tensor(0.5), Mark(7, 1, True))
     reported.report("loss", 2.0, Mark(9, 1, True))
     assert reported.measured == {"loss": 9}
@@ -93,7 +93,7 @@ def test_a_figure_that_arrives_late_bears_the_step_at_which_it_was_reported(cuda
 
 
 def test_another_thread_reads_plain_numbers_while_the_device_hangs(cuda):
-    reported, seen = Metrics(), []
+    reported, seen = ReportedMetrics(), []
     reported.report("loss", cuda.tensor(1.0))
     reported.collect(wait=True)
     cuda.never = True
@@ -190,7 +190,7 @@ def test_images_that_are_files_are_not_pinned_and_somebody_says_so(tmp_path, mon
 
     place = Place(tmp_path)
     saver = place.saver()
-    monkeypatch.setattr(snapshot_writer, "Image", Recorded)
+    monkeypatch.setattr(snapshot_writer, "SnapshotBuffer", Recorded)
     monkeypatch.setattr(saver, "_connect", lambda patience_s: setattr(saver, "_keeper", object()))
     monkeypatch.setattr(snapshot_writer.wire, "send", lambda *_: None)
     answer = Images(count=count, bytes=100, number=1, slot=0), [0] * max(count, 1)
@@ -215,7 +215,7 @@ def test_a_gradient_that_finds_no_room_for_its_copy_is_kept_on_the_host(cuda, mo
 
 def test_buffers_of_several_types_are_copied_in_a_kernel_a_type(monkeypatch):
     norms = torch.nn.Sequential(*(torch.nn.BatchNorm1d(4) for _ in range(8)))
-    buffers, copied, copy = oom_retry.Buffers([norms]), [], torch._foreach_copy_
+    buffers, copied, copy = oom_retry.BufferCopies([norms]), [], torch._foreach_copy_
     buffers.keep()
 
     def counted(values, held):

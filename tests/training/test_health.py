@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from orchestrator.core.health import change_of, parse_remedy
 from orchestrator.wire import Launch, Note, Remedied
-from orchestrator.worker.health.loss_guard import LATE, NOT_FINITE, SPIKE, Health, Unwell
+from orchestrator.worker.health.loss_guard import LATE, NOT_FINITE, SPIKE, LossGuard, Unwell
 from orchestrator.worker.memory.ladder import Ladder
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -20,7 +20,7 @@ def _health(told, *, nan=("skip",), schedule=(), late=False, **more):
         run="r", run_id="id", stage="train", attempt="1.1", folder="", entry="x.py", workdir="/", ranks=1, socket="",
         checkpoints="", output="", plan_hash="", schedule=list(schedule), health={"nan": list(nan), **more},
     )  # fmt: skip
-    return Health(launch, 0, Ladder(launch, torch.device("cpu"), told.append), told.append, late=late)
+    return LossGuard(launch, 0, Ladder(launch, torch.device("cpu"), told.append), told.append, late=late)
 
 
 def _training(steps, lr=0.8):

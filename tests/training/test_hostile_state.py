@@ -21,7 +21,8 @@ from torch import nn
 from orchestrator import foreign, manifest
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError
 from orchestrator.manifest import FileEntry, Manifest, Position
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker import rng_state
+from orchestrator.worker.checkpoint import restore_source, state_codec
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 """How much longer: `make soak`."""
@@ -129,7 +130,7 @@ def test_a_value_that_kgorch_has_not_written_is_refused_by_its_place_and_takes_n
 
 
 def _rng() -> dict:
-    tree: dict = json.loads(json.dumps(state_codec.rng_state(torch.device("cpu"))))
+    tree: dict = json.loads(json.dumps(rng_state.capture(torch.device("cpu"))))
     return tree
 
 
@@ -159,11 +160,11 @@ PLACES = [
 def test_any_value_in_any_place_of_the_random_states_is_set_or_refused(value):
     for at in PLACES:
         try:
-            state_codec.set_rng_state(_altered(RNG, at, value), torch.device("cpu"))
+            rng_state.restore(_altered(RNG, at, value), torch.device("cpu"))
         except CannotRestore as error:
             assert str(error)
         assert math.isfinite(random.random() + float(np.random.rand()) + float(torch.rand(())))
-    state_codec.set_rng_state(RNG, torch.device("cpu"))
+    rng_state.restore(RNG, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_random_states_that_lead_out_of_memory_are_refused(at, value):
     tracemalloc.start()
     try:
         with pytest.raises(CannotRestore, match="random states"):
-            state_codec.set_rng_state(_altered(RNG, at, value), torch.device("cpu"))
+            rng_state.restore(_altered(RNG, at, value), torch.device("cpu"))
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -224,7 +225,7 @@ def _places(value, at=()):
 @given(value=_trees, data=st.data())
 def test_any_value_in_any_place_of_a_state_is_restored_or_refused(saved, value, data):
     described = manifest.read(saved)
-    shards = state_codec.Shards(saved, described, 0)
+    shards = restore_source.ShardReader(saved, described, 0)
     tree = manifest.document(saved, described, "state.json") | manifest.document(saved, described, "rank0.json")["own"]
     for at in [at for at in _places(tree) if at]:
         try:
@@ -251,7 +252,7 @@ def test_a_file_that_has_changed_since_it_was_verified_is_refused(saved, tmp_pat
         if name.endswith(".json"):
             manifest.document(folder, described, name)
         else:
-            state_codec.Shards(folder, described, 0).fetch("model.0.weight")
+            restore_source.ShardReader(folder, described, 0).fetch("model.0.weight")
 
 
 def test_a_truth_value_that_is_neither_is_refused(tmp_path):
@@ -260,7 +261,7 @@ def test_a_truth_value_that_is_neither_is_refused(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\2")
     listed = {path.name: FileEntry(len(content), "0" * 32)}
-    shards = state_codec.Shards(tmp_path, Manifest("run", "id", "train", Position(), 1, "", files=listed), 0)
+    shards = restore_source.ShardReader(tmp_path, Manifest("run", "id", "train", Position(), 1, "", files=listed), 0)
     assert shards.fetch("x").tolist() == [1, 1]
     with pytest.raises(CheckpointBroken, match="neither true nor false"):
         shards.fetch("mask")

@@ -153,7 +153,7 @@ def test_an_evaluation_that_runs_out_of_memory_is_told_as_one(tmp_path):
 
 
 def test_memory_that_runs_out_before_the_reduction_began_is_no_step_to_try_again():
-    reduction = ddp_drain.Reduction([])
+    reduction = ddp_drain.GradientReduction([])
     reduction._ddps, reduction._syncs = [object()], True  # begin() has raised half-way
     with pytest.raises(RuntimeError, match="prepared its buckets"):
         reduction.owe()

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from orchestrator.errors import CannotRestore
 from orchestrator.worker.data import generator_states
-from orchestrator.worker.data.loader_fast_forward import Replay
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
 from orchestrator.worker.data.loader_search import MOST_OBJECTS, parts_of
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def test_each_part_is_told_the_epoch_once_by_whoever_knows_it(at):
     else:
         data.inner = sampler
         loader, names = DataLoader(data, 4, sampler=sampler), ["ToldData", "ToldSampler"]
-    replay = Replay(loader, 1, CPU, None, 1)
+    replay = LoaderFastForward(loader, 1, CPU, None, 1)
     replay.seek(5, 0)
     assert sorted(told) == sorted((name, 5) for name in names)
     replay.seek(6, 0)

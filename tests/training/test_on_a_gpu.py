@@ -16,7 +16,7 @@ from torch import nn
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import shim
 from orchestrator.wire import Launch, boottime_s
-from orchestrator.worker import attach
+from orchestrator.worker import attach, rng_state
 from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.memory import oom
@@ -265,7 +265,7 @@ def test_the_dropout_state_of_an_rnn_is_renewed_before_every_backward(alone, mon
     """cuDNN draws it once a process otherwise, so that a resumed process has other masks."""
     assert has_dropout_state([rnn]) is keeps
     session, renewed = alone(), []
-    monkeypatch.setattr(state_codec, "renew_dropout_state", renewed.append)
+    monkeypatch.setattr(rng_state, "renew_dropout_state", renewed.append)
     session._backward._device = torch.device("cuda", 0)
     session._backward.learn([rnn])
     session._backward._device = CPU
@@ -278,7 +278,7 @@ def test_renewing_sets_the_generator_to_what_it_is(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: ("state", device))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: calls.append(args))
-    state_codec.renew_dropout_state(torch.device("cuda", 1))
+    rng_state.renew_dropout_state(torch.device("cuda", 1))
     assert calls == [(("state", torch.device("cuda", 1)), torch.device("cuda", 1))]
 
 

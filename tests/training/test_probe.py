@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.worker.probe.probe import Found, Probe
+from orchestrator.worker.probe.probe import Probe, ProbeResult
 
 
 class Scored(SimpleNamespace):
@@ -19,7 +19,7 @@ class Scored(SimpleNamespace):
 
 def test_what_the_first_evaluation_alone_takes_is_no_part_of_every_epoch():
     probe = Probe.__new__(Probe)
-    probe.found, probe.loaders = Found(loops=[{"epochs": 5, "batches": 6}]), [Scored(seen=[3.0, 0.5])]
+    probe.found, probe.loaders = ProbeResult(loops=[{"epochs": 5, "batches": 6}]), [Scored(seen=[3.0, 0.5])]
     probe._since_s = time.monotonic() - 3.5
     probe.epoch_over()
     assert probe.found.warm_up_s == pytest.approx(2.5)

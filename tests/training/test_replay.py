@@ -45,9 +45,8 @@ from torch.utils.data import (
 
 from orchestrator import manifest
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.worker import attach
-from orchestrator.worker.checkpoint import state_codec
-from orchestrator.worker.data.loader_fast_forward import Replay
+from orchestrator.worker import attach, rng_state
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
 
 CPU = torch.device("cpu")
 
@@ -70,14 +69,14 @@ def train(make, *, cut_after=None, begin=None, epochs=3, lost=""):
     at = begin["epoch"] if begin else 0
     for epoch in range(at, epochs):
         resumed = begin if epoch == at else None
-        replay = Replay(loader, 1, CPU, resumed and resumed["began"], 1)
+        replay = LoaderFastForward(loader, 1, CPU, resumed and resumed["began"], 1)
         replay.seek(epoch, resumed["batch"] if resumed else 0)
         if resumed:
-            state_codec.set_rng_state(resumed["rng"], CPU)
+            rng_state.restore(resumed["rng"], CPU)
         for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
             seen.append((epoch, batch.tolist(), noise()))
             if (epoch, number) == cut_after:
-                left = {"epoch": epoch, "batch": number, "rng": state_codec.rng_state(CPU), "began": replay.place}
+                left = {"epoch": epoch, "batch": number, "rng": rng_state.capture(CPU), "began": replay.place}
                 return seen, json.loads(json.dumps(left))
         assert lost in replay.lost if lost and resumed else replay.lost == ""
     return seen, None
@@ -176,11 +175,11 @@ def test_a_sampler_of_an_unknown_kind_is_named_beforehand():
     said = (
         "replayed; loader.batch_sampler.batch_sampler.sampler is a Rotated, exact if it gives the same order each time"
     )
-    assert Replay(loader, 1, CPU, None, 1).exactness == said
+    assert LoaderFastForward(loader, 1, CPU, None, 1).exactness == said
     streaming = DataLoader(Noisy(), 4)
     streaming.dataset.stream = iter([1])
     said = "replayed; loader.dataset.stream is a list_iterator, exact if it begins anew with each epoch"
-    assert Replay(streaming, 1, CPU, None, 1).exactness == said
+    assert LoaderFastForward(streaming, 1, CPU, None, 1).exactness == said
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_a_place_in_a_loader_that_kgorch_has_not_written_is_refused(altered):
 
 def test_an_evaluation_between_two_batches_does_not_count():
     loader = own_generator(0)()
-    replay = Replay(loader, 1, CPU, None, 1)
+    replay = LoaderFastForward(loader, 1, CPU, None, 1)
     given = iter(replay)
     next(given), next(given)
     before = replay.place["order"]
@@ -295,7 +294,7 @@ def test_with_another_number_of_ranks_no_sample_is_passed_over_and_few_come_twic
         seen = []
         for rank in range(world):
             loader = DataLoader(Noisy(), batch_size, sampler=DistributedSampler(Noisy(), world, rank))
-            replay = Replay(loader, world, CPU, place, 2)
+            replay = LoaderFastForward(loader, world, CPU, place, 2)
             replay.seek(3, 3 if place else 0)
             seen += [int(sample[0]) for batch in itertools.islice(replay, number) for sample in batch]
         return seen, replay
@@ -307,7 +306,7 @@ def test_with_another_number_of_ranks_no_sample_is_passed_over_and_few_come_twic
 
 
 def test_loading_processes_end_with_the_loop_that_is_left_early():
-    replay = Replay(DataLoader(Noisy(), 4, num_workers=2), 1, CPU, None, 1)
+    replay = LoaderFastForward(DataLoader(Noisy(), 4, num_workers=2), 1, CPU, None, 1)
     gc.disable()  # a reference cycle would keep them
     try:
         given = iter(replay)
@@ -344,7 +343,7 @@ def test_loading_processes_end_with_the_loop_that_is_left_early():
     ],
 )
 def test_what_cannot_be_exact_is_said(loader, ranks_before, said):
-    found = Replay(loader, 1, CPU, None, ranks_before).exactness
+    found = LoaderFastForward(loader, 1, CPU, None, ranks_before).exactness
     assert found == said or (said != "replayed" and found.startswith(said))
 
 
@@ -360,7 +359,7 @@ def test_what_cannot_be_exact_is_said(loader, ranks_before, said):
     ],
 )
 def test_what_only_shows_as_it_is_read_is_said_then(make, said):
-    replay = Replay(make(), 1, CPU, None, 1)
+    replay = LoaderFastForward(make(), 1, CPU, None, 1)
     assert replay.exactness == "replayed"
     for number, _ in enumerate(replay):
         if number == 4:
@@ -413,9 +412,9 @@ def test_a_nested_sampler_is_refused_among_what_is_tracked_and_what_it_holds_is_
     sampler = Weighted(40)
     sampler.model = Model(1, 1)
     loader = Ahead(Noisy(), batch_sampler=Part(BatchSampler(sampler, 4, True)))
-    Replay(loader, 1, CPU, None, 1).refuse({"model": sampler.model})
+    LoaderFastForward(loader, 1, CPU, None, 1).refuse({"model": sampler.model})
     with pytest.raises(KgorchError, match="leave order out of"):
-        Replay(loader, 1, CPU, None, 1).refuse({"model": sampler.model, "order": sampler})
+        LoaderFastForward(loader, 1, CPU, None, 1).refuse({"model": sampler.model, "order": sampler})
 
 
 def test_a_tracked_sampler_is_refused_for_it_would_skip_twice(session):

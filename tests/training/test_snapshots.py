@@ -30,7 +30,7 @@ from orchestrator.runtime.export import export, export_for_torch, writer_of
 from orchestrator.wire import SaveFailed
 from orchestrator.worker.checkpoint import restore_source, state_codec
 from orchestrator.worker.checkpoint import snapshot_writer as saving
-from orchestrator.worker.checkpoint.snapshot_writer import Saver
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP
 
 ROUNDS = int(os.environ.get("KGORCH_SOAK", "25"))
@@ -83,9 +83,9 @@ def test_no_line_ends_the_keeper_or_takes_the_snapshot_that_it_holds(place):
     assert _restored(place, saver, {"model": nn.Linear(4, 4)}) == 3
 
 
-def _restored(place: Place, saver: Saver, tracked) -> int:
+def _restored(place: Place, saver: SnapshotWriter, tracked) -> int:
     held, descriptors = saver.fetch()
-    found = restore_source.InMemory(held, descriptors)
+    found = restore_source.SnapshotSource(held, descriptors)
     state_codec.restore(tracked, found.tree | found.own(0)["own"], found.fetcher(0))
     return found.described.step
 
@@ -99,7 +99,7 @@ def test_a_save_is_put_in_place_whole_and_verifies(place):
     assert saver.wait()
     [folder] = manifest.checkpoints(place.root)
     assert manifest.verify(folder).step == 3
-    assert torch.equal(state_codec.Shards(folder, manifest.read(folder), 0).fetch("model.weight"), expected)
+    assert torch.equal(restore_source.ShardReader(folder, manifest.read(folder), 0).fetch("model.weight"), expected)
     assert [path.name for path in place.root.iterdir()] == ["step-00000003"]
 
 
@@ -470,7 +470,7 @@ def _train(place: Place, rank: int, attempt: str, first: int, barrier) -> None:
         save(saver, {"model": net}, step, persist=both == 2, rank=rank, ranks=2, slot=_slot(saver, barrier, rank))
 
 
-def _slot(saver: Saver, barrier, rank: int) -> int:
+def _slot(saver: SnapshotWriter, barrier, rank: int) -> int:
     return 1 if barrier.exchange(rank, saver.admit(SNAPSHOT) & SLOT if rank == 0 else 0) else 0
 
 
@@ -515,7 +515,7 @@ def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_tha
         if victim in ("keeper", "all"):
             place.start_keeper()
         elif held := place.newest():
-            found = restore_source.InMemory(*place.saver(attempt="9.9").fetch())
+            found = restore_source.SnapshotSource(*place.saver(attempt="9.9").fetch())
             fetch = found.fetcher(0)
             values = {float(value) for name in range(8) for value in fetch(f"model.parts.{name}").unique()}
             assert values == {float(found.described.step)}, "a torn snapshot"

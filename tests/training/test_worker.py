@@ -23,12 +23,13 @@ from torch import nn
 
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.wire import STAMP_BYTES
+from orchestrator.worker import rng_state
 from orchestrator.worker.checkpoint import state_codec
-from orchestrator.worker.checkpoint.snapshot_buffer import Image, TooSmall, header_of, layout_of, share
+from orchestrator.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuffer, header_of, layout_of, share
 from orchestrator.worker.data import batches
 from orchestrator.worker.data.keyed_loader import Loader
 from orchestrator.worker.ranks.consensus_board import SAVE, STOP, Board, PeersLost, size
-from orchestrator.worker.ranks.virtual_ranks import Summing, ranks_of
+from orchestrator.worker.ranks.virtual_ranks import GradientSum, ranks_of
 
 
 @pytest.fixture
@@ -194,23 +195,23 @@ def test_another_model_is_refused_with_the_first_name_that_differs():
 
 def test_random_states_come_back_for_all_libraries():
     device = torch.device("cpu")
-    kept = json.loads(json.dumps(state_codec.rng_state(device)))
+    kept = json.loads(json.dumps(rng_state.capture(device)))
     expected = random.random(), float(np.random.rand()), float(torch.rand(()))
-    state_codec.set_rng_state(kept, device)
+    rng_state.restore(kept, device)
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
 
 
 def _image(capacity):
     descriptor = os.memfd_create("image")
     os.ftruncate(descriptor, capacity + STAMP_BYTES)
-    return Image(os.dup(descriptor), capacity), descriptor
+    return SnapshotBuffer(os.dup(descriptor), capacity), descriptor
 
 
 def test_an_image_too_small_says_what_it_needs_and_keeps_what_it_holds():
     image, descriptor = _image(4096)
     image.fill({"x": torch.ones(10)}, {}, 1)
     before = os.pread(descriptor, 4096 + 8, 0)
-    with pytest.raises(TooSmall) as refused:
+    with pytest.raises(BufferTooSmall) as refused:
         image.fill({"x": torch.ones(2000)}, {}, 2)
     assert refused.value.need > 8000
     assert os.pread(descriptor, 4096 + 8, 0) == before
@@ -385,7 +386,7 @@ def test_the_same_script_runs_alone_and_under_plain_torchrun(tmp_path):
 def test_played_ranks_each_begin_from_what_was_there_and_a_shared_weight_is_summed_once(before, after):
     net = nn.Linear(2, 1, bias=False)
     net.weight.grad = None if before is None else torch.full((1, 2), before)
-    summing = Summing([net, nn.Sequential(net)], ranks_of(2, 0, 1))
+    summing = GradientSum([net, nn.Sequential(net)], ranks_of(2, 0, 1))
     for _ in range(2):
         with summing.rank():
             net(torch.ones(1, 2)).sum().backward()

@@ -25,9 +25,9 @@ from pathlib import Path
 from orchestrator import manifest
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
 from orchestrator.wire import Launch, Note, Saved
-from orchestrator.worker.checkpoint.snapshot_writer import Saver, is_on_disk
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter, is_on_disk
 from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, STOP, Board
-from orchestrator.worker.telemetry.reported_metrics import Metrics
+from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 SERIES = 100
 """A figure that comes with every step, a training loss perhaps, is looked at every so many steps: looking waits for the
@@ -38,7 +38,7 @@ SHARE, FREE_S = 0.05, 10.0
 improves most times at first."""
 
 
-class Best:
+class BestCheckpoint:
     """Args:
     tell: sends a word to the supervisor.
     Attributes:
@@ -46,7 +46,8 @@ class Best:
     """
 
     def __init__(
-        self, launch: Launch, rank: int, board: Board, saver: Saver, metrics: Metrics, tell: Callable[[Note | Saved], None]
+        self, launch: Launch, rank: int, board: Board, saver: SnapshotWriter, metrics: ReportedMetrics,
+        tell: Callable[[Note | Saved], None],
     ) -> None:  # fmt: skip
         assert launch.best
         self._launch, self._rank, self._board, self._saver, self._metrics = launch, rank, board, saver, metrics

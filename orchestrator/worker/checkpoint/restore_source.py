@@ -1,4 +1,4 @@
-"""What a rank goes on from: a checkpoint folder, or the newest snapshot in the keeper's memory. Both are read the same way."""
+"""The two places that a rank resumes from: a checkpoint folder, or the newest snapshot in the keeper's memory."""
 
 from __future__ import annotations
 
@@ -6,40 +6,84 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from orchestrator import manifest
-from orchestrator.errors import CannotRestore
+from orchestrator import foreign, manifest, shard
+from orchestrator.errors import CannotRestore, CheckpointBroken
 from orchestrator.manifest import Manifest
 from orchestrator.wire import Held
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.tagged_json import DTYPES, Fetch
 
-_DTYPES = {name: dtype for dtype, name in state_codec.DTYPES.items()}
+_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class SnapshotGone(RuntimeError):
-    """The keeper died, or another snapshot took the place of the one that was promised: to be launched from disk."""
+    """The keeper died or holds a newer snapshot than the launch file names: the next attempt starts from disk."""
 
 
-class Stored(Protocol):
-    """Attributes: described: its `world_size` is the number of (virtual) ranks. tree: state.json."""
+class RestoreSource(Protocol):
+    """A saved state.
+
+    Attributes:
+        described: the manifest; its `world_size` is the number of (virtual) ranks.
+        tree: state.json.
+    """
 
     described: Manifest
     tree: dict[str, Any]
 
     def own(self, rank: int) -> dict[str, Any]:
-        """rankK.json, of rank 0 for a rank that there was not."""
+        """rankK.json; rank 0's for a rank that the saved run did not have."""
 
-    def fetcher(self, rank: int) -> Callable[[str], torch.Tensor]:
-        """Takes a tensor's path, gives it as this rank sees it."""
+    def fetcher(self, rank: int) -> Fetch:
+        """Reads tensors by path, as this rank sees them: its own copy where it has one, else that of the lowest rank."""
 
 
-class Folder:
+class ShardReader:
+    """Reads the tensors of a checkpoint folder as one rank sees them: its own copy where it has one, else rank 0's.
+
+    Raises:
+        CheckpointBroken: a shard is malformed.
+        CheckpointUnreadable: a shard cannot be read at the moment.
+    """
+
+    def __init__(self, folder: Path, described: Manifest, rank: int) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        order = manifest.shards(described)
+        for name in [name for name in order if name == f"rank{rank}.safetensors"] + order:
+            try:
+                with foreign.open_file(folder, name) as file:
+                    shard.header(file, folder / name)
+                    # By descriptor, so that the file that is read is the one whose header was checked.
+                    opened: Any = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
+            except OSError as error:
+                raise foreign.verdict(error, f"{folder / name} cannot be read", str(error)) from None
+            except SafetensorError as error:
+                raise CheckpointBroken(f"{folder / name} is not a shard", str(error)[:300]) from None
+            for tensor in opened.keys():  # noqa: SIM118  (no dict)
+                self._files.setdefault(tensor, opened)
+
+    def fetch(self, name: str) -> torch.Tensor:
+        """The tensor of that path. Raises: CannotRestore, CheckpointBroken."""
+        if name not in self._files:
+            raise CannotRestore(f"the checkpoint's shards lack the tensor {name!r:.200}")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        # A bool of another byte is undefined behaviour in PyTorch's kernels.
+        if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+            raise CheckpointBroken(f"{name!r:.200} in {self._folder} holds bytes that are neither true nor false")
+        return tensor
+
+
+class FolderSource:
+    """A checkpoint folder, as a RestoreSource."""
+
     def __init__(self, folder: Path) -> None:
         self.described = manifest.read(folder)
         self.tree = manifest.document(folder, self.described, "state.json")
@@ -49,26 +93,35 @@ class Folder:
         number = rank if rank < self.described.world_size else 0
         return manifest.document(self._folder, self.described, f"rank{number}.json")
 
-    def fetcher(self, rank: int) -> Callable[[str], torch.Tensor]:
-        return state_codec.Shards(self._folder, self.described, rank).fetch
+    def fetcher(self, rank: int) -> Fetch:
+        return ShardReader(self._folder, self.described, rank).fetch
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
+    """Where a tensor lies in a mapped snapshot buffer; `start` in bytes."""
+
     image: mmap.mmap
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
 
     def copied(self) -> torch.Tensor:
-        """A copy: the image is filled anew while what was restored lives on."""
+        """A copy, because the buffer is filled again while the restored tensor lives on."""
         count = int(torch.Size(self.shape).numel())
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.frombuffer(self.image, dtype=self.dtype, count=count, offset=self.start).view(self.shape).clone()
 
 
-class InMemory:
+class SnapshotSource:
+    """A snapshot in the keeper's memory, as a RestoreSource.
+
+    Args:
+        held: the keeper's description of the snapshot.
+        descriptors: of the buffers, one per process of the saved attempt; closed here.
+    """
+
     def __init__(self, held: Held, descriptors: list[int]) -> None:
         self._files: dict[str, tuple[int, int, int]] = {}
         try:
@@ -85,7 +138,7 @@ class InMemory:
     def own(self, rank: int) -> dict[str, Any]:
         return self._json(f"rank{rank if rank < self.described.world_size else 0}.json")
 
-    def fetcher(self, rank: int) -> Callable[[str], torch.Tensor]:
+    def fetcher(self, rank: int) -> Fetch:
         tensors: dict[str, _Tensor] = {}
         shards = sorted(
             (name for name in self._files if name.endswith(".safetensors")),
@@ -114,8 +167,8 @@ class InMemory:
         }
 
     def _json(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._bytes(name))
-        return found
+        document: dict[str, Any] = json.loads(self._bytes(name))
+        return document
 
     def _bytes(self, name: str) -> bytes:
         number, start, size = self._files[name]

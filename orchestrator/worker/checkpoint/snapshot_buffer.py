@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from orchestrator.wire import STAMP_BYTES
-from orchestrator.worker.checkpoint.state_codec import DTYPES
+from orchestrator.worker.tagged_json import DTYPES
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 Span = tuple[int, int]
 
 
-class TooSmall(Exception):
+class BufferTooSmall(Exception):
     """The image cannot hold so many bytes; `need` says how many."""
 
     def __init__(self, need: int) -> None:
@@ -45,7 +45,7 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
     return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
 
 
-class Image:
+class SnapshotBuffer:
     """Args:
     descriptor: a file of `capacity` bytes and a stamp. It is mapped, and touched, at once.
     pinned: the device copies into it by itself; for a state that lies on a GPU, and an image in memory: pages of a file on disk
@@ -84,7 +84,7 @@ class Image:
             head, end = b"", self._end
         need = end + sum(len(content) for content in files.values())
         if need > self.capacity:
-            raise TooSmall(need)
+            raise BufferTooSmall(need)
         self._stamp(0)
         if head:
             self._lay_out(layout, head, end)

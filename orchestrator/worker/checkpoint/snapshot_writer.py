@@ -21,8 +21,8 @@ import torch
 from orchestrator import manifest, wire
 from orchestrator.manifest import Manifest
 from orchestrator.wire import Answer, Filled, Images, Kept, Launch, Note, Room, SaveFailed, boottime_s
-from orchestrator.worker.checkpoint.snapshot_buffer import Image, TooSmall
-from orchestrator.worker.checkpoint.state_codec import Captured
+from orchestrator.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuffer
+from orchestrator.worker.checkpoint.state_codec import CapturedState
 from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP, Board
 
 PATIENCE_S = 600.0
@@ -40,11 +40,11 @@ GROWS = 1.05
 """A state that has outgrown its image may go on growing."""
 
 
-class KeeperWrites(Exception):
+class KeeperBusy(Exception):
     """A snapshot has grown while a save is on its way to disk: only then does the keeper give more room."""
 
 
-class Writing(NamedTuple):
+class PendingWrite(NamedTuple):
     """A snapshot on its way to disk. `taken`: the same for all ranks, whichever keeper counts."""
 
     number: int
@@ -53,7 +53,7 @@ class Writing(NamedTuple):
     step: int
 
 
-class Saver:
+class SnapshotWriter:
     """Attributes: blocking_s: what the last snapshot held the training up; error: why the last save failed, else ""."""
 
     def __init__(
@@ -62,13 +62,13 @@ class Saver:
         self._launch, self._rank, self._world, self._board, self._tell = launch, rank, world_size, board, tell
         self._keeper: socket.socket | None = None
         self._lines = wire.Lines()
-        self._images: list[Image] = []
+        self._images: list[SnapshotBuffer] = []
         self._pinned = False
         self._first = 1  # this attempt's first number, as the keeper counts
         self._taken = self._slot = 0  # how many this attempt has taken, failed ones too: the same on all ranks
         self._count = 2
         self._promised = 0  # the slot of the request that was admitted last
-        self._writing: Writing | None = None
+        self._writing: PendingWrite | None = None
         self._tree: Mapping[str, Any] = {}
         self._names: Set[str] = frozenset()
         self._encoded: dict[str, bytes] = {}
@@ -120,7 +120,7 @@ class Saver:
         return self.next_slot()
 
     def save(
-        self, captured: Captured, mine: Mapping[str, torch.Tensor], docs: Mapping[str, Mapping[str, Any]],
+        self, captured: CapturedState, mine: Mapping[str, torch.Tensor], docs: Mapping[str, Mapping[str, Any]],
         described: Manifest, *, slot: int, persist: bool, began_s: float,
     ) -> bool:  # fmt: skip
         """Copy the state aside, whence the keeper writes it if `persist`. False when it could not be.
@@ -140,7 +140,7 @@ class Saver:
             try:
                 self._fill(mine, files, shard, described, slot, persist, began_s, patience_s)
                 return True
-            except KeeperWrites:
+            except KeeperBusy:
                 return False
             except OSError as error:
                 self._lose_keeper()
@@ -149,7 +149,7 @@ class Saver:
                     return False
         raise AssertionError
 
-    def _of_all(self, captured: Captured, described: Manifest) -> dict[str, bytes]:
+    def _of_all(self, captured: CapturedState, described: Manifest) -> dict[str, bytes]:
         """What rank 0 writes for all. The tree and the names are much the same each time: they are encoded when they change."""
         if captured.tree != self._tree or captured.tensors.keys() != self._names:
             self._tree, self._names = captured.tree, set(captured.tensors)
@@ -190,9 +190,9 @@ class Saver:
             self.wait()
         try:
             spans = self._image(slot).fill(mine, files, self._number)
-        except TooSmall as error:
+        except BufferTooSmall as error:
             if not persist and self._is_writing():  # its answer would come behind the save, and be waited for in vain
-                raise KeeperWrites from None
+                raise KeeperBusy from None
             self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
         named = {name or shard: list(span) for name, span in spans.items()}
@@ -206,13 +206,13 @@ class Saver:
             ),
         )  # fmt: skip
         if persist:
-            self._writing = Writing(self._number, self._taken, self._slot_of(slot), described.step)
+            self._writing = PendingWrite(self._number, self._taken, self._slot_of(slot), described.step)
 
     def _slot_of(self, slot: int) -> int:
         """A keeper that came up since the slot was chosen may have room for one image only."""
         return min(slot, len(self._images) - 1)
 
-    def _image(self, slot: int) -> Image:
+    def _image(self, slot: int) -> SnapshotBuffer:
         return self._images[self._slot_of(slot)]
 
     def _fail(self, step: int, error: OSError, persist: bool) -> None:
@@ -254,7 +254,7 @@ class Saver:
         answer, descriptors = self._answer(Images, patience_s)
         assert isinstance(answer, Images)
         pinned = self._pinned and answer.count > 0  # with no room in memory the images are files
-        self._images = [Image(descriptor, answer.bytes, pinned=pinned) for descriptor in descriptors]
+        self._images = [SnapshotBuffer(descriptor, answer.bytes, pinned=pinned) for descriptor in descriptors]
         if self._pinned and not all(image.is_pinned for image in self._images):
             why = (
                 "CUDA cannot register this memory"

@@ -17,7 +17,7 @@ from orchestrator.core import retention
 from orchestrator.errors import CannotRestore
 from orchestrator.manifest import Manifest
 from orchestrator.wire import Launch
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.checkpoint import restore_source
 
 Which = Literal["best", "final", "file"]
 Checkpoint: TypeAlias = tuple[Path, Manifest]
@@ -106,7 +106,7 @@ def _read(folder: Path, described: Manifest, name: str, which: Which, what: str,
     tree = manifest.document(folder, described, "state.json")
     if not isinstance(tree.get(name), dict):
         raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
-    shards = state_codec.Shards(folder, described, 0)
+    shards = restore_source.ShardReader(folder, described, 0)
     tensors = {
         key: shards.fetch(item["$tensor"])
         for key, item in tree[name].items()

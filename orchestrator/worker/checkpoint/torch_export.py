@@ -17,7 +17,7 @@ import torch
 
 from orchestrator import manifest
 from orchestrator.errors import KgorchError
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.checkpoint import restore_source, state_codec
 
 
 def convert(folder: Path, out: Path, name: str | None) -> int:
@@ -32,7 +32,7 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
         raise KgorchError(
             f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"
         )
-    shards, tensors = state_codec.Shards(folder, described, 0), dict[str, torch.Tensor]()
+    shards, tensors = restore_source.ShardReader(folder, described, 0), dict[str, torch.Tensor]()
 
     def fetch(path: str) -> torch.Tensor:
         return tensors.setdefault(path, shards.fetch(path))  # one tensor for tied names, as it was

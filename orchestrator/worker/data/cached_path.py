@@ -14,7 +14,7 @@ from pathlib import Path
 from orchestrator.wire import CACHE_WHOLE, Launch
 
 
-class DataPath(os.PathLike[str]):
+class CachedPath(os.PathLike[str]):
     """The original, or the copy; which of them is found out at each use: keep this, not the text that it gives."""
 
     def __init__(self, original: str, copy: str, flag: str) -> None:
@@ -23,8 +23,8 @@ class DataPath(os.PathLike[str]):
     def __fspath__(self) -> str:
         return self._copy if _is_there(self._flag) and _is_there(self._copy) else self._original
 
-    def __truediv__(self, name: str) -> DataPath:
-        return DataPath(os.path.join(self._original, name), os.path.join(self._copy, name), self._flag)
+    def __truediv__(self, name: str) -> CachedPath:
+        return CachedPath(os.path.join(self._original, name), os.path.join(self._copy, name), self._flag)
 
     def __str__(self) -> str:
         return self.__fspath__()
@@ -33,7 +33,7 @@ class DataPath(os.PathLike[str]):
         return f"DataPath({self._original!r})"
 
 
-class Data:
+class CachedPaths:
     """A rank's view of the caches that its launch names."""
 
     def __init__(self, launch: Launch | None, rank: int) -> None:
@@ -49,7 +49,7 @@ class Data:
         for source, cache in self._caches.items():
             if given == source or given.startswith(source.rstrip("/") + "/"):
                 copy = os.path.join(cache, Path(source).name) + given[len(source.rstrip("/")) :]
-                return DataPath(os.fspath(path), copy, str(self._flags[source]))
+                return CachedPath(os.fspath(path), copy, str(self._flags[source]))
         return Path(path)
 
     def look(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from orchestrator.errors import CannotRestore
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker import rng_state, tagged_json
 
 BIT_GENERATORS = frozenset({"MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"})
 
@@ -23,31 +23,31 @@ MOST = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": (1 << 32) - 1,
 
 def state_of(generator: Any) -> Any:
     """Plain JSON. Raises: CannotRestore for a generator whose state cannot be read."""
-    return state_codec.plain(quick_state_of(generator), "generator")
+    return tagged_json.encode(raw_state_of(generator), "generator")
 
 
 def set_state(generator: Any, told: Any) -> None:
     """Raises: CannotRestore for what is not a state of such a generator; it has drawn nothing then."""
     try:
-        found = state_codec.from_plain(told, "generator")
+        found = tagged_json.decode(told, "generator")
         if isinstance(generator, torch.Generator):
-            generator.set_state(state_codec.as_tensor(found))
+            generator.set_state(rng_state.as_tensor(found))
         elif isinstance(generator, random.Random):
-            generator.setstate(state_codec.python_state(found))
+            generator.setstate(rng_state.python_state(found))
         else:
             _compare(found, _read_numpy(generator))
             if isinstance(generator, sys.modules["numpy"].random.RandomState):
                 generator.set_state(found)
             else:
                 _bits(generator).state = found
-    except (*state_codec.MISFITS, RuntimeError) as error:
+    except (*tagged_json.MISFITS, RuntimeError) as error:
         raise CannotRestore(
             f"a random state of the loader does not fit a {type(generator).__name__}",
             f"{type(error).__name__}: {error}"[:300],
         ) from None
 
 
-def quick_state_of(generator: Any) -> Any:
+def raw_state_of(generator: Any) -> Any:
     """The same as its library gives it. Raises: CannotRestore."""
     try:
         if isinstance(generator, torch.Generator):

@@ -24,12 +24,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from orchestrator.errors import KgorchError
-from orchestrator.worker.ranks.virtual_ranks import Ranks
+from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
 
 Key = tuple[int, int]  # epoch, index of the sample
 
 
-class Order:
+class SampleOrder:
     """Which samples each global batch holds, and which of them each rank's; also what a DataLoader takes for a batch sampler:
     of each global batch one slice for each rank that this process plays, one after another.
 
@@ -37,7 +37,14 @@ class Order:
     """
 
     def __init__(
-        self, size: int, global_batch: int, *, ranks: Callable[[], Ranks], seed: int, shuffle: bool, drop_last: bool
+        self,
+        size: int,
+        global_batch: int,
+        *,
+        ranks: Callable[[], VirtualRanks],
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
     ) -> None:
         self.global_batch, self.epoch, self.batch = global_batch, 0, 0
         self.size, self.ranks, self._seed = size, ranks, seed
@@ -78,7 +85,7 @@ class Loader:
     """
 
     def __init__(
-        self, dataset: Dataset[Any], global_batch: int, *, ranks: Callable[[], Ranks], seed: int,
+        self, dataset: Dataset[Any], global_batch: int, *, ranks: Callable[[], VirtualRanks], seed: int,
         shuffle: bool = True, drop_last: bool = True, most: int | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -93,7 +100,7 @@ class Loader:
         size = len(dataset)
         self.global_batch, self._most = global_batch, most
         self.seen: list[float] = []
-        self._order = Order(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        self._order = SampleOrder(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if len(self) == 0:
             raise KgorchError(
                 f"the dataset has {size} samples: not one global batch of {global_batch}",
@@ -101,7 +108,7 @@ class Loader:
             )
         if options.get("num_workers", 0):
             options.setdefault("persistent_workers", True)
-        options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
+        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         options.setdefault("pin_memory", torch.cuda.is_available())
         generator = torch.Generator().manual_seed(seed)  # a DataLoader draws from the global one otherwise
         self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=self._order, generator=generator, **options)
@@ -160,7 +167,7 @@ class Loader:
             self.seen.append(began_s - before_s)
 
     def _all(self) -> Iterator[Any]:
-        return begun(self._inner) if len(self._order) else iter(())
+        return start_iterator(self._inner) if len(self._order) else iter(())
 
     def parts(self) -> Iterator[list[Any]]:
         """All of them, those of one step together."""
@@ -198,7 +205,7 @@ class _Keyed(Dataset[Any]):
         return self._dataset[index]
 
 
-class WorkerStart:
+class WorkerInit:
     """In a loading process: die with the rank, and outlive the SIGTERM that torchrun sends to the rank's whole group.
 
     The rank saves first and needs its data for that long. A SIGTERM from the rank itself ends the process, as PyTorch
@@ -217,7 +224,7 @@ class WorkerStart:
             self._then(worker)
 
 
-def begun(loader: Iterable[Any]) -> Iterator[Any]:
+def start_iterator(loader: Iterable[Any]) -> Iterator[Any]:
     """Its iterator."""
     with without_sigterm(loader):
         return iter(loader)
@@ -226,7 +233,7 @@ def begun(loader: Iterable[Any]) -> Iterator[Any]:
 @contextlib.contextmanager
 def without_sigterm(loader: Any) -> Iterator[None]:
     """Loading processes begun in it have SIGTERM blocked from their first moment: before WorkerStart it would end them."""
-    if not isinstance(getattr(loader, "worker_init_fn", None), WorkerStart):
+    if not isinstance(getattr(loader, "worker_init_fn", None), WorkerInit):
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -24,10 +24,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker import rng_state, tagged_json
 from orchestrator.worker.data import batches, generator_states
-from orchestrator.worker.data.keyed_loader import WorkerStart, begun
-from orchestrator.worker.data.loader_reads import MOST_AHEAD, Watch, checksum
+from orchestrator.worker.data.keyed_loader import WorkerInit, start_iterator
+from orchestrator.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksum
 from orchestrator.worker.data.loader_search import parts_of, set_epoch
 
 PROGRESS_S = 10.0
@@ -35,13 +35,13 @@ PROGRESS_S = 10.0
 MOST_NAMED = 3
 """Sentences about one thing that are told: they go into every status."""
 
-Began = Mapping[str, Any]
+LoaderState = Mapping[str, Any]
 
 ANOTHER = "the samples read again are not those it had used: some may come twice in it, others never"
 PERHAPS_ANOTHER = "the newest batch came out otherwise: exact if only its augmentation differs"
 
 
-class Replay:
+class LoaderFastForward:
     """One epoch of a foreign loader, with what `session.steps` asks of a Loader.
 
     Holds no iterator: one of a DataLoader in a reference cycle would leave its processes to the garbage collector.
@@ -55,19 +55,19 @@ class Replay:
     """
 
     def __init__(
-        self, loader: Iterable[Any], world_size: int, device: torch.device, began: Began | None, ranks_before: int
+        self, loader: Iterable[Any], world_size: int, device: torch.device, began: LoaderState | None, ranks_before: int
     ) -> None:
         self._loader, self._world, self._device = loader, world_size, device
         self._began, self._ranks_before = began, ranks_before
         self.batch = self._epoch = self._share = self._used = 0
         self._parts = parts_of(loader)
         self._states = _States(device, self._parts.generators)
-        self._watch: Watch | None = None
+        self._watch: ReadWatch | None = None
         self._newest: int | None = None  # checksum of the newest batch, where no sampler tells the order
         self._lost: list[str] = []
         for inner in self._parts.loaders.values():
-            if inner.num_workers and not isinstance(inner.worker_init_fn, WorkerStart):
-                inner.worker_init_fn = WorkerStart(inner.worker_init_fn)
+            if inner.num_workers and not isinstance(inner.worker_init_fn, WorkerInit):
+                inner.worker_init_fn = WorkerInit(inner.worker_init_fn)
 
     def __len__(self) -> int:
         """Batches of an epoch; 0 when that is not known."""
@@ -104,17 +104,17 @@ class Replay:
         else:
             self._began = now
         watch.begin(self._parts.loaders.values())
-        iterator = watch.active(begun, self._loader)
+        iterator = watch.active(start_iterator, self._loader)
         if self.batch:
             iterator = self._without_used(self._pulled(iterator))
             self._compare(resumed)
-            state_codec.set_rng_state(now["rng"], self._device)
+            rng_state.restore(now["rng"], self._device)
         else:
             iterator = self._pulled(iterator)
         return self._counted(iterator)
 
     @property
-    def place(self) -> Began:
+    def place(self) -> LoaderState:
         """What a checkpoint keeps of it.
 
         Random states at the epoch's beginning (`rng`, `generators`) and samples `used` over all ranks. To compare:
@@ -234,7 +234,7 @@ class Replay:
                 print(f"{what}: {self.batch} so far", flush=True)
         return iterator
 
-    def _watch_over(self, resumed: Began | None) -> Watch:
+    def _watch_over(self, resumed: LoaderState | None) -> ReadWatch:
         """A watch over the epoch's reads, which compares them with those of the process that is resumed."""
         order, ahead = None, {}
         if resumed and self._ranks_before == self._world:
@@ -245,13 +245,13 @@ class Replay:
                 raise CannotRestore("the checkpoint's place in a loader cannot be read", str(error)) from None
         in_processes = isinstance(loader := self._loader, DataLoader) and loader.num_workers > 0
         draws = not in_processes or type(loader).__iter__ is not DataLoader.__iter__
-        return Watch(self._states.quick, self._states.set, ahead, order, records=draws)
+        return ReadWatch(self._states.quick, self._states.set, ahead, order, records=draws)
 
-    def _set(self, began: Began) -> None:
-        state_codec.set_rng_state(began.get("rng"), self._device)
+    def _set(self, began: LoaderState) -> None:
+        rng_state.restore(began.get("rng"), self._device)
         self._set_generators(began)
 
-    def _set_generators(self, began: Began) -> None:
+    def _set_generators(self, began: LoaderState) -> None:
         if not isinstance(began.get("generators"), list):
             self._states.set_held(began)
             return
@@ -263,14 +263,14 @@ class Replay:
         known = list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())
         try:
             for generator, kept in zip(known, began["generators"], strict=False):
-                generator.set_state(state_codec.as_tensor(bytes.fromhex(kept)))
+                generator.set_state(rng_state.as_tensor(bytes.fromhex(kept)))
         except (TypeError, ValueError, RuntimeError) as error:
             raise CannotRestore("the checkpoint's random states of a loader cannot be read", str(error)[:300]) from None
         for path, item in self._parts.generators.items():
             if not any(item is one for one in known[: len(began["generators"])]):
                 self._lost.append(f"the checkpoint was written by an earlier version, which did not keep {path}")
 
-    def _compare(self, resumed: Began | None) -> None:
+    def _compare(self, resumed: LoaderState | None) -> None:
         """After the batches were read again: what is not as it was."""
         watch = self._watch
         if not resumed or not watch or self._ranks_before != self._world:
@@ -283,7 +283,7 @@ class Replay:
         if self.lost:
             print(f"kgorch: {self.lost}", flush=True)
 
-    def _compare_generators(self, stood: Mapping[str, Any], watch: Watch) -> None:
+    def _compare_generators(self, stood: Mapping[str, Any], watch: ReadWatch) -> None:
         now = self._parts.generators
         self._lost += [f"{path}, whose state was kept, is not in the loader" for path in stood if path not in now]
         self._lost += [f"{path} is new: the checkpoint has no state of it" for path in now if path not in stood]
@@ -309,23 +309,23 @@ class _States:
 
     def quick(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """As the libraries give them: of all of them, and of the generators."""
-        held = {path: generator_states.quick_state_of(item) for path, item in self.generators.items()}
-        return state_codec.quick_rng_state(self._device), held
+        held = {path: generator_states.raw_state_of(item) for path, item in self.generators.items()}
+        return rng_state.capture_raw(self._device), held
 
     def held(self) -> dict[str, Any]:
         """Of the generators, as plain JSON."""
         return {path: generator_states.state_of(item) for path, item in self.generators.items()}
 
-    def now(self) -> Began:
+    def now(self) -> LoaderState:
         """All, as plain JSON."""
         return _plain(*self.quick())
 
-    def set(self, kept: Began) -> None:
+    def set(self, kept: LoaderState) -> None:
         """Those of them that are kept. Raises: CannotRestore."""
         self.set_held(kept)
-        state_codec.set_rng_state(kept.get("rng"), self._device)
+        rng_state.restore(kept.get("rng"), self._device)
 
-    def set_held(self, kept: Began) -> None:
+    def set_held(self, kept: LoaderState) -> None:
         """Of the generators alone. Raises: CannotRestore."""
         if not isinstance(kept.get("generators"), dict):
             raise CannotRestore("the checkpoint's random states of a loader cannot be read")
@@ -339,8 +339,8 @@ class _States:
             self.lost.append(f"{path} is another kind of generator than it was")
 
 
-def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> Began:
+def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> LoaderState:
     return {
-        "rng": state_codec.plain(libraries, "rng"),
-        "generators": {path: state_codec.plain(kept, "generator") for path, kept in held.items()},
+        "rng": tagged_json.encode(libraries, "rng"),
+        "generators": {path: tagged_json.encode(kept, "generator") for path, kept in held.items()},
     }

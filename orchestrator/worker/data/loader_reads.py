@@ -43,12 +43,12 @@ SURE = 4
 SAMPLED = 64
 """Elements of a tensor that its checksum is made of."""
 
-_watches: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[Watch]] = weakref.WeakKeyDictionary()
-_opening: list[Watch] = []
+_watches: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[ReadWatch]] = weakref.WeakKeyDictionary()
+_opening: list[ReadWatch] = []
 """Of the iterator that is being made: one with loading processes draws its first indices at once."""
 
 
-class Watch:
+class ReadWatch:
     """One epoch's reads.
 
     Args:
@@ -238,13 +238,13 @@ def _wrap_iterators() -> None:
         _wrap(kind, "_next_data", _read)
 
 
-def _follow(iterator: Any, watch: Watch) -> None:
+def _follow(iterator: Any, watch: ReadWatch) -> None:
     _wrap(type(iterator), "_next_index", _drawn)
     _wrap(type(iterator), "_next_data", _read)
     iterator._kgorch_watch = weakref.ref(watch)
 
 
-def _watch_of(iterator: Any) -> Watch | None:
+def _watch_of(iterator: Any) -> ReadWatch | None:
     known = iterator.__dict__.get("_kgorch_watch")
     return known() if known else (_opening[-1] if _opening else None)
 

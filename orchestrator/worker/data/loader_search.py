@@ -67,7 +67,7 @@ OF_LIBRARIES = frozenset({"numpy", "pandas", "polars", "pyarrow", "h5py", "PIL",
 
 
 @dataclass(slots=True)
-class Parts:
+class LoaderParts:
     """Attributes:
     generators: by path, without those of the process, which are saved with every checkpoint anyway.
     with_epochs: what has a `set_epoch`, from the outside to the inside, by path.
@@ -102,7 +102,7 @@ class _Met:
     is_beyond: bool = False
 
 
-def parts_of(loader: Any) -> Parts:
+def parts_of(loader: Any) -> LoaderParts:
     return _Search(loader).parts
 
 
@@ -171,7 +171,7 @@ def _of_the_process() -> set[int]:
 
 class _Search:
     def __init__(self, loader: Any) -> None:
-        self.parts = Parts()
+        self.parts = LoaderParts()
         self._types, self._global = _generator_types(), _of_the_process()
         self._seen: set[int] = set()
         self._held: list[Any] = []  # so that no id is given twice while the search lasts
@@ -207,7 +207,7 @@ class _Search:
         thing, path = met.thing, met.path
         if isinstance(thing, self._types):
             try:
-                generator_states.quick_state_of(thing)
+                generator_states.raw_state_of(thing)
                 self.parts.generators[path] = thing
             except CannotRestore as error:  # random.SystemRandom, or one of a kind that is not known
                 self._doubt(f"{path}: {error.what}")

@@ -32,7 +32,7 @@ SAID_S, TOLD_S = 10.0, 60.0
 """How often progress goes to the log, and to the journal."""
 
 
-class Progress:
+class ProgressLog:
     """How far a long computation is. Args: tell: sends a kind of event and its facts to the supervisor."""
 
     def __init__(self, tell: Callable[[str, dict[str, str]], None]) -> None:
@@ -56,7 +56,7 @@ class Progress:
             self._tell("reading", {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s})
 
 
-class Store:
+class ValueStore:
     """Args: folder: None where nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -130,7 +130,7 @@ def _as_json(what: str, value: Any, *, sort_keys: bool = False) -> bytes:
         ) from None  # fmt: skip
 
 
-class Shared:
+class ValueBroadcast:
     """Bytes that rank 0 has and all ranks need, over a gloo group of their own: the ranks' usual one may have a time-out, and
     rank 0 may take an hour."""
 

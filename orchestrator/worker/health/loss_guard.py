@@ -47,7 +47,7 @@ class Unwell(RuntimeError):
         self.trouble = trouble
 
 
-class Health:
+class LossGuard:
     """Args:
     late: losses are looked at when they have come to the host.
     """
@@ -61,7 +61,7 @@ class Health:
         self._spike = Spike(told.get("spike"))
         self._entries = [entry for entry in launch.schedule if "settings" not in entry]
         self._attempt, self._rank, self._ladder, self._send = launch.attempt, rank, ladder, send
-        self._arriving: deque[Arriving] | None = deque() if late else None
+        self._arriving: deque[PendingLosses] | None = deque() if late else None
         self._tracked: Mapping[str, Any] = {}
         self._meant: set[str] = set()  # names of tensors that were no numbers from the start: masks, perhaps
         self._since = self._step = 0
@@ -140,7 +140,7 @@ class Health:
             return self._weigh([float(loss) for loss in heard], self._step, self._call, stepped=False)
         flag = max((self._weigh_late(arrived) for arrived in self._arrived()), default=0)
         if heard:
-            self._arriving.append(Arriving(torch.stack(heard), self._step, self._call, scaled=scaled))
+            self._arriving.append(PendingLosses(torch.stack(heard), self._step, self._call, scaled=scaled))
         return LATE if flag else 0
 
     def learn(self) -> None:
@@ -184,7 +184,7 @@ class Health:
             return SPIKE
         return 0
 
-    def _weigh_late(self, arrived: Arriving) -> int:
+    def _weigh_late(self, arrived: PendingLosses) -> int:
         flag = self._weigh(arrived.losses.tolist(), arrived.step, arrived.call, stepped=not arrived.scaled)
         if not flag:
             self.learn()
@@ -208,7 +208,7 @@ class Health:
         found = {f"{name}.{key}": item for name, module in modules.items() for key, item in module.named_buffers()}
         return {name: item for name, item in found.items() if name not in self._meant}
 
-    def _arrived(self, *, wait: bool = False) -> Iterator[Arriving]:
+    def _arrived(self, *, wait: bool = False) -> Iterator[PendingLosses]:
         while self._arriving and (wait or len(self._arriving) > BEHIND or self._arriving[0].is_there()):
             arrived = self._arriving.popleft()
             arrived.wait()
@@ -243,7 +243,7 @@ class Health:
         return took_s
 
 
-class Arriving:
+class PendingLosses:
     """Losses on their way to the host."""
 
     def __init__(self, losses: torch.Tensor, step: int, call: int, *, scaled: bool) -> None:

@@ -166,7 +166,7 @@ def has_sync_batchnorm(modules: Iterable[nn.Module]) -> bool:
 # On and off
 
 
-class Activations:
+class ActivationCheckpointing:
     """The activation checkpointing of what a session tracks. Switched between two steps, on all ranks alike.
 
     Attributes:
@@ -184,7 +184,7 @@ class Activations:
         if self.is_on:
             return
         for name, block in self.blocks.items():
-            vars(block)["forward"] = Checkpointed(name, block, vars(block).get("forward"), self._note)
+            vars(block)["forward"] = CheckpointedForward(name, block, vars(block).get("forward"), self._note)
         configs = {id(part.config): part.config for part in self._parts() if hasattr(part, "config")}
         self._caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
         self._switched(True)
@@ -230,7 +230,7 @@ class Activations:
             torch.compiler.reset()  # what was compiled has the other forward in it
 
 
-class Checkpointed:
+class CheckpointedForward:
     """A block's forward while it is on. A copy or pickle of it is the plain forward, which knows nothing of kgorch."""
 
     def __init__(
@@ -272,7 +272,7 @@ class Checkpointed:
 class _Run:
     """One forward of a block, and its recompute: what `checkpoint` calls first for the one, then for the other."""
 
-    def __init__(self, of: Checkpointed, leaves: list[Any], form: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, of: CheckpointedForward, leaves: list[Any], form: Any, tensors: list[torch.Tensor]) -> None:
         self._of, self._form = of, form
         self._rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]

@@ -13,7 +13,7 @@ KEPT = 1000
 """Remedies that a manifest lists at most: a scaler may leave out thousands of batches, and the old ones steer nothing any more."""
 
 
-class Changes:
+class AdjustmentLog:
     """Attributes:
     taken: as a manifest holds them, oldest first, those of earlier attempts among them.
     """

@@ -49,7 +49,7 @@ def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
 
 
 @contextlib.contextmanager
-def unreduced(ddps: Iterable[DistributedDataParallel]) -> Iterator[None]:
+def without_reduction(ddps: Iterable[DistributedDataParallel]) -> Iterator[None]:
     """Gradients stay this rank's own."""
     with contextlib.ExitStack() as stack:
         for ddp in ddps:
@@ -57,7 +57,7 @@ def unreduced(ddps: Iterable[DistributedDataParallel]) -> Iterator[None]:
         yield
 
 
-class Reduction:
+class GradientReduction:
     """The gradients' way between ranks in one training.
 
     Args:
@@ -127,7 +127,7 @@ class Reduction:
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """The DDPs stand for their bare modules."""
-        with unreduced(self._ddps):
+        with without_reduction(self._ddps):
             for ddp in self._ddps:
                 if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                     ddp._sync_buffers()  # type: ignore[no-untyped-call]

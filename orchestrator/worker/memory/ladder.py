@@ -19,8 +19,8 @@ from orchestrator.core import memory
 from orchestrator.core.memory import Facts, Rung, Settings
 from orchestrator.wire import Launch, Message, Note, RungTaken
 from orchestrator.worker.memory import activation_checkpointing
-from orchestrator.worker.memory.activation_checkpointing import Activations
-from orchestrator.worker.memory.adjustment_log import Changes
+from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
+from orchestrator.worker.memory.adjustment_log import AdjustmentLog
 from orchestrator.worker.memory.oom import LadderEnds
 
 
@@ -36,8 +36,8 @@ class Ladder:
         self._facts = Facts(device=device.type)
         self._schedule = [change for change in launch.schedule if "settings" in change]
         self._attempt, self._stage, self._device, self._send = launch.attempt, launch.stage, device, send
-        self.changes = Changes(launch, send)
-        self.activations = Activations({})
+        self.changes = AdjustmentLog(launch, send)
+        self.activations = ActivationCheckpointing({})
         self._told: Facts | None = None
 
     @property
@@ -65,7 +65,7 @@ class Ladder:
     def learn(self, tracked: Mapping[str, nn.Module]) -> None:
         """What the tracked modules allow; once they are all built. An average of weights is never trained."""
         trained = {name: module for name, module in tracked.items() if not isinstance(module, AveragedModel)}
-        self.activations = Activations(trained)
+        self.activations = ActivationCheckpointing(trained)
         has_batchnorm = activation_checkpointing.has_batchnorm(trained.values())
         self._facts = replace(self._facts, blocks=len(self.activations.blocks), batchnorm=has_batchnorm)
 
@@ -152,7 +152,7 @@ class Ladder:
         self.settings = replace(settings, amp=self.settings.amp)
 
 
-def plain_of(settings: Settings) -> dict[str, Any]:
+def manifest_entries(settings: Settings) -> dict[str, Any]:
     """For a manifest's versions: what a training's bits hang on besides its plan."""
     return {
         "microbatch": str(settings.microbatch or "whole"),

@@ -14,29 +14,29 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker import rng_state
 from orchestrator.worker.data import batches
-from orchestrator.worker.health.loss_guard import Health
+from orchestrator.worker.health.loss_guard import LossGuard
 from orchestrator.worker.memory import activation_checkpointing, ddp_drain
 from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.memory.oom_retry import Retry
+from orchestrator.worker.memory.oom_retry import OomRetry
 from orchestrator.worker.ranks import virtual_ranks
 from orchestrator.worker.ranks.consensus_board import Board
-from orchestrator.worker.ranks.virtual_ranks import Ranks
+from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
 
 Work = Callable[[Any, float], torch.Tensor]
 
 
-class Guard(NamedTuple):
+class StepGuards(NamedTuple):
     """What watches over a step under kgorch."""
 
     ladder: Ladder
-    health: Health
+    health: LossGuard
     board: Board
     rank: int
 
 
-class Backward:
+class MicrobatchRunner:
     """Args:
     ranks: those that this process plays, as they are by then.
     tell: what holds of the same bits, in words.
@@ -49,7 +49,11 @@ class Backward:
     """
 
     def __init__(
-        self, device: torch.device, ranks: Callable[[], Ranks], tell: Callable[..., None], guard: Guard | None
+        self,
+        device: torch.device,
+        ranks: Callable[[], VirtualRanks],
+        tell: Callable[..., None],
+        guard: StepGuards | None,
     ) -> None:
         self._device, self._ranks_now, self._tell, self._guard = device, ranks, tell, guard
         self._modules: list[nn.Module] = []
@@ -83,7 +87,7 @@ class Backward:
         is_own = bool(self.parts) and batch is self.parts[0][0]
         self.came = self.came or is_own
         if self.has_dropout_state:
-            state_codec.renew_dropout_state(self._device)
+            rng_state.renew_dropout_state(self._device)
 
         def forward_backward() -> torch.Tensor:
             if is_own and self._ranks_now().are_split:
@@ -107,12 +111,12 @@ class Backward:
         return "retry" in vars(self) and self.retry.communicates
 
     @functools.cached_property
-    def retry(self) -> Retry:
+    def retry(self) -> OomRetry:
         assert self._guard
         hidden = activation_checkpointing.has_sync_batchnorm(self._modules)
-        return Retry(
+        return OomRetry(
             self._guard.ladder, self._guard.board, self._guard.rank, self._device, self._modules, self._ranks_now(),
-            ddp_drain.Reduction(self.ddps, hidden=hidden),
+            ddp_drain.GradientReduction(self.ddps, hidden=hidden),
         )  # fmt: skip
 
     @functools.cached_property
@@ -126,17 +130,17 @@ class Backward:
     def _of_all(self, work: Work) -> torch.Tensor:
         """The batches of all ranks that this process plays (ranks/virtual_ranks.py). Returns the first one's loss."""
         ranks = self._ranks_now()
-        if self._chance and self._chance != virtual_ranks.fingerprint(self._device):
+        if self._chance and self._chance != virtual_ranks.rng_fingerprint(self._device):
             self._tell(ranks=f"{ranks.said()}, but chance was drawn outside of session.backward")
-        before, summing = virtual_ranks.copied_buffers(self._modules), virtual_ranks.Summing(self._modules, ranks)
+        before, summing = virtual_ranks.copied_buffers(self._modules), virtual_ranks.GradientSum(self._modules, ranks)
         last = ranks.end - 1
         batch, weight = self.parts[0]
         with summing.rank():
             loss = self._of_one(batch, work, weight, last=ranks.first == last)
         for rank, (batch, weight) in zip(ranks.mine[1:], self.parts[1:], strict=True):
-            with virtual_ranks.playing(ranks, rank, self._device, self._modules, before), summing.rank():
+            with virtual_ranks.playing_rank(ranks, rank, self._device, self._modules, before), summing.rank():
                 self._of_one(batch, work, weight, last=rank == last)
-        self._chance = virtual_ranks.fingerprint(self._device)
+        self._chance = virtual_ranks.rng_fingerprint(self._device)
         return loss
 
     def _of_one(self, batch: Any, work: Work, weight: float, *, last: bool) -> torch.Tensor:
@@ -147,7 +151,7 @@ class Backward:
         for number, part in enumerate(parts):
             fraction = batches.length(part) / samples
             reduces = last and number == len(parts) - 1
-            with contextlib.nullcontext() if reduces else ddp_drain.unreduced(self.ddps):
+            with contextlib.nullcontext() if reduces else ddp_drain.without_reduction(self.ddps):
                 losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
         total = functools.reduce(operator.add, losses)
         if self._guard:

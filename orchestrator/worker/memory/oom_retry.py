@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from orchestrator.worker.health.loss_guard import Health
+from orchestrator.worker.health.loss_guard import LossGuard
 from orchestrator.worker.memory import oom
-from orchestrator.worker.memory.ddp_drain import APART, DRAIN, NONE, Reduction
+from orchestrator.worker.memory.ddp_drain import APART, DRAIN, NONE, GradientReduction
 from orchestrator.worker.memory.ladder import Ladder
 from orchestrator.worker.ranks import virtual_ranks
 from orchestrator.worker.ranks.consensus_board import Board
@@ -33,24 +33,24 @@ OUT_OF_MEMORY = 4
 Result = TypeVar("Result")
 
 
-class Retry:
+class OomRetry:
     """Args:
     modules: tracked ones, each once.
     """
 
     def __init__(
         self, ladder: Ladder, board: Board, rank: int, device: torch.device, modules: Sequence[nn.Module],
-        ranks: virtual_ranks.Ranks, reduction: Reduction,
+        ranks: virtual_ranks.VirtualRanks, reduction: GradientReduction,
     ) -> None:  # fmt: skip
         self._ladder, self._board, self._rank, self._device = ladder, board, rank, device
         self._ranks, self._reduction = ranks, reduction
         self._weights = list({id(item): item for module in modules for item in module.parameters()}.values())
-        self._buffers = Buffers(modules)
-        self._chance = Chance(device)
+        self._buffers = BufferCopies(modules)
+        self._chance = RngCache(device)
         self._failed_at, self._failures = -1, 0
 
     def run(
-        self, step: int, forward_backward: Callable[[], Result], *, health: Health | None, scaled: bool
+        self, step: int, forward_backward: Callable[[], Result], *, health: LossGuard | None, scaled: bool
     ) -> Result | None:  # fmt: skip
         """The result of `forward_backward`, tried again with every rung that this process can take; None when its loss was
         bad on some rank, and all dropped it.
@@ -67,7 +67,7 @@ class Retry:
                 return forward_backward()
             if health:
                 health.listen()
-            begun = Beginning(self._weights, self._buffers, self._chance, self._ranks)
+            begun = StepStart(self._weights, self._buffers, self._chance, self._ranks)
             result, said, flag = self._try(step, forward_backward, way)
             worst = self._board.vote(flag or (health.judge(scaled=scaled) if health else 0))
             if not worst:
@@ -141,12 +141,12 @@ class Retry:
             torch.cuda.empty_cache()
 
 
-class Beginning:
+class StepStart:
     """What a step begins from. Gradients that are there at its beginning are copied: a script that sets them to None, as
     PyTorch does by default, pays nothing for that."""
 
     def __init__(
-        self, weights: list[nn.Parameter], buffers: Buffers, chance: Chance, ranks: virtual_ranks.Ranks
+        self, weights: list[nn.Parameter], buffers: BufferCopies, chance: RngCache, ranks: virtual_ranks.VirtualRanks
     ) -> None:
         self._weights, self._buffers, self._chance, self._ranks = weights, buffers, chance, ranks
         self._random, self._played = chance.now(), dict(ranks.random_states)
@@ -183,7 +183,7 @@ LEARNED = 5
 """Steps in which larger ones are compared, whether they are written to without one."""
 
 
-class Buffers:
+class BufferCopies:
     """The buffers as they were at a step's beginning. A large one that has not changed (a mask, a table) is not copied again."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -236,7 +236,7 @@ class Buffers:
                     buffer.copy_(self._values[number])
 
 
-class Chance:
+class RngCache:
     """The process's random states, kept at every step and so kept cheaply: Python's takes 40 µs to copy in the midst of a
     training and numpy's 30, so they are copied anew only when the bytes of their generators have changed. (The second normal of
     a pair that numpy draws leaves them; that alone is not seen.)"""

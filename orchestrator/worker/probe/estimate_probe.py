@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from orchestrator.worker.data import batches
 from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import Replay
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
 from orchestrator.worker.probe.probe import Probe
-from orchestrator.worker.probe.step_estimate import Estimate, Rates, Trial, Work
+from orchestrator.worker.probe.step_estimate import EstimatedTrial, Rates, StepEstimate, Work
 
 PATIENCE_S = 60.0
 """For the trials of a stage; the first two are done."""
@@ -28,14 +28,14 @@ PATIENCE_S = 60.0
 class EstimateProbe(Probe):
     as_on_cuda = True
 
-    _estimate: Estimate | None = None
+    _estimate: StepEstimate | None = None
     _sample_s = 0.0
     _sizes: tuple[int, ...] = ()
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         return self._estimate.forward() if self._estimate else contextlib.nullcontext()
 
-    def batches(self, source: Loader | Replay, epochs: int) -> Iterator[list[Any]]:
+    def batches(self, source: Loader | LoaderFastForward, epochs: int) -> Iterator[list[Any]]:
         self.found.loops.append({"epochs": epochs, "batches": len(source)})
         self.found.share, self.found.divides = self._share_of(source), isinstance(source, Loader)
         if not any(isinstance(thing, torch.optim.Optimizer) for thing in self._tracked.values()):
@@ -61,7 +61,7 @@ class EstimateProbe(Probe):
         machine = dict(self._gpu)
         bus, rates = machine.pop("bus"), Rates(**machine)
         buckets = self._parts_standing()["buckets"]
-        self._estimate = made = Estimate(self._tracked, self._backward.ddps, rates, buckets)
+        self._estimate = made = StepEstimate(self._tracked, self._backward.ddps, rates, buckets)
         ranks, base = dist.get_world_size(), self._ladder.settings
         reduce_s = 2 * (ranks - 1) / ranks * made.gradient_bytes() / bus
         optimizer_s = made.optimizer_cost.seconds(rates.launch_s)
@@ -98,7 +98,9 @@ class EstimateProbe(Probe):
             "weights": sum(item.numel() for item in made.trained()),
         }
 
-    def _parts(self, made: Estimate, trial: Trial, batch: Any, microbatch: int, at_the_end: int) -> dict[str, int]:
+    def _parts(
+        self, made: StepEstimate, trial: EstimatedTrial, batch: Any, microbatch: int, at_the_end: int
+    ) -> dict[str, int]:
         samples = batches.length(batch)
         parts = self._parts_standing() | {
             "optimizer": made.optimizer_bytes,

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from orchestrator.worker.telemetry.rank_metrics import most_resident
+from orchestrator.worker.telemetry.rank_metrics import peak_resident_bytes
 
 MARK = "kgorch:forward"
 
 
-class Weighed(NamedTuple):
+class StepMemory(NamedTuple):
     """Bytes. `peak`: the most that lived; on the CPU above what lived before. `forward`: what the first forward left living.
 
     `rss`: the most of the process that was resident; 0 where the kernel does not tell.
@@ -26,28 +26,28 @@ class Weighed(NamedTuple):
     rss: int = 0
 
 
-class Scales(Protocol):
+class MemoryProfiler(Protocol):
     def begin(self, *, deeply: bool) -> None:
         """Before a step; `deeply` may slow it down."""
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """Around that of a microbatch; the first one of a step is weighed."""
 
-    def end(self) -> Weighed:
+    def end(self) -> StepMemory:
         """After the step, which has come to its end on the device."""
 
 
-def scales(device: torch.device) -> Scales:
-    return OfCuda(device) if device.type == "cuda" else OfCpu()
+def memory_profiler(device: torch.device) -> MemoryProfiler:
+    return CudaMemoryProfiler(device) if device.type == "cuda" else CpuMemoryProfiler()
 
 
-class OfCuda:
+class CudaMemoryProfiler:
     def __init__(self, device: torch.device) -> None:
         self._device, self._forward = device, 0
 
     def begin(self, *, deeply: bool) -> None:
         self._forward = 0
-        most_resident()
+        peak_resident_bytes()
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -58,17 +58,17 @@ class OfCuda:
         if not self._forward:
             self._forward = torch.cuda.memory_allocated(self._device) - before
 
-    def end(self) -> Weighed:
+    def end(self) -> StepMemory:
         torch.cuda.synchronize(self._device)
-        return Weighed(torch.cuda.max_memory_allocated(self._device), self._forward, most_resident())
+        return StepMemory(torch.cuda.max_memory_allocated(self._device), self._forward, peak_resident_bytes())
 
 
-class OfCpu:
+class CpuMemoryProfiler:
     def __init__(self) -> None:
         self._profile: Any = None
 
     def begin(self, *, deeply: bool) -> None:
-        most_resident()
+        peak_resident_bytes()
         if deeply:
             self._profile = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -78,16 +78,16 @@ class OfCpu:
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         return torch.profiler.record_function(MARK) if self._profile else contextlib.nullcontext()
 
-    def end(self) -> Weighed:
-        resident = most_resident()
+    def end(self) -> StepMemory:
+        resident = peak_resident_bytes()
         if self._profile is None:
-            return Weighed(rss=resident)
+            return StepMemory(rss=resident)
         profile, self._profile = self._profile, None
         profile.__exit__(None, None, None)
         return _read(profile)._replace(rss=resident)
 
 
-def _read(profile: Any) -> Weighed:
+def _read(profile: Any) -> StepMemory:
     """From the allocations in the order of their time. What lived before and was freed meanwhile counts as less."""
     events = profile.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
@@ -100,4 +100,4 @@ def _read(profile: Any) -> Weighed:
             before = living
         if at_ns <= first[1]:
             after = living
-    return Weighed(peak, max(0, after - before))
+    return StepMemory(peak, max(0, after - before))

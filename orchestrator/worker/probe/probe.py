@@ -29,10 +29,10 @@ from orchestrator.errors import KgorchError
 from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker.data import batches
 from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import Replay
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
 from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.memory.microbatch import Backward
-from orchestrator.worker.probe.memory_profiler import Weighed, scales
+from orchestrator.worker.memory.microbatch import MicrobatchRunner
+from orchestrator.worker.probe.memory_profiler import StepMemory, memory_profiler
 
 PASS_STEPS, PASS_SHARE = 8, 0.2
 """Steps of a pass over the first batches at most, and what of the probe's time it may take."""
@@ -50,7 +50,7 @@ class Trial:
 
 
 @dataclass
-class Found:
+class ProbeResult:
     """What `probe.json` holds. Instants are readings of CLOCK_BOOTTIME, bytes are of the rank that holds most.
 
     Attributes:
@@ -101,9 +101,9 @@ class Probe:
         self._gpu: Mapping[str, float] = launch.probe.get("gpu") or {}
         self._killed = [tuple(setting) for setting in launch.probe.get("killed", ())]
         self._ladder = ladder
-        self._backward: Backward
-        self._scales = scales(device)
-        self.found = Found(attached_at_s=boottime_s(), device=device.type)
+        self._backward: MicrobatchRunner
+        self._scales = memory_profiler(device)
+        self.found = ProbeResult(attached_at_s=boottime_s(), device=device.type)
         if device.type == "cuda":
             sharing = math.ceil(dist.get_world_size() / torch.cuda.device_count())
             self.found.device_total = torch.cuda.get_device_properties(device).total_memory // sharing
@@ -113,7 +113,7 @@ class Probe:
         self._schedules: list[tuple[LRScheduler, dict[str, Any]]] = []
         self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: Backward) -> None:
+    def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: MicrobatchRunner) -> None:
         self._tracked, self.found.state_bytes, self._backward = tracked, state_bytes, backward
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
@@ -125,7 +125,7 @@ class Probe:
 
     # The batches
 
-    def batches(self, source: Loader | Replay, epochs: int) -> Iterator[list[Any]]:
+    def batches(self, source: Loader | LoaderFastForward, epochs: int) -> Iterator[list[Any]]:
         """What the script trains on instead of an epoch; `source` stands at its beginning."""
         self.found.loops.append({"epochs": epochs, "batches": len(source)})
         if len(self.found.loops) > 1:  # another loop of the script: seen to work, no more
@@ -149,7 +149,7 @@ class Probe:
         self._over()
 
     def _pass(
-        self, source: Loader | Replay, most: int, began_s: float | None
+        self, source: Loader | LoaderFastForward, most: int, began_s: float | None
     ) -> Generator[list[Any], None, tuple[int, list[Any] | None, dict[str, float]]]:
         """Steps, and waiting for their batches. With `began_s` no more than time allows, agreed on by all ranks.
 
@@ -183,11 +183,11 @@ class Probe:
         worst = self._worst(*told.values())
         return len(steps), parts, dict(zip(told, worst, strict=True))
 
-    def _share_of(self, source: Loader | Replay) -> int:
+    def _share_of(self, source: Loader | LoaderFastForward) -> int:
         """The largest of a first step; a loader that is not ours tells it with its first batch."""
         return int(self._worst(max(source.share_of_rank(0, rank) for rank in range(dist.get_world_size())))[0])
 
-    def _step(self, parts: list[Any], how: str) -> Generator[list[Any], None, tuple[float, Weighed]]:
+    def _step(self, parts: list[Any], how: str) -> Generator[list[Any], None, tuple[float, StepMemory]]:
         """Returns: seconds, and what was weighed (`how`: "time", "weigh")."""
         for schedule, kept in self._schedules:
             schedule.load_state_dict(copy.deepcopy(kept))
@@ -292,7 +292,7 @@ class Probe:
             ),
         }
 
-    def _split(self, deep: Weighed, samples: int) -> dict[str, int]:
+    def _split(self, deep: StepMemory, samples: int) -> dict[str, int]:
         parts = self._parts_standing()
         optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
         given = [item for one in optimizers for group in one.param_groups for item in group["params"]]

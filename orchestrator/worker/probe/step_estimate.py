@@ -135,7 +135,7 @@ def _one(dtype: torch.dtype) -> Any:
 
 
 @dataclass(frozen=True)
-class Trial:
+class EstimatedTrial:
     """One setting. Bytes: `peak` of a whole step; `forward`: what the first forward leaves living; seconds as in Cost."""
 
     peak: int
@@ -144,7 +144,7 @@ class Trial:
     parts: int
 
 
-class Estimate:
+class StepEstimate:
     """Of one training step of the tracked things.
 
     Args:
@@ -168,7 +168,7 @@ class Estimate:
 
     # One step
 
-    def trial(self, batch: Any, microbatch: int, work: Work) -> Trial:
+    def trial(self, batch: Any, microbatch: int, work: Work) -> EstimatedTrial:
         """A step of `batch` in parts of `microbatch` samples.
 
         Raises: KgorchError where the step hangs on values, which nobody knows without computing them.
@@ -198,7 +198,7 @@ class Estimate:
         one = self._tape.cost.since(before)
         cost = Cost(one.gpu_s * count, one.launches * count, {kind: n * count for kind, n in one.flops.items()})
         del given
-        return Trial(self.standing + self._tape.peak, self._forward, cost, count)
+        return EstimatedTrial(self.standing + self._tape.peak, self._forward, cost, count)
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ class CudaUnusable(RuntimeError):
     """There is a GPU, and PyTorch cannot begin to use it. Another attempt may: a GPU can be busy or come back."""
 
 
-class Member(NamedTuple):
+class RankInfo(NamedTuple):
     """This process among the ranks.
 
     Attributes:
@@ -39,7 +39,7 @@ class Member(NamedTuple):
     shares_gpu: bool = False
 
 
-def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = None) -> Member:
+def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = None) -> RankInfo:
     """Choose the device and join the process group, which may exist already; a process alone makes a group of one.
 
     Args:
@@ -57,7 +57,7 @@ def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = 
         _explain_cuda(gpus)
     shares_gpu = device.type == "cuda" and _ranks_here(world_size) > torch.cuda.device_count()
     if dist.is_initialized():
-        return Member(dist.get_rank(), dist.get_world_size(), device, False, shares_gpu)
+        return RankInfo(dist.get_rank(), dist.get_world_size(), device, False, shares_gpu)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not shares_gpu else "gloo"
     timeout = timedelta(seconds=timeout_s) if timeout_s is not None else UNLIMITED if supervised else None
     if "MASTER_ADDR" in os.environ:
@@ -65,7 +65,7 @@ def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = 
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
-    return Member(rank, world_size, device, True, shares_gpu)
+    return RankInfo(rank, world_size, device, True, shares_gpu)
 
 
 def _ranks_here(world_size: int) -> int:

@@ -22,7 +22,7 @@ from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, STOP, UP, Boar
 BEAT_S = 1.0
 
 
-class Link:
+class SupervisorLink:
     def __init__(
         self, launch: Launch, board: Board, hello: Callable[[], Hello], told: Callable[[], Iterable[Message]]
     ) -> None:

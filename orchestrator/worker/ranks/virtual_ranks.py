@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker import rng_state
 
 
 @dataclass
-class Ranks:
+class VirtualRanks:
     """Which virtual ranks this process plays: `first` to `end` of `count`, on `world_size` processes in all."""
 
     count: int
@@ -49,29 +49,29 @@ class Ranks:
         return f"{self.count} virtual ranks on {self.world_size}: {exact}"
 
 
-def ranks_of(count: int, rank: int, world_size: int) -> Ranks:
+def ranks_of(count: int, rank: int, world_size: int) -> VirtualRanks:
     """`count` virtual ranks over fewer or as many processes, in order."""
-    return Ranks(count, rank * count // world_size, (rank + 1) * count // world_size, world_size)
+    return VirtualRanks(count, rank * count // world_size, (rank + 1) * count // world_size, world_size)
 
 
 @contextmanager
-def playing(
-    ranks: Ranks, rank: int, device: torch.device, modules: Iterable[nn.Module], before: list[torch.Tensor]
+def playing_rank(
+    ranks: VirtualRanks, rank: int, device: torch.device, modules: Iterable[nn.Module], before: list[torch.Tensor]
 ) -> Iterator[None]:
     """Forward and backward as a virtual rank beyond the first: with its chance, and buffers as they were before the step."""
-    mine = state_codec.rng_state(device)
+    mine = rng_state.capture(device)
     after = copied_buffers(modules)
-    state_codec.set_rng_state(ranks.random_states[rank], device)
+    rng_state.restore(ranks.random_states[rank], device)
     set_buffers(modules, before)
     try:
         yield
     finally:
-        ranks.random_states[rank] = state_codec.rng_state(device)
-        state_codec.set_rng_state(mine, device)
+        ranks.random_states[rank] = rng_state.capture(device)
+        rng_state.restore(mine, device)
         set_buffers(modules, after)
 
 
-class Summing:
+class GradientSum:
     """The gradients of the ranks that a single process plays, each divided by their number and added in the order of ranks.
 
     What stands in the gradients at a step's beginning (a script that accumulates over several backwards) is each rank's own, as on
@@ -79,7 +79,7 @@ class Summing:
     reduces in the last backward: there the bits are not promised, and the losses are weighted instead.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], ranks: Ranks) -> None:
+    def __init__(self, modules: Iterable[nn.Module], ranks: VirtualRanks) -> None:
         self._share = 1 / ranks.count if ranks.world_size == 1 else None
         parameters = (weight for module in modules for weight in module.parameters() if weight.requires_grad)
         self._weights = list({id(weight): weight for weight in parameters}.values())  # each once
@@ -126,7 +126,7 @@ def set_buffers(modules: Iterable[nn.Module], kept: list[torch.Tensor]) -> None:
             buffer.copy_(value)
 
 
-def fingerprint(device: torch.device) -> int:
+def rng_fingerprint(device: torch.device) -> int:
     """Of the random states: whether chance was drawn between two moments."""
     parts: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
     if numpy := sys.modules.get("numpy"):

@@ -27,12 +27,12 @@ DRAIN_S, CLOSE_S = 0.05, 2.0
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Curve:
+class MetricLog:
     """Attributes: epoch: counted from 1, of what is reported now; 0 before the first."""
 
     def __init__(self, launch: Launch) -> None:
         self.epoch = 0
-        self._writer = Writer(Path(launch.folder, curve.FILE_NAME))
+        self._writer = RecordWriter(Path(launch.folder, curve.FILE_NAME))
         self._recorder = Recorder(self._writer.put)
 
     def add(self, name: str, value: float, mark: Mark) -> None:
@@ -48,7 +48,7 @@ class Curve:
         self._writer.close(CLOSE_S)
 
 
-class Writer:
+class RecordWriter:
     """Appends records to a file, from a thread of its own that begins with the first of them."""
 
     def __init__(self, path: Path, *, most_bytes: int = curve.MOST_BYTES) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from orchestrator.wire import Place
 
 
-class Whereabouts:
+class ProgressMarker:
     """Attributes: where: a place of core/hang.py. longest: seconds that each place left again has taken at most."""
 
     def __init__(self) -> None:

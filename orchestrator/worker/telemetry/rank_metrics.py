@@ -23,7 +23,7 @@ SAMPLE_S = 1.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Gauges:
+class RankMetrics:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._waited_s, self._since_s = 0.0, 0.0  # waiting for data: in all, and since when just now
@@ -67,7 +67,7 @@ class Gauges:
         found["cpu"] = 100 * cpu_s / passed_s
         with contextlib.suppress(OSError, ValueError, IndexError):  # no /proc, or one of another kind
             found["rss"] = float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            found["rss_peak"] = max(float(most_resident()), found["rss"])
+            found["rss_peak"] = max(float(peak_resident_bytes()), found["rss"])
         with contextlib.suppress(OSError, ValueError, IndexError):
             before, self._loaders_s = self._loaders_s, _children_s()
             used_s = sum(spent_s - before[pid] for pid, spent_s in self._loaders_s.items() if pid in before)
@@ -83,7 +83,7 @@ class Gauges:
         return min(max(share, 0.0), 1.0)
 
 
-def most_resident() -> int:
+def peak_resident_bytes() -> int:
     """The most bytes that this process had in memory since this was asked last; where the kernel does not forget, ever; 0 where it
     does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -27,7 +27,7 @@ ON_THE_WAY = 2
 """Copies of one figure: the one that arrives next, and the newest. Those between are overtaken."""
 
 
-class Metrics:
+class ReportedMetrics:
     """Attributes:
     pending: names of figures that have not arrived; empty unless tensors on a GPU are reported.
     dropped: why a name was not kept, the first time that this happened; empty until then.
