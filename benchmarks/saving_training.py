@@ -159,7 +159,7 @@ def compared(
                 bench.saved(made[name])
         taken_bytes[name] = taken["bytes"]
     return {
-        "state_bytes": session._state_bytes,
+        "state_bytes": session._state.tracked.state_bytes,
         "memory_bytes": taken_bytes,
         "images_bytes": images_bytes(),
         "missing": missing,
@@ -270,7 +270,9 @@ def verify_and_load(folder: Path, session: Any) -> None:
         manifest.verify(folder)
     dist.barrier()
     found = restore_source.FolderSource(folder)
-    state_codec.restore(session._tracked, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank))
+    state_codec.restore(
+        session._state.tracked.things, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank)
+    )
 
 
 def copier(training: Training, tracked: dict[str, Any]) -> Callable[[], None]:

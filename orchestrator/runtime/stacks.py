@@ -36,7 +36,7 @@ _WAITS = (
     "/torch/amp/grad_scaler.py",
     "/worker/ranks/consensus_board.py",
     "/worker/health/loss_guard.py",
-    "/worker/host_copy.py",
+    "/worker/telemetry/host_copy.py",
     "/worker/checkpoint/snapshot_buffer.py",
     "/worker/telemetry/reported_metrics.py",
 )

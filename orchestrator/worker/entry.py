@@ -29,6 +29,7 @@ from orchestrator import wire, worker
 from orchestrator.core.health import Trouble
 from orchestrator.errors import KgorchError, nearest
 from orchestrator.wire import Launch, boottime_s
+from orchestrator.worker import session_end
 
 EXIT_S = 4.0
 """Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""
@@ -132,7 +133,7 @@ class Record:
             "at": datetime.now(UTC).isoformat(),
             "at_s": boottime_s(),
             "began": self.began,
-            "final_step": getattr(sys.modules.get("orchestrator.worker.session"), "final_step", None),
+            "final_step": session_end.final_step,
         }
         if error is not None:
             content["error"] = {
@@ -217,8 +218,7 @@ def main() -> int:
     try:
         call(launch, record)
     except SystemExit as ending:
-        over = sys.modules.get("orchestrator.worker.session")
-        if over and isinstance(ending, over.SessionOver):
+        if isinstance(ending, session_end.SessionOver):
             record.write("suspended" if ending.saved else "unsaved")
             leave()
         elif ending.code in (None, 0):

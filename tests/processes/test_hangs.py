@@ -116,7 +116,7 @@ WAITS_ON_CUDA = {
     "the GradScaler": (stacks.Frame(f"{PACKAGES}/torch/amp/grad_scaler.py", 350, "_maybe_opt_step"),),
     "a loss that arrives": (stacks.Frame("/kgorch/orchestrator/worker/health/loss_guard.py", 261, "wait"),),
     "a figure": (stacks.Frame("/kgorch/orchestrator/worker/telemetry/reported_metrics.py", 60, "collect"),),
-    "a copy of it": (stacks.Frame("/kgorch/orchestrator/worker/host_copy.py", 33, "wait"),),
+    "a copy of it": (stacks.Frame("/kgorch/orchestrator/worker/telemetry/host_copy.py", 33, "wait"),),
     "a snapshot": (stacks.Frame("/kgorch/orchestrator/worker/checkpoint/snapshot_buffer.py", 112, "fill"),),
 }
 

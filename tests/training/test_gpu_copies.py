@@ -11,12 +11,11 @@ from late_cuda import LateCuda
 
 from orchestrator.core.curve import Mark, Recorder, Value
 from orchestrator.wire import STAMP_BYTES, Images, Note
-from orchestrator.worker import host_copy
 from orchestrator.worker.checkpoint import snapshot_buffer, snapshot_writer
 from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 from orchestrator.worker.health import loss_guard
 from orchestrator.worker.memory import oom, oom_retry
-from orchestrator.worker.telemetry import reported_metrics
+from orchestrator.worker.telemetry import host_copy, reported_metrics
 from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 

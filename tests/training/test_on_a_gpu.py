@@ -16,7 +16,7 @@ from torch import nn
 from orchestrator.errors import KgorchError
 from orchestrator.runtime import shim
 from orchestrator.wire import Launch, boottime_s
-from orchestrator.worker import attach, rng_state
+from orchestrator.worker import attach, restore, rng_state, save_coordinator
 from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.memory import oom
@@ -223,10 +223,10 @@ def test_status_says_what_cuda_does_not_promise_unless_it_is_asked_for(monkeypat
 
 def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(alone, monkeypatch):
     session = alone()
-    session._tell_other_versions(process_group.versions("0.1.0", CPU))
+    restore.report_other_versions(session._state, process_group.versions("0.1.0", CPU))
     assert "versions" not in session.exactness
-    session._tell_other_versions(
-        {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
+    restore.report_other_versions(
+        session._state, {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
     )
     said = "the device was Tesla T4 and is cpu; cuDNN was 90100 and is none: other bits from here on"
     assert session.exactness["versions"] == said
@@ -235,11 +235,11 @@ def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(
 def test_status_says_how_many_allocations_were_refused_in_steps_that_came_through(alone, request):
     session = alone()
     allocator = request.getfixturevalue("allocator")
-    session._look_at_refusals()
+    session._loop._report_refusals()
     assert "memory" not in session.exactness
     for refused in (2, 3):
         allocator["num_ooms"] = refused
-        session._look_at_refusals()
+        session._loop._report_refusals()
     assert session.exactness["memory"].startswith(
         "3 allocations were refused in steps that came through: near the memory limit"
     )
@@ -248,7 +248,7 @@ def test_status_says_how_many_allocations_were_refused_in_steps_that_came_throug
 def test_a_model_with_sync_batchnorm_is_not_played_by_fewer_processes(alone):
     session = alone()
     session.track(model=nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
-    assert not session._divisible
+    assert not session._state.division.is_divisible
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_the_dropout_state_of_an_rnn_is_renewed_before_every_backward(alone, mon
     assert has_dropout_state([rnn]) is keeps
     session, renewed = alone(), []
     monkeypatch.setattr(rng_state, "renew_dropout_state", renewed.append)
-    session._backward._device = torch.device("cuda", 0)
-    session._backward.learn([rnn])
-    session._backward._device = CPU
+    session._runner._device = torch.device("cuda", 0)
+    session._runner.learn([rnn])
+    session._runner._device = CPU
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
     assert len(renewed) == (2 if keeps else 0)
@@ -293,10 +293,10 @@ def test_what_is_queued_on_the_device_is_no_part_of_what_a_snapshot_costs(alone,
             waited.append(boottime_s())
 
     session.track(model=nn.Linear(2, 2))
-    session.device = torch.device("cuda", 0)
+    session._state.member = session._state.member._replace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    seen = session._seen()
-    assert waited and seen.began_s >= waited[0]
+    boundary = save_coordinator.capture_boundary(session._state)
+    assert waited and boundary.began_s >= waited[0]
 
 
 def _training():

@@ -47,6 +47,7 @@ from orchestrator import manifest
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.worker import attach, rng_state
 from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
+from orchestrator.worker.restore import ResumePoint
 
 CPU = torch.device("cpu")
 
@@ -377,10 +378,10 @@ def session(tmp_path, monkeypatch):
 
 def test_steps_counts_any_loader_and_names_it(session):
     for _ in session.steps(DataLoader(Stream(), 16), 1):
-        assert session._steps_total == 0
-    assert (session._step, session._samples, session.weight) == (3, 40, 1.0)
+        assert session._state.position.steps_total == 0
+    assert (session._state.position.step, session._state.position.samples, session.weight) == (3, 40, 1.0)
     list(session.steps(DataLoader(Noisy(), 8), 2))
-    assert (session._steps_total, session._samples) == (13, 120)
+    assert (session._state.position.steps_total, session._state.position.samples) == (13, 120)
     list(session.steps(DataLoader([{"text": "a"}] * 5, 2, collate_fn=list), 1))
     assert session.exactness == {"data": "replayed", "deterministic": "not asked for"}
     list(session.steps(session.loader(Noisy(), 8), 1))
@@ -392,7 +393,8 @@ def test_what_a_resume_has_lost_is_told_and_stays_told(session):
         return DataLoader(Noisy(), 4, sampler=Rotated())
 
     _, left = train(make, cut_after=(1, 4))
-    session._epoch, session._batch, session._began = 1, left["batch"], left["began"]  # as a restore sets them
+    session._state.position.epoch, session._state.position.batch = 1, left["batch"]  # as a restore sets them
+    session._loop.resume(ResumePoint(session.world_size, loader=left["began"]))
     for number, _ in enumerate(session.steps(make(), 3)):
         said = "epoch 1: the samples read again are not those it had used: some may come twice in it, others never"
         assert session.exactness["resume"] == said, number

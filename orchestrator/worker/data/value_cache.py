@@ -22,9 +22,11 @@ import xxhash
 
 from orchestrator import foreign, manifest
 from orchestrator.errors import KgorchError
-from orchestrator.wire import MAX_CACHED_BYTES
+from orchestrator.wire import MAX_CACHED_BYTES, Launch
 from orchestrator.worker.ranks.consensus_board import PeersLost
-from orchestrator.worker.ranks.process_group import UNLIMITED
+from orchestrator.worker.ranks.process_group import UNLIMITED, RankInfo
+from orchestrator.worker.telemetry.event_sender import EventSender
+from orchestrator.worker.telemetry.progress_marker import ProgressMarker
 
 FORMAT, VERSION = "kgorch-cached", 1
 HEAD_BYTES = MAX_CACHED_BYTES - foreign.MAX_JSON_BYTES
@@ -54,6 +56,39 @@ class ProgressLog:
         if now_s - self._told_s >= TOLD_S or is_over:
             self._told_s = now_s
             self._tell("reading", {"what": what, "done": str(done), "total": str(total or ""), "left_s": left_s})
+
+
+class ValueCache:
+    """`session.cached`: values that a run computes once, the same on all ranks.
+
+    Args:
+        launch: None when the script runs alone; then nothing is stored.
+    """
+
+    def __init__(self, launch: Launch | None, member: RankInfo, marker: ProgressMarker, events: EventSender) -> None:
+        self._rank, self._marker, self._events = member.rank, marker, events
+        self._store = ValueStore(Path(launch.cached) if launch and launch.cached else None)
+        self._shared = ValueBroadcast(member.rank, member.world_size)
+
+    def get(self, name: str, compute: Callable[[], Any], key: Any) -> Any:
+        """See Session.cached."""
+        check_name(name)
+        hashed, before = key_of(key), self._marker.where
+        self._marker.enter("data" if self._rank == 0 else "wait")
+        content = self._shared.of_first(lambda: self._stored_or_computed(name, compute, hashed))
+        self._marker.enter(before)
+        return json.loads(content)
+
+    def _stored_or_computed(self, name: str, compute: Callable[[], Any], key: str) -> bytes:
+        if (stored := self._store.read(name, key)) is not None:
+            return stored
+        value = value_of(name, compute())
+        try:
+            self._store.write(name, key, value)
+        except OSError as error:  # a full disk: the next session computes it again
+            print(f"kgorch: session.cached({name!r}) is not kept: {error}", flush=True)
+            self._events.send("not_cached", {"name": name, "why": str(error)[:500]})
+        return value
 
 
 class ValueStore:

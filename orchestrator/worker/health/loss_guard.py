@@ -17,15 +17,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from orchestrator.core import health
 from orchestrator.core.health import LOSS, WEIGHTS, Spike, Taken, Trouble
 from orchestrator.wire import Launch, Message, Note, Remedied
-from orchestrator.worker.host_copy import HostCopy
-from orchestrator.worker.memory.ladder import Ladder
+from orchestrator.worker.telemetry.host_copy import HostCopy
 
 SPIKE, NOT_FINITE, LATE = 1, 2, 3
 """What a rank says in the vote of a step: drop it; LATE: the weights have taken a bad step."""
@@ -47,13 +46,28 @@ class Unwell(RuntimeError):
         self.trouble = trouble
 
 
+class RemedyLog(Protocol):
+    """Where remedies are recorded: memory/adjustment_log.py."""
+
+    def add(self, told: Remedied, *, tells: bool) -> None: ...
+
+
+class Adjustable(Protocol):
+    """The settings that a remedy changes: memory/ladder.py."""
+
+    @property
+    def changes(self) -> RemedyLog: ...
+
+    def set_amp(self, amp: str) -> None: ...
+
+
 class LossGuard:
     """Args:
     late: losses are looked at when they have come to the host.
     """
 
     def __init__(
-        self, launch: Launch, rank: int, ladder: Ladder, send: Callable[[Message], None], *, late: bool
+        self, launch: Launch, rank: int, ladder: Adjustable, send: Callable[[Message], None], *, late: bool
     ) -> None:
         told = launch.health
         self._policy = [health.parse_remedy(written) for written in told.get("nan", ())]

@@ -23,6 +23,9 @@ from orchestrator.worker.memory.activation_checkpointing import ActivationCheckp
 from orchestrator.worker.memory.adjustment_log import AdjustmentLog
 from orchestrator.worker.memory.oom import LadderEnds
 
+WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
+"""Options of a DataLoader that need loading workers."""
+
 
 class Ladder:
     """Attributes:
@@ -56,6 +59,25 @@ class Ladder:
     @property
     def most_workers(self) -> int:
         return self._facts.num_workers
+
+    def loader_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A DataLoader's options as far as the settings allow what the script asks for."""
+        allowed = dict(options)
+        allowed["num_workers"] = self.asked_workers(allowed.get("num_workers", 0))
+        if not allowed["num_workers"]:  # DataLoader refuses these without workers
+            allowed = {name: value for name, value in allowed.items() if name not in WITH_WORKERS}
+        if self.settings.pin_memory is False:
+            allowed["pin_memory"] = False
+        return allowed
+
+    def autocast(self, dtype: torch.dtype) -> tuple[torch.dtype, bool]:
+        """The type that autocast uses instead of `dtype` after a NaN, and whether it is still allowed."""
+        amp = self.settings.amp
+        if amp != "bf16":
+            return dtype, amp != "off"
+        # GPUs before Ampere have no bfloat16 arithmetic.
+        is_slow = self._device.type == "cuda" and torch.cuda.get_device_capability(self._device) < (8, 0)
+        return torch.bfloat16, not is_slow
 
     def hold(self, settings: Settings) -> None:
         """Go over to settings that are only tried out (worker/probe/probe.py)."""

@@ -47,7 +47,7 @@ class EstimateProbe(Probe):
         yield next(source.parts())
         raise SystemExit(0)  # a step without session.backward(): nothing of it was seen
 
-    def instead(self, batch: Any, work: Work) -> None:
+    def before_backward(self, batch: Any, work: Work) -> None:
         """Of the step. Raises: SystemExit, which ends the script; KgorchError where it hangs on values."""
         if self._rank == 0:
             self._fill(batch, work)
@@ -61,7 +61,7 @@ class EstimateProbe(Probe):
         machine = dict(self._gpu)
         bus, rates = machine.pop("bus"), Rates(**machine)
         buckets = self._parts_standing()["buckets"]
-        self._estimate = made = StepEstimate(self._tracked, self._backward.ddps, rates, buckets)
+        self._estimate = made = StepEstimate(self._tracked, self._runner.ddps, rates, buckets)
         ranks, base = dist.get_world_size(), self._ladder.settings
         reduce_s = 2 * (ranks - 1) / ranks * made.gradient_bytes() / bus
         optimizer_s = made.optimizer_cost.seconds(rates.launch_s)

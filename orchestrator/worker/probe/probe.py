@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from orchestrator.worker.data.keyed_loader import Loader
 from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
 from orchestrator.worker.memory.ladder import Ladder
 from orchestrator.worker.memory.microbatch import MicrobatchRunner
+from orchestrator.worker.probe.hooks import ProbeHooks
 from orchestrator.worker.probe.memory_profiler import StepMemory, memory_profiler
 
 PASS_STEPS, PASS_SHARE = 8, 0.2
@@ -89,10 +90,10 @@ class ProbeResult:
     estimate: dict[str, float] = field(default_factory=dict)
 
 
-class Probe:
-    """`as_on_cuda`: scripts are to choose types as they would on a GPU."""
+class Probe(ProbeHooks):
+    """The hooks of a probe that computes the steps."""
 
-    as_on_cuda = False
+    is_probe = True
 
     def __init__(self, launch: Launch, rank: int, device: torch.device, ladder: Ladder) -> None:
         assert launch.probe is not None
@@ -101,8 +102,8 @@ class Probe:
         self._gpu: Mapping[str, float] = launch.probe.get("gpu") or {}
         self._killed = [tuple(setting) for setting in launch.probe.get("killed", ())]
         self._ladder = ladder
-        self._backward: MicrobatchRunner
-        self._scales = memory_profiler(device)
+        self._runner: MicrobatchRunner
+        self._profiler = memory_profiler(device)
         self.found = ProbeResult(attached_at_s=boottime_s(), device=device.type)
         if device.type == "cuda":
             sharing = math.ceil(dist.get_world_size() / torch.cuda.device_count())
@@ -113,15 +114,17 @@ class Probe:
         self._schedules: list[tuple[LRScheduler, dict[str, Any]]] = []
         self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    def know(self, tracked: Mapping[str, Any], state_bytes: int, backward: MicrobatchRunner) -> None:
-        self._tracked, self.found.state_bytes, self._backward = tracked, state_bytes, backward
+    def learn(self, tracked: Mapping[str, Any], state_bytes: int, runner: MicrobatchRunner) -> None:
+        self._tracked, self.found.state_bytes, self._runner = tracked, state_bytes, runner
+
+    def add_loader(self, loader: Loader) -> None:
+        self.loaders.append(loader)
+
+    def untracked(self, what: str) -> None:
+        raise KgorchError(what, next_step="name what a checkpoint must hold: session.track(model=…, optimizer=…)")
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """Around that of a microbatch."""
-        return self._scales.forward()
-
-    def instead(self, batch: Any, work: Callable[[Any, float], torch.Tensor]) -> None:
-        """What a probe does in place of a step, if it does."""
+        return self._profiler.forward()
 
     # The batches
 
@@ -193,10 +196,10 @@ class Probe:
             schedule.load_state_dict(copy.deepcopy(kept))
         for group, settings in self._rates:  # many schedules go on from the rate that they find
             group.update(settings)
-        self._scales.begin(deeply=how == "weigh")
+        self._profiler.begin(deeply=how == "weigh")
         began_s = time.monotonic()
         yield parts
-        weighed = self._scales.end()
+        weighed = self._profiler.end()
         return time.monotonic() - began_s, weighed
 
     # Trials
@@ -206,7 +209,7 @@ class Probe:
         planned = min(base.microbatch or self.found.share, self.found.share)
         done: list[Trial] = []
         for microbatch, checkpointing in self._wanted(planned, base.activation_checkpointing):
-            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._backward.came))
+            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._runner.came))
             if whole and microbatch != planned:
                 continue  # what does not go through session.backward is never taken in parts
             if done and (spent_s > self._seconds or not self._may_fit(done, microbatch, checkpointing)):
@@ -230,7 +233,7 @@ class Probe:
         self._ladder.hold(base)
         if self._rank == 0:
             self._path.with_suffix(".trying").unlink(missing_ok=True)
-        self.found.divides = self.found.divides and self._backward.came
+        self.found.divides = self.found.divides and self._runner.came
         self.found.trials = [vars(trial) for trial in (*done, *self._those_killed())]
 
     def _say_trying(self, microbatch: int, checkpointing: bool) -> None:
@@ -287,9 +290,7 @@ class Probe:
         return {
             "weights": sum(item.nbytes for item in weights.values()),
             "optimizer": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
-            "buckets": sum(
-                item.nbytes for ddp in self._backward.ddps for item in ddp.parameters() if item.requires_grad
-            ),
+            "buckets": sum(item.nbytes for ddp in self._runner.ddps for item in ddp.parameters() if item.requires_grad),
         }
 
     def _split(self, deep: StepMemory, samples: int) -> dict[str, int]:
@@ -297,7 +298,7 @@ class Probe:
         optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
         given = [item for one in optimizers for group in one.param_groups for item in group["params"]]
         trained = {id(item): item for item in given if item.requires_grad}  # an average of weights has no gradients
-        batch, microbatch = self._backward.parts[0][0], self._backward.microbatch or samples
+        batch, microbatch = self._runner.parts[0][0], self._runner.microbatch or samples
         parts["gradients"] = sum(item.nbytes for item in trained.values())
         parts["batch"] = batches.size(batch) * min(microbatch, samples) // max(samples, 1)
         parts["activations"] = deep.forward

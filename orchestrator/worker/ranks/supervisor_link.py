@@ -55,6 +55,9 @@ class SupervisorLink:
         self.send_beat()
         self._thread.join(timeout=2.0)
 
+    def send_hello(self) -> None:
+        self.send(self._hello())
+
     def send_beat(self) -> None:
         for message in self._told():
             self.send(message)

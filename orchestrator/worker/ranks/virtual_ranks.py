@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator.errors import KgorchError
 from orchestrator.worker import rng_state
 
 
@@ -52,6 +53,30 @@ class VirtualRanks:
 def ranks_of(count: int, rank: int, world_size: int) -> VirtualRanks:
     """`count` virtual ranks over fewer or as many processes, in order."""
     return VirtualRanks(count, rank * count // world_size, (rank + 1) * count // world_size, world_size)
+
+
+class RankDivision:
+    """Which virtual ranks this process plays, and whether fewer processes could play them.
+
+    Attributes:
+        ranks: of this process; one per process until a checkpoint of more ranks is restored.
+        is_divisible: every batch went through `session.backward` as it came, so a virtual rank's step can be computed by
+            another process. Checkpoints hold it as `divisible`.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.ranks = ranks_of(world_size, rank, world_size)
+        self.is_divisible = True
+
+    def refuse(self, why: str) -> None:
+        """Fewer processes cannot play this run's ranks from here on.
+
+        Raises:
+            KgorchError: they are doing so now.
+        """
+        self.is_divisible = False
+        if self.ranks.are_split:
+            raise KgorchError(f"{self.ranks.said()}: {why}", next_step=f"run on {self.ranks.count} ranks again")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from orchestrator.core.curve import Mark
 from orchestrator.errors import KgorchError
 from orchestrator.wire import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
-from orchestrator.worker.host_copy import HostCopy
+from orchestrator.worker.telemetry.host_copy import HostCopy
 
 NUMBER_BYTES = 32
 """Of a figure as JSON, with what stands around it."""
