@@ -146,11 +146,11 @@ def _in_a_row_s(session: Session, page: Path, times: int = 5000) -> tuple[float,
     retry._board = board
 
     def nothing() -> torch.Tensor:
-        health.hear(loss)
+        health.add_loss(loss)
         return loss
 
     def bookkeeping() -> None:
-        health.leaves_out(0)
+        health.skips(0)
         retry.run(0, nothing, health=health, scaled=False)
 
     for ddp in session._runner.ddps:

@@ -147,7 +147,7 @@ class Switches:
 
     @contextmanager
     def _nobody_supervises(self) -> Iterator[None]:
-        with mock.patch.object(self._session._supervision.link, "_told", tuple):
+        with mock.patch.object(self._session._supervision.link, "_status", tuple):
             if self._session.rank != 0:
                 yield
                 return

@@ -1,8 +1,8 @@
-"""Calls a stage's `preflight` function and tells what it answered: `python -m orchestrator.worker.preflight_entry`
+"""Calls a stage's `preflight` function in a process of its own: `python -m orchestrator.worker.preflight_entry`
 (runtime/inputs.py).
 
-The order comes on standard input; the answer, a line of JSON, goes to standard output, which is the log for all else that is
-printed here.
+The request comes on standard input. The answer, a line of JSON, goes to standard output; everything else that is printed here goes
+to the log.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from orchestrator.errors import KgorchError
 from orchestrator.worker import entry
 
 LONGEST = 300
-"""Letters of an answer. It stands in a table."""
+"""Limit of characters of an answer, which is shown in a table."""
 
 
 def asked_for(function: Callable[..., Any], args: dict[str, Any]) -> dict[str, Any]:
-    """Those of the stage's arguments that the function names; all of them for `**kwargs`."""
+    """The stage's arguments that the function names; all of them for `**kwargs`."""
     parameters = inspect.signature(function).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return args
@@ -34,7 +34,7 @@ def asked_for(function: Callable[..., Any], args: dict[str, Any]) -> dict[str, A
 
 
 def answered(name: str, args: dict[str, Any], workdir: str) -> dict[str, Any]:
-    """`said`: the first line of what the function returned; or what it raised, with the line only where that is no KgorchError."""
+    """The answer: `said`, the first line of the function's result; or its error, with the line unless it is a KgorchError."""
     try:
         function = entry.function_of(name)
         given = asked_for(function, args)
@@ -54,7 +54,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != order["parent"]:
         os._exit(1)
-    if order["score"] is not None:  # who supervises is spared when memory runs out, this process is not
+    if order["score"] is not None:  # undo the protection from the OOM killer, which is the supervisor's
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(order["score"]))
     with os.fdopen(os.dup(1), "w") as answer:
@@ -62,7 +62,7 @@ def main() -> None:
         os.chdir(order["workdir"])
         sys.path.insert(0, order["workdir"])
         json.dump(answered(order["function"], order["args"], order["workdir"]), answer)
-    os._exit(0)  # without unloading PyTorch, and whatever threads are left
+    os._exit(0)  # without unloading PyTorch, or joining threads
 
 
 if __name__ == "__main__":

@@ -82,10 +82,10 @@ def begin(
         point.needs_warmup = member.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
     elif launch.weights:
         _load_weights(state, launch, **launch.weights)
-    supervision.ladder.learn({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
+    supervision.ladder.set_modules({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
     captured = state_codec.capture(things)
     mine = snapshot_buffer.share(captured.tensors, captured.own, member.rank, member.world_size)
-    supervision.loss_guard.know(state.tracked.replicated(mine))
+    supervision.loss_guard.set_baseline(state.tracked.replicated(mine))
     names = snapshot_buffer.split(sizes, member.world_size)[member.rank]
     need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + NAME_BYTES * len(sizes)
     if not state.probe.as_on_cuda:  # whose optimizer never takes a step, so there is nothing to save
@@ -128,7 +128,7 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         kept = (
             "" if _have_equal_state(source, ranks) else ", but what each rank keeps for itself is the first one's now"
         )
-        state.exactness.update(ranks=ranks.said() + kept)
+        state.exactness.update(ranks=ranks.describe() + kept)
     point.is_trained = described.final and not extends
     state.position.restore(described.position)
     state.metrics.restore(described.metrics, described.measured)

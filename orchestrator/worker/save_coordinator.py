@@ -112,7 +112,7 @@ class SaveCoordinator:
         if self._best and self._state.tracked and (request := self._best.after_step(step, self.saved_at)):
             began_s = time.monotonic()
             self._save_best(request)
-            self._best.spent(time.monotonic() - began_s)
+            self._best.add_cost(time.monotonic() - began_s)
 
     def between_epochs(self) -> None:
         """Save the state if an evaluation between two epochs has found it to be the best. Raises: SessionOver, PeersLost."""
@@ -135,7 +135,7 @@ class SaveCoordinator:
         if self._state.probe.is_probe:  # whose state is never resumed from
             return capture_boundary(self._state)
         return capture_boundary(
-            self._state, lambda tensors: self._guard.look(tensors, self._state.position.step, self._board.vote)
+            self._state, lambda tensors: self._guard.check_state(tensors, self._state.position.step, self._board.vote)
         )
 
     def save(self, slot: int, boundary: BoundaryState | None, *, persist: bool, final: bool = False) -> bool:
@@ -159,7 +159,7 @@ class SaveCoordinator:
         if saved and persist:
             self.saved_at = step
             if self._best and not final:
-                self._best.saved(step)
+                self._best.record_save(step)
         return saved
 
     def _carry_out(self, request: int) -> None:
@@ -235,7 +235,7 @@ class SaveCoordinator:
             versions=process_group.versions(__version__, state.member.device)
             | {"deterministic": state.determinism.level}
             | manifest_entries(self._ladder.settings),
-            changes=tuple(self._ladder.changes.taken),
+            changes=tuple(self._ladder.changes.entries),
         )
 
     def _rank_documents(self, captured: CapturedState, mine: Iterable[str]) -> dict[str, dict[str, Any]]:

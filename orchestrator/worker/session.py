@@ -114,7 +114,7 @@ class Session:
         """
         state, tracked = self._state, self._state.tracked
         tracked.set(things)
-        self._runner.learn(tracked.modules())
+        self._runner.set_modules(tracked.modules())
         # Before a restore, so that one process then takes the whole batch, which is right.
         if activation_checkpointing.has_sync_batchnorm(tracked.modules()):
             state.division.refuse("SyncBatchNorm normalises over all ranks of a step")
@@ -312,7 +312,7 @@ class Session:
         Raises:
             KgorchError: a value is neither a number nor a tensor of one element.
         """
-        if self._runner.rehearses:  # the step is rolled back, and reported when it runs again
+        if self._runner.is_warmup:  # the step is rolled back, and reported when it runs again
             return
         state, in_step = self._state, self._loop.in_step
         metric_log = self._supervision.metric_log if self._supervision else None
@@ -322,7 +322,7 @@ class Session:
         if state.metrics.dropped and not self._dropped_reported:
             self._report_dropped(state.metrics.dropped)
         if in_step and self._supervision and (best := self._supervision.best) and best.metric in metrics:
-            best.hear(mark.step)
+            best.note_report(mark.step)
         if state.marker.where == "evaluation":  # no step waits here, and the next look at copies may be far away
             state.metrics.collect(wait=True)
 

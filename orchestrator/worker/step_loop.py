@@ -79,7 +79,7 @@ class StepLoop:
         state, at, runner, device = self._state, self._state.position, self._runner, self._state.member.device
         source, batches = self._begin_epoch(loader)
         world_size = state.member.world_size
-        for parts in state.resources.fetched(batches):
+        for parts in state.resources.timed(batches):
             samples, ranks = source.samples_in(at.batch), state.division.ranks
             shares = [source.share_of_rank(at.batch, rank) for rank in ranks.mine]
             # A process alone divides by the number of virtual ranks after the backward, DDP by that of processes.
@@ -87,7 +87,7 @@ class StepLoop:
             weights = [share * divided_by / samples for share in shares]
             if self._point.needs_warmup:
                 yield from self._warm_up(parts, weights)
-            runner.give(parts, weights)
+            runner.set_batches(parts, weights)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)
             self.in_step = True
@@ -179,7 +179,7 @@ class StepLoop:
 
     def _check_divisibility(self) -> None:
         """Fewer processes can play this run's ranks only if each batch goes through `session.backward` as it came."""
-        if not self._runner.came:
+        if not self._runner.saw_batch:
             self._state.division.refuse("each batch must go to session.backward() as session.steps() gave it")
         elif self._runner.communicates:
             self._state.division.refuse("the ranks communicate in the forward or backward of a step")
@@ -206,10 +206,10 @@ class StepLoop:
         before, rng = state_codec.capture(state.tracked.things), rng_state.capture(device)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
         played = dict(state.division.ranks.random_states)
-        self._point.needs_warmup, runner.rehearses = False, True
-        runner.give(copy.deepcopy(parts), weights)
+        self._point.needs_warmup, runner.is_warmup = False, True
+        runner.set_batches(copy.deepcopy(parts), weights)
         yield runner.parts[0][0]
-        runner.rehearses = False
+        runner.is_warmup = False
         state.division.ranks.random_states = played
         for module in state.tracked.modules():
             module.zero_grad(set_to_none=True)

@@ -40,7 +40,7 @@ class StatusReporter:
     def messages(self) -> Iterator[Message]:
         """What is sent about once a second."""
         state, rank = self._state, self._state.member.rank
-        yield state.marker.told(self._attempt, rank, state.tracked.modules())
+        yield state.marker.message(self._attempt, rank, state.tracked.modules())
         if not state.probe.is_probe:  # a probe reads and resets the same peaks of memory
             yield Vitals(self._attempt, rank, state.resources.read(state.timer.step_s))
         if rank == 0:
@@ -134,7 +134,7 @@ class Supervision:
 
     def at_boundary(self, step: int) -> None:
         """Between two steps, after the saves: apply what is due before `step`."""
-        self.ladder.tidy(step)
+        self.ladder.empty_cache(step)
         if step == self.ladder.next_change:
             self.ladder.change(step)
         self.loss_guard.boundary(step)
@@ -147,5 +147,5 @@ class Supervision:
         """
         state = self._state
         self.ladder.begin(state.position.step, largest_share)
-        self.ladder.tell(state.member.rank)
+        self.ladder.report_facts(state.member.rank)
         self.loss_guard.begin(state.tracked.things, state.position.step)

@@ -267,7 +267,7 @@ def test_the_dropout_state_of_an_rnn_is_renewed_before_every_backward(alone, mon
     session, renewed = alone(), []
     monkeypatch.setattr(rng_state, "renew_dropout_state", renewed.append)
     session._runner._device = torch.device("cuda", 0)
-    session._runner.learn([rnn])
+    session._runner.set_modules([rnn])
     session._runner._device = CPU
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())

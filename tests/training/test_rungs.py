@@ -49,7 +49,7 @@ def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_an
     ladder.down(30, "memory ran out", tells=False, must=True)
     for step in range(adjustment_log.KEPT + 5):
         ladder.changes.add(Remedied("1.1", "skip", "nan", {"step": step, "skip": True}), tells=False)
-    rung, *remedies = ladder.changes.taken
+    rung, *remedies = ladder.changes.entries
     assert (rung.step, rung.rung, rung.device, rung.world, rung.settings["settings"]["microbatch"]) == (
         30,
         "microbatch/2",

@@ -24,9 +24,9 @@ def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_re
             time.sleep(wait_s)
             yield number
 
-    assert list(gauges.fetched(batches(0.04))) == [0, 1, 2, 3, 4]
+    assert list(gauges.timed(batches(0.04))) == [0, 1, 2, 3, 4]
     waiting = gauges.read(0.1)
-    for _ in gauges.fetched(batches(0.0)):
+    for _ in gauges.timed(batches(0.0)):
         time.sleep(0.04)
     working = gauges.read(0.1)
     assert 0 <= working["data_wait"] < waiting["data_wait"] <= 1
@@ -34,7 +34,7 @@ def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_re
 
 def test_a_wait_that_has_no_end_yet_counts():
     gauges, come, fetched = RankMetrics(torch.device("cpu")), threading.Event(), []
-    thread = threading.Thread(target=lambda: fetched.extend(gauges.fetched(come.wait() for _ in range(1))))
+    thread = threading.Thread(target=lambda: fetched.extend(gauges.timed(come.wait() for _ in range(1))))
     thread.start()
     wait_until(lambda: gauges.read(0.0).get("data_wait", 0.0) > 0.0)
     come.set()
@@ -47,7 +47,7 @@ def test_an_error_of_the_loader_comes_through():
         yield 1
         raise OSError("the disk")
 
-    fetched = RankMetrics(torch.device("cpu")).fetched(broken())
+    fetched = RankMetrics(torch.device("cpu")).timed(broken())
     assert next(fetched) == 1
     with pytest.raises(OSError, match="the disk"):
         next(fetched)

@@ -1,17 +1,18 @@
 """The plan's `keep.best` in a training: which report has the state saved, and at which step.
 
-A checkpoint may call itself the best only by a figure that was measured on its own weights, so the state is saved at the very
-step of the report, before a further step changes it. The board's requests cannot do that: they take effect two steps later.
-There are two places where weights are measured, and each has an agreement of its own:
+A checkpoint is the best only by a value that was measured on its own weights. So the state is saved at the very step of the report,
+before a further step changes it. The board's requests cannot do that, because they take effect two steps later. Weights are
+measured in two places, and each has its own agreement:
 
-- Between two epochs (an evaluation after the last step, or before the first). All ranks come to the same place whoever
-  evaluates and reports, so they vote there: once at an epoch's end and once before its first step, and nowhere else.
-- In the midst of an epoch, right after the optimizer's step. A vote at each step would have each rank wait for the slowest at
-  each step, for the sake of a report that almost never comes. So a rank that has reported compares with the others at the
-  step's boundary, and one that has not passes by: it writes one word of shared memory and waits for nobody. The state is
-  saved if all have reported; what one rank alone reports there cannot be saved, for the others may be a step further.
+- Between two epochs (an evaluation after the last step, or before the first). All ranks reach this place, whichever of them
+  evaluates and reports. So they vote here: once at an epoch's end and once before its first step, and nowhere else.
+- Within an epoch, right after the optimizer's step. A vote at each step would make each rank wait for the slowest at each
+  step, for a report that almost never comes. So a rank that has reported compares with the others at the step's boundary, and
+  one that has not
+  passes: it writes one word of shared memory and does not wait. The state is saved if all ranks have reported. What one rank alone
+  reports here cannot be saved, because the others may be a step further.
 
-Rank 0 decides: its figures are those that the checkpoint keeps.
+Rank 0 decides: the checkpoint holds its metrics.
 """
 
 from __future__ import annotations
@@ -30,19 +31,22 @@ from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, STOP, Board
 from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 SERIES = 100
-"""A figure that comes with every step, a training loss perhaps, is looked at every so many steps: looking waits for the
-other ranks and for the device."""
+"""Steps between two looks at a metric that is reported at every step, such as a training loss: a look waits for the other ranks and
+for the device."""
 
 SHARE, FREE_S = 0.05, 10.0
-"""What saves of the best in the midst of epochs may take: of the training's time, and besides. A figure of every few steps
-improves most times at first."""
+"""Budget of saves within epochs: a share of the training's time, plus seconds. A metric that is reported every few steps improves
+most times at first."""
 
 
 class BestCheckpoint:
-    """Args:
-    tell: sends a word to the supervisor.
+    """The best value so far, and the decision to save.
+
+    Args:
+        tell: sends a message to the supervisor.
+
     Attributes:
-    metric: its name.
+        metric: name of the plan's metric.
     """
 
     def __init__(
@@ -55,28 +59,33 @@ class BestCheckpoint:
         self.metric = str(launch.best["metric"])
         self._sign = 1.0 if launch.best["highest"] else -1.0
         self._value: float | None = launch.best["value"]
-        self._before: float | None = self._value  # the best that is on disk for sure
+        self._before: float | None = self._value  # the best value whose checkpoint is on disk for certain
         self._at: int | None = None  # the step of the save that set the value
         self._reported = self._last = -1  # steps of the newest report and of the one before it
         self._is_alone = False
         self._began_s, self._spent_s = time.monotonic(), 0.0
 
-    def hear(self, step: int) -> None:
-        """The metric was reported within a step, of the weights after so many steps."""
+    def note_report(self, step: int) -> None:
+        """Record that the metric was reported within a step, measured on the weights after `step` steps."""
         if step != self._reported:
             self._last, self._reported = self._reported, step
 
     def between_epochs(self, step: int, saved_at: int | None) -> int:
-        """What all ranks do now: SAVE, with the SLOT that it goes to, and a STOP that was asked for; almost always 0.
+        """Vote between two epochs on what all ranks do now.
 
         Args:
             saved_at: the step that was saved last.
-        Raises: PeersLost.
+
+        Returns:
+            SAVE with the SLOT to fill, and a STOP that is pending; almost always 0.
+
+        Raises:
+            PeersLost: a rank has died.
         """
         return self._board.vote(self._wanted(step, saved_at))
 
     def after_step(self, step: int, saved_at: int | None) -> int:
-        """The same at the boundary behind a step, where only those wait that have reported. Raises: PeersLost."""
+        """The same at the boundary after a step, where only the ranks that have reported wait. Raises: PeersLost."""
         in_series = self._last == step - 1 and step % SERIES
         if self._reported != step or in_series or self._is_alone:
             self._board.pass_step(step)
@@ -84,7 +93,7 @@ class BestCheckpoint:
         looked_s = time.monotonic()
         in_budget = self._spent_s <= SHARE * (looked_s - self._began_s) + FREE_S
         wanted = self._wanted(step, saved_at) if in_budget else 0
-        self._spent_s += time.monotonic() - looked_s  # it may wait for the device, and for a save that is being written
+        self._spent_s += time.monotonic() - looked_s  # a look may wait for the device and for a save
         agreed = self._board.compare(step, wanted)
         if agreed is None:
             self._is_alone = True
@@ -92,12 +101,12 @@ class BestCheckpoint:
             self._tell(Note(self._launch.attempt, "best_not_saved", {"step": str(step), "why": why}))
         return agreed or 0
 
-    def spent(self, seconds: float) -> None:
-        """What a save in the midst of an epoch held the training up."""
+    def add_cost(self, seconds: float) -> None:
+        """Count a save within an epoch, which has held up the training, against the budget."""
         self._spent_s += seconds
 
-    def saved(self, step: int) -> None:
-        """A save of this step is on its way to disk, with the figures as they are now."""
+    def record_save(self, step: int) -> None:
+        """A save of this step with the current metrics is on its way to disk."""
         if (value := self._measured_at(step)) is not None and self._is_better(value):
             self._before, self._value, self._at = self._reached(), value, step
 
@@ -108,11 +117,11 @@ class BestCheckpoint:
         value = self._measured_at(step)
         if value is None or not self._is_better(value):
             return 0
-        self._saver.wait()  # nothing is filled that is being written, and a save of this very step is seen
+        self._saver.wait()  # so that no buffer is being written, and a save of this step is known
         if saved_at == step and is_on_disk(self._launch, step, final=False):
             self._label(step)
             return 0
-        stop = STOP if self._board.stop_asked else 0  # the state that is saved now is the last one then
+        stop = STOP if self._board.stop_asked else 0  # then the state that is saved now is the last one
         return SAVE | stop | (SLOT if self._saver.own_slot() else 0)
 
     def _measured_at(self, step: int) -> float | None:
@@ -122,24 +131,24 @@ class BestCheckpoint:
         return value if math.isfinite(value) else None
 
     def _is_better(self, value: float) -> bool:
-        """Strictly: of equals the first stays."""
+        """Strictly better: of equal values the first one stays."""
         best = self._reached()
         return best is None or self._sign * value > self._sign * best
 
     def _reached(self) -> float | None:
-        """The best value that has a checkpoint; the one before where the newest save of a best has failed since."""
+        """The best value that has a checkpoint; the one before it if its save has failed since."""
         if self._at is not None and self._saver.error and not is_on_disk(self._launch, self._at, final=False):
             return self._before
         return self._value
 
     def _label(self, step: int) -> None:
-        """This step was saved before its weights were measured: its manifest learns the figures, its files stay as they are."""
+        """Add the metrics to the manifest of a step that was saved before it was measured; its files stay as they are."""
         folder = Path(self._launch.checkpoints, manifest.folder_name(step, final=False))
         try:
-            found = manifest.read(folder)
-            manifest.write(folder, replace(found, metrics=self._metrics.values, measured=self._metrics.measured))
+            described = manifest.read(folder)
+            manifest.write(folder, replace(described, metrics=self._metrics.values, measured=self._metrics.measured))
         except (OSError, CheckpointBroken, CheckpointUnreadable) as error:
             self._tell(Note(self._launch.attempt, "best_not_saved", {"step": str(step), "why": str(error)[:500]}))
             return
-        self.saved(step)
-        self._tell(Saved(self._launch.attempt, str(folder), step, found.total_bytes, 0.0, 0.0))
+        self.record_save(step)
+        self._tell(Saved(self._launch.attempt, str(folder), step, described.total_bytes, 0.0, 0.0))

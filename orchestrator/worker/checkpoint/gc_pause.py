@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way where training waits."""
+"""A pause of Python's garbage collector while the training waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No collection starts meanwhile: a full one goes through all that PyTorch has made, tens of milliseconds."""
+    """No collection starts in this context: a full one visits all objects of PyTorch, which takes tens of milliseconds."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Starting weights from elsewhere: a file that somebody else's program wrote, put into a tracked module.
+"""Pretrained weights: loads a file that another program wrote into a tracked module.
 
-Nothing in it is run: safetensors holds no code, and torch.load is told `weights_only`. What does not fit is reported in
-full, by name; with `strict = false` what fits is taken all the same.
+No code of the file runs: safetensors holds none, and torch.load is called with `weights_only`. Everything that does not fit is
+reported by name; with `strict = false` the rest is loaded nevertheless.
 """
 
 from __future__ import annotations
@@ -21,20 +21,30 @@ from orchestrator.errors import WeightsRefused, nearest
 from orchestrator.worker.checkpoint import state_codec
 
 SAFE_SINCE = "2.10"
-"""Before, a hostile file could run code in spite of `weights_only` (CVE-2025-32434, CVE-2026-24747)."""
+"""In older versions a hostile file could run code in spite of `weights_only` (CVE-2025-32434, CVE-2026-24747)."""
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")
+"""Keys under which programs store the weights in their own checkpoints."""
+
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 SHOWN = 5
+"""Names in a message; the others are counted."""
 
 
 def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: str, strict: bool) -> dict[str, str]:
-    """Fill a tracked module, or a part of one (`into = "model.encoder"`), from the file; what became of it, in words.
+    """Load the file into a tracked module, or into a part of one (`into = "model.encoder"`).
 
     Args:
-        into: "model" when None, or the only module that is tracked.
-        prefix: only the file's names that begin so are taken, without it.
-    Raises: WeightsRefused.
+        tracked: objects by name.
+        into: when None, "model" or the only module that is tracked.
+        prefix: only the file's names that start with it are loaded, without it.
+        strict: refuse a file that does not fit completely.
+
+    Returns:
+        Facts for the journal: file, into, loaded; and where they apply missing, unexpected, shapes.
+
+    Raises:
+        WeightsRefused: the file is not one of weights, or does not fit.
     """
     name, module = _module_of(tracked, into)
     found = _named(_read(path), path, module, prefix)
@@ -56,7 +66,7 @@ def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: st
         result = module.load_state_dict(fitting, strict=False)
     except RuntimeError as error:
         raise WeightsRefused(f"{path.name} does not fit {name}", str(error)[:2000]) from None
-    taken = {_place(own[key]) for key in fitting.keys() & own.keys()}  # of tied tensors one is enough
+    taken = {_place(own[key]) for key in fitting.keys() & own.keys()}  # of tied tensors, one in the file is enough
     missing = [key for key in result.missing_keys if key not in shapes and _place(own[key]) not in taken]
     unexpected = list(result.unexpected_keys)
     loaded = len(own) - len(missing) - len(shapes)
@@ -99,7 +109,7 @@ def _module_of(tracked: Mapping[str, Any], into: str | None) -> tuple[str, nn.Mo
 
 
 def _read(path: Path) -> Any:
-    """What the file holds, on the CPU, without running any of it."""
+    """The content of the file, on the CPU; none of it is executed."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -113,13 +123,17 @@ def _read(path: Path) -> Any:
             )
         is_zip = zipfile.is_zipfile(path)
         if is_zip and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
-            raise ValueError("it is a TorchScript program")  # which some PyTorch would load in spite of weights_only
+            raise ValueError(
+                "it is a TorchScript program"
+            )  # which some versions of PyTorch load in spite of weights_only
         with numpy_numbers():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except Exception as error:  # whatever a foreign file makes of its reader
+    except Exception as error:  # a foreign file may make its reader raise anything
         code = re.search(r"GLOBAL (\S+)", str(error))
         what = f"holds more than weights: loading it would run {code[1]}" if code else "is no file of weights"
-        lines = [line for line in str(error).splitlines() if line and "weights_only" not in line]  # its advice is bad
+        lines = [
+            line for line in str(error).splitlines() if line and "weights_only" not in line
+        ]  # PyTorch advises to load without it
         said = (lines or [type(error).__name__])[0][:300]
         raise WeightsRefused(
             f"{path.name} {what}",
@@ -129,15 +143,16 @@ def _read(path: Path) -> Any:
 
 
 def numpy_numbers() -> contextlib.AbstractContextManager[Any]:
-    """Lets `torch.load` with weights_only read NumPy's numbers: a checkpoint's best score often is one, made by np.mean.
+    """A context in which `torch.load` with weights_only accepts NumPy scalars: a checkpoint's best score is often one, of np.mean.
 
-    Such a number is its bytes and its type; to read it runs nothing of the file. NumPy 2 renamed the module that files name.
+    Such a scalar is stored as its type and bytes, and reading it runs no code of the file. NumPy 2 renamed the module that files
+    refer to.
     """
     try:
         import numpy as np
-    except ImportError:  # PyTorch does without
+    except ImportError:  # PyTorch works without it
         return contextlib.nullcontext()
-    if torch.__version__ < "2.6":  # it cannot be told the name that stands in the file
+    if torch.__version__ < "2.6":  # its safe_globals cannot be given the name that the file contains
         return contextlib.nullcontext()
     made: Any = np.float64().__reduce__()
     scalar, (kind, _) = made
@@ -146,7 +161,7 @@ def numpy_numbers() -> contextlib.AbstractContextManager[Any]:
 
 
 def _named(content: Any, path: Path, module: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
-    """The file's tensors by the names that the module might know: out of their wrapping, without a wrapper's prefix."""
+    """The file's tensors by name, out of the program's own checkpoint and without a wrapper's prefix."""
     for _ in WRAPPINGS:
         if isinstance(content, Mapping):
             content = next((content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)), content)
@@ -164,7 +179,7 @@ def _named(content: Any, path: Path, module: nn.Module, prefix: str) -> dict[str
 
 
 def _list(names: Any) -> str:
-    """`7: a.weight (file (3,), model (4,)), b.weight, … 5 more`; of what holds no names, its type."""
+    """A list of names, as `7: a.weight (file (3,), model (4,)), b.weight, … 5 more`; for what has no names, its type."""
     if not isinstance(names, Mapping):
         return f"a {type(names).__name__}"
     shown = [f"{name} {note}" if isinstance(note, str) and note else f"{name}" for name, note in names.items()][:SHOWN]

@@ -1,10 +1,10 @@
-"""A rank's share of the state as one safetensors file image in host memory that another process can see.
+"""Snapshot buffer: a rank's share of the state as the image of a safetensors file in memory that it shares with the keeper.
 
     [safetensors: header, tensors][JSON files …]        … room to grow … [stamp]
 
-The file format (https://github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the
-tensors without a gap, in such an order that each lies at a multiple of its own size and a view can be made of it.
-The stamp is the number of the snapshot, 0 while it is being filled: an image that bears its number is whole.
+The file format (https://github.com/huggingface/safetensors) is eight bytes of header length, a JSON header, and the tensors without
+gaps, here in such an order that each is aligned to its element size, so that a view can be made of it. The stamp is the number
+of the snapshot, and 0 while the buffer is being filled: a buffer with a number is complete.
 """
 
 from __future__ import annotations
@@ -24,11 +24,18 @@ from orchestrator.wire import STAMP_BYTES
 from orchestrator.worker.tagged_json import DTYPES
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Name, type and shape of each tensor, in the order of the file."""
+
 Span = tuple[int, int]
+"""Offset and length in bytes."""
 
 
 class BufferTooSmall(Exception):
-    """The image cannot hold so many bytes; `need` says how many."""
+    """The buffer is too small.
+
+    Attributes:
+        need: bytes that it would have to hold.
+    """
 
     def __init__(self, need: int) -> None:
         super().__init__(need)
@@ -36,20 +43,22 @@ class BufferTooSmall(Exception):
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """The order of the tensors in the image; equal layouts have equal headers.
+    """The order of the tensors in the buffer; equal layouts have equal headers.
 
-    What fills whole cache lines comes first: behind an optimizer's counters, of four bytes each, all that follows lay
-    across the lines, and copying it took a third longer.
+    Tensors that fill whole cache lines come first: behind an optimizer's counters of four bytes each, all others would be
+    misaligned to the lines, and copying them took a third longer.
     """
     order = sorted(tensors, key=lambda name: (tensors[name].nbytes % 64 > 0, -tensors[name].element_size(), name))
     return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
 
 
 class SnapshotBuffer:
-    """Args:
-    descriptor: a file of `capacity` bytes and a stamp. It is mapped, and touched, at once.
-    pinned: the device copies into it by itself; for a state that lies on a GPU, and an image in memory: pages of a file on disk
-        cannot be pinned on new kernels, and could no longer be written out on old ones.
+    """A mapped buffer.
+
+    Args:
+        descriptor: of a file of `capacity` bytes and a stamp; closed here. It is mapped and touched at once.
+        pinned: register the memory with CUDA, so that the device copies into it directly. For a state on a GPU, and a buffer in
+            memory: pages of a file on disk cannot be pinned on new kernels, and could not be written out on old ones.
     """
 
     def __init__(self, descriptor: int, capacity: int, *, pinned: bool = False) -> None:
@@ -64,7 +73,7 @@ class SnapshotBuffer:
         self._end = 0
         self._stream = _pin(self._content) if pinned else None
         if self._stream:
-            # Not at the end of the process, which may come while the device hangs: unregistering waits for it.
+            # Not at the exit of the process: unregistering waits for the device, which may hang.
             weakref.finalize(self, _unpin, self._content.data_ptr()).atexit = False
 
     @property
@@ -72,10 +81,16 @@ class SnapshotBuffer:
         return self._stream is not None
 
     def fill(self, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], number: int) -> dict[str, Span]:
-        """Copy all in; when it returns, training may change the tensors.
+        """Copy the tensors and files into the buffer. When it returns, the training may change the tensors.
 
-        Returns where each of `files` lies, and "" for the tensors' own file.
-        Raises: TooSmall, with nothing changed.
+        Args:
+            number: of the snapshot.
+
+        Returns:
+            The span of each file by name, and of the safetensors file under "".
+
+        Raises:
+            BufferTooSmall: nothing was changed.
         """
         layout = layout_of(tensors)
         if layout != self._layout:
@@ -117,7 +132,7 @@ class SnapshotBuffer:
             with torch.cuda.stream(self._stream):
                 for name, view in self._views.items():
                     tensor = tensors[name]
-                    # One that is not contiguous (channels_last) would be made so on the GPU, in memory that training then lacks.
+                    # A tensor that is not contiguous (channels_last) would be made so on the GPU, in memory that training needs.
                     view.copy_(tensor if tensor.is_contiguous() else tensor.to("cpu"), non_blocking=True)
                     if tensor.is_cuda and tensor.device != self._stream.device:
                         elsewhere[tensor.device] = None
@@ -130,7 +145,7 @@ class SnapshotBuffer:
 
 
 def header_of(layout: Layout) -> tuple[bytes, int]:
-    """The head of a safetensors file of this layout, and the file's size."""
+    """The header of a safetensors file of this layout as bytes, and the size of the whole file."""
     header, at = {}, 0
     for name, dtype, shape in layout:
         size = dtype.itemsize * int(torch.Size(shape).numel())
@@ -142,7 +157,11 @@ def header_of(layout: Layout) -> tuple[bytes, int]:
 
 
 def _pin(content: torch.Tensor) -> torch.cuda.Stream | None:
-    """Have the device copy into memory that is mapped already; without that a copy goes through the driver's own buffers."""
+    """Register mapped memory with CUDA; without that a copy goes through the driver's own buffers.
+
+    Returns:
+        A stream for the copies; None where CUDA refuses.
+    """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0)) == 0:
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -151,9 +170,9 @@ def _pin(content: torch.Tensor) -> torch.cuda.Stream | None:
 
 
 def _forget_error() -> None:
-    """Take back the error that CUDA keeps of a failed call: PyTorch would raise it at the next kernel, whatever that computes."""
+    """Clear the error that CUDA keeps of a failed call: PyTorch would raise it at the next kernel, whatever that computes."""
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda").add_(1)  # PyTorch's own check after a kernel takes the error and clears it
+        torch.zeros(1, device="cuda").add_(1)  # PyTorch's check after a kernel raises the error and clears it
 
 
 def _unpin(address: int) -> None:
@@ -162,9 +181,12 @@ def _unpin(address: int) -> None:
 
 
 def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """What this rank writes: its part of the replicated tensors, largest first to the least laden, and all of its own.
+    """The tensors that this rank writes: its part of the replicated ones, and all of its own.
 
-    Every rank comes to the same split without a word between them.
+    Every rank computes the same split, without communication.
+
+    Args:
+        own: names of the tensors that each rank keeps for itself.
     """
     replicated = {name: tensors[name].nbytes for name in tensors.keys() - own}
     mine = split(replicated, world_size)[rank]
@@ -172,7 +194,10 @@ def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_s
 
 
 def split(sizes: Mapping[str, int], world_size: int) -> list[list[str]]:
-    """Names by rank. What a rank gets in all hangs on the sizes alone, not on the names."""
+    """Names of tensors by rank: the largest first, each to the rank with the fewest bytes so far.
+
+    The bytes of a rank depend on the sizes alone, not on the names.
+    """
     laden = [0] * world_size
     shares: list[list[str]] = [[] for _ in range(world_size)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

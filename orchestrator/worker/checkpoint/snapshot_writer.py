@@ -1,10 +1,10 @@
-"""One rank's part of a snapshot: copy the state into an image that the keeper holds too, and tell it so.
+"""One rank's part of a snapshot: copies the state into a buffer that the keeper has mapped, too, and notifies the keeper.
 
-The copy at the agreed step is all that holds the training up. What becomes of the snapshot is the keeper's business
-(runtime/keeper.py): it stays in memory, and is written to disk beside the training when it was taken for that.
+Only the copy at the agreed step holds up the training. The keeper (runtime/keeper.py) holds the snapshot in memory, and writes
+it to disk beside the training when it was taken for that.
 
-Two slots, filled in turn. Which one comes next hangs only on what all ranks have done at the same steps, and on what
-rank 0 says with each request (`admit`): one that is being written is not filled.
+There are two buffers (*slots*), filled in turn. Which one comes next depends only on what all ranks have done at the same
+steps, and on the slot in rank 0's request (`admit`): a buffer that is being written to disk is not filled.
 """
 
 from __future__ import annotations
@@ -26,26 +26,34 @@ from orchestrator.worker.checkpoint.state_codec import CapturedState
 from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP, Board
 
 PATIENCE_S = 600.0
+"""Seconds until a save that is not on disk is given up."""
+
 KEEPER_PATIENCE_S = 40.0
-"""For a keeper to come up, or up again, and to have written what it is writing: 0.1 s on an idle machine. One that hangs is
-killed by the shim in the meantime."""
+"""Seconds for a keeper to start (0.1 s on an idle machine), or to restart and finish a write. The shim kills one that hangs."""
 
 SNAPSHOT_PATIENCE_S = 0.5
-"""For an answer that only a snapshot needs: training waits."""
+"""Seconds to wait for an answer that only a snapshot needs, because the training waits, too."""
 
 OVERHEAD = 0.003
-"""The part of the training's time that snapshots may take."""
+"""Share of the training's time that snapshots may take."""
 
 GROWS = 1.05
-"""A state that has outgrown its image may go on growing."""
+"""Factor by which a buffer grows: a state that has outgrown its buffer may grow further."""
 
 
 class KeeperBusy(Exception):
-    """A snapshot has grown while a save is on its way to disk: only then does the keeper give more room."""
+    """A snapshot needs a larger buffer while the keeper writes a save; the keeper grants it only afterwards."""
 
 
 class PendingWrite(NamedTuple):
-    """A snapshot on its way to disk. `taken`: the same for all ranks, whichever keeper counts."""
+    """A snapshot on its way to disk.
+
+    Attributes:
+        number: of the snapshot, as the keeper counts.
+        taken: number of the snapshot in this attempt: the same on all ranks, whichever keeper counts.
+        slot: the buffer.
+        step: optimizer steps.
+    """
 
     number: int
     taken: int
@@ -54,7 +62,12 @@ class PendingWrite(NamedTuple):
 
 
 class SnapshotWriter:
-    """Attributes: blocking_s: what the last snapshot held the training up; error: why the last save failed, else ""."""
+    """The snapshots of one rank.
+
+    Attributes:
+        blocking_s: seconds for which the last snapshot held up the training.
+        error: why the last save has failed, else "".
+    """
 
     def __init__(
         self, launch: Launch, rank: int, world_size: int, board: Board, tell: Callable[[SaveFailed | Note], None]
@@ -64,9 +77,9 @@ class SnapshotWriter:
         self._lines = wire.Lines()
         self._images: list[SnapshotBuffer] = []
         self._pinned = False
-        self._first = 1  # this attempt's first number, as the keeper counts
-        self._taken = self._slot = 0  # how many this attempt has taken, failed ones too: the same on all ranks
-        self._count = 2
+        self._first = 1  # number of this attempt's first snapshot, as the keeper counts
+        self._taken = self._slot = 0  # snapshots of this attempt, failed ones included: the same on all ranks
+        self._count = 2  # buffers; 1 where memory is short, 0 where they are files
         self._promised = 0  # the slot of the request that was admitted last
         self._writing: PendingWrite | None = None
         self._tree: Mapping[str, Any] = {}
@@ -76,13 +89,18 @@ class SnapshotWriter:
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds from one snapshot to the next; None where there are none between saves."""
+        """Seconds between two snapshots; None where none are taken between saves."""
         if self._launch.snapshot_s is None or self._count < 2:
             return None
         return max(self._launch.snapshot_s, self.blocking_s / OVERHEAD)
 
     def prepare(self, need_bytes: int, device: torch.device) -> None:
-        """Have the images laid and touched, before the first step. `need_bytes`: of this rank's share."""
+        """Have the buffers allocated and touched before the first step.
+
+        Args:
+            need_bytes: of this rank's share.
+            device: of the state.
+        """
         self._pinned = device.type == "cuda"
         try:
             self._make_room(need_bytes, KEEPER_PATIENCE_S)
@@ -91,12 +109,19 @@ class SnapshotWriter:
             print(f"kgorch: no room for snapshots yet: {error}", flush=True)
 
     def admit(self, wanted: int) -> int:
-        """On rank 0, of the kinds that were asked for: what all ranks are asked now, and with which slot; 0 for not yet."""
+        """On rank 0: the requests of all that are pending that all ranks are asked now, with the slot to fill.
+
+        Args:
+            wanted: bits of ranks/consensus_board.py.
+
+        Returns:
+            0 for not yet.
+        """
         busy = self._is_writing()
         if wanted & STOP:
             kinds = wanted | SAVE
         elif busy and (wanted & SAVE or self._count < 2):
-            kinds = wanted & SNAPSHOT if self._count == 2 else 0  # a save waits: one is on its way
+            kinds = wanted & SNAPSHOT if self._count == 2 else 0  # a save waits for the one that is being written
         else:
             kinds = wanted
         if not kinds:
@@ -110,11 +135,11 @@ class SnapshotWriter:
         return self._first + self._taken - 1
 
     def next_slot(self) -> int:
-        """For a save that all ranks make without a request; each waits for its own last one first."""
+        """The slot of a save that all ranks make without a request, after each has waited for its own last one."""
         return 1 - self._slot if self._count == 2 else 0
 
     def own_slot(self) -> int:
-        """On rank 0, while nothing is written: for a save that all ranks make at once, before what an open request asks for."""
+        """The slot of a save that all ranks make at once, before an open request is done. On rank 0, while nothing is written."""
         if self._count == 2 and self._board.open_request:
             return 1 - self._promised
         return self.next_slot()
@@ -123,14 +148,16 @@ class SnapshotWriter:
         self, captured: CapturedState, mine: Mapping[str, torch.Tensor], docs: Mapping[str, Mapping[str, Any]],
         described: Manifest, *, slot: int, persist: bool, began_s: float,
     ) -> bool:  # fmt: skip
-        """Copy the state aside, whence the keeper writes it if `persist`. False when it could not be.
+        """Copy the state to a buffer. Returns whether that succeeded.
 
         Args:
             mine: this rank's share of the tensors.
-            docs: the JSON files of this rank. The first of them bears the name of its shard, too.
-            began_s: when the training was held up.
+            docs: the JSON files of this rank by name. The first one's name is its shard's, too.
+            described: the manifest.
+            persist: the keeper writes the snapshot to disk.
+            began_s: reading of CLOCK_BOOTTIME since which the training waits.
         """  # fmt: skip
-        self._taken, self._slot, self.error = self._taken + 1, slot, ""  # also if it fails here, and not elsewhere
+        self._taken, self._slot, self.error = self._taken + 1, slot, ""  # also if it fails on this rank alone
         files = {name: json.dumps(document).encode() for name, document in docs.items()}
         if self._rank == 0:
             files |= self._of_all(captured, described)
@@ -150,7 +177,7 @@ class SnapshotWriter:
         raise AssertionError
 
     def _of_all(self, captured: CapturedState, described: Manifest) -> dict[str, bytes]:
-        """What rank 0 writes for all. The tree and the names are much the same each time: they are encoded when they change."""
+        """The files that rank 0 writes for all ranks. Tree and names rarely change, so they are encoded when they do."""
         if captured.tree != self._tree or captured.tensors.keys() != self._names:
             self._tree, self._names = captured.tree, set(captured.tensors)
             self._encoded = {
@@ -160,7 +187,7 @@ class SnapshotWriter:
         return {"described": json.dumps(manifest.as_document(described)).encode(), **self._encoded}
 
     def wait(self) -> bool:
-        """Until the last save is on disk. False when it failed, or nobody knows: the keeper is gone."""
+        """Wait until the last save is on disk. Returns False when it has failed, or when the keeper is gone and nobody knows."""
         until = time.monotonic() + PATIENCE_S
         while self._is_writing(patience_s=0.05):
             assert self._writing
@@ -171,7 +198,7 @@ class SnapshotWriter:
         return not self.error
 
     def fetch(self) -> tuple[wire.Held, list[int]]:
-        """The newest snapshot that the keeper holds. Raises: OSError."""
+        """The newest snapshot that the keeper holds, and the descriptors of its buffers. Raises: OSError."""
         self._connect(KEEPER_PATIENCE_S)
         assert self._keeper
         wire.send(self._keeper, wire.Ask("fetch"))
@@ -191,7 +218,7 @@ class SnapshotWriter:
         try:
             spans = self._image(slot).fill(mine, files, self._number)
         except BufferTooSmall as error:
-            if not persist and self._is_writing():  # its answer would come behind the save, and be waited for in vain
+            if not persist and self._is_writing():  # the keeper would answer only after the save
                 raise KeeperBusy from None
             self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
@@ -209,14 +236,14 @@ class SnapshotWriter:
             self._writing = PendingWrite(self._number, self._taken, self._slot_of(slot), described.step)
 
     def _slot_of(self, slot: int) -> int:
-        """A keeper that came up since the slot was chosen may have room for one image only."""
+        """The slot as far as there are buffers: a keeper that started after it was chosen may have room for one alone."""
         return min(slot, len(self._images) - 1)
 
     def _image(self, slot: int) -> SnapshotBuffer:
         return self._images[self._slot_of(slot)]
 
     def _fail(self, step: int, error: OSError, persist: bool) -> None:
-        if persist:  # a snapshot that cannot be taken is made up for by the next
+        if persist:  # a failed snapshot is replaced by the next one
             self.error, self._writing = str(error), None
             self._board.save_failed(self._taken)
             self._tell(SaveFailed(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
@@ -233,7 +260,7 @@ class SnapshotWriter:
         return self._writing is not None
 
     def _make_room(self, need: int, patience_s: float) -> None:
-        self._images = []  # let the old ones go first
+        self._images = []  # release the old ones first
         self._connect(patience_s)
         assert self._keeper
         told = self._launch
@@ -253,7 +280,7 @@ class SnapshotWriter:
         )
         answer, descriptors = self._answer(Images, patience_s)
         assert isinstance(answer, Images)
-        pinned = self._pinned and answer.count > 0  # with no room in memory the images are files
+        pinned = self._pinned and answer.count > 0  # without room in memory the buffers are files
         self._images = [SnapshotBuffer(descriptor, answer.bytes, pinned=pinned) for descriptor in descriptors]
         if self._pinned and not all(image.is_pinned for image in self._images):
             why = (
@@ -267,7 +294,7 @@ class SnapshotWriter:
         self._first, self._count = answer.number, answer.count
 
     def _answer(self, kind: type[wire.Message], patience_s: float) -> tuple[wire.Message, list[int]]:
-        """The keeper's, passing over word of saves that nobody waits for any more. Raises: OSError."""
+        """The keeper's answer of that kind; reports on saves that nobody waits for are skipped. Raises: OSError."""
         assert self._keeper
         until, kept = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
         try:
@@ -297,7 +324,7 @@ class SnapshotWriter:
                 time.sleep(0.05)
 
     def _lose_keeper(self) -> None:
-        """What it was writing, nobody will hear of; so that no rank waits for it, and the supervisor asks again."""
+        """Drop the connection. A save that was being written counts as failed: no rank waits for it, and it is requested again."""
         if self._keeper:
             self._keeper.close()
         self._keeper, self._images = None, []
@@ -309,4 +336,5 @@ class SnapshotWriter:
 
 
 def is_on_disk(launch: Launch, step: int, *, final: bool) -> bool:
+    """Whether the stage has a checkpoint of this step."""
     return Path(launch.checkpoints, manifest.folder_name(step, final=final), manifest.NAME).exists()

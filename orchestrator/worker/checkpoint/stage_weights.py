@@ -1,7 +1,7 @@
-"""The weights that a stage of this run has left, for a later stage: of its best checkpoint, or of its last one.
+"""The weights of an earlier stage of this run: of its best checkpoint, or of its last one.
 
-Which one is the best is decided by retention.best_of, the rule of `keep.best` and of `checkpoints export --best`. The manifests
-in the stage's folder are compared, not a database: a rank opens none, and all ranks find the same.
+retention.best_of decides which checkpoint is the best, as for `keep.best` and `checkpoints export --best`. It compares the
+manifests in the stage's folder: ranks do not open the database, and all ranks get the same answer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Checkpoint: TypeAlias = tuple[Path, Manifest]
 
 
 class Weights(dict[str, torch.Tensor]):
-    """Tensors by the names of a state_dict, and where they come from.
+    """A state_dict (tensors by name) that knows its origin.
 
     Attributes:
-        checkpoint: stage and folder, "train/step-00000320"; of a file its path.
-        which: "best" or "final" of its stage, or a "file".
-        step: optimizer steps of the stage before them; 0 for a file.
-        metric, value: by which it is the best; "" and None where it is not.
-        label: all this in one line, for people.
+        checkpoint: stage and folder, "train/step-00000320"; for a file its path.
+        which: "best" or "final" of its stage, or "file".
+        step: optimizer steps of the stage; 0 for a file.
+        metric: by which the checkpoint is the best; "" where it is not chosen by one.
+        value: of that metric; None where there is none.
+        label: all of this in one line, for people.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Weights(dict[str, torch.Tensor]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The same for a JSON file."""
+        """The attributes, for a JSON file."""
         facts: dict[str, Any] = {"checkpoint": self.checkpoint, "which": self.which}
         if self.which != "file":
             facts["step"] = self.step
@@ -52,12 +53,16 @@ class Weights(dict[str, torch.Tensor]):
 
 
 def read(launch: Launch, stage: str, name: str, which: str | None) -> Weights:
-    """What the module `name` of that stage held; every byte is read back and compared with the manifest first.
+    """The state_dict of the module `name` of that stage. Every byte is read back and compared with the manifest first.
 
     Args:
-        which: "best" or "final"; None for the best where the plan keeps one and it was measured, else the final one, whose label
-            then says so. A quick test, which measures little, has the final one also where the best is asked for.
-    Raises: CannotRestore when the stage has left no such checkpoint, or the checkpoint nothing of that name; CheckpointBroken.
+        stage: its name in the plan.
+        which: "best" or "final". None takes the best where the plan keeps one and it was measured, else the final one, whose label
+            then says so. A quick test, which measures little, takes the final one also where the best is asked for.
+
+    Raises:
+        CannotRestore: the stage has left no such checkpoint, or the checkpoint has no module of that name.
+        CheckpointBroken: its bytes differ from its manifest.
     """
     root = Path(launch.checkpoints).parent / stage
     own = [pair for pair in manifest.newest_readable(root) if pair[1].run_id == launch.run_id]

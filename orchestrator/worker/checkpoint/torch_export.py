@@ -1,8 +1,8 @@
-"""A checkpoint folder as one file of torch.save, for whoever loads with PyTorch alone.
+"""Export of a checkpoint folder to one file of torch.save, for programs that load with PyTorch alone.
 
 `python -m orchestrator.worker.checkpoint.torch_export FOLDER OUT [NAME]`, started by runtime/export.py: the command line itself
-never loads PyTorch. Without NAME everything that was tracked, under its names. Nothing in the file runs code when it is loaded:
-it is loaded once with `weights_only` before it takes its name.
+never loads PyTorch. Without NAME everything that was tracked is exported, under its names. Loading the file runs no code: it is
+loaded once with `weights_only` before it gets its final name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from orchestrator.worker.checkpoint import restore_source, state_codec
 
 
 def convert(folder: Path, out: Path, name: str | None) -> int:
-    """Write what was tracked as `name`, or everything, into `out`. Returns the tensors.
+    """Write what was tracked as `name`, or everything when None, to the file `out`.
 
-    Raises: KgorchError when nothing was tracked under that name; CannotRestore; OSError.
+    Returns:
+        The number of tensors.
+
+    Raises:
+        KgorchError: nothing was tracked under that name, or `weights_only` refuses a value.
+        CannotRestore: the checkpoint is malformed.
+        OSError: the file cannot be written.
     """
     described = manifest.read(folder)
     own = manifest.document(folder, described, "rank0.json")
@@ -35,11 +41,13 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
     shards, tensors = restore_source.ShardReader(folder, described, 0), dict[str, torch.Tensor]()
 
     def fetch(path: str) -> torch.Tensor:
-        return tensors.setdefault(path, shards.fetch(path))  # one tensor for tied names, as it was
+        return tensors.setdefault(path, shards.fetch(path))  # tied names share one tensor, as they did
 
-    taken = {key: _Taken() for key in ([name] if name is not None else tree)}
-    state_codec.restore(taken, {key: tree[key] for key in taken}, fetch)
-    content = _plain(taken[name].content if name is not None else {key: item.content for key, item in taken.items()})
+    received = {key: _Receiver() for key in ([name] if name is not None else tree)}
+    state_codec.restore(received, {key: tree[key] for key in received}, fetch)
+    content = _plain(
+        received[name].content if name is not None else {key: item.content for key, item in received.items()}
+    )
     aside = out.with_name(out.name + ".part")
     try:
         with open(aside, "wb") as file:
@@ -59,8 +67,8 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
     return len(tensors)
 
 
-class _Taken:
-    """Stands in for what was tracked, and keeps what it is given."""
+class _Receiver:
+    """Stands in for a tracked object, and keeps the state_dict that it is given."""
 
     content: Any
 
@@ -69,7 +77,7 @@ class _Taken:
 
 
 def _plain(value: Any) -> Any:
-    """Numpy arrays as tensors and numpy numbers as Python's: `weights_only` takes none of them."""
+    """NumPy arrays as tensors and NumPy scalars as Python numbers, because `weights_only` accepts neither."""
     if type(value) is dict:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):

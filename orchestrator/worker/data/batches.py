@@ -1,7 +1,6 @@
-"""Batches of any structure (tensors in tuples, named tuples, lists, dicts): their length, their parts, their device.
+"""Batches of any structure (tensors in tuples, named tuples, lists, dicts): length, division into parts, transfer to a device.
 
-What is no tensor (text, numbers in a list of the batch's length) is cut along when it is a list of that length, else
-handed to every part.
+A list of the batch's length without tensors (text, numbers) is divided like a tensor; any other value is given to every part.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from orchestrator.errors import KgorchError
 
 
 def length(batch: Any) -> int:
-    """Samples in a batch: the first axis of its first tensor that has one."""
+    """Samples of a batch: size of the first axis of its first tensor that has one. Raises: KgorchError where there is none."""
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
             return leaf.shape[0]
@@ -32,7 +31,7 @@ def size(batch: Any) -> int:
 
 
 def split(batch: Any, size: int) -> list[Any]:
-    """The batch in parts of `size` samples, in order; the last may be smaller."""
+    """The batch in parts of `size` samples, in order; the last one may be smaller."""
     samples = length(batch)
     if size >= samples:
         return [batch]
@@ -40,6 +39,7 @@ def split(batch: Any, size: int) -> list[Any]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device. The copy does not block where memory is pinned."""
     return pytree.tree_map(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, batch
     )

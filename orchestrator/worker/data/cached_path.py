@@ -1,8 +1,8 @@
-"""A path to data that becomes the local copy once that is whole (runtime/datacache.py).
+"""Paths to data that switch to a local copy when that is complete (runtime/datacache.py).
 
-A rank looks at the end of each epoch and writes down in the attempt's folder what it found; the path asks for that file
-whenever it is used, so loading processes that were forked or given a pickled path epochs ago go over, too. That costs
-two looks at a local disk, less than a microsecond. The bytes are the same, so ranks need not go over together.
+At the end of each epoch a rank checks the copies, and records the complete ones as files in the attempt's folder. A path checks for
+that file at every access, so loading processes that were forked, or were given a pickled path, epochs ago switch, too. This
+costs two accesses to a local disk, less than a microsecond. The bytes are the same, so ranks need not switch together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orchestrator.wire import CACHE_WHOLE, Launch
 
 
 class CachedPath(os.PathLike[str]):
-    """The original, or the copy; which of them is found out at each use: keep this, not the text that it gives."""
+    """A path that is the original or the local copy, decided at each access: keep this object, not the text that it returns."""
 
     def __init__(self, original: str, copy: str, flag: str) -> None:
         self._original, self._copy, self._flag = original, copy, flag
@@ -34,7 +34,7 @@ class CachedPath(os.PathLike[str]):
 
 
 class CachedPaths:
-    """A rank's view of the caches that its launch names."""
+    """The cached data sets of a launch, as one rank sees them."""
 
     def __init__(self, launch: Launch | None, rank: int) -> None:
         self._caches = dict(launch.data) if launch else {}
@@ -44,7 +44,7 @@ class CachedPaths:
         }
 
     def path(self, path: str | os.PathLike[str]) -> os.PathLike[str]:
-        """The path itself where it is not a cached source, or below one."""
+        """A CachedPath for a cached source or a path below one; any other path as it is."""
         given = os.path.normpath(Path.cwd() / path)
         for source, cache in self._caches.items():
             if given == source or given.startswith(source.rstrip("/") + "/"):
@@ -53,9 +53,9 @@ class CachedPaths:
         return Path(path)
 
     def look(self) -> None:
-        """At the end of an epoch: which copies are whole from here on, or are so no longer."""
+        """At the end of an epoch: record which copies are complete from here on, and which no longer are."""
         for source, cache in self._caches.items():
-            with contextlib.suppress(OSError):  # a full disk: then it stays as it is
+            with contextlib.suppress(OSError):  # a full disk: the record stays as it is
                 if _is_there(os.path.join(cache, CACHE_WHOLE)):
                     self._flags[source].touch()
                 else:
@@ -63,4 +63,4 @@ class CachedPaths:
 
 
 def _is_there(path: str) -> bool:
-    return os.access(path, os.F_OK)  # a third of what Path.exists() takes, at every sample
+    return os.access(path, os.F_OK)  # called for every sample: takes a third of the time of Path.exists()

@@ -1,7 +1,7 @@
-"""The state of a random generator that a loader holds, as plain JSON, and back: PyTorch's, NumPy's and Python's.
+"""States of the random generators that a loader holds (PyTorch's, NumPy's and Python's) as plain JSON, and back.
 
-NumPy believes what it is told: a position beyond its table would be read. A checkpoint may come from anywhere, so a
-state is set only if it has the form of the generator's own one, with every number in its range.
+NumPy trusts the state that it is given, and reads beyond its table at a wrong position. A checkpoint may come from anywhere. So a
+state is set only if it has the structure of the generator's current one, with every number in its range.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from orchestrator.worker import rng_state, tagged_json
 BIT_GENERATORS = frozenset({"MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"})
 
 MOST = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": (1 << 32) - 1, "has_gauss": 1}
-"""What the numbers of their states may be; 128 bits for the others."""
+"""Largest values of the numbers in their states; 128 bits for all others."""
 
 
 def state_of(generator: Any) -> Any:
-    """Plain JSON. Raises: CannotRestore for a generator whose state cannot be read."""
+    """The state as plain JSON. Raises: CannotRestore for a generator whose state cannot be read."""
     return tagged_json.encode(raw_state_of(generator), "generator")
 
 
-def set_state(generator: Any, told: Any) -> None:
-    """Raises: CannotRestore for what is not a state of such a generator; it has drawn nothing then."""
+def set_state(generator: Any, saved: Any) -> None:
+    """Set a state of `state_of`. Raises: CannotRestore for anything else; the generator is then unchanged."""
     try:
-        found = tagged_json.decode(told, "generator")
+        found = tagged_json.decode(saved, "generator")
         if isinstance(generator, torch.Generator):
             generator.set_state(rng_state.as_tensor(found))
         elif isinstance(generator, random.Random):
@@ -48,14 +48,14 @@ def set_state(generator: Any, told: Any) -> None:
 
 
 def raw_state_of(generator: Any) -> Any:
-    """The same as its library gives it. Raises: CannotRestore."""
+    """The state in the library's own types. Raises: CannotRestore."""
     try:
         if isinstance(generator, torch.Generator):
             return generator.get_state().numpy().tobytes()
         if isinstance(generator, random.Random):
             return generator.getstate()
         return _read_numpy(generator)
-    except Exception as error:  # a subclass may refuse in any way
+    except Exception as error:  # a subclass may raise anything
         raise CannotRestore(f"a {type(generator).__name__} does not tell its state: {error}") from None
 
 
@@ -72,7 +72,7 @@ def _bits(generator: Any) -> Any:
 
 
 def _compare(found: Any, own: Any, name: str = "") -> None:
-    """Raises ValueError where the two differ in form, or a number is out of range."""
+    """Raises: ValueError where the two differ in structure, or a number is out of range."""
     numpy = sys.modules["numpy"]
     if isinstance(own, dict):
         if not isinstance(found, dict) or found.keys() != own.keys():

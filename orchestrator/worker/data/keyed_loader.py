@@ -1,9 +1,9 @@
 """A DataLoader whose order does not depend on the machine.
 
-Which samples make up global batch b of epoch e is a function of (seed, e, b) alone; each rank takes its slice of it,
-whatever their number. Before a sample is read, the random generators of its process are seeded from (seed, epoch,
-sample), so an augmentation comes out the same with any number of ranks and workers, before and after a resume. A
-resume begins at a batch by its number: nothing is read to be thrown away.
+The samples of global batch b of epoch e are a function of (seed, e, b) alone; each rank takes its slice, whatever the number of
+ranks. Before a sample is read, the random generators of the reading process are seeded from (seed, epoch, sample). So augmentations
+are the same with any number of ranks and workers, before and after a resume. A resume starts at a batch by its number, and reads
+nothing in vain.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ Key = tuple[int, int]  # epoch, index of the sample
 
 
 class SampleOrder:
-    """Which samples each global batch holds, and which of them each rank's; also what a DataLoader takes for a batch sampler:
-    of each global batch one slice for each rank that this process plays, one after another.
+    """The samples of each global batch, and their division between the ranks.
 
-    Attributes: epoch, batch: where the next iteration begins. size: samples of the dataset.
+    Also the batch sampler of a DataLoader: it yields, of each global batch, one slice for each rank that this process plays.
+
+    Attributes:
+        epoch, batch: where the next iteration starts.
+        size: samples of the dataset.
+        batches: global batches of an epoch.
+        global_batch: samples of a global batch.
+        ranks: returns the virtual ranks that this process plays.
     """
 
     def __init__(
@@ -52,10 +58,11 @@ class SampleOrder:
         self.batches = size // global_batch if drop_last else -(-size // global_batch)
 
     def samples_in(self, batch: int) -> int:
+        """Samples of a global batch; only the last one may be smaller than `global_batch`."""
         return min(self.global_batch, self.size - batch * self.global_batch)
 
     def slice_of(self, samples: int, rank: int) -> tuple[int, int]:
-        """A rank's part of a global batch with so many samples: first and end."""
+        """A rank's part of a global batch with so many samples: start and end."""
         count = self.ranks().count
         return rank * samples // count, (rank + 1) * samples // count
 
@@ -75,13 +82,18 @@ class SampleOrder:
 
 
 class Loader:
-    """Iterates over this process's slices of the global batches, a list for each step; `seek` says where to begin.
-
-    Attributes: global_batch: samples of one optimizer step, over all ranks. seen: seconds of the few that an iteration gave.
+    """Iterates over this process's slices of the global batches; `seek` says where to start.
 
     Args:
-        most: global batches that an iteration gives at most; `len` tells of all. 0: an iteration ends the script, whose
-            evaluation or prediction nobody wants computed (worker/probe/estimate_probe.py).
+        most: limit of global batches of an iteration; `len` counts all. 0: an iteration ends the script, because its evaluation or
+            prediction is not to be computed (probe/estimate_probe.py).
+
+    Attributes:
+        global_batch: samples of one optimizer step, over all ranks.
+        durations_s: seconds of each batch of the newest limited iteration, its processing by the script included.
+
+    Raises:
+        KgorchError: the dataset has no length, or has too few samples.
     """
 
     def __init__(
@@ -99,7 +111,7 @@ class Loader:
             )
         size = len(dataset)
         self.global_batch, self._most = global_batch, most
-        self.seen: list[float] = []
+        self.durations_s: list[float] = []
         self._order = SampleOrder(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if len(self) == 0:
             raise KgorchError(
@@ -110,7 +122,7 @@ class Loader:
             options.setdefault("persistent_workers", True)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         options.setdefault("pin_memory", torch.cuda.is_available())
-        generator = torch.Generator().manual_seed(seed)  # a DataLoader draws from the global one otherwise
+        generator = torch.Generator().manual_seed(seed)  # otherwise a DataLoader draws from the global one
         self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=self._order, generator=generator, **options)
 
     def __len__(self) -> int:
@@ -123,7 +135,7 @@ class Loader:
         return self._order.size
 
     def sample_s(self, within_s: float = 2.0) -> float:
-        """Seconds that this process takes to read one sample: the mean over those that it reads in that time, eight at most."""
+        """Mean seconds that this process takes to read a sample: of those that it reads within the time, at most eight."""
         keyed: Any = self._inner.dataset
         began_s, count = time.monotonic(), 0
         while count < min(8, self.size) and (count < 1 or time.monotonic() - began_s < within_s):
@@ -136,48 +148,49 @@ class Loader:
         return self._order.samples_in(batch)
 
     def share_of(self, number: int) -> int:
-        """Samples that count in this process's batch of that number, of an epoch from its beginning.
+        """Samples that count in the `number`-th batch of this process in an epoch.
 
-        0 in a last batch smaller than the ranks, where a rank gets one to no effect.
+        0 where the last global batch has fewer samples than there are ranks: then the rank gets a sample with weight 0.
         """
         mine = self._order.ranks().mine
         return self.share_of_rank(number // len(mine), mine[number % len(mine)])
 
     def share_of_rank(self, batch: int, rank: int) -> int:
-        """The same of a global batch and one of the ranks."""
+        """Samples that count in a rank's slice of a global batch."""
         first, end = self._order.slice_of(self.samples_in(batch), rank)
         return end - first
 
     def seek(self, epoch: int, batch: int) -> None:
+        """Start the next iteration there."""
         self._order.epoch, self._order.batch = epoch, batch
 
     def __iter__(self) -> Iterator[Any]:
-        """This process's batches from where `seek` said to the end of the epoch, one a rank that it plays."""
+        """This process's batches up to the end of the epoch: for each step one for each rank that it plays."""
         if self._most == 0:
             raise SystemExit(0)
         return self._all() if self._most is None else self._few(self._most * len(self._order.ranks().mine))
 
     def _few(self, most: int) -> Iterator[Any]:
-        """Their seconds, reading and whatever is done with them, are seen."""
-        self.seen.clear()
+        """A limited iteration, whose batches are timed."""
+        self.durations_s.clear()
         began_s = time.monotonic()
         for batch in itertools.islice(self._all(), most):
             yield batch
             before_s, began_s = began_s, time.monotonic()
-            self.seen.append(began_s - before_s)
+            self.durations_s.append(began_s - before_s)
 
     def _all(self) -> Iterator[Any]:
         return start_iterator(self._inner) if len(self._order) else iter(())
 
     def parts(self) -> Iterator[list[Any]]:
-        """All of them, those of one step together."""
+        """The batches up to the end of the epoch, those of one step together."""
         played, batches = len(self._order.ranks().mine), self._all()
         while part := list(itertools.islice(batches, played)):
             yield part
 
 
 class _Keyed(Dataset[Any]):
-    """The person's dataset, each sample read under random generators seeded for it."""
+    """The script's dataset, with the random generators seeded for each sample that is read."""
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset, self._seed = dataset, seed
@@ -187,7 +200,7 @@ class _Keyed(Dataset[Any]):
         kept = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
         try:
             return [self._read(epoch, index, numpy) for epoch, index in keys]
-        finally:  # in the training's own process the generators are the model's, too
+        finally:  # without loading workers the model uses the same generators
             random.setstate(kept[0])
             torch.set_rng_state(kept[1])
             if numpy:
@@ -206,10 +219,13 @@ class _Keyed(Dataset[Any]):
 
 
 class WorkerInit:
-    """In a loading process: die with the rank, and outlive the SIGTERM that torchrun sends to the rank's whole group.
+    """worker_init_fn of loading processes: they die with the rank, and survive the SIGTERM that torchrun sends to its whole group.
 
-    The rank saves first and needs its data for that long. A SIGTERM from the rank itself ends the process, as PyTorch
-    and multiprocessing count on; who sent it only a wait for the signal tells, hence the thread.
+    The rank saves first, and needs its data for that long. A SIGTERM from the rank itself ends the process, as PyTorch and
+    multiprocessing expect. Only waiting for the signal shows its sender, hence the thread.
+
+    Args:
+        then: the script's own worker_init_fn.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -219,20 +235,20 @@ class WorkerInit:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_the_rank_says, daemon=True).start()
+        threading.Thread(target=_exit_at_sigterm_of_the_rank, daemon=True).start()
         if self._then:
             self._then(worker)
 
 
 def start_iterator(loader: Iterable[Any]) -> Iterator[Any]:
-    """Its iterator."""
+    """`iter(loader)`, with SIGTERM blocked in the processes that it starts."""
     with without_sigterm(loader):
         return iter(loader)
 
 
 @contextlib.contextmanager
 def without_sigterm(loader: Any) -> Iterator[None]:
-    """Loading processes begun in it have SIGTERM blocked from their first moment: before WorkerStart it would end them."""
+    """A context that blocks SIGTERM in the loading processes that start in it, until WorkerInit has set them up."""
     if not isinstance(getattr(loader, "worker_init_fn", None), WorkerInit):
         yield
         return
@@ -243,7 +259,7 @@ def without_sigterm(loader: Any) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_when_the_rank_says() -> None:
+def _exit_at_sigterm_of_the_rank() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

@@ -1,16 +1,17 @@
-"""A loader that is not ours, taken up again in the middle of an epoch: the batches used already are read once more.
+"""Resume of a foreign loader in the middle of an epoch: the batches that the epoch has used are read once more and discarded.
 
-Just before an epoch's `iter(loader)` the random states of all libraries, and of the generators that the loader holds
-anywhere (data/loader_search.py), are kept. A resume sets them, reads as many batches as the epoch had used and throws them away,
-then sets the random states of the save. Loading processes are seeded from a draw in `iter()`, so what they drew they
-draw again. In the rank's own process training drew between the batches: those thrown away may be augmented otherwise,
-those after them not, nor those that the loader had read ahead (data/loader_reads.py).
+A foreign loader is one that `session.loader()` has not made; that one needs none of this. Just before an epoch's `iter(loader)` the
+random states of all libraries, and of all generators inside the loader (loader_search.py), are kept. A resume sets them, reads
+as many batches as the epoch had used, discards them, and then sets the random states of the save. Loading processes are seeded
+by a draw in `iter()`, so they repeat their draws. In the rank's own process the training has drawn random numbers between the
+batches: the discarded batches may be augmented differently, but not those after them, nor those that the loader had read ahead
+(loader_reads.py).
 
-What came out is compared with what was: where each generator stands, the indices that samplers gave, the newest batch
-where there are none. A difference is told, as is what cannot be known beforehand (`exactness`, `lost`).
+The result is compared with the original: the state of each generator, the samplers' indices, or the newest batch where there are
+none. A difference is reported, and so is what cannot be known in advance (`exactness`, `lost`).
 
-Out of reach: generators that only a module holds, and what a dataset or sampler of the rank's own process remembers
-from one epoch to the next otherwise. `session.loader()` needs none of this.
+Not covered: generators that only a module refers to, and other state that a dataset or sampler in the rank's own process keeps from
+one epoch to the next.
 """
 
 from __future__ import annotations
@@ -31,27 +32,31 @@ from orchestrator.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksu
 from orchestrator.worker.data.loader_search import parts_of, set_epoch
 
 PROGRESS_S = 10.0
+"""Seconds between two lines of progress in the log."""
 
 MOST_NAMED = 3
-"""Sentences about one thing that are told: they go into every status."""
+"""Limit of sentences about one topic, because they are part of every status."""
 
 LoaderState = Mapping[str, Any]
+"""The position of a loader in a checkpoint, as plain JSON; see LoaderFastForward.place."""
 
 ANOTHER = "the samples read again are not those it had used: some may come twice in it, others never"
 PERHAPS_ANOTHER = "the newest batch came out otherwise: exact if only its augmentation differs"
 
 
 class LoaderFastForward:
-    """One epoch of a foreign loader, with what `session.steps` asks of a Loader.
+    """One epoch of a foreign loader, with the interface that `session.steps` needs of a Loader.
 
-    Holds no iterator: one of a DataLoader in a reference cycle would leave its processes to the garbage collector.
+    It holds no iterator: a DataLoader's iterator in a reference cycle would leave its processes to the garbage collector.
 
     Args:
-        began: of the checkpoint that the epoch goes on from; None when it begins.
-        ranks_before: of that checkpoint.
+        world_size: number of ranks.
+        began: position in the checkpoint that the epoch continues from; None when it begins.
+        ranks_before: number of ranks of that checkpoint.
+
     Attributes:
-        batch: batches of the epoch that were read again, once it is iterated: with another number of ranks those that
-            hold no more samples than were used.
+        batch: batches of the epoch that were read again, once it is iterated. With another number of ranks, those that hold no more
+            samples than were used.
     """
 
     def __init__(
@@ -70,31 +75,32 @@ class LoaderFastForward:
                 inner.worker_init_fn = WorkerInit(inner.worker_init_fn)
 
     def __len__(self) -> int:
-        """Batches of an epoch; 0 when that is not known."""
+        """Batches of an epoch; 0 where the loader has no length."""
         try:
             return len(self._loader)  # type: ignore[arg-type]
         except TypeError:
             return 0
 
     def samples_in(self, batch: int) -> int:
-        """Samples of the newest batch over all ranks, who are taken to hold as many as this one."""
+        """Samples of the newest batch over all ranks, which are assumed to have as many as this one."""
         return self._share * self._world
 
     def share_of_rank(self, batch: int, rank: int) -> int:
         return self._share
 
     def seek(self, epoch: int, batch: int) -> None:
+        """Start the next iteration there, and set the epoch of the samplers."""
         self._epoch, self.batch = epoch, batch
         set_epoch(list(self._parts.with_epochs.values()), epoch)
 
     def parts(self) -> Iterator[list[Any]]:
-        """As a Loader gives them: one rank's batch a step."""
+        """The batches as a Loader gives them: one rank's batch per step."""
         given = iter(self)
         return ([batch] for batch in given)
 
     def __iter__(self) -> Iterator[Any]:
-        """The epoch's batches from where `seek` said; what lies before is read at once, before the first is asked for."""
-        if self._began and not self.batch:  # saved between two epochs: generators of its own stood as they were then
+        """The epoch's batches from the position of `seek` on. Those before it are read at once, by this call."""
+        if self._began and not self.batch:  # saved between two epochs: set the generators to their states of then
             self._set_generators(self._began)
         now = self._states.now()
         resumed = self._began if self.batch and self._began else None
@@ -115,11 +121,11 @@ class LoaderFastForward:
 
     @property
     def place(self) -> LoaderState:
-        """What a checkpoint keeps of it.
+        """The position, for a checkpoint.
 
-        Random states at the epoch's beginning (`rng`, `generators`) and samples `used` over all ranks. To compare:
-        where the generators `stood`, and checksums of the `order` and of the `newest` batch. `ahead`: random states
-        before the reads that a resume must do under them, by their numbers.
+        Holds the random states at the epoch's beginning (`rng`, `generators`), the samples `used` over all ranks, and the random
+        states before the reads that a resume must repeat under them, by number (`ahead`). For comparison: the states of the
+        generators now (`stood`), and checksums of the `order` and of the `newest` batch.
         """
         watch = self._watch
         return {
@@ -132,11 +138,11 @@ class LoaderFastForward:
         }
 
     def end(self) -> None:
-        """Its epoch is over: a checkpoint made before the next one begins keeps where generators stand now."""
+        """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
         self._began, self._used, self._watch = self._states.now(), 0, None
 
     def refuse(self, tracked: Mapping[str, Any]) -> None:
-        """Raises KgorchError when the loader, or what orders it, is tracked too: a resume would skip twice."""
+        """Raises: KgorchError when the loader, or a part that orders it, is tracked as well: a resume would skip twice."""
         ordering = list(self._parts.ordering.values())
         for name, thing in tracked.items():
             if any(thing is part for part in ordering):
@@ -148,7 +154,7 @@ class LoaderFastForward:
 
     @property
     def exactness(self) -> str:
-        """How exact a resume is, as far as it can be told from outside."""
+        """How exact a resume is, as far as it can be known from outside, in words."""
         said, loader, watch = ["replayed"], self._loader, self._watch
         if not isinstance(loader, DataLoader):
             said.append(f"a {type(loader).__name__}, exact if it gives the same each time")
@@ -173,14 +179,14 @@ class LoaderFastForward:
 
     @property
     def lost(self) -> str:
-        """What the newest resume could not bring back, in words; empty when all is as it was."""
+        """What the newest resume could not reproduce, in words; empty when nothing differs."""
         if self._watch and self._watch.same_order is False:
             self._lost.append(ANOTHER)
         found = list(dict.fromkeys([*self._lost, *self._states.lost]))
         return f"epoch {self._epoch}: {'; '.join(found[:MOST_NAMED])}" if found else ""
 
     def _pulled(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The same batches. Only reads for them are watched, none for an evaluation between them."""
+        """The same batches. Only their reads are watched, not those of an evaluation between them."""
         watch = self._watch
         assert watch
         while (batch := watch.active(next, iterator, watch)) is not watch:
@@ -194,12 +200,12 @@ class LoaderFastForward:
             yield batch
 
     def _take(self, batch: Any) -> None:
-        """A batch has come out of the loader."""
+        """Count a batch of the loader."""
         assert self._watch
-        self._watch.gave()
+        self._watch.count_batch()
         if self._watch.order is None:
             self._newest = checksum(batch)
-        if self._watch.given == 1:  # some make their generators as they begin
+        if self._watch.given == 1:  # some loaders make their generators at their first batch
             self._search()
 
     def _search(self) -> None:
@@ -209,7 +215,7 @@ class LoaderFastForward:
     def _size(self, batch: Any) -> int:
         try:
             return max(1, batches.length(batch))
-        except KgorchError:  # no tensor in it
+        except KgorchError:  # it holds no tensor
             return getattr(self._loader, "batch_size", None) or 1
 
     def _without_used(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -226,7 +232,7 @@ class LoaderFastForward:
                 )
             samples = self._size(batch) * self._world
             if not as_before and self._used + samples > samples_used:
-                return itertools.chain([batch], iterator)  # rather some samples twice than any never
+                return itertools.chain([batch], iterator)  # better to use some samples twice than to skip any
             self._take(batch)
             self.batch, self._used = self.batch + 1, self._used + samples
             if time.monotonic() - told_s > PROGRESS_S:
@@ -235,7 +241,7 @@ class LoaderFastForward:
         return iterator
 
     def _watch_over(self, resumed: LoaderState | None) -> ReadWatch:
-        """A watch over the epoch's reads, which compares them with those of the process that is resumed."""
+        """A watch of the epoch's reads, which compares them with those of the process that is resumed."""
         order, ahead = None, {}
         if resumed and self._ranks_before == self._world:
             try:
@@ -255,7 +261,7 @@ class LoaderFastForward:
         if not isinstance(began.get("generators"), list):
             self._states.set_held(began)
             return
-        # of a checkpoint that was written before all of the loader was searched: it knew the generators of these parts
+        # A checkpoint of an earlier version, which did not search the whole loader: it has the generators of these parts.
         batch_sampler = getattr(self._loader, "batch_sampler", None)
         sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
         parts = [self._loader, getattr(self._loader, "dataset", None), *sampler]
@@ -271,7 +277,7 @@ class LoaderFastForward:
                 self._lost.append(f"the checkpoint was written by an earlier version, which did not keep {path}")
 
     def _compare(self, resumed: LoaderState | None) -> None:
-        """After the batches were read again: what is not as it was."""
+        """After the batches were read again: record what differs."""
         watch = self._watch
         if not resumed or not watch or self._ranks_before != self._world:
             return
@@ -289,18 +295,19 @@ class LoaderFastForward:
         self._lost += [f"{path} is new: the checkpoint has no state of it" for path in now if path not in stood]
         for path, generator in now.items():
             if path in stood and generator_states.state_of(generator) != stood[path]:
-                self._states.set_one(path, stood[path])  # what training draws from it goes on as it would have
+                self._states.set_one(path, stood[path])  # so that later draws are as they would have been
                 if watch.same_order is None and ".dataset" not in path:
                     self._lost.append(f"{path} stood elsewhere after the batches were read again")
 
 
 class _States:
-    """The random states of the rank's libraries and of the generators that a loader holds, by their paths.
+    """The random states of the rank's libraries, and of the generators inside a loader.
 
-    A part of its own, so that the watch over an epoch holds no Replay, which holds the watch: see there.
+    Separate, so that the watch of an epoch does not refer to the LoaderFastForward, which refers to the watch: see there.
 
     Attributes:
-        lost: generators that a state did not fit.
+        generators: by path.
+        lost: sentences about generators whose state could not be set.
     """
 
     def __init__(self, device: torch.device, held: Mapping[str, Any]) -> None:
@@ -308,25 +315,25 @@ class _States:
         self.lost: list[str] = []
 
     def quick(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As the libraries give them: of all of them, and of the generators."""
+        """The states of the libraries and of the generators, in their own types."""
         held = {path: generator_states.raw_state_of(item) for path, item in self.generators.items()}
         return rng_state.capture_raw(self._device), held
 
     def held(self) -> dict[str, Any]:
-        """Of the generators, as plain JSON."""
+        """The states of the generators, as plain JSON."""
         return {path: generator_states.state_of(item) for path, item in self.generators.items()}
 
     def now(self) -> LoaderState:
-        """All, as plain JSON."""
+        """All states, as plain JSON."""
         return _plain(*self.quick())
 
     def set(self, kept: LoaderState) -> None:
-        """Those of them that are kept. Raises: CannotRestore."""
+        """Set the states of the libraries and of the generators. Raises: CannotRestore."""
         self.set_held(kept)
         rng_state.restore(kept.get("rng"), self._device)
 
     def set_held(self, kept: LoaderState) -> None:
-        """Of the generators alone. Raises: CannotRestore."""
+        """Set the states of the generators alone. Raises: CannotRestore."""
         if not isinstance(kept.get("generators"), dict):
             raise CannotRestore("the checkpoint's random states of a loader cannot be read")
         for path in self.generators.keys() & kept["generators"].keys():

@@ -1,19 +1,20 @@
-"""What the DataLoaders inside of a foreign loader read in an epoch: how many batches, ahead of the training or not, in which order.
+"""Observation of the DataLoaders inside a foreign loader: how many batches they read in an epoch, how far ahead, and in which
+order.
 
-A loader may hold more than it has given: Accelerate's reads one batch ahead, so that it knows the last one. With no
-loading processes that batch was read under random states which are gone when the training saves. So the random states
-before the newest reads are kept; a resume, which reads the epoch's batches again, sets them before the same reads.
+A loader may hold more batches than it has given: Accelerate's reads one batch ahead, to know the last one. Without loading
+processes that batch was read under random states that are gone when the training saves. So the random states before the newest
+reads are kept. A resume reads the epoch's batches again, and sets these states before the same reads.
 
-How many are needed is told from the reads between the batches given. A loader that reads as many for each batch has
-read those ahead that it read before the first one, less that number. One that does not may hold all that it has read
-and not given.
+The number of reads whose states are needed follows from the reads between two batches. A loader that reads equally often for each
+batch has read ahead what it read before the first one, less that number. Any other loader may hold all that it has read and
+not given.
 
-Of the indices that samplers gave a checksum is kept. The same reads after a resume must have the same one, whatever
-the samplers are: an order that is another one is seen. A stream has no indices. There the newest batch is read under the
-states that it had, too, so it must come out as it was.
+A checksum of the samplers' indices is kept. The same reads after a resume must have the same checksum, whatever the samplers
+are, so a different order is detected. A stream has no indices: there the newest batch is read under the states that it had,
+too, and must come out the same.
 
-PyTorch has no hook for a read of a DataLoader, so three methods of it are wrapped, once for the whole process; they do
-what they did, and then tell the Watch of the epoch, if their loader has one.
+PyTorch has no hook for a read of a DataLoader. So three of its methods are wrapped, once for the whole process: they do what they
+did, and then notify the ReadWatch of the epoch, if their loader has one.
 """
 
 from __future__ import annotations
@@ -35,32 +36,34 @@ from torch.utils.data import DataLoader
 from orchestrator.worker.data.keyed_loader import without_sigterm
 
 MOST_AHEAD = 8
-"""Reads whose random states are kept: some 15 kB each in every checkpoint."""
+"""Limit of reads whose random states are kept: some 15 kB each in every checkpoint."""
 
 SURE = 4
-"""After so many batches a loader that has read one for each is taken to read none ahead."""
+"""Batches after which a loader that has read one for each counts as not reading ahead."""
 
 SAMPLED = 64
-"""Elements of a tensor that its checksum is made of."""
+"""Elements of a tensor that go into its checksum."""
 
 _watches: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[ReadWatch]] = weakref.WeakKeyDictionary()
 _opening: list[ReadWatch] = []
-"""Of the iterator that is being made: one with loading processes draws its first indices at once."""
+"""The watch of the iterator that is being created: one with loading processes draws its first indices at once."""
 
 
 class ReadWatch:
-    """One epoch's reads.
+    """The reads of one epoch.
 
     Args:
-        read_states: the random states as they are now, in a form that is quick to get.
+        read_states: returns the current random states, in a form that is quick to get.
         set_states: sets random states of an earlier process.
-        ahead: those, by the number of the read that they belong before.
-        order: draws and checksum of an earlier process.
-        records: whether reads may draw in the rank's own process.
+        ahead: those states, by the number of the read before which they are set.
+        order: number and checksum of the indices of an earlier process.
+        records: reads may draw random numbers in the rank's own process.
+
     Attributes:
-        reads: batches that the DataLoaders have read. given: batches that the training got, or that were thrown away.
-        same_order: whether the indices were those of `order`; None: not known (yet).
-        in_threads: whether another thread than the training's reads.
+        reads: batches that the DataLoaders have read.
+        given: batches that the training has got, or that a resume has discarded.
+        same_order: whether the indices were those of `order`; None where that is not known (yet).
+        in_threads: another thread than the training's reads.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ReadWatch:
         self._is_active = self._is_busy = False
 
     def begin(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Watch these loaders from now on."""
         for loader in loaders:
             _wrap(type(loader), "_get_iterator", _opened)
             _watches[loader] = weakref.ref(self)
@@ -89,7 +93,7 @@ class ReadWatch:
                 _follow(iterator, self)
 
     def active(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls it; only what is read meanwhile counts, or in another thread."""
+        """Call the function. Only reads inside of it count, and reads in other threads."""
         self._is_active = True
         try:
             return function(*args)
@@ -99,8 +103,8 @@ class ReadWatch:
     def _counts(self) -> bool:
         return os.getpid() == self._process and (self._is_active or threading.get_ident() != self._thread)
 
-    def gave(self) -> None:
-        """A batch came out of the loader."""
+    def count_batch(self) -> None:
+        """The loader has given a batch."""
         self.given += 1
         if self.given == 1:
             self._before_first = self.reads
@@ -116,36 +120,37 @@ class ReadWatch:
 
     @property
     def needed(self) -> int:
-        """How many of the newest reads a resume has to do under the random states that they had, for what they hold to come."""
+        """Number of the newest reads that a resume has to repeat under their random states, to get the batches that were read
+        ahead."""
         if self._is_regular and self._each is not None:
             return max(0, self._before_first - self._each)
         return min(self.reads, max(self.reads - self.given, self._before_first, 1))
 
     @property
     def is_exact(self) -> bool:
-        """Whether the states of all reads that are needed are kept."""
+        """Whether the states of all needed reads are kept."""
         return not self._draws or len(self._states) >= self.needed
 
     @property
     def states(self) -> list[tuple[int, Any]]:
-        """Numbers of the reads that are needed, and the states before them; without indices those of the newest batch, too."""
+        """The needed reads by number, and the states before them; without indices those of the newest batch, too."""
         newest = 0 if self._has_order else max(1, self._each or 0)
         return [item for item in self._states if item[0] > self.reads - self.needed - newest]
 
     @property
     def repeats_newest(self) -> bool:
-        """Whether a resume can read the newest batch as it was: under the states that it had, or where nobody sees a read."""
+        """Whether a resume can repeat the read of the newest batch exactly, or cannot observe reads at all."""
         if self.reads == 0 or not self._draws:
             return True
         return len(self.states) > self.needed or (self.is_exact and self.needed == self.reads)
 
     @property
     def order(self) -> tuple[int, int] | None:
-        """How many times indices were drawn, and their checksum; None where there are none (a stream)."""
+        """Number of draws of indices, and their checksum; None where there are none (a stream)."""
         return (self._indices, self._checksum) if self._has_order else None
 
     def read(self, read: Callable[[], Any]) -> Any:
-        """A DataLoader's batch; one that it reads out of another DataLoader is part of it."""
+        """Read a DataLoader's batch. A batch that it reads from another DataLoader is part of it."""
         if self._is_busy or not self._counts():
             return read()
         self.in_threads = self.in_threads or threading.get_ident() != self._thread
@@ -161,8 +166,8 @@ class ReadWatch:
         self.reads += 1
         return batch
 
-    def drew(self, index: Any) -> None:
-        """A sampler has given an index, or a batch of them."""
+    def count_index(self, index: Any) -> None:
+        """A sampler has given an index, or a batch of indices."""
         if not self._counts():
             return
         self._indices += 1
@@ -173,7 +178,7 @@ class ReadWatch:
 
 
 def checksum(batch: Any) -> int | None:
-    """Of a batch's first elements; None for one on a GPU, which would have to be waited for, or of unknown parts."""
+    """A checksum of samples of a batch; None for a batch on a GPU, which would have to be waited for, or of unknown types."""
     found = 0
     try:
         for leaf in pytree.tree_leaves(batch):
@@ -193,17 +198,17 @@ def checksum(batch: Any) -> int | None:
 def _bytes_of(index: Any) -> bytes:
     try:
         return array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
-    except (TypeError, OverflowError):  # no whole numbers
+    except (TypeError, OverflowError):  # the indices are not integers
         return repr(index).encode()
 
 
 def _is_empty(index: Any) -> bool:
-    """What the sampler of a stream gives."""
+    """Whether the index is that of a stream's sampler."""
     return index is None or (isinstance(index, list) and all(item is None for item in index))
 
 
 def _wrap(kind: type, name: str, wrapped: Callable[..., Any]) -> None:
-    """The class that defines the method gets `wrapped(original, self)` in its place, once."""
+    """Replace the method, in the class that defines it, by `wrapped(original, self)`, once."""
     owner = next((base for base in kind.__mro__ if name in vars(base)), None)
     if owner is None or hasattr(original := vars(owner)[name], "_is_watched"):
         return
@@ -252,7 +257,7 @@ def _watch_of(iterator: Any) -> ReadWatch | None:
 def _drawn(original: Callable[[Any], Any], iterator: Any) -> Any:
     index = original(iterator)
     if watch := _watch_of(iterator):
-        watch.drew(index)
+        watch.count_index(index)
     return index
 
 

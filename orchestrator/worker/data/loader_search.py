@@ -1,13 +1,14 @@
-"""What a foreign data loader consists of: the objects that give it its order, and the random generators that it holds.
+"""Search of a foreign data loader for the objects that determine its order, and for its random generators.
 
-Libraries wrap loaders and samplers in one another: on two ranks Accelerate keeps the shuffling generator at
-`loader.batch_sampler.batch_sampler.sampler.generator`. So the graph of objects is searched, breadth first, along
-attributes and the items of lists, tuples and dicts. An object is known by the path on which it was met first, which is
-the same in the next process as long as the program builds the loader in the same way.
+Libraries nest loaders and samplers: on two ranks Accelerate keeps the shuffling generator at
+`loader.batch_sampler.batch_sampler.sampler.generator`. So the graph of objects is searched, breadth first, along attributes and the
+items of lists, tuples and dicts. An object is identified by the first path to it, which is the same in the next process as long as
+the program builds the loader in the same way.
 
-The search has bounds, because a dataset may hold millions of objects. It never reads tensors, arrays, tables or files,
-and it runs no code of the objects, except the few properties in `ORDER`. Functions are followed to what they close over
-and are bound to, not to their globals: a generator that only a module holds is not found.
+The search is bounded, because a dataset may hold millions of objects. It never reads tensors, arrays, tables or files, and it
+runs no code of the objects, except the few properties in `ORDER`. Functions are followed to their closures and bound objects,
+not to their
+globals: a generator that only a module refers to is not found.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from orchestrator.errors import CannotRestore
 from orchestrator.worker.data import generator_states
 
 MOST_OBJECTS, MOST_DEPTH, MOST_S = 10_000, 16, 2.0
-"""Bounds of one search: objects that are looked into, edges from the loader, seconds."""
+"""Limits of one search: visited objects, edges from the loader, seconds."""
 
 WHOLE, SAMPLE, INNER = 256, 64, 16
-"""A container of more than WHOLE items is judged by SAMPLE of them, and one inside of another by INNER: it holds data, as a
-rule."""
+"""Of a container with more than WHOLE items, SAMPLE of them are visited; of one inside another container INNER: it usually holds
+data."""
 
 ORDER = ("batch_sampler", "sampler", "dataset", "generator")
-"""Attributes of a loader or sampler that are asked for by name: wrappers offer them as properties."""
+"""Attributes of a loader or sampler that are read by name, because wrappers provide them as properties."""
 
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
-"""Attributes of a DataLoader that are not read in the rank's own process, or end with the epoch."""
+"""Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
 CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 PLAIN = (
@@ -63,17 +64,19 @@ PLAIN = (
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 OF_LIBRARIES = frozenset({"numpy", "pandas", "polars", "pyarrow", "h5py", "PIL", "tokenizers", "io", "_io", "threading",
                           "_thread", "multiprocessing", "subprocess", "logging", "pathlib", "orchestrator"})  # fmt: skip
-"""Modules whose objects hold data or handles, no order."""
+"""Packages whose objects hold data or handles, and do not determine an order."""
 
 
 @dataclass(slots=True)
 class LoaderParts:
-    """Attributes:
-    generators: by path, without those of the process, which are saved with every checkpoint anyway.
-    with_epochs: what has a `set_epoch`, from the outside to the inside, by path.
-    ordering: the loader, samplers and streams, by path: what is not to be restored by others, too.
-    loaders: PyTorch's DataLoaders, by path.
-    unknown: sentences about what may hold a state that nobody can read.
+    """The relevant objects of a loader, by path.
+
+    Attributes:
+        generators: random generators, without the process's global ones, which every checkpoint holds anyway.
+        with_epochs: objects with a `set_epoch`, the outer ones first.
+        ordering: the loader, samplers and streams; nothing else may restore them as well.
+        loaders: PyTorch's DataLoaders.
+        unknown: sentences about objects that may have a state that cannot be read.
     """
 
     generators: dict[str, Any] = field(default_factory=dict)
@@ -84,14 +87,17 @@ class LoaderParts:
 
 
 @dataclass(slots=True)
-class _Met:
-    """An object on the way.
+class _Node:
+    """An object that the search has reached.
 
     Attributes:
+        path: the first path to it.
+        depth: number of edges from the loader.
+        thing: the object.
         edge: the last part of its path.
-        is_data: below a dataset.
-        is_beyond: reached through what is neither iterable nor indexed (a function, a trainer, a transform). Only its
-            generators count: a trainer also holds the loader of its evaluation.
+        is_data: it is below a dataset.
+        is_beyond: it was reached through an object that is neither iterable nor indexed (a function, a trainer, a transform). Only
+            its generators count: a trainer also refers to the loader of its evaluation.
     """
 
     path: str
@@ -103,11 +109,12 @@ class _Met:
 
 
 def parts_of(loader: Any) -> LoaderParts:
+    """Search a loader."""
     return _Search(loader).parts
 
 
 def takes_epochs(thing: Any) -> bool:
-    """Whether it has a `set_epoch` that is given the epoch alone."""
+    """Whether the object has a `set_epoch` that takes the epoch alone."""
     method = vars(thing).get("set_epoch") if hasattr(thing, "__dict__") else None
     if method is None and hasattr(type(thing), "set_epoch"):
         method = getattr(thing, "set_epoch", None)
@@ -117,13 +124,13 @@ def takes_epochs(thing: Any) -> bool:
         inspect.signature(method).bind(0)
     except TypeError:
         return False
-    except ValueError:  # written in C: it does not say
+    except ValueError:  # written in C, without a signature
         return True
     return True
 
 
 def set_epoch(things: Sequence[Any], epoch: int) -> None:
-    """Tells each of them once, the outer ones first: one that hands it on to another has told that one, too."""
+    """Call `set_epoch` of each once, the outer ones first. One that an outer one has called already is left out."""
     told: set[int] = set()
     with contextlib.ExitStack() as stack:
         for thing in things:
@@ -136,7 +143,7 @@ def set_epoch(things: Sequence[Any], epoch: int) -> None:
 
 @contextlib.contextmanager
 def _noted(thing: Any, told: set[int]) -> Iterator[None]:
-    """While it lasts, a call of the thing's `set_epoch` is noted, whoever calls it."""
+    """A context that records calls of the object's `set_epoch`, whoever makes them."""
     method, own = thing.set_epoch, "set_epoch" in vars(thing)
 
     @functools.wraps(method)
@@ -161,7 +168,7 @@ def _generator_types() -> tuple[type, ...]:
 
 
 def _of_the_process() -> set[int]:
-    """Generators whose states a checkpoint holds anyway."""
+    """Ids of the process's global generators, whose states every checkpoint holds."""
     numpy = sys.modules.get("numpy")
     found = [random._inst, torch.default_generator]
     if numpy:
@@ -174,58 +181,58 @@ class _Search:
         self.parts = LoaderParts()
         self._types, self._global = _generator_types(), _of_the_process()
         self._seen: set[int] = set()
-        self._held: list[Any] = []  # so that no id is given twice while the search lasts
+        self._held: list[Any] = []  # kept alive, so that no id is reused during the search
         self._inert: dict[type, bool] = {}
         self._shared: dict[type, dict[str, Any]] = {}
-        self._open = collections.deque([_Met("loader", 0, loader)])
+        self._open = collections.deque([_Node("loader", 0, loader)])
         self._partly: dict[str, int] = {}
         self._search(time.monotonic() + MOST_S)
         self._judge()
 
     def _search(self, until_s: float) -> None:
         while self._open:
-            met = self._open.popleft()
-            if id(met.thing) in self._seen:
+            node = self._open.popleft()
+            if id(node.thing) in self._seen:
                 continue
             is_late = len(self._seen) % 256 == 255 and time.monotonic() > until_s
             if len(self._seen) >= MOST_OBJECTS or is_late:
                 self._doubt(f"only {len(self._seen)} of its objects were searched for random generators")
                 return
-            self._seen.add(id(met.thing))
-            self._held.append(met.thing)
-            self._meet(met)
-            below = list(self._below(met))
-            if met.depth < MOST_DEPTH:
+            self._seen.add(id(node.thing))
+            self._held.append(node.thing)
+            self._meet(node)
+            below = list(self._below(node))
+            if node.depth < MOST_DEPTH:
                 self._open.extend(below)
             elif below:
-                self._doubt(f"{met.path} lies too deep to be searched for random generators")
+                self._doubt(f"{node.path} lies too deep to be searched for random generators")
 
     def _doubt(self, sentence: str) -> None:
         self.parts.unknown.append(sentence)
 
-    def _meet(self, met: _Met) -> None:
-        thing, path = met.thing, met.path
+    def _meet(self, node: _Node) -> None:
+        thing, path = node.thing, node.path
         if isinstance(thing, self._types):
             try:
                 generator_states.raw_state_of(thing)
                 self.parts.generators[path] = thing
-            except CannotRestore as error:  # random.SystemRandom, or one of a kind that is not known
+            except CannotRestore as error:  # random.SystemRandom, or an unknown type
                 self._doubt(f"{path}: {error.what}")
-        elif not met.is_beyond:
+        elif not node.is_beyond:
             if isinstance(thing, DataLoader):
                 self.parts.loaders[path] = thing
             if takes_epochs(thing):
                 self.parts.with_epochs[path] = thing
-            if self._gives_order(met):
+            if self._gives_order(node):
                 self.parts.ordering[path] = thing
-            if met.depth and hasattr(type(thing), "__next__"):
+            if node.depth and hasattr(type(thing), "__next__"):
                 self._doubt(f"{path} is a {type(thing).__name__}, exact if it begins anew with each epoch")
 
-    def _gives_order(self, met: _Met) -> bool:
-        if met.depth == 0 or isinstance(met.thing, IterableDataset):
+    def _gives_order(self, node: _Node) -> bool:
+        if node.depth == 0 or isinstance(node.thing, IterableDataset):
             return True
-        return not met.is_data and (
-            isinstance(met.thing, DataLoader | Sampler) or met.edge in (".sampler", ".batch_sampler")
+        return not node.is_data and (
+            isinstance(node.thing, DataLoader | Sampler) or node.edge in (".sampler", ".batch_sampler")
         )
 
     def _is_inert(self, thing: Any) -> bool:
@@ -235,7 +242,7 @@ class _Search:
         return known or id(thing) in self._global
 
     def _holds_nothing(self, thing: Any) -> bool:
-        """The same for all objects of its type."""
+        """Whether objects of its type cannot refer to anything relevant."""
         if isinstance(thing, self._types):
             return False
         if isinstance(thing, PLAIN + CODE):
@@ -245,44 +252,44 @@ class _Search:
             return not isinstance(thing, Sampler | DataLoader | Dataset | nn.Module)
         return root in OF_LIBRARIES
 
-    def _below(self, met: _Met) -> Iterator[_Met]:
-        thing = met.thing
+    def _below(self, node: _Node) -> Iterator[_Node]:
+        thing = node.thing
         if isinstance(thing, self._types):
             return
         for kind in CONTAINERS:
             if isinstance(thing, kind):
-                yield from self._items(met, kind)
+                yield from self._items(node, kind)
                 if type(thing) is kind:
                     return
         if isinstance(thing, types.MethodType):
-            yield from self._to(met, ".__self__", thing.__self__, is_beyond=True)
-            yield from self._to(met, ".__func__", thing.__func__, is_beyond=True)
+            yield from self._to(node, ".__self__", thing.__self__, is_beyond=True)
+            yield from self._to(node, ".__func__", thing.__func__, is_beyond=True)
         elif isinstance(thing, functools.partial):
             for name, value in {"func": thing.func, "args": thing.args, "keywords": thing.keywords}.items():
-                yield from self._to(met, f".{name}", value, is_beyond=True)
+                yield from self._to(node, f".{name}", value, is_beyond=True)
         elif isinstance(thing, types.FunctionType):
             for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-                with contextlib.suppress(ValueError):  # still empty
-                    yield from self._to(met, f".{name}", cell.cell_contents, is_beyond=True)
+                with contextlib.suppress(ValueError):  # the cell is still empty
+                    yield from self._to(node, f".{name}", cell.cell_contents, is_beyond=True)
         else:
-            for name, value in self._attributes(met).items():
-                yield from self._to(met, f".{name}", value, is_data=name in ("dataset", "data_source"))
+            for name, value in self._attributes(node).items():
+                yield from self._to(node, f".{name}", value, is_data=name in ("dataset", "data_source"))
 
-    def _items(self, met: _Met, kind: Any) -> Iterator[_Met]:
-        """By the container's own methods: those of a class derived from it may read anything."""
-        keys = list(dict.keys(met.thing)) if kind is dict else range(kind.__len__(met.thing))
-        fewest = INNER if met.edge.startswith("[") else WHOLE
+    def _items(self, node: _Node, kind: Any) -> Iterator[_Node]:
+        """The items, by the built-in type's own methods: those of a subclass may do anything."""
+        keys = list(dict.keys(node.thing)) if kind is dict else range(kind.__len__(node.thing))
+        fewest = INNER if node.edge.startswith("[") else WHOLE
         numbers = _spread(len(keys), fewest, min(fewest, SAMPLE))
         if len(numbers) < len(keys):
-            self._partly[met.path] = len(numbers)
+            self._partly[node.path] = len(numbers)
         for number in numbers:
             key = keys[number]
-            if not self._is_inert(value := kind.__getitem__(met.thing, key)):
+            if not self._is_inert(value := kind.__getitem__(node.thing, key)):
                 name = repr(key) if isinstance(key, str | int | float) else f"#{number}"
-                yield from self._to(met, f"[{name:.80}]", value)
+                yield from self._to(node, f"[{name:.80}]", value)
 
-    def _attributes(self, met: _Met) -> dict[str, Any]:
-        thing, own = met.thing, _asked(met.thing, "__dict__")
+    def _attributes(self, node: _Node) -> dict[str, Any]:
+        thing, own = node.thing, _asked(node.thing, "__dict__")
         own = dict(own) if isinstance(own, dict) else {}
         for kind in type(thing).__mro__:
             slots = [name for name, member in vars(kind).items() if isinstance(member, types.MemberDescriptorType)]
@@ -291,7 +298,7 @@ class _Search:
             own = {name: value for name, value in own.items() if not name.startswith("_")} | dict(
                 thing.named_children()
             )
-        if not met.is_beyond and (met.depth == 0 or isinstance(thing, DataLoader | Sampler)):
+        if not node.is_beyond and (node.depth == 0 or isinstance(thing, DataLoader | Sampler)):
             asked = {name: _asked(thing, name) for name in ORDER if name not in own}
             own |= {name: value for name, value in asked.items() if value is not None}
         if isinstance(thing, DataLoader):
@@ -299,24 +306,24 @@ class _Search:
         return self._shared_by(type(thing)) | own
 
     def _shared_by(self, kind: type) -> dict[str, Any]:
-        """Generators that all objects of a class share."""
+        """Generators that are class attributes."""
         if kind not in self._shared:
             members = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
             self._shared[kind] = {name: value for name, value in members.items() if isinstance(value, self._types)}
         return self._shared[kind]
 
     def _to(
-        self, met: _Met, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
-    ) -> Iterator[_Met]:
-        """What lies at the end of an edge, unless it holds nothing."""
+        self, node: _Node, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
+    ) -> Iterator[_Node]:
+        """The object at the end of an edge, unless it is irrelevant."""
         if not self._is_inert(thing):
             kind = type(thing)
             iterable = not isinstance(thing, nn.Module) and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
-            is_beyond = is_beyond or met.is_beyond or not iterable
-            yield _Met(met.path + edge, met.depth + 1, thing, edge, is_data or met.is_data, is_beyond)
+            is_beyond = is_beyond or node.is_beyond or not iterable
+            yield _Node(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
 
     def _judge(self) -> None:
-        """Says what may go on from a state of its own: samplers that are not PyTorch's and hold nothing that is known."""
+        """Report objects that may have a state of their own: samplers that are not PyTorch's and hold nothing known."""
         known = [*self.parts.generators, *self.parts.with_epochs, *self.parts.ordering]
         for path, thing in self.parts.ordering.items():
             own = type(thing).__module__.startswith("torch.utils.data") or isinstance(
@@ -333,7 +340,7 @@ class _Search:
 
 
 def _asked(thing: Any, name: str) -> Any:
-    """An attribute that may be a property, of a class that nobody here knows: it may raise anything."""
+    """An attribute, or None. It may be a property of an unknown class, which may raise anything."""
     try:
         return getattr(thing, name, None)
     except Exception:
@@ -341,5 +348,5 @@ def _asked(thing: Any, name: str) -> Any:
 
 
 def _spread(count: int, whole: int, sample: int) -> Sequence[int]:
-    """Numbers of the items to look at: all of them up to `whole`, else `sample` with the first and the last."""
+    """Indices of the items to visit: all up to `whole` items, else `sample` of them, with the first and the last."""
     return range(count) if count <= whole else [number * (count - 1) // (sample - 1) for number in range(sample)]

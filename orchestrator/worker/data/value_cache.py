@@ -1,10 +1,10 @@
-"""Values that a run computes once: `session.cached`. A file of JSON for each name in the run's folder, `cached/NAME.json`.
+"""Values that a run computes once (`session.cached`): one JSON file per name in the run's folder, `cached/NAME.json`.
 
-The next session reads it instead of computing; on a new machine it comes along from the source, like what the run has made
-(runtime/taking.py). So it may have been written by anybody: it is JSON within bounds, it runs nothing and names no path, and it
-counts only under the very key that it is asked for. What it says is the script's to check.
+The next session reads the file instead of computing the value. On a new machine it is imported with the run's other results
+(runtime/taking.py). So it may have been written by anybody: it is bounded JSON, it runs no code and names no path, and it
+counts only under the very key that is asked for. The script has to check what it says.
 
-A file is a line of JSON (format, key, bytes and hash of the rest), then the value. Without kgorch nothing is stored.
+A file is a line of JSON (format, key, bytes and hash of the rest) and then the value. Without kgorch nothing is stored.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ from orchestrator.worker.telemetry.progress_marker import ProgressMarker
 FORMAT, VERSION = "kgorch-cached", 1
 HEAD_BYTES = MAX_CACHED_BYTES - foreign.MAX_JSON_BYTES
 SAID_S, TOLD_S = 10.0, 60.0
-"""How often progress goes to the log, and to the journal."""
+"""Seconds between two lines of progress in the log, and between two entries in the journal."""
 
 
 class ProgressLog:
-    """How far a long computation is. Args: tell: sends a kind of event and its facts to the supervisor."""
+    """Reports the progress of a long computation.
+
+    Args:
+        tell: sends a kind of event and its facts to the supervisor.
+    """
 
     def __init__(self, tell: Callable[[str, dict[str, str]], None]) -> None:
         self._tell = tell
@@ -43,6 +47,7 @@ class ProgressLog:
         self._began_s = self._said_s = self._told_s = 0.0
 
     def to(self, what: str, done: int, total: int | None) -> None:
+        """Report that `done` of `total` is done; most calls do nothing."""
         now_s = time.monotonic()
         if what != self._what:
             self._what, self._began_s, self._said_s, self._told_s = what, now_s, now_s, now_s - TOLD_S + SAID_S
@@ -92,13 +97,17 @@ class ValueCache:
 
 
 class ValueStore:
-    """Args: folder: None where nothing is stored."""
+    """The files of values.
+
+    Args:
+        folder: None where nothing is stored.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def read(self, name: str, key: str) -> bytes | None:
-        """The value as JSON, which can be parsed; None where there is none under this key, or it is broken."""
+        """The value as valid JSON; None where there is none under this key, or it is broken."""
         if self._folder is None:
             return None
         try:
@@ -112,7 +121,7 @@ class ValueStore:
         return value
 
     def write(self, name: str, key: str, value: bytes) -> None:
-        """Whole or not at all. Raises: OSError."""
+        """Write the value atomically. Raises: OSError."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             aside = self._folder / f"{name}.part"
@@ -132,18 +141,18 @@ def _head(key: str, value: bytes) -> dict[str, Any]:
 
 
 def check_name(name: str) -> None:
-    """Raises: KgorchError for what is no plain file name."""
+    """Raises: KgorchError for a name that is not a plain file name."""
     if not manifest.FILE.fullmatch(f"{name}.json"):
         raise KgorchError(f"session.cached({name!r:.120}): expected letters, digits, '.', '_' and '-', at most 120")
 
 
 def key_of(key: Any) -> str:
-    """Raises: KgorchError for what JSON cannot hold."""
+    """The hash of a key. Raises: KgorchError for a key that JSON cannot hold."""
     return xxhash.xxh3_128(_as_json("the key", key, sort_keys=True)).hexdigest()
 
 
 def value_of(name: str, value: Any) -> bytes:
-    """Raises: KgorchError for what JSON cannot hold, or what is too large to be read again."""
+    """The value as JSON. Raises: KgorchError for a value that JSON cannot hold, or that is too large to be read again."""
     content = _as_json(f"session.cached({name!r}): the value", value)
     try:
         foreign.check(content)
@@ -166,27 +175,28 @@ def _as_json(what: str, value: Any, *, sort_keys: bool = False) -> bytes:
 
 
 class ValueBroadcast:
-    """Bytes that rank 0 has and all ranks need, over a gloo group of their own: the ranks' usual one may have a time-out, and
-    rank 0 may take an hour."""
+    """Sends bytes from rank 0 to all ranks, in a gloo group of its own: the default group may have a time-out, and rank 0 may
+    take an hour."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
         self._group: Any = None
 
     def of_first(self, make: Callable[[], bytes]) -> bytes:
-        """What `make` gives on rank 0, where alone it is called; all ranks call this together.
+        """The result of `make`, which is called on rank 0 alone. All ranks call this together.
 
-        Raises: what `make` does, on rank 0; PeersLost on the others.
+        Raises:
+            PeersLost: on the other ranks, when `make` raises on rank 0.
         """
         if self._world_size == 1:
             return make()
-        if self._group is None:  # never destroyed alone: a peer may still be reading from it
+        if self._group is None:  # never destroyed here: a peer may still be reading from it
             self._group = dist.new_group(backend="gloo", timeout=UNLIMITED)
         made, problem = b"", None
         if self._rank == 0:
             try:
                 made = make()
-            except BaseException as error:  # the others are told, and not left to wait
+            except BaseException as error:  # the other ranks must not be left waiting
                 problem = error
         size = torch.tensor([-1 if problem else len(made)])
         dist.broadcast(size, 0, group=self._group)

@@ -1,14 +1,14 @@
-"""A rank's eye on the training: losses and weights that are no numbers, spikes, and what all ranks do about them together.
+"""Detection of losses and weights that are not finite, and of loss spikes; and what all ranks do about them together.
 
-On the CPU a loss is read at once, and the ranks vote before the step: they drop its gradients together, and no weight has
-changed. On CUDA nobody waits for it: it is copied to the host and looked at a step or more later. By then the weights have taken
-the step, unless a GradScaler has left it out, so all ranks end, and another attempt begins at the newest good state with that batch
-left out.
+On the CPU a loss is read at once, and the ranks vote before the step: they drop its gradients together, and no weight has changed.
+On CUDA no rank waits for the loss: it is copied to the host and checked one or more steps later. By then the weights have been
+updated, unless a GradScaler has skipped the step. So all ranks end, and another attempt starts at the newest good state with that
+batch left out.
 
-A dropped batch goes through the script's loop as any other, now and whenever the step is done again: schedulers and counters
-move on, `session.backward` returns NaN, and the optimizer finds no gradients (with a GradScaler: NaN, so that the scaler skips).
+A dropped batch goes through the script's loop like any other, now and whenever the step is repeated: schedulers and counters
+advance, `session.backward` returns NaN, and the optimizer finds no gradients (with a GradScaler: NaN gradients, so that it skips).
 
-Before a save every rank looks at its share of modules and optimizers: a state that is no number is never saved.
+Before a save every rank checks its share of modules and optimizers: a state that is not finite is never saved.
 """
 
 from __future__ import annotations
@@ -27,19 +27,24 @@ from orchestrator.wire import Launch, Message, Note, Remedied
 from orchestrator.worker.telemetry.host_copy import HostCopy
 
 SPIKE, NOT_FINITE, LATE = 1, 2, 3
-"""What a rank says in the vote of a step: drop it; LATE: the weights have taken a bad step."""
+"""Flags of a rank in the vote of a step. SPIKE, NOT_FINITE: drop the step; LATE: the weights have been updated by a bad step."""
 
 BEHIND = 8
-"""Losses on their way to the host; the oldest is waited for then, which was done long ago."""
+"""Limit of losses on their way to the host. With more, the oldest is waited for, which was computed long ago."""
 
 SCALE = 65536.0
-"""To which a GradScaler is reset: PyTorch's first. (Its own `init_scale` becomes the newest when it is restored.)"""
+"""Scale to which a GradScaler is reset: PyTorch's default. (Its own `init_scale` is overwritten when it is restored.)"""
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+"""Keys of a parameter group that a lower learning rate scales."""
 
 
 class Unwell(RuntimeError):
-    """This attempt ends, because the weights went bad or the remedy needs another one. `trouble`: what this rank saw."""
+    """The attempt ends because the weights are not finite, or because the remedy needs a new attempt.
+
+    Attributes:
+        trouble: what this rank has detected; None on the other ranks.
+    """
 
     def __init__(self, trouble: Trouble | None) -> None:
         super().__init__(trouble.what if trouble else "peerslost: another rank saw a loss or weight that is no number")
@@ -62,8 +67,12 @@ class Adjustable(Protocol):
 
 
 class LossGuard:
-    """Args:
-    late: losses are looked at when they have come to the host.
+    """The checks of one rank.
+
+    Args:
+        ladder: settings that a remedy changes.
+        send: queues a message for the supervisor.
+        late: losses are checked when they have arrived on the host, instead of at once.
     """
 
     def __init__(
@@ -77,7 +86,7 @@ class LossGuard:
         self._attempt, self._rank, self._ladder, self._send = launch.attempt, rank, ladder, send
         self._arriving: deque[PendingLosses] | None = deque() if late else None
         self._tracked: Mapping[str, Any] = {}
-        self._meant: set[str] = set()  # names of tensors that were no numbers from the start: masks, perhaps
+        self._meant: set[str] = set()  # tensors that were not finite from the start: masks, for example
         self._since = self._step = 0
         self._call = -1
         self._heard: list[torch.Tensor] = []
@@ -86,13 +95,13 @@ class LossGuard:
 
     @property
     def is_on(self) -> bool:
-        """Whether losses are looked at."""
+        """Whether losses are checked."""
         return bool(self._policy)
 
     # The schedule
 
     def begin(self, tracked: Mapping[str, Any], step: int) -> None:
-        """Before the first step of an epoch: what an earlier attempt did up to here holds."""
+        """Before the first step of an epoch: apply what earlier attempts have changed up to here."""
         self._tracked = tracked
         for entry in self._entries:
             if entry["step"] < step and "amp" in entry:
@@ -102,14 +111,14 @@ class LossGuard:
         self.boundary(step)
 
     def boundary(self, step: int) -> None:
-        """What an earlier attempt did before this step is done again."""
+        """Repeat the changes that an earlier attempt made before this step."""
         due = [entry for entry in self._entries if entry["step"] == step and "skip" not in entry]
         for entry in due:
             self._make(entry)
             self._entries.remove(entry)
 
-    def leaves_out(self, step: int) -> bool:
-        """Whether an earlier attempt dropped this backward; once a backward."""
+    def skips(self, step: int) -> bool:
+        """Whether an earlier attempt dropped this backward. Call it once per backward."""
         self._call = self._call + 1 if step == self._step else 0
         self._step, self._trouble = step, None
         for entry in self._entries:
@@ -133,20 +142,20 @@ class LossGuard:
 
     # The loss of a step
 
-    def hear(self, loss: torch.Tensor) -> None:
-        """The mean loss of a batch, of each rank that this process plays."""
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """Record the mean loss of a batch: a scalar tensor, for each rank that this process plays."""
         if self.is_on:
             self._heard.append(loss)
 
-    def listen(self) -> None:
-        """What was heard of a step that is done once more is forgotten."""
+    def forget_losses(self) -> None:
+        """Forget the losses of a step that is computed once more."""
         self._heard.clear()
 
-    def judge(self, *, scaled: bool) -> int:
-        """This rank's word in the vote: 0 when all is well.
+    def flag_of_step(self, *, scaled: bool) -> int:
+        """This rank's flag in the vote; 0 when all is well.
 
         Args:
-            scaled: a GradScaler leaves a step out by itself when its gradients are no numbers.
+            scaled: a GradScaler is used, which skips a step by itself when its gradients are not finite.
         """
         heard, self._losses = self._heard, []
         self._heard = []
@@ -157,16 +166,20 @@ class LossGuard:
             self._arriving.append(PendingLosses(torch.stack(heard), self._step, self._call, scaled=scaled))
         return LATE if flag else 0
 
-    def learn(self) -> None:
-        """All ranks took the step."""
+    def accept_step(self) -> None:
+        """All ranks have taken the step: its losses are part of the reference for spikes."""
         for loss in filter(math.isfinite, self._losses):
             self._spike.learn(loss)
         self._losses = []
 
-    def treat(self, worst: int) -> None:
-        """All ranks drop this step, whose gradients are gone.
+    def apply_remedy(self, worst: int) -> None:
+        """All ranks drop this step, whose gradients are gone, and apply the next remedy.
 
-        Raises: Unwell where that is not enough.
+        Args:
+            worst: the highest flag of the vote.
+
+        Raises:
+            Unwell: the remedy needs a new attempt, or the weights are affected.
         """
         kind = health.SPIKE if worst == SPIKE else LOSS
         remedy = None if worst == LATE else health.next_remedy(self._policy, self._past, kind, self._step)
@@ -179,7 +192,12 @@ class LossGuard:
         self._remember(remedy.name, trouble.said(), change)
 
     def _weigh(self, losses: list[float], step: int, call: int, *, stepped: bool) -> int:
-        """`stepped`: the weights have taken the step since. That they are bad then tells nothing, unless it was dropped before."""
+        """The flag of these losses.
+
+        Args:
+            stepped: the weights have been updated since. That they are not finite then proves nothing, unless the step had been
+                dropped before.
+        """
         self._losses = losses
         if bad := [loss for loss in losses if not math.isfinite(loss)]:
             was_dropped = any(0 <= step - taken.seen <= health.SOON for taken in self._past)
@@ -192,7 +210,7 @@ class LossGuard:
             if not (said := self._spike.sees(loss)):
                 continue
             if health.next_remedy(self._policy, self._past, health.SPIKE, step) is None:
-                self._spike.forget()  # no remedy helped: this is its level now
+                self._spike.forget()  # no remedy has helped, so this is the new level of the loss
                 return 0
             self._see(health.SPIKE, step, f"{said} at step {step}", call)
             return SPIKE
@@ -201,7 +219,7 @@ class LossGuard:
     def _weigh_late(self, arrived: PendingLosses) -> int:
         flag = self._weigh(arrived.losses.tolist(), arrived.step, arrived.call, stepped=not arrived.scaled)
         if not flag:
-            self.learn()
+            self.accept_step()
         remedy = health.next_remedy(self._policy, self._past, LOSS, arrived.step)
         left_out = flag == NOT_FINITE and arrived.scaled and next(_not_finite(self._buffers()), None) is None
         if left_out and remedy and remedy.name == "skip":
@@ -234,14 +252,21 @@ class LossGuard:
 
     # The weights
 
-    def know(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """The state as it begins: what is no number then is meant so."""
+    def set_baseline(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Learn the state at the beginning: tensors that are not finite then are so on purpose."""
         self._meant = set(_not_finite(tensors))
 
-    def look(self, tensors: Mapping[str, torch.Tensor], step: int, vote: Callable[[int], int]) -> float:
-        """Before a save at `step`, all ranks together, each at its share of the state. Returns the seconds that it took.
+    def check_state(self, tensors: Mapping[str, torch.Tensor], step: int, vote: Callable[[int], int]) -> float:
+        """Check this rank's share of the state before a save at `step`. All ranks call it together.
 
-        Raises: Unwell on all ranks.
+        Args:
+            vote: the highest flag of all ranks.
+
+        Returns:
+            Seconds that the check took, without the vote.
+
+        Raises:
+            Unwell: on all ranks, when a loss or tensor of any rank is not finite.
         """
         began_s = time.monotonic()
         flags = [self._weigh_late(arrived) for arrived in self._arrived(wait=True)]
@@ -258,7 +283,13 @@ class LossGuard:
 
 
 class PendingLosses:
-    """Losses on their way to the host."""
+    """Losses on their way to the host.
+
+    Attributes:
+        losses: shape (backwards of the step,); valid once `is_there` returns true.
+        step, call: of the backward.
+        scaled: with a GradScaler.
+    """
 
     def __init__(self, losses: torch.Tensor, step: int, call: int, *, scaled: bool) -> None:
         self.step, self.call, self.scaled = step, call, scaled
@@ -267,9 +298,10 @@ class PendingLosses:
 
 
 def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Names of tensors that hold what is no number. A sum tells, in one pass and one wait a device, unless it overflows.
+    """Names of the tensors that have a value that is not finite.
 
-    Optimizers keep counters of steps on the CPU beside moments on the GPU: moving each of them there would be a wait each.
+    A sum shows it in one pass, with one synchronisation per device; a sum that overflows is checked element by element. Optimizers
+    keep step counters on the CPU beside moments on the GPU, and moving each of them would be a synchronisation each.
     """
     by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -277,7 +309,7 @@ def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
             by_device.setdefault(tensor.device, {})[name] = tensor
     with torch.no_grad():
         finite = [torch.isfinite(torch.stack([_sum(item) for item in group.values()])) for group in by_device.values()]
-        for group, well in zip(by_device.values(), finite, strict=True):  # waits begin when all devices are at work
+        for group, well in zip(by_device.values(), finite, strict=True):  # wait only after all devices have their work
             for (name, tensor), is_well in zip(group.items(), well.tolist(), strict=True):
                 if not is_well and not torch.isfinite(tensor.float()).all():
                     yield name
@@ -305,7 +337,7 @@ def _lower(groups: list[dict[str, Any]], names: tuple[str, ...], by: float) -> N
 
 
 def _with_parts(scheduler: Any) -> Iterator[Any]:
-    """A scheduler and those that it leads (SequentialLR, ChainedScheduler)."""
+    """A scheduler and the schedulers inside it (SequentialLR, ChainedScheduler)."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _with_parts(part)

@@ -1,20 +1,20 @@
-"""Activation checkpointing, switched on and off between two steps of a model that was not written for it.
+"""Activation checkpointing that is switched on and off between two steps, for models that were not written for it.
 
-A block's `forward` is replaced on the instance; in the backward the block is computed once more, and what it would have
-kept need not be kept meanwhile. Parameters, their names, hooks and DistributedDataParallel notice nothing. The bits are
-those of training without it: the recompute begins with the random states (torch's, python's, numpy's, of generators that
-the block holds), buffers and attributes as they were before the forward, and what it does to them is undone. So BatchNorm
-counts a batch once, and spectral norm iterates once.
+A block's `forward` is replaced on the instance. The block is computed again in the backward, so its activations are not kept in
+between. Parameters, their names, hooks and DistributedDataParallel are not affected. The results are bit-identical to training
+without it: the recomputation starts with the random states (of torch, python, NumPy, and generators that the block holds), buffers
+and attributes of the forward, and its changes to them are undone. So BatchNorm counts a batch once, and spectral norm iterates
+once.
 
-What a block changes besides its outputs is learnt in its first call (with these of its parts in training); after that only
-this is kept, and BatchNorm's statistics always. A block that changes its input in place, as one that begins with
-ReLU(inplace=True), is given a copy for the recompute.
+What a block changes besides its outputs is learned in its first call (per combination of parts in training mode). After that only
+this is kept, and BatchNorm's statistics always. A block that changes its input in place, for example one that begins with
+ReLU(inplace=True), gets a copy for the recomputation.
 
-Out of reach: lists and other objects that a block changes in place (what is assigned to `self` is seen), files and
-collectives; a context around the forward alone that torch's checkpoint does not keep (it keeps autocast and the device),
-as `sdpa_kernel`. Models with a transformers `config.use_cache` train without that cache while it is on: each layer would
-append to it twice. Their own `gradient_checkpointing_enable()` is not used: it leaves buffers and python's chance alone,
-and is reentrant in old versions, which DistributedDataParallel with find_unused_parameters does not bear.
+Not supported: lists and other objects that a block changes in place (assignments to `self` are detected), files and collectives; a
+context around the forward alone that torch's checkpoint does not keep (it keeps autocast and the device), such as `sdpa_kernel`.
+Models with a transformers `config.use_cache` train without that cache while it is on, because each layer would append to it twice.
+Their own `gradient_checkpointing_enable()` is not used: it keeps neither buffers nor python's random state, and is reentrant in old
+versions, which does not work with DistributedDataParallel and find_unused_parameters.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from orchestrator.errors import KgorchError
 from orchestrator.worker.checkpoint.state_codec import unwrapped
 
 COMPILES_BATCHNORM = "2.13"
-"""PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; between was not tried."""
+"""PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; 2.9 to 2.12 are untested."""
 
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WITHOUT_IT = "take activation_checkpointing out of the plan's memory ladder, or set supports_gradient_checkpointing = False on it"
 
 
 class CannotRecompute(KgorchError):
-    """A block does another thing when it is computed again."""
+    """A block gives another result when it is computed again."""
 
 
-# Which blocks
+# Choice of blocks
 
 
 def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """The modules to be computed again, by their names; none lies inside another. Empty where it would spare nothing.
+    """The modules to be computed again, by name; none lies inside another. Empty where this would save no memory.
 
-    Taken are siblings of one class, the outermost there are, in lists and as attributes (the layers of a transformer, the
-    levels of a U-Net whatever their width). A *stage*, which is or directly holds a list with most of its weights, gives way to
-    the blocks listed in it: what is computed again at one time should be little. What lies beside such blocks, and has two layers
-    or more, is a block too, else it would keep all it has. One block alone spares nothing: its recompute needs as
-    much as the forward did; so a model that is one LSTM, or one flat Sequential, has none.
+    Chosen are the outermost siblings of one class, in lists and as attributes (the layers of a transformer, the levels of a U-Net
+    whatever their width). A *stage*, which is or directly holds a list with most of its weights, is replaced by the blocks in that
+    list, because little should be computed again at one time. A module beside such blocks that has two layers or more is a block,
+    too; otherwise it would keep all its activations. A single block saves nothing, because its recomputation needs as much memory
+    as its forward: a model that is one LSTM, or one flat Sequential, has no blocks.
 
-    `supports_gradient_checkpointing = False`, as transformers has it, keeps a module and what is in it out. So are left:
-    multi-layer RNNs with dropout on CUDA, for cuDNN keeps a random state of its own; and what holds a BatchNorm in a
-    compiled model, where PyTorch is older than COMPILES_BATCHNORM.
+    `supports_gradient_checkpointing = False`, as in transformers, excludes a module and everything in it. Also excluded are
+    multi-layer RNNs with dropout on CUDA, because cuDNN keeps a random state of its own; and modules with a BatchNorm in a compiled
+    model, where PyTorch is older than COMPILES_BATCHNORM.
     """
     found: dict[str, nn.Module] = {}
     for name, thing in tracked.items():
@@ -80,7 +80,7 @@ def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 
 def _compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """What the compiler sees of a module that is compiled: torch.compile wraps it, module.compile() does not."""
+    """The modules that the compiler sees of a compiled module: torch.compile wraps it, module.compile() does not."""
     if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
         yield from inner.modules()
     elif module._compiled_call_impl:
@@ -108,7 +108,7 @@ def _may(module: nn.Module) -> bool:
 
 
 def _layers(module: nn.Module) -> int:
-    """Layers with a matrix of weights; of a person's own class, its matrices. A normalised weight is one."""
+    """Number of layers with a weight matrix; for a class of the script's own, its matrices. A normalised weight counts once."""
     count = 0
     for part in module.modules():
         own = sum(weight.dim() > 1 for weight in part.parameters(recurse=False))
@@ -118,7 +118,9 @@ def _layers(module: nn.Module) -> int:
 
 
 def _can_be_computed_again(module: nn.Module) -> bool:
-    if type(module).forward is nn.Module.forward and "forward" not in vars(module):  # a list, which is never called
+    if type(module).forward is nn.Module.forward and "forward" not in vars(
+        module
+    ):  # a list of modules, which is never called
         return False
     return not any(
         isinstance(part, DistributedDataParallel | torch.jit.ScriptModule)
@@ -141,7 +143,7 @@ def _size(module: nn.Module) -> int:
 
 
 def has_batchnorm(modules: Iterable[nn.Module]) -> bool:
-    """Whether a microbatch would be normalised otherwise than its batch: a BatchNorm that is frozen does not count."""
+    """Whether a microbatch would be normalised differently from its batch. A frozen BatchNorm does not count."""
     return any(
         isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
         for module in modules
@@ -150,7 +152,7 @@ def has_batchnorm(modules: Iterable[nn.Module]) -> bool:
 
 
 def has_dropout_state(modules: Iterable[nn.Module]) -> bool:
-    """Whether cuDNN would keep a random state of its own for them: RNNs with dropout between their layers."""
+    """Whether cuDNN keeps a random state of its own for the modules: RNNs with dropout between their layers."""
     return any(
         isinstance(part, nn.RNNBase) and part.dropout > 0 and part.num_layers > 1
         for module in modules
@@ -159,18 +161,19 @@ def has_dropout_state(modules: Iterable[nn.Module]) -> bool:
 
 
 def has_sync_batchnorm(modules: Iterable[nn.Module]) -> bool:
-    """Whether a forward waits for the other ranks: computed again it does so in the midst of the backward."""
+    """Whether a forward waits for the other ranks. Computed again, it would wait in the middle of the backward."""
     return any(isinstance(part, nn.SyncBatchNorm) for module in modules for part in module.modules())
 
 
-# On and off
+# Switching
 
 
 class ActivationCheckpointing:
-    """The activation checkpointing of what a session tracks. Switched between two steps, on all ranks alike.
+    """The activation checkpointing of the tracked modules. Switched between two steps, on all ranks alike.
 
     Attributes:
-    blocks: by name; empty where there is nothing to gain.
+        blocks: by name; empty where nothing can be saved.
+        is_on: whether the blocks are computed again.
     """
 
     def __init__(self, tracked: Mapping[str, Any]) -> None:
@@ -202,7 +205,7 @@ class ActivationCheckpointing:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Around a backward. Raises: CannotRecompute, naming the block, where torch speaks of saved tensors."""
+        """A context for a backward. Raises: CannotRecompute, which names the block, instead of torch's CheckpointError."""
         self._recomputed = None
         try:
             yield
@@ -227,23 +230,30 @@ class ActivationCheckpointing:
         for config in self._caching:
             config.use_cache = not on
         if any(any(_compiled_parts(part)) for part in self._parts()):
-            torch.compiler.reset()  # what was compiled has the other forward in it
+            torch.compiler.reset()  # compiled code contains the other forward
 
 
 class CheckpointedForward:
-    """A block's forward while it is on. A copy or pickle of it is the plain forward, which knows nothing of kgorch."""
+    """A block's forward while checkpointing is on. A copy or pickle of it is the plain forward, which does not need kgorch.
+
+    Attributes:
+        name: of the block, for errors.
+        own: the `forward` that the instance had; None where the class's is used.
+        changeable: all state that a call may change.
+        statistics: of BatchNorms, which are kept always.
+        habits: by the parts that are in training mode: whether a call changes its inputs in place, and what else it changes.
+    """
 
     def __init__(
         self, name: str, block: nn.Module, own: Callable[..., Any] | None, note: Callable[[str], None]
     ) -> None:
         self.name, self.block, self.own, self.note = name, block, own, note
         tables = [_Table(table) for part in block.modules() for table in (vars(part), part._buffers)]
-        self.changeable: list[_Table | _Chance] = [*tables, _Chance()]
+        self.changeable: list[_Table | _HostRng] = [*tables, _HostRng()]
         self.parts = list(block.modules())
         norms = [part for part in self.parts if isinstance(part, nn.modules.batchnorm._NormBase)]
         self.statistics = [_Table(part._buffers) for part in norms]
-        self.habits: dict[tuple[bool, ...], tuple[bool, list[_Table | _Chance]]] = {}
-        """By which of its parts are in training: whether it changes its inputs in place, and what else it changes."""
+        self.habits: dict[tuple[bool, ...], tuple[bool, list[_Table | _HostRng]]] = {}
 
     def mode(self) -> tuple[bool, ...]:
         return tuple(part.training for part in self.parts)
@@ -270,7 +280,7 @@ class CheckpointedForward:
 
 
 class _Run:
-    """One forward of a block, and its recompute: what `checkpoint` calls first for the one, then for the other."""
+    """One forward of a block and its recomputation: `checkpoint` calls it twice."""
 
     def __init__(self, of: CheckpointedForward, leaves: list[Any], form: Any, tensors: list[torch.Tensor]) -> None:
         self._of, self._form = of, form
@@ -278,13 +288,13 @@ class _Run:
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._live: list[torch.Tensor] | None = tensors
         self._instead: list[torch.Tensor] | None = None
-        self._before: list[tuple[_Table | _Chance, Any]] = []
+        self._before: list[tuple[_Table | _HostRng, Any]] = []
         self._mode = of.mode()
         self._habits = of.habits.get(self._mode)
 
     def to_keep(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs as checkpoint is to keep them, who refuses what was changed after it was kept."""
-        if self._habits is None:  # `data` has a version of its own
+        """The inputs for `checkpoint` to keep. It refuses tensors that are changed after it has kept them."""
+        if self._habits is None:  # `data` has its own version counter
             return [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors]
         return [_copy(tensor) for tensor in tensors] if self._habits[0] else tensors
 
@@ -306,10 +316,8 @@ class _Run:
             changed = [(what, what.changed_since(old)) for what, old in self._before]
             self._before = [(what.only(old), old) for what, old in changed if old]
             known = [what for what, _ in self._before]
-            self._of.habits[self._mode] = (
-                has_changed,
-                [*known, *self._of.statistics],
-            )  # also a batch that the first call left out
+            # A BatchNorm may leave its statistics alone in the first call alone, so they are always kept.
+            self._of.habits[self._mode] = (has_changed, [*known, *self._of.statistics])
             self._instead = aside if has_changed else None
         elif has_changed and not changes_inputs:
             raise CannotRecompute(
@@ -322,10 +330,10 @@ class _Run:
     def _recompute(self, kept: Iterable[torch.Tensor]) -> Any:
         self._of.note(self._of.name)
         if self._instead or (self._habits and self._habits[0]):
-            kept = [tensor.clone() for tensor in self._instead or kept]  # it will be changed again
+            kept = [tensor.clone() for tensor in self._instead or kept]  # the recomputation changes it again
         with ExitStack() as as_before:
             for what, old in self._before:
-                as_before.enter_context(what.being(old))
+                as_before.enter_context(what.restored(old))
             return self._plain(kept)
 
     def _plain(self, tensors: Iterable[torch.Tensor]) -> Any:
@@ -337,7 +345,7 @@ class _Run:
 
 
 class _Table:
-    """Entries of a module's buffers or attributes. Swapped, not copied into: the ones in use keep their versions."""
+    """Entries of a module's buffers or attributes. They are exchanged, not copied into, so those in use keep their versions."""
 
     def __init__(self, entries: dict[str, Any], names: Iterable[str] | None = None) -> None:
         self._entries, self._names = entries, names
@@ -347,14 +355,14 @@ class _Table:
         return {name: _copy_of(self._entries[name]) for name in names if name in self._entries}
 
     def changed_since(self, taken: dict[str, Any]) -> dict[str, Any]:
-        """The entries that were changed, by value: BatchNorm does not tell autograd that it changes its statistics."""
+        """The entries whose values have changed. Versions do not show it: BatchNorm's statistics keep theirs."""
         return {name: old for name, old in taken.items() if _differ(old, self._entries.get(name))}
 
     def only(self, names: Iterable[str]) -> _Table:
         return _Table(self._entries, tuple(names))
 
     @contextmanager
-    def being(self, old: dict[str, Any]) -> Iterator[None]:
+    def restored(self, old: dict[str, Any]) -> Iterator[None]:
         now = self._entries.copy()
         self._entries.update({name: _copy_of(value) for name, value in old.items()})
         try:
@@ -363,8 +371,8 @@ class _Table:
             self._entries.update(now)
 
 
-class _Chance:
-    """Python's and numpy's random states; torch's own checkpoint keeps."""
+class _HostRng:
+    """The random states of python and NumPy; torch.utils.checkpoint keeps torch's."""
 
     def take(self) -> tuple[Any, Any]:
         numpy = sys.modules.get("numpy")
@@ -375,11 +383,11 @@ class _Chance:
         is_same = python == taken[0] and pickle.dumps(numpy) == pickle.dumps(taken[1])
         return None if is_same else taken
 
-    def only(self, _: Any) -> _Chance:
+    def only(self, _: Any) -> _HostRng:
         return self
 
     @contextmanager
-    def being(self, old: tuple[Any, Any]) -> Iterator[None]:
+    def restored(self, old: tuple[Any, Any]) -> Iterator[None]:
         now = self.take()
         self._set(old)
         try:
@@ -398,7 +406,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy_of(value: Any) -> Any:
-    """Of what is changed in place and can be told to be; another object as it is."""
+    """A copy of a tensor or generator, whose changes in place can be detected; other objects as they are."""
     if isinstance(value, torch.Tensor):
         return _copy(value)
     if isinstance(value, torch.Generator):

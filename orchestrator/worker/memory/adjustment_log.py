@@ -1,4 +1,4 @@
-"""What has changed in a training on its way: known to every rank, so that each checkpoint can tell it, and told by one of them."""
+"""The rungs and remedies of a stage so far. Every rank keeps them, for the manifests; one rank reports each to the supervisor."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from orchestrator.manifest import Change
 from orchestrator.wire import Launch, Message, Remedied, RungTaken
 
 KEPT = 1000
-"""Remedies that a manifest lists at most: a scaler may leave out thousands of batches, and the old ones steer nothing any more."""
+"""Remedies that a manifest lists at most: a GradScaler may skip thousands of batches, and the oldest have no effect any more."""
 
 
 class AdjustmentLog:
-    """Attributes:
-    taken: as a manifest holds them, oldest first, those of earlier attempts among them.
+    """The changes of a stage.
+
+    Attributes:
+        entries: as a manifest holds them, oldest first, including those of earlier attempts.
     """
 
     def __init__(self, launch: Launch, send: Callable[[Message], None]) -> None:
-        self.taken = [Change.of(row) for row in launch.changes]
+        self.entries = [Change.of(row) for row in launch.changes]
         self._device, self._world, self._send = launch.device, launch.ranks, send
         self._bound()
 
     def add(self, told: RungTaken | Remedied, *, tells: bool) -> None:
-        """All ranks take this one now. `tells`: this rank tells the supervisor."""
+        """Record a change that all ranks make now.
+
+        Args:
+            tells: this rank reports it to the supervisor.
+        """
         row: dict[str, Any] = {"why": told.why, "at": datetime.now(UTC).isoformat(), "world": self._world, "up": False}
         if isinstance(told, RungTaken):
             row |= {
@@ -38,12 +44,12 @@ class AdjustmentLog:
             entry = {name: value for name, value in told.change.items() if name != "step"}
             row |= {"step": told.change["step"], "rung": told.remedy, "device": "", "settings": entry}
             row |= {"changes_result": True}
-        self.taken.append(Change.of(row))
+        self.entries.append(Change.of(row))
         self._bound()
         if tells:
             self._send(told)
 
     def _bound(self) -> None:
-        remedies = [item for item in self.taken if "settings" not in item.settings]
+        remedies = [item for item in self.entries if "settings" not in item.settings]
         old = {id(item) for item in remedies[:-KEPT]}
-        self.taken = [item for item in self.taken if id(item) not in old]
+        self.entries = [item for item in self.entries if id(item) not in old]

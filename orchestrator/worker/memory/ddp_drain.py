@@ -1,20 +1,19 @@
-"""What a rank owes its peers when its backward fails in the midst of DistributedDataParallel's reduction.
+"""Completion of DistributedDataParallel's reduction on a rank whose backward has failed in the middle of it.
 
-The others wait in all-reduces that this rank would have joined. It joins those that are left with zeros, as DDP's own Join
-does, so nobody hangs; then all take a vote, and throw the worthless sums away.
+The other ranks wait in all-reduces that this rank would have joined. It joins the remaining ones with zeros, as DDP's own Join
+does, so no rank hangs; then all ranks vote, and discard the sums.
 
-How many are left is read from the sequence number of the group's backend, so a step pays for no communication hook. The
-group itself does not always answer: PyTorch before 2.7 gives a group of several backends ("cpu:gloo,cuda:nccl") no default one,
-and asks that. All other collectives of a forward (broadcasting buffers, rebuilding the buckets) are done before what may fail
-begins, so that only the reduction is left to count.
+The number of remaining all-reduces follows from the sequence number of the group's backend, so a step pays for no
+communication hook. The group itself does not always return it: PyTorch before 2.7 gives a group of several backends
+("cpu:gloo,cuda:nccl") no default one, and asks that. All other collectives of a forward (broadcasting buffers, rebuilding the
+buckets) are done before the part that may fail, so that only the reduction has to be counted.
 
-Three ways, chosen by what DDP was built with:
+There are three modes, chosen by how DDP was built:
 
 - `DRAIN`: one plain DDP, or none.
-- `APART`: forward and backward of the bare module, and a reduction of our own afterwards, with nothing to overlap it. For what
-  cannot be drained (static graphs, several DDPs, hooks of the person's own, a PyTorch without the private names), once it is
-  microbatched anyway.
-- `NONE`: nothing can be tried again; running out of memory ends the attempt, and the next rung begins another.
+- `APART`: forward and backward of the bare module, and a reduction of our own afterwards, without overlap. For what cannot be
+  drained (static graphs, several DDPs, the script's own hooks, a PyTorch without the private names), if it is microbatched anyway.
+- `NONE`: nothing can be retried. An out-of-memory error ends the attempt, and the next rung starts a new one.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _NAMES = ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_
 
 
 def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
-    """The DDPs among the tracked modules, in them, and around them: a script may have tracked the module inside.
+    """The DDPs among the tracked modules, inside them, and around them: a script may have tracked the module inside its DDP.
 
-    One in an average of weights is never trained.
+    A DDP inside an average of weights is left out, because it is never trained.
     """
     tracked = {id(part) for module in modules if not isinstance(module, AveragedModel) for part in module.modules()}
     return [
@@ -50,7 +49,7 @@ def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
 
 @contextlib.contextmanager
 def without_reduction(ddps: Iterable[DistributedDataParallel]) -> Iterator[None]:
-    """Gradients stay this rank's own."""
+    """A context without gradient reduction: gradients stay those of this rank."""
     with contextlib.ExitStack() as stack:
         for ddp in ddps:
             stack.enter_context(ddp.no_sync())
@@ -58,10 +57,12 @@ def without_reduction(ddps: Iterable[DistributedDataParallel]) -> Iterator[None]
 
 
 class GradientReduction:
-    """The gradients' way between ranks in one training.
+    """The gradient reduction of one training.
 
     Args:
-        ddps: all of the training. hidden: something else that makes ranks wait for each other in a forward or backward.
+        ddps: all DDPs of the training.
+        hidden: something else makes ranks wait for each other in a forward or backward (SyncBatchNorm).
+
     Attributes:
         communicates: the script runs collectives of its own in a step's forward or backward; known after some steps.
     """
@@ -75,14 +76,15 @@ class GradientReduction:
         self._is_steady = self._syncs = False
         self.communicates = False
 
-    def way(self, *, microbatched: bool) -> str:
+    def mode(self, *, microbatched: bool) -> str:
+        """DRAIN, APART or NONE, for the next step. The same on all ranks."""
         if self._plain:
             return DRAIN
         return APART if microbatched and not self._hidden else NONE
 
     def begin(self) -> None:
-        """Before what may fail: the collectives of a forward that are no part of the reduction."""
-        self._begun = None  # should memory run out in here, nobody can tell how far this rank came
+        """Run the collectives of a forward that are not part of the reduction, before the part of the step that may fail."""
+        self._begun = None  # if memory runs out in here, this rank's progress is unknown
         for ddp in self._ddps:
             self._syncs = ddp.require_backward_grad_sync
             ddp.reducer._rebuild_buckets()
@@ -91,26 +93,27 @@ class GradientReduction:
             ddp.require_forward_param_sync = False
         self._begun = self._sequence()
 
-    def done(self) -> None:
-        """A step came through on all ranks: so many collectives are one."""
+    def finish(self) -> None:
+        """A step has succeeded on all ranks: learn how many collectives it takes."""
         if not self._syncs or self._begun is None:
             return
         launched = self._sequence() - self._begun
         was_steady = self._is_steady
         self._is_steady, self._of_a_step = launched == self._of_a_step, launched
-        if self._is_steady and not was_steady:  # seldom: the answer takes as much memory as the gradients, for a moment
+        if self._is_steady and not was_steady:  # rarely, because `_owed` allocates as much memory as the gradients
             with contextlib.suppress(RuntimeError):
                 self.communicates = any(launched > len(_owed(ddp)) for ddp in self._ddps)
 
-    def owe(self) -> None:
-        """After a failure, with the failed step's tensors gone: join what the others wait for.
+    def drain(self) -> None:
+        """After a failure, when the failed step's tensors are freed: join the collectives that the others wait for.
 
-        Takes as much memory as the gradients, which have just been given back.
+        Allocates as much memory as the gradients, which have just been freed.
 
-        Raises: RuntimeError when memory ran out before the reduction began, or when more goes over the group in a step than
-            DDP's reduction: how far it came cannot be told.
+        Raises:
+            RuntimeError: memory ran out before the reduction began, or other collectives than DDP's reduction use the group in a
+                step, so this rank's progress is unknown.
         """
-        for ddp in self._ddps if self._syncs else ():  # in the script's own no_sync() nobody waits
+        for ddp in self._ddps if self._syncs else ():  # in the script's own no_sync() no rank waits
             if self._begun is None:
                 raise RuntimeError("memory ran out while DDP prepared its buckets: the step cannot be tried again")
             launched, left = self._sequence() - self._begun, _owed(ddp)
@@ -120,13 +123,14 @@ class GradientReduction:
                 dist.all_reduce(tensor, group=ddp.process_group)
 
     def reset(self) -> None:
+        """After a failed step, on all ranks: put DDP's reducer back to the state before a step."""
         for ddp in self._ddps:
             ddp.reducer._reset_state()
             ddp.require_forward_param_sync = True
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """The DDPs stand for their bare modules."""
+        """A context in which the DDPs call their bare modules."""
         with without_reduction(self._ddps):
             for ddp in self._ddps:
                 if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
@@ -140,7 +144,7 @@ class GradientReduction:
                     ddp.require_forward_param_sync = True
 
     def reduce(self) -> None:
-        """The mean of all ranks' gradients, in their place; a parameter that no rank used keeps none."""
+        """Replace the gradients by the mean of all ranks'. A parameter that no rank has used keeps none."""
         for ddp in self._ddps:
             weights = [weight for weight in ddp.module.parameters() if weight.requires_grad]
             if ddp.find_unused_parameters:
@@ -161,13 +165,13 @@ class GradientReduction:
 
 
 def _backend(ddp: DistributedDataParallel) -> Any:
-    """What carries this DDP's gradients: NCCL or gloo, whatever the group holds besides."""
+    """The backend that reduces this DDP's gradients: NCCL or gloo, whatever other backends the group has."""
     device = next(weight.device for weight in ddp.module.parameters() if weight.requires_grad)
     return ddp.process_group._get_backend(device)
 
 
 def _owed(ddp: DistributedDataParallel) -> list[torch.Tensor]:
-    """Zeros for each all-reduce of a step, in its order: the buckets, then which parameters were used."""
+    """A tensor of zeros for each all-reduce of a step, in its order: the buckets, then the map of used parameters."""
     zeros = [bucket.buffer() for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
     return [*zeros, ddp.reducer._get_local_used_map()] if ddp.find_unused_parameters else zeros
 
@@ -186,7 +190,7 @@ def _can_be_drained(ddp: DistributedDataParallel) -> bool:
 
 
 def _counts(ddp: DistributedDataParallel) -> bool:
-    """Whether its backend numbers its collectives; one from elsewhere may have the method and raise."""
+    """Whether the backend numbers its collectives; a third-party backend may have the method and raise."""
     try:
         _backend(ddp)._get_sequence_number_for_group()
     except (RuntimeError, AttributeError):
@@ -195,7 +199,7 @@ def _counts(ddp: DistributedDataParallel) -> bool:
 
 
 def _in_chunks(grads: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Of one type each, of some 25 MB."""
+    """Lists of gradients of one type, of some 25 MB."""
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         chunk, held = list[torch.Tensor](), 0
         for grad in (grad for grad in grads if grad.dtype == dtype):

@@ -1,8 +1,8 @@
-"""This rank's place on the memory ladder: the settings in force, and going over to others together with all ranks.
+"""This rank's position on the memory ladder: the settings in force, and their changes together with all ranks.
 
-The ranks choose alike without asking each other (core/memory.py): they hold the same settings and the same facts, and take
-a rung at the same moment, after a vote in a step or at a boundary on which the board agreed. One tells the supervisor: the
-first that lacked memory, else rank 0.
+A *rung* is one step of the plan's ladder of settings that need less memory (core/memory.py). The ranks choose the same rung without
+communication: they hold the same settings and facts, and take it at the same moment, after a vote in a step or at a boundary on
+which the board has agreed. One rank reports it to the supervisor: the first that lacked memory, else rank 0.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiproces
 
 
 class Ladder:
-    """Attributes:
-    settings: what is in force now. activations: of the tracked modules, switched as the settings say.
-    changes: of settings and by remedies, for the manifest.
+    """The memory settings of one rank.
+
+    Attributes:
+        settings: in force now.
+        activations: activation checkpointing of the tracked modules, switched as the settings say.
+        changes: rungs and remedies so far, for the manifest.
     """
 
     def __init__(self, launch: Launch, device: torch.device, send: Callable[[Message], None]) -> None:
@@ -41,15 +44,16 @@ class Ladder:
         self._attempt, self._stage, self._device, self._send = launch.attempt, launch.stage, device, send
         self.changes = AdjustmentLog(launch, send)
         self.activations = ActivationCheckpointing({})
-        self._told: Facts | None = None
+        self._reported: Facts | None = None
 
     @property
-    def is_there(self) -> bool:
+    def has_rungs(self) -> bool:
+        """Whether the plan has a ladder."""
         return bool(self._rungs)
 
     @property
     def is_microbatched(self) -> bool:
-        """Whether the largest share of a step is taken in parts: the same answer on every rank."""
+        """Whether the largest share of a step is computed in parts. The same on every rank."""
         return self.settings.microbatch is not None and self.settings.microbatch < self._facts.batch
 
     @property
@@ -58,6 +62,7 @@ class Ladder:
 
     @property
     def most_workers(self) -> int:
+        """The most loading workers that a loader of the script has asked for."""
         return self._facts.num_workers
 
     def loader_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,25 +84,29 @@ class Ladder:
         is_slow = self._device.type == "cuda" and torch.cuda.get_device_capability(self._device) < (8, 0)
         return torch.bfloat16, not is_slow
 
-    def hold(self, settings: Settings) -> None:
-        """Go over to settings that are only tried out (worker/probe/probe.py)."""
+    def try_out(self, settings: Settings) -> None:
+        """Apply settings for a trial (probe/probe.py), and drop the schedule."""
         self._schedule.clear()
         self._apply(settings)
 
-    def learn(self, tracked: Mapping[str, nn.Module]) -> None:
-        """What the tracked modules allow; once they are all built. An average of weights is never trained."""
+    def set_modules(self, tracked: Mapping[str, nn.Module]) -> None:
+        """Find out what the tracked modules allow. An average of weights is left out, because it is never trained."""
         trained = {name: module for name, module in tracked.items() if not isinstance(module, AveragedModel)}
         self.activations = ActivationCheckpointing(trained)
         has_batchnorm = activation_checkpointing.has_batchnorm(trained.values())
         self._facts = replace(self._facts, blocks=len(self.activations.blocks), batchnorm=has_batchnorm)
 
     def asked_workers(self, count: int) -> int:
-        """A loader's workers as they stand, of as many as the script asks for."""
+        """The number of loading workers that the settings allow of those that the script asks for."""
         self._facts = replace(self._facts, num_workers=max(self._facts.num_workers, count))
         return self.settings.workers(count)
 
     def begin(self, step: int, samples: int) -> None:
-        """Before the first step, once it is known: go over to what was in force there."""
+        """Apply the settings that were in force at this step in earlier attempts.
+
+        Args:
+            samples: of the largest rank's share of the step.
+        """
         self._facts = replace(self._facts, batch=samples)
         passed = [change for change in self._schedule if change["step"] <= step]
         self._schedule = [change for change in self._schedule if change["step"] > step]
@@ -106,23 +115,23 @@ class Ladder:
 
     @property
     def next_change(self) -> int | None:
-        """The step before which the schedule changes something."""
+        """The step before which the schedule changes the settings next; None for never."""
         return self._schedule[0]["step"] if self._schedule else None
 
     def change(self, step: int) -> None:
-        """What an earlier attempt did before this step is done again."""
+        """Repeat the changes that an earlier attempt made before this step."""
         while self._schedule and self._schedule[0]["step"] <= step:
             self._apply(Settings.of(self._schedule.pop(0)["settings"]))
 
-    def tell_lack(self, rank: int, step: int, said: str) -> None:
-        """For the journal, before anything else can go wrong."""
+    def report_lack(self, rank: int, step: int, said: str) -> None:
+        """Record an out-of-memory in the journal, before anything else can fail."""
         facts = {"rank": str(rank), "step": str(step), "what": said}
         self._send(Note(self._attempt, "out_of_memory", facts))
 
-    def tell(self, rank: int) -> None:
-        """What the supervisor's choice hangs on, when it has changed."""
-        if rank == 0 and self._facts != self._told:
-            self._told = self._facts
+    def report_facts(self, rank: int) -> None:
+        """Send the facts on which the supervisor's choice of a rung depends, when they have changed."""
+        if rank == 0 and self._facts != self._reported:
+            self._reported = self._facts
             facts = {name: str(value) for name, value in self._facts.as_dict().items()} | {"stage": self._stage}
             self._send(Note(self._attempt, "memory_facts", facts))
 
@@ -130,9 +139,13 @@ class Ladder:
         """Take the next rung, before `step`.
 
         Args:
-            tells: this rank tells the supervisor.
-            must: memory has run out; else it only may soon, and what needs another process is left.
-        Raises: LadderEnds.
+            why: for the journal.
+            tells: this rank reports it to the supervisor.
+            must: memory has run out. Otherwise it may run out soon: then a rung that needs a new process or changes the result is
+                not taken.
+
+        Raises:
+            LadderEnds: `must`, and no rung is left that this process can take.
         """
         found = memory.next_rung(self._rungs, self.settings, self._base, self._facts)
         if found is None or not found[0].is_in_process or (found[0].changes_result and not must):
@@ -140,14 +153,14 @@ class Ladder:
                 raise LadderEnds(why)
             return
         rung, after = found
-        self._schedule.clear()  # what followed then does not follow now
+        self._schedule.clear()  # an earlier rung invalidates what followed it in earlier attempts
         self._apply(after)
         changes = rung.changes_result
         told = RungTaken(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes)
         self.changes.add(told, tells=tells)
 
     def up(self, step: int, *, tells: bool) -> None:
-        """Undo the last rung that was taken in process."""
+        """Undo the last rung that was taken in this process; nothing where there is none."""
         above = memory.levels(memory.in_order(self._rungs, self._facts), self.settings, self._base, self._facts)
         if len(above) < 2:
             return
@@ -157,13 +170,13 @@ class Ladder:
         told = RungTaken(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True)
         self.changes.add(told, tells=tells)
 
-    def tidy(self, step: int) -> None:
-        """Between two steps: the allocator's cache, where the settings say so."""
+    def empty_cache(self, step: int) -> None:
+        """Empty the allocator's cache, if the settings ask for it before this step."""
         if self.settings.empty_cache and step % self.settings.empty_cache == 0 and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def set_amp(self, amp: str) -> None:
-        """What is asked for after a NaN (worker/health/loss_guard.py); no rung changes it."""
+        """Set the autocast type: a remedy against NaN (health/loss_guard.py) that no rung changes."""
         self.settings = replace(self.settings, amp=amp)
 
     def _apply(self, settings: Settings) -> None:
@@ -175,7 +188,7 @@ class Ladder:
 
 
 def manifest_entries(settings: Settings) -> dict[str, Any]:
-    """For a manifest's versions: what a training's bits hang on besides its plan."""
+    """The settings on which the bits of a training depend, for `versions` of a manifest."""
     return {
         "microbatch": str(settings.microbatch or "whole"),
         "activations": "dropped" if settings.activation_checkpointing else "kept",

@@ -1,5 +1,5 @@
-"""A step's batch, forward and backward: in microbatches, for each rank that this process plays, and watched
-(memory/oom_retry.py)."""
+"""One step: forward and backward in microbatches, for each rank that this process plays, with a retry after an out-of-memory
+error."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from orchestrator.worker.ranks.consensus_board import Board
 from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
 
 Work = Callable[[Any, float], torch.Tensor]
+"""`work(part, weight)`: forward of a part of a batch, and backward of its mean loss times `weight`; returns the detached loss."""
 
 
 class StepGuards(NamedTuple):
-    """What watches over a step under kgorch."""
+    """What watches a step under kgorch."""
 
     ladder: Ladder
     health: LossGuard
@@ -37,55 +38,74 @@ class StepGuards(NamedTuple):
 
 
 class MicrobatchRunner:
-    """Args:
-    ranks: those that this process plays, as they are by then.
-    tell: what holds of the same bits, in words.
-    guard: None when the script runs alone.
+    """Computes the steps of a training.
+
+    Args:
+        device: of this rank.
+        ranks: returns the virtual ranks that this process plays.
+        report: records what is known of identical results.
+        guards: None when the script runs alone.
+
     Attributes:
-    parts: this step's batch of each rank played here, and its weight.
-    came: the batch has come here as it was given.
-    rehearses: the step is to no effect.
-    has_dropout_state: cuDNN keeps one for the tracked modules, which has to be renewed before each step.
+        parts: this step's batch and its weight, for each rank that this process plays.
+        saw_batch: the script has passed on the batch as it was given.
+        is_warmup: the step will be rolled back.
+        has_dropout_state: cuDNN keeps a random state for the tracked modules, to be renewed before each step.
     """
 
     def __init__(
         self,
         device: torch.device,
         ranks: Callable[[], VirtualRanks],
-        tell: Callable[..., None],
-        guard: StepGuards | None,
+        report: Callable[..., None],
+        guards: StepGuards | None,
     ) -> None:
-        self._device, self._ranks_now, self._tell, self._guard = device, ranks, tell, guard
+        self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float]] = []
-        self.came = self.rehearses = self.has_dropout_state = False
-        self._chance = 0
+        self.saw_batch = self.is_warmup = self.has_dropout_state = False
+        self._fingerprint = 0  # of the random states after the newest step
 
-    def learn(self, modules: Iterable[nn.Module]) -> None:
-        """The tracked modules."""
+    def set_modules(self, modules: Iterable[nn.Module]) -> None:
+        """Set the tracked modules."""
         self._modules = list(modules)
         self.has_dropout_state = self._device.type == "cuda" and activation_checkpointing.has_dropout_state(
             self._modules
         )
 
-    def give(self, parts: Iterable[Any], weights: Iterable[float]) -> None:
-        """The next step's batches."""
-        self.parts, self.came = list(zip(parts, weights, strict=True)), False
+    def set_batches(self, parts: Iterable[Any], weights: Iterable[float]) -> None:
+        """Set the next step's batches.
+
+        Args:
+            parts: one per rank that this process plays.
+            weights: each batch's share of the global batch, times the number by which the gradients are divided later.
+        """
+        self.parts, self.saw_batch = list(zip(parts, weights, strict=True)), False
 
     @property
     def weight(self) -> float:
-        """Of this rank's own batch."""
+        """Weight of this rank's own batch; 1.0 before the first step."""
         return self.parts[0][1] if self.parts else 1.0
 
     @property
     def microbatch(self) -> int | None:
-        """Samples of one forward and backward as memory allows now; None for a rank's whole share."""
+        """Samples of one forward and backward under the current memory settings; None for a rank's whole share."""
         return self._guard.ladder.settings.microbatch if self._guard else None
 
     def run(self, step: int, batch: Any, work: Work, *, scaled: bool) -> torch.Tensor:
-        """The mean loss over this rank's batch, detached; NaN where all ranks dropped it. Raises: as Retry.run."""
+        """Compute a batch.
+
+        Args:
+            scaled: `work` uses a GradScaler.
+
+        Returns:
+            The mean loss over this rank's batch, a detached scalar; NaN where all ranks dropped the batch.
+
+        Raises:
+            See OomRetry.run.
+        """
         is_own = bool(self.parts) and batch is self.parts[0][0]
-        self.came = self.came or is_own
+        self.saw_batch = self.saw_batch or is_own
         if self.has_dropout_state:
             rng_state.renew_dropout_state(self._device)
 
@@ -96,18 +116,18 @@ class MicrobatchRunner:
 
         if not self._guard or not self._modules:
             return forward_backward()
-        health = None if self.rehearses else self._guard.health
-        if health and health.leaves_out(step):
+        health = None if self.is_warmup else self._guard.health
+        if health and health.skips(step):
             self.retry.drop(scaled=scaled)
             return self._dropped()
-        if not self._guard.ladder.is_there and not (health and health.is_on):
+        if not self._guard.ladder.has_rungs and not (health and health.is_on):
             return forward_backward()
         loss = self.retry.run(step, forward_backward, health=health, scaled=scaled)
         return self._dropped() if loss is None else loss
 
     @property
     def communicates(self) -> bool:
-        """The script's forward or backward runs collectives of its own, as far as that is known."""
+        """The script runs collectives of its own in a step, as far as that is known."""
         return "retry" in vars(self) and self.retry.communicates
 
     @functools.cached_property
@@ -121,17 +141,17 @@ class MicrobatchRunner:
 
     @functools.cached_property
     def ddps(self) -> list[DistributedDataParallel]:
-        """Looked for at the first step: a script may wrap its module after it has tracked it."""
+        """The DDPs of the training. Searched at the first step: a script may wrap its module after it has tracked it."""
         return ddp_drain.find(self._modules)
 
     def _dropped(self) -> torch.Tensor:
         return torch.full((), math.nan, device=self._device)
 
     def _of_all(self, work: Work) -> torch.Tensor:
-        """The batches of all ranks that this process plays (ranks/virtual_ranks.py). Returns the first one's loss."""
+        """Compute the batches of all ranks that this process plays (ranks/virtual_ranks.py). Returns the first one's loss."""
         ranks = self._ranks_now()
-        if self._chance and self._chance != virtual_ranks.rng_fingerprint(self._device):
-            self._tell(ranks=f"{ranks.said()}, but chance was drawn outside of session.backward")
+        if self._fingerprint and self._fingerprint != virtual_ranks.rng_fingerprint(self._device):
+            self._report(ranks=f"{ranks.describe()}, but chance was drawn outside of session.backward")
         before, summing = virtual_ranks.copied_buffers(self._modules), virtual_ranks.GradientSum(self._modules, ranks)
         last = ranks.end - 1
         batch, weight = self.parts[0]
@@ -140,11 +160,15 @@ class MicrobatchRunner:
         for rank, (batch, weight) in zip(ranks.mine[1:], self.parts[1:], strict=True):
             with virtual_ranks.playing_rank(ranks, rank, self._device, self._modules, before), summing.rank():
                 self._of_one(batch, work, weight, last=rank == last)
-        self._chance = virtual_ranks.rng_fingerprint(self._device)
+        self._fingerprint = virtual_ranks.rng_fingerprint(self._device)
         return loss
 
     def _of_one(self, batch: Any, work: Work, weight: float, *, last: bool) -> torch.Tensor:
-        """One rank's batch in microbatches; DDP reduces the gradients after the last one of the `last` rank played here."""
+        """Compute one rank's batch in microbatches.
+
+        Args:
+            last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
+        """
         samples = batches.length(batch)
         parts = batches.split(batch, self.microbatch or samples)
         losses = []
@@ -155,5 +179,5 @@ class MicrobatchRunner:
                 losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
         total = functools.reduce(operator.add, losses)
         if self._guard:
-            self._guard.health.hear(total)
+            self._guard.health.add_loss(total)
         return total

@@ -1,8 +1,8 @@
-"""Whether an exception says that memory ran out, and which memory.
+"""Classification of an exception as an out-of-memory error, and of the memory that ran out.
 
-By type along its MRO, then by text, case folded. Some libraries say something else when an allocation of theirs was refused
-(cuDNN: "unable to find an engine"): such an error counts when CUDA's allocator has refused something since the last look, or the
-device is full. A dead CUDA context may say "out of memory", too, but nothing can be tried again in it.
+The type decides first, along its MRO, then the text, case folded. Some libraries report something else when an allocation of theirs
+fails (cuDNN: "unable to find an engine"). Such an error counts when CUDA's allocator has refused an allocation since the last
+look, or when the device is full. A dead CUDA context may report "out of memory", too, but nothing can be retried in it.
 """
 
 from __future__ import annotations
@@ -42,29 +42,31 @@ _AMBIGUOUS = (
     "cublas_status_not_initialized",
 )
 FULL = 0.9
-"""Ambiguous errors count where so much of the device is taken: cuBLAS asks the driver, not PyTorch's allocator."""
+"""Share of the device in use above which ambiguous errors count: cuBLAS asks the driver, not PyTorch's allocator."""
 
 
 class Refusals:
-    """Allocations that PyTorch's CUDA allocator has refused in this process (`num_ooms`), and how many of them are known.
+    """Allocations that PyTorch's CUDA allocator has refused in this process (`num_ooms`), and how many of them were looked at.
 
-    A refusal that nobody saw was swallowed: cuDNN tries its plans in order and takes the next one that fits, without a word. And
-    by the time an error is raised the allocator has given its cache back, so how full the device is then tells little.
+    Some refusals raise no error: cuDNN tries its plans in order and takes the next one that fits. And by the time an error is
+    raised the allocator has returned its cache, so how full the device is then proves little.
     """
 
     def __init__(self) -> None:
         self._known = 0
 
     def count(self) -> int:
+        """All refusals so far; 0 before CUDA is initialised."""
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return 0
         return int(torch.cuda.memory_stats_as_nested_dict().get("num_ooms", 0))
 
     def unknown(self) -> int:
+        """Refusals since the last look."""
         return self.count() - self._known
 
     def look(self) -> int:
-        """How many there have been since the last look."""
+        """Refusals since the last look, which now count as known."""
         unknown = self.unknown()
         self._known += unknown
         return unknown
@@ -76,6 +78,7 @@ OPTIMIZER = re.compile(r"[/\\]optim(izers?)?[/\\]\w+\.py$")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error means that memory ran out, of a device or of the host."""
     text = str(error).casefold()
     if any(kind.__name__ in _TYPES for kind in type(error).__mro__):
         return True
@@ -85,17 +88,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class LadderEnds(RuntimeError):
-    """Memory ran out, and no rung that can be taken in this process is left: the next one begins another attempt.
+    """Memory ran out, and no rung is left that this process can take: the next one starts a new attempt.
 
     Attributes:
-        is_collateral: it ran out on another rank.
+        is_collateral: memory ran out on another rank.
     """
 
     is_collateral = False
 
 
 def ran_out(error: BaseException) -> str:
-    """Which memory, of an error that ends a rank, or of what it was raised from; empty when none did."""
+    """The memory that ran out (see `where`), by an error that ends a rank or by one of its causes; empty when none did."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, LadderEnds):
@@ -107,15 +110,15 @@ def ran_out(error: BaseException) -> str:
 
 
 def can_retry(error: BaseException) -> bool:
-    """False for a dead context: a new process is needed."""
+    """False for a dead CUDA context, which needs a new process."""
     text = f"{type(error).__name__}: {error}".casefold()
     return not any(sign in text for sign in _DEAD)
 
 
 def where(error: BaseException) -> str:
-    """Which memory: "device", "optimizer" (the device's, but no smaller batch would help), or "host".
+    """The memory that ran out: "device", "optimizer" (the device's, but a smaller batch would not help), or "host".
 
-    What the host's allocator says in a training on a GPU is the host's; in one on the CPU they are the same.
+    An error of the host's allocator means "host" in a training on a GPU; on the CPU host and device are the same.
     """
     if _came_from_a_step(error.__traceback__):
         return "optimizer"
@@ -126,15 +129,15 @@ def where(error: BaseException) -> str:
     return "host" if on_host and torch.cuda.is_available() else "device"
 
 
-def said(error: BaseException) -> str:
-    """One line of it, that holds no reference to what the error holds."""
+def first_line(error: BaseException) -> str:
+    """Type and first line of the error: text that keeps nothing alive of what the error refers to."""
     line = next(iter(str(error).strip().splitlines()), "")
     line = re.sub(r"^\[enforce fail at [^\]]*\][^:]*\. ?", "", line)
     return f"{type(error).__name__}: {line}"[:300]
 
 
 def _came_from_a_step(trace: TracebackType | None) -> bool:
-    """Through an optimizer's `step`, PyTorch's or another library's; a person may keep the whole training in a folder `optim`."""
+    """Whether the traceback goes through an optimizer's `step`. The folder alone proves nothing: a script may lie in `optim`."""
     while trace:
         code = trace.tb_frame.f_code
         if code.co_name == "step" and OPTIMIZER.search(code.co_filename):
@@ -148,8 +151,6 @@ def _is_full() -> bool:
         return False
     try:
         free, total = torch.cuda.mem_get_info()
-    except (
-        RuntimeError
-    ):  # the context is dead, of whatever this error says: the record of it must be written all the same
+    except RuntimeError:  # the context is dead; the caller still has to write its record
         return False
     return bool(free < (1 - FULL) * total)

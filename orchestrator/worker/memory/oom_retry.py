@@ -1,8 +1,9 @@
-"""One step's forward and backward, again when memory runs out: the drain protocol.
+"""Retry of a step's forward and backward after an out-of-memory error: the drain protocol.
 
-The unit is all that `session.backward` does in a step. What it begins from (random states, buffers, gradients) is kept; a rank
-that fails joins what the others wait for, all vote, and when anyone failed all put back what was, take the same
-rung, and do the same batch again. So the result is that of a run which had used the smaller microbatch from that step on.
+The unit is all that `session.backward` does in a step. Its starting state (random states, buffers, gradients) is kept. A rank that
+fails joins the collectives that the others wait for (ddp_drain.py), and all vote. When any rank has failed, all restore the
+starting state, take the same rung, and compute the same batch again. So the result is that of a run that had used the smaller
+microbatch from that step on.
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ from orchestrator.worker.ranks import virtual_ranks
 from orchestrator.worker.ranks.consensus_board import Board
 
 OUT_OF_MEMORY = 4
-"""What a rank says in the vote, above what health/loss_guard.py says; the greatest counts."""
+"""Flag of a rank in the vote, above the flags of health/loss_guard.py, because the highest flag counts."""
 
 Result = TypeVar("Result")
 
 
 class OomRetry:
-    """Args:
-    modules: tracked ones, each once.
+    """Runs steps on one rank.
+
+    Args:
+        modules: the tracked modules, each once.
+        ranks: the virtual ranks that this process plays.
+        reduction: of the gradients between ranks.
     """
 
     def __init__(
@@ -46,42 +51,49 @@ class OomRetry:
         self._ranks, self._reduction = ranks, reduction
         self._weights = list({id(item): item for module in modules for item in module.parameters()}.values())
         self._buffers = BufferCopies(modules)
-        self._chance = RngCache(device)
+        self._rng = RngCache(device)
         self._failed_at, self._failures = -1, 0
 
     def run(
         self, step: int, forward_backward: Callable[[], Result], *, health: LossGuard | None, scaled: bool
     ) -> Result | None:  # fmt: skip
-        """The result of `forward_backward`, tried again with every rung that this process can take; None when its loss was
-        bad on some rank, and all dropped it.
+        """The result of `forward_backward`, retried with every rung that this process can take.
 
         Args:
-            scaled: by a GradScaler.
-        Raises: LadderEnds; the out-of-memory itself where nothing can be tried again; Unwell; PeersLost.
+            health: checks the loss; None where losses are not checked.
+            scaled: a GradScaler is used.
+
+        Returns:
+            None when the loss was bad on some rank, and all ranks dropped the step.
+
+        Raises:
+            LadderEnds: no rung is left that this process can take.
+            RuntimeError: the out-of-memory error itself, where nothing can be retried.
+            Unwell: a loss or weight is not finite, and a new attempt is needed.
+            PeersLost: a rank has died.
         """
         while True:
-            way = self._reduction.way(
-                microbatched=self._ladder.is_microbatched or self._ranks.are_split
-            )  # alike on all ranks
-            if way == NONE and health is None:
+            in_parts = self._ladder.is_microbatched or self._ranks.are_split
+            mode = self._reduction.mode(microbatched=in_parts)  # the same on all ranks
+            if mode == NONE and health is None:
                 return forward_backward()
             if health:
-                health.listen()
-            begun = StepStart(self._weights, self._buffers, self._chance, self._ranks)
-            result, said, flag = self._try(step, forward_backward, way)
-            worst = self._board.vote(flag or (health.judge(scaled=scaled) if health else 0))
+                health.forget_losses()
+            begun = StepStart(self._weights, self._buffers, self._rng, self._ranks)
+            result, said, flag = self._try(step, forward_backward, mode)
+            worst = self._board.vote(flag or (health.flag_of_step(scaled=scaled) if health else 0))
             if not worst:
-                if way == APART:
+                if mode == APART:
                     self._reduction.reduce()
-                elif way == DRAIN:
-                    self._reduction.done()
+                elif mode == DRAIN:
+                    self._reduction.finish()
                 if health:
-                    health.learn()
+                    health.accept_step()
                 assert result is not None
                 return result[0]
             if health and worst < OUT_OF_MEMORY:
                 begun.restore()
-                health.treat(worst)
+                health.apply_remedy(worst)
                 self.drop(scaled=scaled)
                 return None
             self._reduction.reset()
@@ -95,44 +107,53 @@ class OomRetry:
 
     @property
     def communicates(self) -> bool:
+        """The script runs collectives of its own in a step, as far as that is known."""
         return self._reduction.communicates
 
     def drop(self, *, scaled: bool) -> None:
-        """Leave nothing that an optimizer would take; a GradScaler wants gradients, and to see why it skips them."""
+        """Remove the gradients, so that the optimizer does nothing. A GradScaler needs gradients: it skips the step for NaN."""
         for weight in self._weights:
             weight.grad = torch.full_like(weight, torch.nan) if scaled and weight.requires_grad else None
 
     def _try(
-        self, step: int, forward_backward: Callable[[], Result], way: str
+        self, step: int, forward_backward: Callable[[], Result], mode: str
     ) -> tuple[tuple[Result] | None, str, int]:
-        """The result, or what was said of the memory that ran out; its flag. No reference to the failed step is left."""
-        if way == NONE:
+        """One try of the step. It leaves no reference to the tensors of a failed one.
+
+        Returns:
+            The result in a tuple, or None; the first line of an out-of-memory error, or ""; the flag of the vote.
+        """
+        if mode == NONE:
             return (forward_backward(),), "", 0
         try:
-            with self._ladder.activations.explained(), self._reduction.apart() if way == APART else nullcontext():
-                if way == DRAIN:
+            with self._ladder.activations.explained(), self._reduction.apart() if mode == APART else nullcontext():
+                if mode == DRAIN:
                     self._reduction.begin()
                 return (forward_backward(),), "", 0
         except Exception as error:
             if not oom.is_out_of_memory(error):
                 raise
             if not oom.can_retry(error):
-                raise oom.LadderEnds(oom.said(error)) from None
-            said = oom.said(error)
-        oom.refusals.look()  # this one is dealt with
+                raise oom.LadderEnds(oom.first_line(error)) from None
+            said = oom.first_line(error)
+        oom.refusals.look()  # this one has been handled
         self._failures = self._failures + 1 if self._failed_at == step else 1
         self._failed_at = step
         self._make_room()
-        self._ladder.tell_lack(self._rank, step, said)
-        if way == DRAIN:
+        self._ladder.report_lack(self._rank, step, said)
+        if mode == DRAIN:
             try:
-                self._reduction.owe()
+                self._reduction.drain()
             except RuntimeError as error:
                 raise oom.LadderEnds(f"{said}; {error}") from None
         return None, said, OUT_OF_MEMORY
 
     def _make_room(self) -> None:
-        """What the failed step has left is young. To look at all objects takes a tenth of a second: when twice was not enough."""
+        """Free what the failed step has left.
+
+        Its objects are young, so a collection of the young generations finds them. A full one takes a tenth of a second, and is
+        made when two retries were not enough.
+        """
         for weight in self._weights:
             weight.grad = None
         gc.collect(2 if self._failures > 2 else 1)
@@ -142,14 +163,16 @@ class OomRetry:
 
 
 class StepStart:
-    """What a step begins from. Gradients that are there at its beginning are copied: a script that sets them to None, as
-    PyTorch does by default, pays nothing for that."""
+    """The state at the beginning of a step, which a retry restores.
+
+    Gradients that exist then are copied. A script that sets them to None, as PyTorch does by default, pays nothing for that.
+    """
 
     def __init__(
-        self, weights: list[nn.Parameter], buffers: BufferCopies, chance: RngCache, ranks: virtual_ranks.VirtualRanks
+        self, weights: list[nn.Parameter], buffers: BufferCopies, rng: RngCache, ranks: virtual_ranks.VirtualRanks
     ) -> None:
-        self._weights, self._buffers, self._chance, self._ranks = weights, buffers, chance, ranks
-        self._random, self._played = chance.now(), dict(ranks.random_states)
+        self._weights, self._buffers, self._rng, self._ranks = weights, buffers, rng, ranks
+        self._random, self._played = rng.now(), dict(ranks.random_states)
         self._grads = [(weight, weight.grad, _copy_of(weight.grad)) for weight in weights if weight.grad is not None]
         buffers.keep()
 
@@ -160,13 +183,13 @@ class StepStart:
             for weight, grad, values in self._grads:
                 weight.grad = grad.copy_(values)
         self._buffers.restore()
-        self._chance.back_to(self._random)
+        self._rng.back_to(self._random)
         self._ranks.random_states.clear()
         self._ranks.random_states.update(self._played)
 
 
 def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
-    """On its device; on the host where there is no room: memory that runs out here would end the attempt for a mere precaution."""
+    """A copy on the gradient's device, or on the host where there is no room: a mere precaution must not end the attempt."""
     try:
         return gradient.clone()
     except RuntimeError as error:
@@ -177,14 +200,15 @@ def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 SMALL = 1 << 16
-"""Elements of a buffer that is always copied: kernels as BatchNorm's write into them without counting a new version."""
+"""Elements up to which a buffer is always copied: kernels such as BatchNorm's write to it without a new version."""
 
 LEARNED = 5
-"""Steps in which larger ones are compared, whether they are written to without one."""
+"""Steps in which larger buffers are compared, to find out whether they are written to without a new version."""
 
 
 class BufferCopies:
-    """The buffers as they were at a step's beginning. A large one that has not changed (a mask, a table) is not copied again."""
+    """Copies of the modules' buffers at a step's beginning. A large buffer that has not changed (a mask, a table) is not
+    copied again."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = {id(part): part for module in modules for part in module.modules()}.values()
@@ -194,10 +218,10 @@ class BufferCopies:
         self._held: list[Any] = []
         self._values: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self._often: list[int] = []  # numbers of those that are copied at every step
+        self._often: list[int] = []  # indices of the buffers that are copied at every step
         self._steps = 0
-        self._numbers: list[int] = []  # of those that were copied last
-        self._kinds: list[list[int]] = []  # the same, by device and type
+        self._numbers: list[int] = []  # indices of the buffers that were copied last
+        self._kinds: list[list[int]] = []  # the same indices, grouped by device and type
 
     def keep(self) -> None:
         held: list[Any] = [buffers[name] for buffers, name in self._slots]
@@ -215,7 +239,8 @@ class BufferCopies:
         self._versions = [buffer._version for buffer in held]
 
     def _by_kind(self, numbers: list[int]) -> list[list[int]]:
-        """Of one device and type each: a mixed list (BatchNorm counts its batches in int64) is copied by a kernel a tensor."""
+        """Groups of one device and type: a mixed list (BatchNorm counts its batches in int64) is copied by one kernel per
+        tensor."""
         if numbers != self._numbers:
             kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
             for number in numbers:
@@ -224,7 +249,7 @@ class BufferCopies:
         return self._kinds
 
     def _unseen(self, held: list[Any]) -> list[int]:
-        """Large ones that were written to without a new version, as through `data`."""
+        """Large buffers that were written to without a new version, as through `.data`."""
         large = [number for number in range(len(held)) if number not in self._often]
         return [number for number in large if not torch.equal(held[number], self._values[number])]
 
@@ -237,9 +262,12 @@ class BufferCopies:
 
 
 class RngCache:
-    """The process's random states, kept at every step and so kept cheaply: Python's takes 40 µs to copy in the midst of a
-    training and numpy's 30, so they are copied anew only when the bytes of their generators have changed. (The second normal of
-    a pair that numpy draws leaves them; that alone is not seen.)"""
+    """The process's random states, kept at every step at little cost.
+
+    Copying Python's state takes 40 µs in the middle of a training, NumPy's 30 µs, so each is copied only when the bytes of its
+    generator have changed. (NumPy draws normal values in pairs, and drawing the second one leaves the bytes as they are: that
+    alone is not detected.)
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -259,7 +287,8 @@ class RngCache:
             torch.cuda.set_rng_state(kept[3], self._device)
 
     def _python_now(self) -> Any:
-        """The generator lies in its object, behind the count of references and the type; a normal kept for later beside it."""
+        """Python's state. The generator's bytes follow the reference count and the type in its object; the second normal value of a
+        pair is an attribute."""
         generator: Any = vars(random)["_inst"]
         raw = ctypes.string_at(
             id(generator) + object.__basicsize__, _random.Random.__basicsize__ - object.__basicsize__
@@ -275,7 +304,7 @@ class RngCache:
         generator = numpy.random.mtrand._rand._bit_generator
         if type(generator).__name__ != "MT19937":
             return numpy.random.get_state()
-        raw = ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # key and position
+        raw = ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # its table and position
         if raw != self._numpy[0]:
             self._numpy = raw, numpy.random.get_state()
         return self._numpy[1]

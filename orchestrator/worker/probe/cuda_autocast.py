@@ -1,8 +1,8 @@
-"""CUDA's autocast on tensors of the CPU: for an estimate of what a script would hold on a GPU (worker/probe/step_estimate.py).
+"""CUDA's autocast rules for tensors on the CPU, to estimate a script's memory on a GPU (step_estimate.py).
 
-PyTorch has one list of operations for each kind of device. The CPU's leaves layer_norm and softmax in half precision, CUDA's takes
-them to float32, and their results are activations that the backward needs. Inside `rules_of_cuda` the CPU's dispatch key follows
-CUDA's lists; whatever CUDA does not list is left as it is.
+PyTorch has a list of operations for each type of device. The CPU's list leaves layer_norm and softmax in half precision,
+CUDA's list casts them to float32, and their results are activations that the backward needs. Inside `rules_of_cuda` the CPU's
+dispatch key follows CUDA's lists; operations that CUDA does not list are not cast.
 
 Source: ATen/autocast_mode.h; tests/training/test_estimate.py compares the lists with those of the PyTorch that is installed.
 """
@@ -51,10 +51,10 @@ Kernel = Callable[..., Any]
 
 @contextlib.contextmanager
 def rules_of_cuda() -> Iterator[None]:
-    """While it lasts, torch.autocast("cpu") chooses types as torch.autocast("cuda") does."""
+    """A context in which torch.autocast("cpu") chooses types as torch.autocast("cuda") does."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden is what is meant
+        warnings.simplefilter("ignore")  # it warns that kernels are overridden, which is intended
         for name, kernel in _kernels():
             library.impl(name, kernel, KEY)  # type: ignore[no-untyped-call]
     try:
@@ -64,7 +64,7 @@ def rules_of_cuda() -> Iterator[None]:
 
 
 def _kernels() -> Iterator[tuple[str, Kernel]]:
-    """By operation, where the CPU's own rule is another one than CUDA's."""
+    """Kernels by operation, where the CPU's rule differs from CUDA's."""
     listed = dict.fromkeys(LOWER_PRECISION, _to_lower) | dict.fromkeys(FLOAT32, _to_float32)
     listed |= dict.fromkeys(FLOAT32_BY_DTYPE, _by_dtype) | dict.fromkeys(PROMOTE, _to_widest)
     known = set(torch._C._dispatch_get_registrations_for_dispatch_key(KEY))
@@ -74,13 +74,13 @@ def _kernels() -> Iterator[tuple[str, Kernel]]:
             yield name, torch.library.fallthrough_kernel
     for name, make in listed.items():
         if make is _to_lower and f"aten::{name}" in known:
-            continue  # the same, and PyTorch's own keeps the casts of weights
+            continue  # the same rule, and PyTorch's own kernel caches the casts of weights
         if (operation := _operation(name)) is not None:
             yield name, make(operation)
 
 
 def _operation(name: str) -> Any:
-    """None where this PyTorch has none of that name."""
+    """The operation of that name; None where this PyTorch does not have it."""
     packet, _, overload = name.partition(".")
     found = getattr(torch.ops.aten, packet, None)
     return getattr(found, overload or "default", None) if found is not None else None

@@ -1,7 +1,8 @@
-"""A probe that computes nothing: the first step of a script as it would be on a GPU that is not here (`kgorch check --on`).
+"""A probe that computes nothing: the first step of a script as it would be on another GPU (`kgorch check --on`).
 
-The script runs to its first batch as always, on the CPU. What comes to session.backward is seen by probe/step_estimate.py with each
-microbatch that the verdict hangs on; then the script is ended in good order, so that a later stage finds the weights of this one.
+The script runs to its first batch as usual, on the CPU. Then step_estimate.py evaluates the step that `session.backward` gets, with
+each microbatch that the verdict depends on. After that the script ends successfully, so that a later stage finds the weights of
+this one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from orchestrator.worker.probe.probe import Probe
 from orchestrator.worker.probe.step_estimate import EstimatedTrial, Rates, StepEstimate, Work
 
 PATIENCE_S = 60.0
-"""For the trials of a stage; the first two are done."""
+"""Seconds for the trials of a stage; the first two are always made."""
 
 
 class EstimateProbe(Probe):
+    """The hooks of a probe that estimates the step."""
+
     as_on_cuda = True
 
     _estimate: StepEstimate | None = None
@@ -36,56 +39,61 @@ class EstimateProbe(Probe):
         return self._estimate.forward() if self._estimate else contextlib.nullcontext()
 
     def batches(self, source: Loader | LoaderFastForward, epochs: int) -> Iterator[list[Any]]:
-        self.found.loops.append({"epochs": epochs, "batches": len(source)})
-        self.found.share, self.found.divides = self._share_of(source), isinstance(source, Loader)
+        self.result.loops.append({"epochs": epochs, "batches": len(source)})
+        self.result.share, self.result.divides = self._share_of(source), isinstance(source, Loader)
         if not any(isinstance(thing, torch.optim.Optimizer) for thing in self._tracked.values()):
-            raise SystemExit(0)  # a prediction, which computes in earnest what it is given
+            raise SystemExit(0)  # a prediction would compute all that it is given
         if isinstance(source, Loader):
             self._sample_s = source.sample_s()
             others = [loader.size for loader in self.loaders if loader is not source]
             self._sizes = (source.size, sum(others))
         yield next(source.parts())
-        raise SystemExit(0)  # a step without session.backward(): nothing of it was seen
+        raise SystemExit(0)  # the step did not use session.backward(), so there is no estimate
 
     def before_backward(self, batch: Any, work: Work) -> None:
-        """Of the step. Raises: SystemExit, which ends the script; KgorchError where it hangs on values."""
+        """Estimate the step on rank 0, and end the script on all ranks.
+
+        Raises:
+            SystemExit: always, unless the estimate fails.
+            KgorchError: the step's shapes depend on values.
+        """
         if self._rank == 0:
-            self._fill(batch, work)
+            self._estimate_step(batch, work)
         dist.barrier()
         raise SystemExit(0)
 
     def script_over(self) -> None:
-        """What comes after the first step was never run."""
+        """Nothing to measure: only the first step was reached."""
 
-    def _fill(self, batch: Any, work: Work) -> None:
+    def _estimate_step(self, batch: Any, work: Work) -> None:
         machine = dict(self._gpu)
         bus, rates = machine.pop("bus"), Rates(**machine)
-        buckets = self._parts_standing()["buckets"]
+        buckets = self._standing_parts()["buckets"]
         self._estimate = made = StepEstimate(self._tracked, self._runner.ddps, rates, buckets)
         ranks, base = dist.get_world_size(), self._ladder.settings
         reduce_s = 2 * (ranks - 1) / ranks * made.gradient_bytes() / bus
         optimizer_s = made.optimizer_cost.seconds(rates.launch_s)
         at_the_end = made.standing + made.gradient_bytes() + made.optimizer_peak
-        samples = min(batches.length(batch), self.found.share)
+        samples = min(batches.length(batch), self.result.share)
         planned = min(base.microbatch or samples, samples)
         began_s, first = time.monotonic(), None
-        for microbatch, checkpointing in self._wanted(planned, base.activation_checkpointing):
-            if len(self.found.trials) >= 2 and time.monotonic() - began_s > PATIENCE_S:
+        for microbatch, checkpointing in self._settings(planned, base.activation_checkpointing):
+            if len(self.result.trials) >= 2 and time.monotonic() - began_s > PATIENCE_S:
                 break
-            self._ladder.hold(replace(base, microbatch=microbatch, activation_checkpointing=checkpointing))
+            self._ladder.try_out(replace(base, microbatch=microbatch, activation_checkpointing=checkpointing))
             trial = made.trial(batch, microbatch, work)
             if first is None:
                 first, forward, read_values = trial, made.forward_cost, made.read_values
-                self.found.memory = self._parts(made, trial, batch, microbatch, at_the_end)
-            self.found.trials.append({
+                self.result.memory = self._parts(made, trial, batch, microbatch, at_the_end)
+            self.result.trials.append({
                 "microbatch": microbatch, "checkpointing": checkpointing, "ran_out": False,
                 "peak": max(trial.peak, at_the_end),
                 "step_s": trial.step.seconds(rates.launch_s) + optimizer_s + reduce_s,
             })  # fmt: skip
-        self._ladder.hold(base)
+        self._ladder.try_out(base)
         assert first is not None
-        self.found.device = "cuda"
-        self.found.estimate = {
+        self.result.device = "cuda"
+        self.result.estimate = {
             "samples": self._sizes[0] if self._sizes else 0,
             "validation": self._sizes[1] if self._sizes else 0,
             "sample_s": self._sample_s,
@@ -102,7 +110,7 @@ class EstimateProbe(Probe):
         self, made: StepEstimate, trial: EstimatedTrial, batch: Any, microbatch: int, at_the_end: int
     ) -> dict[str, int]:
         samples = batches.length(batch)
-        parts = self._parts_standing() | {
+        parts = self._standing_parts() | {
             "optimizer": made.optimizer_bytes,
             "gradients": made.gradient_bytes(),
             "batch": batches.size(batch) * min(microbatch, samples) // samples,

@@ -1,5 +1,7 @@
-"""What a rank holds in memory during one step: by CUDA's allocator, which counts; on the CPU by PyTorch's profiler, which writes
-down each allocation, and by the kernel, which knows the most that was resident.
+"""Memory that a rank uses during one step.
+
+On CUDA the allocator counts it. On the CPU PyTorch's profiler records each allocation, and the kernel knows the peak of resident
+memory.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ MARK = "kgorch:forward"
 
 
 class StepMemory(NamedTuple):
-    """Bytes. `peak`: the most that lived; on the CPU above what lived before. `forward`: what the first forward left living.
+    """Memory of one step, in bytes.
 
-    `rss`: the most of the process that was resident; 0 where the kernel does not tell.
+    Attributes:
+        peak: highest sum of live tensors; on the CPU, above what lived before the step.
+        forward: what the first forward has left alive.
+        rss: highest resident memory of the process; 0 where the kernel does not report it.
     """
 
     peak: int = 0
@@ -27,14 +32,16 @@ class StepMemory(NamedTuple):
 
 
 class MemoryProfiler(Protocol):
+    """Measures the memory of a step."""
+
     def begin(self, *, deeply: bool) -> None:
-        """Before a step; `deeply` may slow it down."""
+        """Call it before a step. `deeply`: measure everything, which may slow the step down."""
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """Around that of a microbatch; the first one of a step is weighed."""
+        """A context for the forward of a microbatch; the first one of a step is measured."""
 
     def end(self) -> StepMemory:
-        """After the step, which has come to its end on the device."""
+        """Call it after the step. Waits for the device."""
 
 
 def memory_profiler(device: torch.device) -> MemoryProfiler:
@@ -88,7 +95,7 @@ class CpuMemoryProfiler:
 
 
 def _read(profile: Any) -> StepMemory:
-    """From the allocations in the order of their time. What lived before and was freed meanwhile counts as less."""
+    """Evaluate the allocations in the order of time. Tensors that lived before and were freed meanwhile count as negative."""
     events = profile.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     first = min(((event.start_ns(), event.end_ns()) for event in events if event.name() == MARK), default=(0, 0))

@@ -1,11 +1,11 @@
-"""A probe of a training: a few real steps of it, timed and weighed, in its place (`kgorch check`, runtime/probing.py).
+"""A probe: a few real steps of a training, with time and memory measured, instead of the training (`kgorch check`).
 
-The script runs as always, but `steps` gives it batches as the probe wants them: the first ones, the same ones once more (read
-by now), and then the largest of them again and again, with other microbatches, with and without activation checkpointing. One
-step of each such trial is timed; on the CPU, where the allocator counts nothing, another is profiled for what lives at each
-moment. Tracked learning rate schedules stand still meanwhile: some allow no more steps than the training has. Ranks go the same
-way: what the way hangs on is the worst of all of theirs. Nothing here outlives the process but `probe.json`, and
-`probe.trying`, the setting that a process was killed in.
+The script runs as usual, but `steps` gives it the batches that the probe chooses: the first ones, the same ones once more (now read
+from the page cache), and then the largest of them repeatedly, with other microbatches, with and without activation checkpointing.
+One step of each such trial is timed. On the CPU, where the allocator counts nothing, another step is profiled. Tracked
+learning rate schedulers do not advance meanwhile, because some allow no more steps than the training has. All ranks make the
+same trials: decisions depend on the worst value of all ranks. Nothing outlives the process but `probe.json` (read by
+runtime/probing.py), and `probe.trying`, the settings under which a process was killed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,20 @@ from orchestrator.worker.probe.hooks import ProbeHooks
 from orchestrator.worker.probe.memory_profiler import StepMemory, memory_profiler
 
 PASS_STEPS, PASS_SHARE = 8, 0.2
-"""Steps of a pass over the first batches at most, and what of the probe's time it may take."""
+"""Limits of a pass over the first batches: steps, and the share of the probe's time."""
 
 
 @dataclass
 class Trial:
-    """One setting: a step's seconds, and what a rank held at most meanwhile. `ran_out`: it did not fit."""
+    """One setting.
+
+    Attributes:
+        microbatch: samples of one forward and backward.
+        checkpointing: with activation checkpointing.
+        step_s: seconds of a step.
+        peak: highest memory of a rank, bytes.
+        ran_out: memory ran out.
+    """
 
     microbatch: int
     checkpointing: bool
@@ -52,18 +60,28 @@ class Trial:
 
 @dataclass
 class ProbeResult:
-    """What `probe.json` holds. Instants are readings of CLOCK_BOOTTIME, bytes are of the rank that holds most.
+    """The content of `probe.json`. Instants are readings of CLOCK_BOOTTIME; bytes are those of the rank with the most.
 
     Attributes:
+        attached_at_s, stepped_at_s, ended_at_s: instants of attach(), of the first step, of the end.
+        device: type of the torch.device.
+        device_total: bytes of the device's memory for each rank that shares it.
+        blocks: number of blocks that activation checkpointing can compute again.
+        batchnorm: the model has a BatchNorm that is not frozen.
+        num_workers: the most loading workers of a loader.
         loops: epochs and global batches of each loop of the script.
-        share: samples of a rank's share of a step. blocks: that can drop their activations.
-        divides: the ladder can take it in parts: session.loader gives it, and session.backward is given it.
-        cold, warm: seconds a step takes and waits for its batch, when the batches are read first and again.
-        memory: of a step as the plan has it, in bytes: weights, gradients, optimizer, batch, activations, buckets, rest.
-        resident: of the whole process in that step.
-        evaluation_s: after an epoch. end_s: after the last one. Both as long as all their batches would take.
-        warm_up_s: of the evaluation the first time alone: imports, loading processes that begin.
-        estimate: what an estimate for another machine knows besides (worker/probe/estimate_probe.py).
+        share: samples of the largest rank's share of a step.
+        divides: steps can be computed in microbatches: session.loader gives the batch, and session.backward gets it.
+        cold, warm: seconds that a step takes and waits for its batch, when the batches are read first and again.
+        memory: bytes of a step with the plan's settings: weights, gradients, optimizer, batch, activations, buckets, rest, peak.
+        resident: bytes of the whole process in that step.
+        trials: one dict of Trial's attributes each.
+        evaluation_s: seconds after an epoch, extrapolated to all batches of its loaders.
+        warm_up_s: additional seconds of the first evaluation: imports, start of loading processes.
+        end_s: seconds after the last epoch, extrapolated likewise.
+        save_s: seconds of the final save.
+        state_bytes: bytes of a checkpoint.
+        estimate: further results of an estimate for another machine (estimate_probe.py).
     """
 
     attached_at_s: float = 0.0
@@ -104,10 +122,10 @@ class Probe(ProbeHooks):
         self._ladder = ladder
         self._runner: MicrobatchRunner
         self._profiler = memory_profiler(device)
-        self.found = ProbeResult(attached_at_s=boottime_s(), device=device.type)
+        self.result = ProbeResult(attached_at_s=boottime_s(), device=device.type)
         if device.type == "cuda":
             sharing = math.ceil(dist.get_world_size() / torch.cuda.device_count())
-            self.found.device_total = torch.cuda.get_device_properties(device).total_memory // sharing
+            self.result.device_total = torch.cuda.get_device_properties(device).total_memory // sharing
         self.loaders: list[Loader] = []
         self._since_s = time.monotonic()
         self._tracked: Mapping[str, Any] = {}
@@ -115,7 +133,7 @@ class Probe(ProbeHooks):
         self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def learn(self, tracked: Mapping[str, Any], state_bytes: int, runner: MicrobatchRunner) -> None:
-        self._tracked, self.found.state_bytes, self._runner = tracked, state_bytes, runner
+        self._tracked, self.result.state_bytes, self._runner = tracked, state_bytes, runner
 
     def add_loader(self, loader: Loader) -> None:
         self.loaders.append(loader)
@@ -126,37 +144,42 @@ class Probe(ProbeHooks):
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         return self._profiler.forward()
 
-    # The batches
+    # Batches
 
     def batches(self, source: Loader | LoaderFastForward, epochs: int) -> Iterator[list[Any]]:
-        """What the script trains on instead of an epoch; `source` stands at its beginning."""
-        self.found.loops.append({"epochs": epochs, "batches": len(source)})
-        if len(self.found.loops) > 1:  # another loop of the script: seen to work, no more
+        self.result.loops.append({"epochs": epochs, "batches": len(source)})
+        if len(self.result.loops) > 1:  # another loop of the script: one step shows that it works
             yield from _first(source.parts())
-            self._over()
+            self._restart_clock()
             return
         schedules = (thing for thing in self._tracked.values() if isinstance(thing, LRScheduler))
         self._schedules = [(thing, copy.deepcopy(thing.state_dict())) for thing in schedules]
         optimizers = (thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer))
         groups = (group for one in optimizers for group in one.param_groups)
         self._rates = [(group, {key: group[key] for key in group if key != "params"}) for group in groups]
-        self.found.divides = isinstance(source, Loader)
+        self.result.divides = isinstance(source, Loader)
         began_s = time.monotonic()
-        count, parts, self.found.cold = yield from self._pass(source, PASS_STEPS, began_s)
-        self.found.warm = self.found.cold
+        count, parts, self.result.cold = yield from self._pass(source, PASS_STEPS, began_s)
+        self.result.warm = self.result.cold
         if isinstance(source, Loader):
             source.seek(0, 0)
-            _, parts, self.found.warm = yield from self._pass(source, count, None)
+            _, parts, self.result.warm = yield from self._pass(source, count, None)
         if parts is not None:
             yield from self._trials(parts, began_s)
-        self._over()
+        self._restart_clock()
 
     def _pass(
         self, source: Loader | LoaderFastForward, most: int, began_s: float | None
     ) -> Generator[list[Any], None, tuple[int, list[Any] | None, dict[str, float]]]:
-        """Steps, and waiting for their batches. With `began_s` no more than time allows, agreed on by all ranks.
+        """Time steps and the waits for their batches.
 
-        Returns: how many, the largest batch (an epoch's last one may be small), the seconds.
+        Args:
+            most: limit of steps.
+            began_s: monotonic reading of the probe's beginning; with it the pass ends when its share of the time is used up, on all
+                ranks together.
+
+        Returns:
+            Number of steps; the largest batch (an epoch's last one may be small); seconds by name.
         """
         waits, steps, parts = list[float](), list[float](), None
         iterator = source.parts()
@@ -167,8 +190,8 @@ class Probe(ProbeHooks):
             except StopIteration:
                 break
             waits.append(time.monotonic() - asked_s)
-            self.found.stepped_at_s = self.found.stepped_at_s or boottime_s()
-            self.found.share = self.found.share or self._share_of(source)
+            self.result.stepped_at_s = self.result.stepped_at_s or boottime_s()
+            self.result.share = self.result.share or self._share_of(source)
             if parts is None or _samples(given) >= _samples(parts):
                 parts = given
             took_s, _ = yield from self._step(given, "time")
@@ -187,16 +210,16 @@ class Probe(ProbeHooks):
         return len(steps), parts, dict(zip(told, worst, strict=True))
 
     def _share_of(self, source: Loader | LoaderFastForward) -> int:
-        """The largest of a first step; a loader that is not ours tells it with its first batch."""
+        """The largest share of a first step. A foreign loader knows it after its first batch."""
         return int(self._worst(max(source.share_of_rank(0, rank) for rank in range(dist.get_world_size())))[0])
 
     def _step(self, parts: list[Any], how: str) -> Generator[list[Any], None, tuple[float, StepMemory]]:
-        """Returns: seconds, and what was weighed (`how`: "time", "weigh")."""
+        """One step. `how`: "time" or "profile". Returns its seconds and memory."""
         for schedule, kept in self._schedules:
             schedule.load_state_dict(copy.deepcopy(kept))
-        for group, settings in self._rates:  # many schedules go on from the rate that they find
+        for group, settings in self._rates:  # many schedulers continue from the current learning rate
             group.update(settings)
-        self._profiler.begin(deeply=how == "weigh")
+        self._profiler.begin(deeply=how == "profile")
         began_s = time.monotonic()
         yield parts
         weighed = self._profiler.end()
@@ -206,50 +229,50 @@ class Probe(ProbeHooks):
 
     def _trials(self, parts: list[Any], began_s: float) -> Iterator[list[Any]]:
         base = self._ladder.settings
-        planned = min(base.microbatch or self.found.share, self.found.share)
+        planned = min(base.microbatch or self.result.share, self.result.share)
         done: list[Trial] = []
-        for microbatch, checkpointing in self._wanted(planned, base.activation_checkpointing):
-            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._runner.came))
+        for microbatch, checkpointing in self._settings(planned, base.activation_checkpointing):
+            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._runner.saw_batch))
             if whole and microbatch != planned:
-                continue  # what does not go through session.backward is never taken in parts
-            if done and (spent_s > self._seconds or not self._may_fit(done, microbatch, checkpointing)):
+                continue  # a step outside of session.backward is never computed in parts
+            if done and (spent_s > self._seconds or not self._should_fit(done, microbatch, checkpointing)):
                 continue
             if done:
-                self._say_trying(microbatch, checkpointing)
+                self._record_trial(microbatch, checkpointing)
             asked = replace(base, microbatch=microbatch, activation_checkpointing=checkpointing)
-            self._ladder.hold(asked)
+            self._ladder.try_out(asked)
             trial = Trial(microbatch, checkpointing)
-            yield from self._step(parts, "time")  # the first one of a kind takes longer
+            yield from self._step(parts, "time")  # the first step with new settings takes longer
             took_s, light = yield from self._step(parts, "time")
-            _, deep = yield from self._step(parts, "weigh")
-            if not done:  # later the profiler's own memory counts, too
-                self.found.memory = self._split(deep, _samples(parts))
-                self.found.resident = int(self._worst(light.rss)[0])
+            _, deep = yield from self._step(parts, "profile")
+            if not done:  # later the profiler's own memory counts as well
+                self.result.memory = self._memory_parts(deep, _samples(parts))
+                self.result.resident = int(self._worst(light.rss)[0])
             held = self._ladder.settings
             ran_out = (held.microbatch, held.activation_checkpointing) != (microbatch, checkpointing)
-            worst = self._worst(took_s, self._standing() + deep.peak, float(ran_out))
+            worst = self._worst(took_s, self._standing_bytes() + deep.peak, float(ran_out))
             trial.step_s, trial.peak, trial.ran_out = worst[0], int(worst[1]), bool(worst[2])
             done.append(trial)
-        self._ladder.hold(base)
+        self._ladder.try_out(base)
         if self._rank == 0:
             self._path.with_suffix(".trying").unlink(missing_ok=True)
-        self.found.divides = self.found.divides and self._runner.came
-        self.found.trials = [vars(trial) for trial in (*done, *self._those_killed())]
+        self.result.divides = self.result.divides and self._runner.saw_batch
+        self.result.trials = [vars(trial) for trial in (*done, *self._killed_trials())]
 
-    def _say_trying(self, microbatch: int, checkpointing: bool) -> None:
-        """To who launches a probe again that was killed in it."""
+    def _record_trial(self, microbatch: int, checkpointing: bool) -> None:
+        """Record the settings, for the next launch if this process is killed."""
         if self._rank == 0:
             aside = self._path.with_name("trying.part")
             aside.write_text(json.dumps([microbatch, checkpointing]))
             aside.rename(self._path.with_suffix(".trying"))
 
-    def _those_killed(self) -> list[Trial]:
-        return [Trial(size or self.found.share, kind, ran_out=True) for size, kind in self._killed]
+    def _killed_trials(self) -> list[Trial]:
+        return [Trial(size or self.result.share, kind, ran_out=True) for size, kind in self._killed]
 
-    def _wanted(self, planned: int, checkpointing: bool) -> Iterator[tuple[int, bool]]:
-        """Settings in the order of what they tell: as planned, the line through fewer samples, the other kind, all between."""
-        share, seen = self.found.share, set[tuple[int, bool]]()
-        least = min(planned, 2 if self._ladder.has_batchnorm else 1)  # which has no statistics of one sample
+    def _settings(self, planned: int, checkpointing: bool) -> Iterator[tuple[int, bool]]:
+        """Settings by decreasing information: the planned ones, a second size (they define a line), the other kind, all between."""
+        share, seen = self.result.share, set[tuple[int, bool]]()
+        least = min(planned, 2 if self._ladder.has_batchnorm else 1)  # BatchNorm has no statistics of one sample
         powers = [1 << power for power in range(share.bit_length()) if least <= 1 << power < share]
         kinds = [checkpointing] + ([not checkpointing] if self._ladder.activations.blocks else [])
         second = max(least, planned // 2) if planned > least else min(2 * planned, share)
@@ -261,9 +284,9 @@ class Probe(ProbeHooks):
                 seen.add(wanted)
                 yield wanted
 
-    def _may_fit(self, done: list[Trial], microbatch: int, checkpointing: bool) -> bool:
-        """By the line through what was weighed: a host whose memory runs out kills without a word."""
-        ran_out = [trial for trial in (*done, *self._those_killed()) if trial.ran_out]
+    def _should_fit(self, done: list[Trial], microbatch: int, checkpointing: bool) -> bool:
+        """Whether the settings should fit, by the line through the measured sizes: a host without memory kills without an error."""
+        ran_out = [trial for trial in (*done, *self._killed_trials()) if trial.ran_out]
         if any(trial.microbatch <= microbatch and (trial.checkpointing or not checkpointing) for trial in ran_out):
             return False
         alike = [trial for trial in done if trial.checkpointing == checkpointing or checkpointing]
@@ -273,16 +296,16 @@ class Probe(ProbeHooks):
         if low.microbatch == high.microbatch:
             return True
         slope = (high.peak - low.peak) / (high.microbatch - low.microbatch)
-        besides = 0 if self._device.type == "cuda" else max(0, self.found.resident - done[0].peak)
+        besides = 0 if self._device.type == "cuda" else max(0, self.result.resident - done[0].peak)
         return bool(besides + low.peak + slope * (microbatch - low.microbatch) < self._limit)
 
-    # Bytes
+    # Memory
 
-    def _standing(self) -> int:
-        """What lives between two steps and was there before the scales were set up; on CUDA the allocator counts it."""
-        return 0 if self._device.type == "cuda" else sum(self._parts_standing().values())
+    def _standing_bytes(self) -> int:
+        """Bytes that live between two steps and before the profiler starts; 0 on CUDA, where the allocator counts them."""
+        return 0 if self._device.type == "cuda" else sum(self._standing_parts().values())
 
-    def _parts_standing(self) -> dict[str, int]:
+    def _standing_parts(self) -> dict[str, int]:
         modules = [thing for thing in self._tracked.values() if isinstance(thing, torch.nn.Module)]
         weights = {id(item): item for module in modules for item in (*module.parameters(), *module.buffers())}
         optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
@@ -293,8 +316,8 @@ class Probe(ProbeHooks):
             "buckets": sum(item.nbytes for ddp in self._runner.ddps for item in ddp.parameters() if item.requires_grad),
         }
 
-    def _split(self, deep: StepMemory, samples: int) -> dict[str, int]:
-        parts = self._parts_standing()
+    def _memory_parts(self, deep: StepMemory, samples: int) -> dict[str, int]:
+        parts = self._standing_parts()
         optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
         given = [item for one in optimizers for group in one.param_groups for item in group["params"]]
         trained = {id(item): item for item in given if item.requires_grad}  # an average of weights has no gradients
@@ -302,12 +325,12 @@ class Probe(ProbeHooks):
         parts["gradients"] = sum(item.nbytes for item in trained.values())
         parts["batch"] = batches.size(batch) * min(microbatch, samples) // max(samples, 1)
         parts["activations"] = deep.forward
-        total = deep.peak + self._standing()
-        # At the peak some of the activations are gone and some of the gradients there: the parts need not add up to it.
+        total = deep.peak + self._standing_bytes()
+        # At the peak some activations are freed and some gradients exist, so the parts need not add up to it.
         return parts | {"rest": max(0, total - sum(parts.values())), "peak": total}
 
     def _worst(self, *values: float) -> list[float]:
-        """The greatest of all ranks' values: what the way hangs on must be alike."""
+        """The highest values of all ranks, because all ranks must decide alike."""
         where = self._device if self._device.type == "cuda" else torch.device("cpu")
         told = torch.tensor(values, dtype=torch.float64, device=where)
         dist.all_reduce(told, dist.ReduceOp.MAX)
@@ -315,40 +338,42 @@ class Probe(ProbeHooks):
 
     # The rest of the script
 
-    def _over(self) -> None:
+    def _restart_clock(self) -> None:
         for loader in self.loaders:
-            loader.seen.clear()
+            loader.durations_s.clear()
         self._since_s = time.monotonic()
 
     def epoch_over(self) -> None:
-        """All between two epochs is the evaluation."""
-        if len(self.found.loops) == 1:
-            first_times = [loader.seen[:2] for loader in self.loaders if len(loader.seen) > 1]
-            self.found.warm_up_s = sum(max(0.0, first - second) for first, second in first_times)
-            self.found.evaluation_s = self._as_whole() - self.found.warm_up_s
-        self._over()
+        """Everything between two epochs counts as evaluation."""
+        if len(self.result.loops) == 1:
+            first_times = [loader.durations_s[:2] for loader in self.loaders if len(loader.durations_s) > 1]
+            self.result.warm_up_s = sum(max(0.0, first - second) for first, second in first_times)
+            self.result.evaluation_s = self._extrapolated_s() - self.result.warm_up_s
+        self._restart_clock()
 
-    def _as_whole(self) -> float:
-        """Seconds since the last batch was trained on, with all batches of the loaders that were read."""
-        missing_s = sum((len(loader) - len(times)) * times[-1] for loader in self.loaders if (times := loader.seen))
+    def _extrapolated_s(self) -> float:
+        """Seconds since the last training step, extrapolated to all batches of the loaders that were read."""
+        missing_s = sum(
+            (len(loader) - len(times)) * times[-1] for loader in self.loaders if (times := loader.durations_s)
+        )
         return time.monotonic() - self._since_s + max(0.0, missing_s)
 
     def script_over(self) -> None:
-        self.found.end_s, self._since_s = self._as_whole(), time.monotonic()
+        self.result.end_s, self._since_s = self._extrapolated_s(), time.monotonic()
 
     def saved(self) -> None:
-        self.found.save_s = time.monotonic() - self._since_s
-        self.found.blocks, self.found.batchnorm = len(self._ladder.activations.blocks), self._ladder.has_batchnorm
-        self.found.num_workers = self._ladder.most_workers
-        self.found.ended_at_s = boottime_s()
+        self.result.save_s = time.monotonic() - self._since_s
+        self.result.blocks, self.result.batchnorm = len(self._ladder.activations.blocks), self._ladder.has_batchnorm
+        self.result.num_workers = self._ladder.most_workers
+        self.result.ended_at_s = boottime_s()
         if self._rank == 0:
             aside = self._path.with_suffix(".part")
-            aside.write_text(json.dumps(vars(self.found)))
+            aside.write_text(json.dumps(vars(self.result)))
             aside.rename(self._path)
 
 
 def _samples(parts: list[Any]) -> int:
-    """0 in a batch that holds no tensor."""
+    """Samples of a batch; 0 for a batch without a tensor."""
     try:
         return batches.length(parts[0])
     except KgorchError:

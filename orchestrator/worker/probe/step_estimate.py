@@ -1,12 +1,13 @@
-"""What a step would hold and take on a GPU that is not here (`kgorch check --on`).
+"""Estimate of a step's memory and time on a GPU that this machine does not have (`kgorch check --on`).
 
-The script's own forward and backward run on tensors that have shapes and types, but no data (PyTorch's FakeTensorMode), so a
-network for a GPU costs a few seconds on a laptop. Each operation is seen below autograd and autocast: the bytes that it leaves
-living, and the seconds that it would take, by its floating point operations or by the bytes that it reads and writes, whichever
-take longer (a roofline, Williams et al. 2009). The optimizer's step is seen the same way, on a copy of the optimizer.
+The script's own forward and backward run on tensors with shapes and types, but without data (PyTorch's FakeTensorMode), so a
+network for a GPU takes a few seconds on a laptop. Each operation is observed below autograd and autocast: the bytes that it
+leaves alive, and the seconds that it would take, by its floating-point operations or by the bytes that it reads and writes,
+whichever take longer (the roofline model, Williams et al. 2009). The optimizer's step is observed in the same way, on a copy
+of the optimizer.
 
-What cannot be seen: cuDNN's workspaces, the allocator's fragmentation, kernels that are faster or slower than the assumed share of
-what the GPU's data sheet promises. core/machines.py holds what is assumed instead.
+Not visible are cuDNN's workspaces, the allocator's fragmentation, and kernels that are faster or slower than the assumed share
+of the GPU's data sheet. core/machines.py holds the assumptions.
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ from orchestrator.worker.data import batches
 from orchestrator.worker.probe.cuda_autocast import HALF, rules_of_cuda
 
 BLOCK = 512
-"""Bytes: CUDA's allocator rounds up to a multiple (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+"""Bytes to whose multiple CUDA's allocator rounds up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 
 Work = Callable[[Any, float], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one GPU, as it is assumed to reach them: operations a second in half and in full precision, bytes a second, and seconds
-    that the host takes to launch one operation."""
+    """The speed that a training is assumed to reach on one GPU.
+
+    Attributes:
+        half: floating-point operations per second in half precision.
+        full: the same in full precision.
+        bytes: bytes per second of memory traffic.
+        launch_s: seconds that the host takes to launch an operation.
+    """
 
     half: float
     full: float
@@ -50,7 +57,13 @@ class Rates:
 
 @dataclass
 class Cost:
-    """Of some operations. `gpu_s`: one after another on the device; `launches`: that the host has to start."""
+    """The cost of some operations.
+
+    Attributes:
+        gpu_s: seconds on the device, one after another.
+        launches: operations that the host has to launch.
+        flops: floating-point operations in "half" and "full" precision.
+    """
 
     gpu_s: float = 0.0
     launches: int = 0
@@ -64,12 +77,19 @@ class Cost:
         return Cost(self.gpu_s, self.launches, dict(self.flops))
 
     def seconds(self, launch_s: float) -> float:
-        """The host launches while the device computes: the slower of the two."""
+        """Seconds in all: the host launches while the device computes, so the slower of the two counts."""
         return max(self.gpu_s, self.launches * launch_s)
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs while it is entered. `living`, `peak`: bytes of the tensors made since, and of those told to `hold`."""
+    """Counts the operations that run while it is entered.
+
+    Attributes:
+        living: bytes of the live tensors that were made since, and of those given to `hold`.
+        peak: the highest value of `living`.
+        cost: of the operations.
+        read_values: number of `.item()` and similar reads.
+    """
 
     def __init__(self, rates: Rates) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,11 +98,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.cost, self.read_values = Cost(), 0
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Weights and buffers, which count as standing: a view of one would be held as something new."""
+        """Do not count these: weights and buffers, which are counted separately. A view of one would count as new."""
         for tensor in tensors:
             self._seen.add(tensor.untyped_storage())
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count these tensors as alive until they are freed."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage in self._seen:
@@ -98,7 +119,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten.equal.default:  # whether a block changed its buffers: of no weight for memory
+        if func is torch.ops.aten.equal.default:  # whether a block has changed its buffers; irrelevant for memory
             return True
         if func is torch.ops.aten._local_scalar_dense.default:
             self.read_values += 1
@@ -128,7 +149,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _one(dtype: torch.dtype) -> Any:
-    """Of a tensor that holds no value: something that goes through a division, a comparison, a loop."""
+    """A value for a tensor that has none: one that survives a division, a comparison, a loop."""
     if dtype == torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
@@ -136,7 +157,14 @@ def _one(dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class EstimatedTrial:
-    """One setting. Bytes: `peak` of a whole step; `forward`: what the first forward leaves living; seconds as in Cost."""
+    """One setting.
+
+    Attributes:
+        peak: bytes of a whole step.
+        forward: bytes that the first forward leaves alive.
+        step: cost of the step.
+        parts: number of microbatches.
+    """
 
     peak: int
     forward: int
@@ -145,11 +173,20 @@ class EstimatedTrial:
 
 
 class StepEstimate:
-    """Of one training step of the tracked things.
+    """Estimates a training step of the tracked objects.
 
     Args:
-        tracked: as given to session.track(); ddps: those that reduce its gradients.
-        buckets: bytes of their gradient buckets.
+        tracked: as given to session.track().
+        ddps: the DDPs that reduce the gradients.
+        rates: of the GPU.
+        buckets: bytes of the DDPs' gradient buckets.
+
+    Attributes:
+        forward_cost: of the forward of the newest microbatch.
+        read_values: reads of values in the newest trial.
+        optimizer_bytes: state of the optimizers.
+        optimizer_peak: additional bytes during an optimizer's step.
+        optimizer_cost: of the optimizers' steps.
     """
 
     def __init__(
@@ -169,9 +206,10 @@ class StepEstimate:
     # One step
 
     def trial(self, batch: Any, microbatch: int, work: Work) -> EstimatedTrial:
-        """A step of `batch` in parts of `microbatch` samples.
+        """Estimate a step of `batch` in parts of `microbatch` samples.
 
-        Raises: KgorchError where the step hangs on values, which nobody knows without computing them.
+        Raises:
+            KgorchError: the step's shapes depend on values, which are unknown without computing them.
         """
         samples = batches.length(batch)
         count = math.ceil(samples / microbatch)
@@ -185,7 +223,7 @@ class StepEstimate:
         try:
             with self._in_place_of_the_real(), self._mode, rules_of_cuda(), self._tape:
                 self._tape.ignore(self._fakes.values())
-                for _ in range(min(2, count)):  # in the second one the gradients of the first stand beside
+                for _ in range(min(2, count)):  # during the second one the gradients of the first exist
                     before = self._tape.cost.copy()
                     work(given, 1.0)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -202,7 +240,7 @@ class StepEstimate:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Around that of a microbatch; the last one is what a sample's forward costs."""
+        """A context for the forward of a microbatch; `forward_cost` is that of the last one."""
         living, cost = self._tape.living, self._tape.cost.copy()
         yield
         self._forward = self._forward or self._tape.living - living
@@ -210,7 +248,7 @@ class StepEstimate:
 
     @property
     def standing(self) -> int:
-        """Bytes that live between two steps: weights, buffers, what the optimizer keeps, the buckets of DDP."""
+        """Bytes that live between two steps: weights, buffers, optimizer state, DDP's buckets."""
         return self.weight_bytes + self.optimizer_bytes + self._buckets
 
     @property
@@ -230,7 +268,7 @@ class StepEstimate:
         return [item for item in given.values() if item.requires_grad]
 
     def _fake_of(self, real: torch.Tensor) -> torch.Tensor:
-        """Always the same one."""
+        """The stand-in of a tensor, always the same one."""
         if id(real) not in self._fakes:
             with self._mode:
                 made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
@@ -245,7 +283,7 @@ class StepEstimate:
 
     @contextlib.contextmanager
     def _in_place_of_the_real(self) -> Iterator[None]:
-        """Parameters and buffers of all tracked modules are without data, and DDP stands aside."""
+        """A context in which parameters and buffers of all tracked modules have no data, and DDPs call their bare modules."""
         tables: list[dict[str, Any]] = [
             table
             for module in dict.fromkeys(part for root in self._modules for part in root.modules())
@@ -255,7 +293,7 @@ class StepEstimate:
         for ddp in self._ddps:
             ddp.__dict__["forward"] = ddp.module.forward
         for real in self._real().values():
-            self._fake_of(real).requires_grad_(real.requires_grad)  # a script may freeze some between two epochs
+            self._fake_of(real).requires_grad_(real.requires_grad)  # a script may freeze parameters between two epochs
         try:
             for table in tables:
                 table.update({name: self._fake_of(item) for name, item in table.items() if item is not None})
@@ -267,14 +305,14 @@ class StepEstimate:
                 ddp.__dict__.pop("forward", None)
 
     def _of_optimizers(self) -> tuple[int, int, Cost]:
-        """Bytes that they keep, bytes that a step of theirs takes besides, and what it costs."""
+        """Bytes of the optimizers' state, additional bytes during a step, and the cost of a step."""
         tape = Tape(self._rates)
         kept = more = 0
         with self._mode:
             for one in self._optimizers:
                 twin = self._twin(one)
                 with tape:
-                    twin.step()  # makes what it keeps
+                    twin.step()  # creates its state
                     before, cost = tape.living, tape.cost.copy()
                     tape.peak = before
                     twin.step()
@@ -285,18 +323,18 @@ class StepEstimate:
         return kept, more, step_cost if self._optimizers else Cost()
 
     def _twin(self, real: torch.optim.Optimizer) -> Any:
-        """An optimizer of the same kind and settings, with weights and gradients that hold no data."""
+        """An optimizer of the same class and settings, with weights and gradients without data."""
         twin: Any = object.__new__(type(real))
         twin.__dict__.update(real.__dict__)
         twin.state = defaultdict(dict)
-        twin.step = type(real).step.__get__(twin)  # the real one's may be wrapped by a schedule that counts
+        twin.step = type(real).step.__get__(twin)  # a scheduler may have wrapped the real one's, to count its calls
         twin.param_groups = []
         for group in real.param_groups:
             weights = [self._fake_of(weight) for weight in group["params"]]
             for weight in weights:
                 if weight.requires_grad:
                     weight.grad = torch.empty_like(weight)
-            # on CUDA many weights go at once, with temporaries of their size, where nothing else is asked for
+            # On CUDA the default updates many weights at once, with temporaries of their size.
             at_once = {"foreach": True} if "foreach" in group and not group.get("fused") else {}
             twin.param_groups.append({**group, "params": weights, **at_once})
         return twin

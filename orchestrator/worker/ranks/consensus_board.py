@@ -1,9 +1,10 @@
-"""How the ranks of one machine agree on the step at which an order takes effect, without a collective.
+"""Agreement of the ranks of one machine on the step at which a request takes effect, without a collective.
 
-A page of shared memory: one word for the open request (written by rank 0 alone) and a slot a rank. A rank that sees a
-new request writes its step, then the request's number, into its slot. Once every slot bears the number, all ranks
-compute the same target: the highest of the steps + HORIZON. A rank that has gone HORIZON steps since its own
-acknowledgement waits for the others, so nobody passes the target unaware. A step without a request costs one read.
+The board is a page of shared memory: one word for the open request, which rank 0 alone writes, and one slot per rank. A rank that
+sees a new request writes its step and then the request's number into its slot. Once every slot has the number, all ranks compute
+the same target: the highest of the steps + HORIZON. A rank that has done HORIZON steps since its own acknowledgement waits for the
+others, so no rank passes the target unaware. A step without a request costs one read.
+
 Measured on two cores with steps of 9 ms: 1–3 µs a step, no disagreement in 76 requests.
 """
 
@@ -18,31 +19,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 SAVE, STOP, SNAPSHOT, SLOT, DOWN, UP = 1, 2, 4, 8, 16, 32
-"""What is asked: a save, a stop after it, a snapshot that stays in memory; the slot that it goes to is a bit of its own; a
-rung down the memory ladder or up again."""
+"""Bits of a request: a save, a stop after it, a snapshot that stays in memory, the number of the buffer (slot) that it goes to,
+one rung down the memory ladder, one rung up."""
 
 HORIZON = 2
-SLOT_BYTES = 64
+"""Steps between the highest acknowledgement and the target."""
+
+SLOT_BYTES = 64  # a cache line, so that ranks do not write to each other's
 GONE = 1 << 60
+"""Request number of a rank that is done: higher than any."""
 
 _WORD = struct.Struct("<q")
 _REQUEST, _ACK_STEP, _ACK_ID, _FAILED, _VOTES, _PID, _PASSED, _COMPARED = 0, 0, 8, 16, (24, 32), 40, 48, 56
 SPINS, NAP_S, LIVES_S = 200, 50e-6, 0.2
-"""A vote looks so often without a pause, then with naps; so often it sees whether the others live."""
+"""Waiting: reads without a pause, then seconds between two reads, and seconds between two checks that the other rank lives."""
 
 
 class PeersLost(RuntimeError):
-    """Some rank has not come to a step boundary for too long; the launcher will end this attempt."""
+    """Another rank has died, or has not reached a step boundary for too long. The launcher ends this attempt."""
 
 
 def size(world_size: int) -> int:
+    """Bytes of a board."""
     return SLOT_BYTES * (world_size + 1)
 
 
 class Board:
-    """Args:
-    path: a file of `size(world_size)` zero bytes that every rank of the attempt can open.
-    admit: on rank 0, takes what was asked for and returns what is asked of all ranks now; 0 for not yet.
+    """One rank's view of the shared page.
+
+    Args:
+        path: a file of `size(world_size)` zero bytes that every rank of the attempt can open.
+        patience_s: seconds to wait for the acknowledgement of the others.
+
+    Attributes:
+        admit: on rank 0, maps the requests that are pending to those that all ranks are asked now; 0 for not yet.
+        worst_rank: the first rank that gave the highest flag of the last vote.
     """
 
     def __init__(self, path: str, rank: int, world_size: int, *, patience_s: float = 120.0) -> None:
@@ -53,9 +64,9 @@ class Board:
         finally:
             os.close(descriptor)
         self._rank, self._world, self._patience_s = rank, world_size, patience_s
-        self._lock = threading.RLock()  # a signal handler may ask while this very thread posts
-        self._wanted = 0  # kinds asked for and not yet written as a request (rank 0)
-        self._settled = 0  # the request word that this rank has acted on
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask while this very thread posts
+        self._wanted = 0  # on rank 0: pending requests that are not yet written to the page
+        self._settled = 0  # the request word that this rank has carried out
         self._request = 0  # the request word that this rank has acknowledged
         self._acked_at = 0
         self._target: int | None = None
@@ -64,26 +75,28 @@ class Board:
         self._write(rank, _PID, os.getpid())
 
     def ask(self, kinds: int) -> None:
-        """From any thread of rank 0: have all ranks do `kinds` (SAVE, STOP, SNAPSHOT) at a common step. Others ask in vain."""
+        """Request that all ranks do `kinds` (SAVE, STOP, SNAPSHOT, …) at a common step. From any thread; ignored on other ranks
+        than 0."""
         if self._rank == 0:
             with self._lock:
                 self._wanted |= kinds
 
     @property
     def open_request(self) -> int:
-        """On rank 0: what all ranks were asked and have not yet done; 0 for nothing."""
+        """On rank 0: the bits that all ranks were asked for and have not yet carried out; 0 for none."""
         (word,) = _WORD.unpack_from(self._map, _REQUEST)
         return 0 if word == self._settled else int(word & 0xFF)
 
     @property
     def stop_asked(self) -> bool:
-        """On rank 0: all ranks are to stop, or will be asked to at the next boundary."""
+        """On rank 0: a stop is open or pending."""
         return bool((self.open_request | self._wanted) & STOP)
 
     def tick(self, step: int) -> int:
-        """Between two steps, on every rank: what all ranks do now, before the next step; almost always 0.
+        """Call between two steps on every rank. Returns the bits that all ranks carry out now; almost always 0.
 
-        Raises: PeersLost.
+        Raises:
+            PeersLost: the others did not acknowledge within `patience_s`.
         """
         if self._wanted:
             self._post()
@@ -102,12 +115,12 @@ class Board:
         return int(word & 0xFF)
 
     def vote(self, flag: int) -> int:
-        """The greatest flag (0 to 255) that any rank gives at this vote; all ranks vote equally often, and wait for each other.
+        """The highest flag (0 to 255) that any rank gives at this vote. All ranks vote equally often, and wait for each other.
 
-        `worst_rank` is the first that gave it. There are two places a rank in turn: one that is through may write its next
-        vote before the last has read this one.
+        Each rank has two words in turn, because it may write its next vote before the last rank has read this one.
 
-        Raises: PeersLost when one has died.
+        Raises:
+            PeersLost: a rank has died.
         """
         self._votes += 1
         place = _VOTES[self._votes & 1]
@@ -118,23 +131,24 @@ class Board:
         return worst
 
     def pass_step(self, step: int) -> None:
-        """At a step boundary with nothing to compare, so that who compares there does not wait for this rank."""
+        """Mark this step boundary as passed without a comparison, so that no rank waits here for this one."""
         self._write(self._rank, _PASSED, step + 1)
 
     def compare(self, step: int, flag: int) -> int | None:
-        """The greatest flag (0 to 15) at this step boundary, where every rank compares; None where some rank has passed it.
+        """The highest flag (0 to 15) of all ranks at this step boundary; None where a rank has passed it without comparing.
 
-        A rank that passes waits for nobody. One that compares waits for the others to come to the same boundary.
-        A word holds the last two comparisons: a rank may come to its next one before a slow one has read this one,
-        and waits there, so it is never further ahead.
+        A rank that passes does not wait. One that compares waits until the others have reached the same boundary. A word holds
+        the last two comparisons: a rank may reach its next one before a slow rank has read this one, and waits there, so it is
+        never further ahead.
 
-        Raises: PeersLost when one has died.
+        Raises:
+            PeersLost: a rank has died.
         """
         before, flag_before = self._compared or (step, 0)
         self._compared = (step, flag)
         word = step << 24 | min(step - before, 0xFFFF) << 8 | flag_before << 4 | flag
         self._write(self._rank, _COMPARED, word)
-        self._write(self._rank, _PASSED, step + 1)  # a page of zeros has passed nothing; this one has come so far
+        self._write(self._rank, _PASSED, step + 1)  # + 1, because a page of zeros means that nothing was passed
         flags = [self._compared_by(rank, step) for rank in range(self._world)]
         known = [flag for flag in flags if flag is not None]
         return max(known) if len(known) == self._world else None
@@ -165,21 +179,22 @@ class Board:
             time.sleep(NAP_S)
 
     def leave(self) -> None:
-        """A rank that is done holds nobody up."""
+        """This rank is done: the others need not wait for it."""
         self._write(self._rank, _ACK_STEP, 0)
         self._write(self._rank, _ACK_ID, GONE)
 
     def save_failed(self, number: int) -> None:
-        """This rank's part of the save with this number failed; rank 0 need not wait for it."""
+        """This rank's part of the save with this number has failed, so rank 0 need not wait for it."""
         self._write(self._rank, _FAILED, number)
 
     def failed_rank(self, number: int) -> int | None:
+        """The first rank whose part of the save with this number has failed; None where there is none."""
         return next((rank for rank in range(self._world) if self._read(rank, _FAILED) >= number), None)
 
     def _post(self) -> None:
         (word,) = _WORD.unpack_from(self._map, _REQUEST)
         if word != self._settled:
-            return  # one request at a time; this one goes out when the open one is settled
+            return  # one request at a time: this one is posted when the open one is carried out
         with self._lock:
             kinds = self.admit(self._wanted)
             self._wanted &= ~kinds

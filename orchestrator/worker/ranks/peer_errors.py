@@ -1,7 +1,7 @@
-"""Whether an exception is what another rank's end did to this one: a collective that a peer has left, an order of the others.
+"""Classification of an exception as collateral: the consequence of another rank's end, such as a collective that a peer has left.
 
-It is decided where the exception is, by its type first. A script's own `ConnectionRefusedError`, of a tracker that is down,
-reads like a broken collective and is the cause all the same.
+The type decides first, here where the exception is at hand. A script's own `ConnectionRefusedError`, of a tracker that is down, has
+the same text as a broken collective, and is the cause nevertheless.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _SIGNS = (
     "nccl communicator was aborted",
     "timed out waiting",
 )
-"""What gloo, NCCL and the store say of a peer that is gone: PyTorch 2.4 to 2.13."""
+"""Texts of gloo, NCCL and the store about a peer that is gone: PyTorch 2.4 to 2.13."""
 
 
 def is_collateral(error: BaseException) -> bool:
+    """Whether another rank's end has caused this error."""
     if isinstance(error, PeersLost) or getattr(error, "is_collateral", False):
         return True
     text = str(error).lower()

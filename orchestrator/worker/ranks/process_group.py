@@ -1,4 +1,4 @@
-"""The process group, device and random seeds of a rank, the same under kgorch, under plain torchrun, and alone."""
+"""The process group, device and random seeds of a rank: under kgorch, under plain torchrun, and alone."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ import torch.distributed as dist
 from orchestrator.errors import KgorchError
 
 UNLIMITED = timedelta(days=7)
-"""The time-out of collectives under kgorch unless the plan names one, longer than any session: a rank may validate alone for hours
-while the others wait for it in an all-reduce. PyTorch's 10 minutes (NCCL) or 30 (gloo) would end such a run; kgorch looks for hangs
-itself, by what each part of the run has taken (core/hang.py), which one figure for all collectives cannot."""
+"""Time-out of collectives under kgorch unless the plan names one: longer than any session. A rank may validate alone for hours
+while the others wait for it in an all-reduce, and PyTorch's 10 minutes (NCCL) or 30 (gloo) would end such a run. kgorch
+detects hangs itself, from the durations that each part of the run has had (core/hang.py), which one limit for all collectives
+cannot."""
 
 
 class CudaUnusable(RuntimeError):
-    """There is a GPU, and PyTorch cannot begin to use it. Another attempt may: a GPU can be busy or come back."""
+    """There is a GPU, and PyTorch cannot initialise it. Another attempt may: a GPU can be busy, or come back."""
 
 
 class RankInfo(NamedTuple):
     """This process among the ranks.
 
     Attributes:
-        owns_group: the process group was made here, and is to be ended here.
-        shares_gpu: ranks of this machine share a GPU, and so communicate by gloo: NCCL takes one rank a GPU.
+        rank: from 0.
+        world_size: number of ranks.
+        device: the torch.device of this rank.
+        owns_group: the process group was created here, and is to be destroyed here.
+        shares_gpu: ranks of this machine share a GPU, so they communicate by gloo: NCCL takes one rank a GPU.
     """
 
     rank: int
@@ -42,11 +46,18 @@ class RankInfo(NamedTuple):
 def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = None) -> RankInfo:
     """Choose the device and join the process group, which may exist already; a process alone makes a group of one.
 
+    Where there is a GPU that this PyTorch was built for and cannot use, training on the CPU would spend the session's hours on a
+    hundredth of the steps, so an error is raised instead.
+
     Args:
-        gpus: the model of the GPUs that the driver shows to this process; empty where there is none, or it is not known.
-        timeout_s: the plan's `[health] collective_timeout`; None for UNLIMITED under kgorch, and for PyTorch's own when alone.
-    Raises: KgorchError, CudaUnusable: there is a GPU, this PyTorch was built for CUDA, and it cannot use it. Training on the
-        CPU instead would spend the session's hours on a hundredth of the steps.
+        supervised: kgorch has started this process.
+        gpus: model of the GPUs that the driver shows to this process; empty where there is none, or it is not known.
+        timeout_s: the plan's `[health] collective_timeout`, seconds; None for UNLIMITED under kgorch, and for PyTorch's own in a
+            script that runs alone.
+
+    Raises:
+        KgorchError: the driver is too old for this PyTorch.
+        CudaUnusable: the GPU cannot be initialised for another reason.
     """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
@@ -69,12 +80,12 @@ def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = 
 
 
 def _ranks_here(world_size: int) -> int:
-    """Ranks of this machine; torchrun tells."""
+    """Ranks of this machine, as torchrun sets them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
 
 
 def _explain_cuda(gpus: str) -> None:
-    """Raises: what `join` does."""
+    """Raise the error that `join` describes."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "torch.cuda.is_available() is False"
@@ -96,14 +107,15 @@ def _explain_cuda(gpus: str) -> None:
 
 
 def seed_all(seed: int) -> None:
+    """Seed the random generators of python, torch (CUDA's too) and, if it is loaded, NumPy."""
     random.seed(seed)
-    torch.manual_seed(seed)  # CUDA's generators too
+    torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 def versions(kgorch: str, device: torch.device) -> dict[str, str]:
-    """What the bits of a training hang on besides its plan; kept in every manifest."""
+    """What the bits of a training depend on besides its plan; every manifest holds it. `kgorch`: our own version."""
     cudnn: Any = torch.backends.cudnn
     found = {"kgorch": kgorch, "torch": torch.__version__, "python": platform.python_version(), "device": device.type}
     if device.type == "cuda":

@@ -1,7 +1,8 @@
-"""A rank's line to the supervisor: a thread that tells about once a second how it goes, takes orders, and watches the
-deadline itself, so that a save begins in time also when no supervisor lives.
+"""A rank's connection to the supervisor: a thread that sends its status once a second, receives orders and watches the deadline.
 
-A lost connection is made anew every second: a new supervisor that adopts this attempt is found under the same socket.
+Because the rank watches the deadline itself, a save begins in time even when no supervisor lives. A lost connection is retried
+every
+second: a new supervisor that adopts this attempt listens on the same socket.
 """
 
 from __future__ import annotations
@@ -20,19 +21,31 @@ from orchestrator.wire import Deadline, Hello, Launch, Message, Order
 from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, STOP, UP, Board
 
 BEAT_S = 1.0
+"""Seconds between two status messages."""
+
+OUTBOX = 1000
+"""Messages that are kept while nobody listens; the oldest are dropped first."""
 
 
 class SupervisorLink:
+    """The connection of one rank.
+
+    Args:
+        board: where orders become requests to all ranks.
+        hello: makes the first message of a connection.
+        status: makes the messages of each beat. Called by the link's thread.
+    """
+
     def __init__(
-        self, launch: Launch, board: Board, hello: Callable[[], Hello], told: Callable[[], Iterable[Message]]
+        self, launch: Launch, board: Board, hello: Callable[[], Hello], status: Callable[[], Iterable[Message]]
     ) -> None:
-        self._launch, self._board, self._hello, self._told = launch, board, hello, told
+        self._launch, self._board, self._hello, self._status = launch, board, hello, status
         self._deadline_s = launch.deadline_s
         self._stop_asked = False
         self._connection: socket.socket | None = None
         self._lines = wire.Lines()
-        self._outbox: collections.deque[Message] = collections.deque(maxlen=1000)
-        self._greeting: Hello | None = None  # of this connection
+        self._outbox: collections.deque[Message] = collections.deque(maxlen=OUTBOX)
+        self._greeting: Hello | None = None  # the last Hello that was sent on this connection
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._closing = threading.Event()
@@ -42,15 +55,15 @@ class SupervisorLink:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """From any thread; kept while nobody listens, up to a thousand."""
+        """Queue a message, from any thread."""
         self._outbox.append(message)
         try:
             self._wake_sender.send(b"!")
         except OSError:
-            pass  # a wake-up is pending already
+            pass  # the buffer is full, so a wake-up is pending already
 
     def close(self) -> None:
-        """Send what is left, for at most two seconds, and end the thread."""
+        """Send what is queued, for at most two seconds, and end the thread."""
         self._closing.set()
         self.send_beat()
         self._thread.join(timeout=2.0)
@@ -59,10 +72,11 @@ class SupervisorLink:
         self.send(self._hello())
 
     def send_beat(self) -> None:
-        for message in self._told():
+        for message in self._status():
             self.send(message)
 
     def ask_stop(self) -> None:
+        """Request a save and a stop of all ranks. Also called by the SIGTERM handler."""
         self._stop_asked = True
         self._board.ask(SAVE | STOP)
 
@@ -71,7 +85,7 @@ class SupervisorLink:
             try:
                 self._talk()
                 return
-            except Exception:  # a rank that hears nothing would miss its wall: say what it was, and begin anew
+            except Exception:  # without this thread the rank would miss its deadline: report the error and start again
                 traceback.print_exc()
                 self._connection = None
                 time.sleep(BEAT_S)
@@ -88,7 +102,7 @@ class SupervisorLink:
                     if self._connection is None:
                         self._connect(selector)
                     if self._connection is not None:
-                        self._outbox.extend(self._told())
+                        self._outbox.extend(self._status())
                 self._flush(selector)
                 if self._closing.is_set() and self._connection is None:
                     return
@@ -118,9 +132,8 @@ class SupervisorLink:
                 self._outbox.popleft()
                 continue
             line = wire.encode(message)
-            if (
-                len(line) > wire.MAX_LINE_BYTES
-            ):  # the supervisor would end the connection, and this be sent again without end
+            # The supervisor would close the connection, and the message would be sent again on the next one.
+            if len(line) > wire.MAX_LINE_BYTES:
                 print(f"kgorch: a {type(self._outbox.popleft()).__name__} of {len(line)} bytes is not sent", flush=True)
                 continue
             try:
@@ -131,7 +144,7 @@ class SupervisorLink:
                 self._drop(selector)
 
     def _has_greeted(self, hello: Hello) -> bool:
-        """Whether this connection has said it already: one that was made late begins with what was waiting to be said."""
+        """Whether this connection has sent the same Hello: one that was made late begins with those that were queued."""
         return self._greeting is not None and hello == replace(self._greeting, step=hello.step)
 
     def _receive(self, selector: selectors.BaseSelector) -> None:
@@ -141,11 +154,11 @@ class SupervisorLink:
             if not data:
                 raise ConnectionError("closed")
             for line in self._lines.feed(data):
-                self._take(wire.decode(line))
+                self._obey(wire.decode(line))
         except (OSError, wire.WireError):
             self._drop(selector)
 
-    def _take(self, message: Message) -> None:
+    def _obey(self, message: Message) -> None:
         if isinstance(message, Order) and message.what == "save":
             self._board.ask(SAVE)
         elif isinstance(message, Order) and message.what == "stop":

@@ -1,11 +1,13 @@
-"""Fewer processes than the run began with: each plays several of its ranks, one after another.
+"""Virtual ranks: with fewer processes than the run began with, each process computes several of its ranks, one after another.
 
-A *virtual rank* has its own slice of each global batch and its own random states; so what a rank would have computed is
-computed, whoever does it. BatchNorm's running statistics are rank 0's, as DistributedDataParallel broadcasts them at each
-step's first forward. Gradients are summed in the order of ranks, and each rank's is divided by the number of ranks after its
-backward, as DistributedDataParallel does: with two virtual ranks on one process the bits are those of two processes (a sum of two
-terms does not hang on their order), under fp16 autocast too; with more they differ in the order of summation alone. Dividing the
-loss instead would do for fp32 and bf16. In fp16 half of a small gradient is another number, and a large one overflows later.
+A *virtual rank* has its own slice of each global batch and its own random states, so its results do not depend on the process that
+computes them. BatchNorm's running statistics are rank 0's, as DistributedDataParallel broadcasts them at each step's first forward.
+Gradients are summed in the order of ranks, and each rank's is divided by the number of ranks after its backward, as
+DistributedDataParallel does. With two virtual ranks on one process the bits are those of two processes, under fp16 autocast too,
+because a sum of two terms does not depend on their order; with more they differ in the order of summation alone.
+
+Dividing the loss instead would be enough for fp32 and bf16. In fp16 half of a small gradient is rounded to another number, and a
+large gradient overflows later.
 """
 
 from __future__ import annotations
@@ -26,14 +28,21 @@ from orchestrator.worker import rng_state
 
 @dataclass
 class VirtualRanks:
-    """Which virtual ranks this process plays: `first` to `end` of `count`, on `world_size` processes in all."""
+    """The virtual ranks that this process plays.
+
+    Attributes:
+        count: virtual ranks of the run.
+        first: the first one of this process.
+        end: one past the last one of this process.
+        world_size: number of processes.
+        random_states: of the played ranks beyond the first, by rank; the first one's are the process's own.
+    """
 
     count: int
     first: int
     end: int
     world_size: int
     random_states: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Of the played ranks beyond the first, whose states are the process's own."""
 
     @property
     def are_split(self) -> bool:
@@ -43,7 +52,8 @@ class VirtualRanks:
     def mine(self) -> range:
         return range(self.first, self.end)
 
-    def said(self) -> str:
+    def describe(self) -> str:
+        """For `status`: how many ranks, and how far their results are exact."""
         if not self.are_split:
             return f"{self.count}"
         exact = "the same bits" if (self.count, self.world_size) == (2, 1) else "sums in another order, else the same"
@@ -51,7 +61,7 @@ class VirtualRanks:
 
 
 def ranks_of(count: int, rank: int, world_size: int) -> VirtualRanks:
-    """`count` virtual ranks over fewer or as many processes, in order."""
+    """Divides `count` virtual ranks over as many processes or fewer, in order."""
     return VirtualRanks(count, rank * count // world_size, (rank + 1) * count // world_size, world_size)
 
 
@@ -76,14 +86,18 @@ class RankDivision:
         """
         self.is_divisible = False
         if self.ranks.are_split:
-            raise KgorchError(f"{self.ranks.said()}: {why}", next_step=f"run on {self.ranks.count} ranks again")
+            raise KgorchError(f"{self.ranks.describe()}: {why}", next_step=f"run on {self.ranks.count} ranks again")
 
 
 @contextmanager
 def playing_rank(
     ranks: VirtualRanks, rank: int, device: torch.device, modules: Iterable[nn.Module], before: list[torch.Tensor]
 ) -> Iterator[None]:
-    """Forward and backward as a virtual rank beyond the first: with its chance, and buffers as they were before the step."""
+    """Forward and backward as a virtual rank beyond the first: with its random states, and the buffers of the step's beginning.
+
+    Args:
+        before: copies of the modules' buffers at the beginning of the step.
+    """
     mine = rng_state.capture(device)
     after = copied_buffers(modules)
     rng_state.restore(ranks.random_states[rank], device)
@@ -97,10 +111,10 @@ def playing_rank(
 
 
 class GradientSum:
-    """The gradients of the ranks that a single process plays, each divided by their number and added in the order of ranks.
+    """Sums the gradients of the ranks that a single process plays, each divided by their number, in the order of ranks.
 
-    What stands in the gradients at a step's beginning (a script that accumulates over several backwards) is each rank's own, as on
-    several processes. Several processes that play more ranks than they are leave this to their DistributedDataParallel, which
+    Gradients that exist at a step's beginning (a script that accumulates over several backwards) count for each rank, as on
+    several processes. Several processes that play more ranks than they are leave the sum to their DistributedDataParallel, which
     reduces in the last backward: there the bits are not promised, and the losses are weighted instead.
     """
 
@@ -115,7 +129,7 @@ class GradientSum:
 
     @contextmanager
     def rank(self) -> Iterator[None]:
-        """Around the forward and backward of one rank."""
+        """A context for the forward and backward of one rank."""
         if self._share is None:
             yield
             return
@@ -137,7 +151,7 @@ class GradientSum:
 def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
     if other is None:
         return one
-    # `other` may lie in one of DDP's buckets, which is used again.
+    # `other` may be a view of one of DDP's buckets, which the next backward fills again.
     return other.clone() if one is None else one.add_(other)
 
 
@@ -152,7 +166,7 @@ def set_buffers(modules: Iterable[nn.Module], kept: list[torch.Tensor]) -> None:
 
 
 def rng_fingerprint(device: torch.device) -> int:
-    """Of the random states: whether chance was drawn between two moments."""
+    """A hash of the random states, to see whether random numbers were drawn between two moments."""
     parts: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
     if numpy := sys.modules.get("numpy"):
         parts.append(numpy.random.get_state()[2])

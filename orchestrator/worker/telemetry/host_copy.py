@@ -1,4 +1,4 @@
-"""A copy of a tensor in host memory that nobody waits for until it is needed."""
+"""Asynchronous copies of tensors to host memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 class HostCopy:
-    """A tensor on its way from its device to host memory, as it is when this is made.
+    """A tensor's values at this moment, on their way from its device to host memory.
 
-    On CUDA the copy is queued behind the work of the current stream. Use it on the thread that computes: a device that never comes
-    to an end would hold any other thread up as well, and a call of CUDA breaks a graph that the script captures meanwhile.
+    On CUDA the copy is queued behind the work of the current stream. Use it only on the thread that computes: a device that hangs
+    would block any other thread as well, and a CUDA call breaks a graph that the script captures meanwhile.
 
     Attributes:
-        values: in pinned memory for CUDA; whole once `is_complete`, or after `wait`.
+        values: same shape and type, in pinned memory for CUDA; complete once `is_complete` is true, or after `wait`.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Rank 0's own record of what the script reports (core/curve.py), so that a dead supervisor loses nothing of it.
+"""Rank 0's record of the reported metrics (core/curve.py) on disk, which does not depend on a living supervisor.
 
-The training's thread makes records; a thread of their own appends them to `metrics.jsonl` in the attempt's folder. It is not the
-thread that talks to the supervisor: a disk that hangs would keep that one from its deadline. No error of the disk reaches the
-training: records wait in a queue that is bounded, and are written when the disk takes them again.
+The training's thread makes records; a separate thread appends them to `metrics.jsonl` in the attempt's folder. It is not the link's
+thread, because a disk that hangs would keep that one from watching the deadline. No disk error reaches the training: records wait
+in a bounded queue, and are written when the disk accepts them again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from orchestrator.core.curve import Mark, Record, Recorder
 from orchestrator.wire import Launch
 
 WAITING = 512
-"""Records that wait for a disk at most; beyond that the oldest go."""
+"""Limit of records that wait for the disk; beyond it the oldest are dropped."""
 
 DRAIN_S, CLOSE_S = 0.05, 2.0
-"""How long a save, and the end, wait for the disk at most."""
+"""Seconds that a save, and the end of the session, wait for the disk at most."""
 
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class MetricLog:
-    """Attributes: epoch: counted from 1, of what is reported now; 0 before the first."""
+    """The metrics of one attempt.
+
+    Attributes:
+        epoch: of what is reported now, from 1; 0 before the first.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self.epoch = 0
@@ -39,7 +43,7 @@ class MetricLog:
         self._recorder.add(name, value, mark, time.time())
 
     def cut(self) -> None:
-        """At a save: what was reported until now is complete and, unless the disk hangs, in the file."""
+        """At a save: complete the records of what was reported until now, so that no mean spans the saved step."""
         self._recorder.flush(time.time())
         self._writer.drain(DRAIN_S)
 
@@ -49,7 +53,7 @@ class MetricLog:
 
 
 class RecordWriter:
-    """Appends records to a file, from a thread of its own that begins with the first of them."""
+    """Appends records to a file, in a thread that starts with the first record."""
 
     def __init__(self, path: Path, *, most_bytes: int = curve.MOST_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
@@ -61,7 +65,7 @@ class RecordWriter:
         self._bytes = 0
 
     def put(self, record: Record) -> None:
-        """Never waits for the disk."""
+        """Queue a record; does not wait for the disk."""
         with self._changed:
             self._queue.append(record)
             if len(self._queue) > WAITING:
@@ -72,7 +76,7 @@ class RecordWriter:
             self._thread.start()
 
     def drain(self, within_s: float) -> bool:
-        """Whether all is written, or could not be."""
+        """Wait until the queue is empty and nothing is being written. Returns whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._is_writing, within_s)
 
@@ -84,7 +88,7 @@ class RecordWriter:
             self._thread.join(within_s)
 
     def _run(self) -> None:
-        left: list[Record] = []  # what the disk did not take; tried again with the next record
+        left: list[Record] = []  # what the disk refused; tried again with the next record
         while True:
             with self._changed:
                 self._is_writing = False
@@ -97,13 +101,13 @@ class RecordWriter:
                 self._append("".join(f"{curve.encode(record)}\n" for record in left).encode())
                 left = []
             except OSError:
-                pass  # full, read-only or gone: training does not depend on it
+                pass  # full, read-only or gone: the training does not depend on it
             if is_last:
                 self._close()
                 return
 
     def _append(self, lines: bytes) -> None:
-        """All of it, or nothing. Raises: OSError."""
+        """Append all of the lines or nothing. Raises: OSError."""
         if self._descriptor < 0:
             self._open()
         if self._bytes + len(lines) > self._most_bytes:
@@ -123,7 +127,7 @@ class RecordWriter:
         self._bytes = os.fstat(self._descriptor).st_size
 
     def _thin(self) -> None:
-        """Half of the bytes, in a new file under the same name. Raises: OSError, with the file as it was."""
+        """Thin the records to half of the bytes, in a new file of the same name. Raises: OSError; the file is then unchanged."""
         kept = curve.thinned(curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
         aside = self._path.with_suffix(".part")
         aside.write_text("".join(f"{curve.encode(record)}\n" for record in kept))

@@ -1,7 +1,7 @@
-"""Where a rank is in its training, and for how long: what tells a long validation from a hang (core/hang.py).
+"""Where a rank is in its training, and for how long: distinguishes a long validation from a hang (core/hang.py).
 
-The training's thread writes (`enter`, a fraction of a microsecond a step), the link's thread reads once a second and looks
-besides at the main thread's stack: one that stands on the same instructions as a second ago has not moved.
+The training's thread writes (`enter`, a fraction of a microsecond a step). The link's thread reads once a second, and compares the
+main thread's stack: a thread at the same instructions as a second ago has not moved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from orchestrator.wire import Place
 
 
 class ProgressMarker:
-    """Attributes: where: a place of core/hang.py. longest: seconds that each place left again has taken at most."""
+    """The place of the training's thread.
+
+    Attributes:
+        where: a place of core/hang.py.
+        longest: the longest duration of each place that was left again, seconds.
+    """
 
     def __init__(self) -> None:
         self.where, self._since_s = "start", time.monotonic()
@@ -27,16 +32,16 @@ class ProgressMarker:
         self._still_since_s = self._since_s
 
     def enter(self, where: str, now_s: float | None = None) -> None:
-        """Leave one place for the next, which may be the same: each step is one."""
+        """Leave the current place for another one, which may have the same name: each step is a place."""
         now_s = time.monotonic() if now_s is None else now_s
         passed_s = now_s - self._since_s
         if passed_s > self.longest.get(self.where, 0.0):
             self.longest[self.where] = passed_s
         self.where, self._since_s = where, now_s
 
-    def told(self, attempt: str, rank: int, modules: Iterable[nn.Module]) -> Place:
-        """From the link's thread."""
-        self._see_evaluation(modules)
+    def message(self, attempt: str, rank: int, modules: Iterable[nn.Module]) -> Place:
+        """The place as a message. Called by the link's thread."""
+        self._detect_evaluation(modules)
         now_s = time.monotonic()
         if (stack := _main_stack()) != self._stack:
             self._stack, self._still_since_s = stack, now_s
@@ -45,11 +50,11 @@ class ProgressMarker:
 
     def at_failure(self, modules: Iterable[nn.Module]) -> str:
         """The place in which an exception was raised."""
-        self._see_evaluation(modules)
+        self._detect_evaluation(modules)
         return self.where
 
-    def _see_evaluation(self, modules: Iterable[nn.Module]) -> None:
-        """A validation in the midst of a step: a module that learned is in eval()."""
+    def _detect_evaluation(self, modules: Iterable[nn.Module]) -> None:
+        """Detect a validation within a step: a module that was in training mode is in eval mode."""
         training = {module for module in modules if module.training}
         self._learning |= training
         if self.where == "step" and self._learning - training:
@@ -57,9 +62,9 @@ class ProgressMarker:
 
 
 def _main_stack() -> list[tuple[int, int]]:
-    """The instruction that each frame of the main thread is at, innermost first."""
-    frame, found = sys._current_frames().get(threading.main_thread().ident or 0), list[tuple[int, int]]()
+    """The current instruction of each frame of the main thread, innermost first."""
+    frame, stack = sys._current_frames().get(threading.main_thread().ident or 0), list[tuple[int, int]]()
     while frame is not None:
-        found.append((id(frame.f_code), frame.f_lasti))
+        stack.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return found
+    return stack

@@ -1,8 +1,8 @@
-"""What a rank can tell of itself: PyTorch's allocator, its memory and CPU, and how long it waits for data.
+"""Resource usage of a rank: PyTorch's allocator, resident memory, CPU time, and how long it waits for data.
 
-Read about once a second on the thread of its line to the supervisor; the allocator by the thread that trains, between two steps.
-The allocator holds its lock while it waits for the device: another thread that asks it then waits, too, with Python's own lock
-taken, for as long as the device hangs. What cannot be measured is absent, never 0.
+The link's thread reads it about once a second. The allocator is read by the thread that trains, between two steps: it holds
+its lock while it waits for the device, so another thread would wait with it, holding the GIL, for as long as the device hangs.
+What cannot be measured is absent, never 0.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import torch
 
 Item = TypeVar("Item")
 SAMPLE_S = 1.0
-"""Between two looks at the allocator."""
+"""Seconds between two reads of the allocator."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class RankMetrics:
+    """The resource usage of this process and its loading processes."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._waited_s, self._since_s = 0.0, 0.0  # waiting for data: in all, and since when just now
+        self._waited_s, self._since_s = 0.0, 0.0  # waiting for data: in total, and since when at the moment
         self._fetches = False
         self._read_s, self._waited_before_s = time.monotonic(), 0.0
         self._cpu_s, self._loaders_s = time.process_time(), dict[str, float]()
@@ -34,16 +36,16 @@ class RankMetrics:
         self._next_sample_s = 0.0
 
     def sample(self, now_s: float) -> bool:
-        """Look at the allocator, if it is time. On the thread that trains. True when it was."""
+        """Read the allocator if it is time. Returns whether it was. Called by the thread that trains."""
         if now_s < self._next_sample_s:
             return False
         self._next_sample_s = now_s + SAMPLE_S
-        with contextlib.suppress(RuntimeError, KeyError):  # a dead context
+        with contextlib.suppress(RuntimeError, KeyError):  # the CUDA context is dead
             self._allocator = _allocator(self._device)
         return True
 
-    def fetched(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """The same batches; the time until each comes is counted."""
+    def timed(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """The same batches; the time until each arrives counts as data wait."""
         iterator, self._fetches = iter(batches), True
         while True:
             self._since_s = began_s = time.monotonic()
@@ -57,7 +59,11 @@ class RankMetrics:
             yield batch
 
     def read(self, step_s: float) -> dict[str, float]:
-        """Figures of now, and shares of the time since they were read last."""
+        """Current values, and shares of the time since the last call.
+
+        Returns:
+            step_s: seconds. data_wait: share of the time, 0 to 1. cpu, loaders: percent of one core. Others: bytes or counts.
+        """
         now_s = time.monotonic()
         passed_s, self._read_s = max(now_s - self._read_s, 1e-3), now_s
         found = {"step_s": step_s} if step_s else {}
@@ -65,7 +71,7 @@ class RankMetrics:
             found["data_wait"] = self._data_wait(now_s, passed_s)
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
         found["cpu"] = 100 * cpu_s / passed_s
-        with contextlib.suppress(OSError, ValueError, IndexError):  # no /proc, or one of another kind
+        with contextlib.suppress(OSError, ValueError, IndexError):  # no /proc, or another format
             found["rss"] = float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             found["rss_peak"] = max(float(peak_resident_bytes()), found["rss"])
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -84,37 +90,42 @@ class RankMetrics:
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes that this process had in memory since this was asked last; where the kernel does not forget, ever; 0 where it
-    does not tell."""
+    """The highest resident memory of this process since the last call, in bytes.
+
+    Since the start of the process where the kernel cannot reset the mark; 0 where the kernel does not report it.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text()
         with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # puts nothing back but that mark; see proc(5)
+            Path("/proc/self/clear_refs").write_text("5")  # resets that mark alone; see proc(5)
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return 0
 
 
 def _children_s() -> dict[str, float]:
-    """CPU seconds of each process that the main thread has started: DataLoader's, nearly always."""
+    """CPU seconds of each child process of the main thread, by pid: nearly always a DataLoader's."""
     found = {}
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        with contextlib.suppress(OSError):  # just gone
+        with contextlib.suppress(OSError):  # it has just ended
             user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
             found[pid] = (int(user) + int(system)) / TICKS_PER_S
     return found
 
 
 def _allocator(device: torch.device) -> dict[str, float]:
-    """Bytes; empty before CUDA is used, so that reading begins nothing. The peak is that since it was read last."""
+    """The allocator's bytes and counts; empty before CUDA is used, so that reading does not initialise it.
+
+    The peak is the one since the last call.
+    """
     if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
-    told = torch.cuda.memory_stats(device)
+    stats = torch.cuda.memory_stats(device)
     torch.cuda.reset_peak_memory_stats(device)
     return {
-        "alloc": float(told["allocated_bytes.all.current"]),
-        "reserved": float(told["reserved_bytes.all.current"]),
-        "peak": float(told["allocated_bytes.all.peak"]),
+        "alloc": float(stats["allocated_bytes.all.current"]),
+        "reserved": float(stats["reserved_bytes.all.current"]),
+        "peak": float(stats["allocated_bytes.all.peak"]),
         "total": float(torch.cuda.get_device_properties(device).total_memory),
-        "alloc_retries": float(told["num_alloc_retries"]),
-        "ooms": float(told["num_ooms"]),
+        "alloc_retries": float(stats["num_alloc_retries"]),
+        "ooms": float(stats["num_ooms"]),
     }

@@ -1,8 +1,8 @@
-"""The figures that a script reports: plain numbers for status and checkpoints, without making the training wait for its device.
+"""The metrics that a script reports, as plain numbers for status and checkpoints, without making the training wait for its device.
 
-Only the thread that trains touches a tensor: it copies a figure when it is reported, and takes it over once the copy has arrived.
-The thread that tells the supervisor reads plain numbers. It used to read the tensors itself: with a device that never came to an
-end it then heard no order, missed the deadline, and kept a failed rank from ending.
+Only the thread that trains touches a tensor: it starts a copy when a value is reported, and takes the number when the copy has
+arrived. The link's thread reads plain numbers. When it read the tensors itself, a device that hung kept it from receiving orders,
+so it missed the deadline and kept a failed rank from ending.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from orchestrator.wire import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
 from orchestrator.worker.telemetry.host_copy import HostCopy
 
 NUMBER_BYTES = 32
-"""Of a figure as JSON, with what stands around it."""
+"""Bytes of a number as JSON, with the punctuation around it."""
 
 ON_THE_WAY = 2
-"""Copies of one figure: the one that arrives next, and the newest. Those between are overtaken."""
+"""Copies of one metric that are under way: the one that arrives next, and the newest. Those between are dropped."""
 
 
 class ReportedMetrics:
-    """Attributes:
-    pending: names of figures that have not arrived; empty unless tensors on a GPU are reported.
-    dropped: why a name was not kept, the first time that this happened; empty until then.
-    on_arrival: is told of each figure that has arrived, with the mark that it was reported under.
+    """The newest value of each metric.
+
+    Attributes:
+        pending: copies that have not arrived, by name; empty unless tensors on a GPU are reported.
+        dropped: why a name was not kept, the first time that this happened; empty until then.
+        on_arrival: called with name, value and mark of each value that has arrived.
     """
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # as reported → as kept; of those that are kept alone
+        self._names: dict[str, str] = {}  # as reported → as kept
         self._names_bytes, self.dropped = 0, ""
         self._values: dict[str, float] = {}
         self._measured: dict[str, int] = {}
@@ -44,12 +46,12 @@ class ReportedMetrics:
 
     @property
     def values(self) -> dict[str, float]:
-        """The newest that have arrived; from any thread."""
+        """The newest values that have arrived. From any thread."""
         return dict(self._values)
 
     @property
     def measured(self) -> dict[str, int]:
-        """The step on whose weights each of them was measured; without those of which nobody knows it."""
+        """The step on whose weights each metric was measured, where that is known."""
         return dict(self._measured)
 
     def restore(self, values: Mapping[str, float], measured: Mapping[str, int]) -> None:
@@ -57,10 +59,12 @@ class ReportedMetrics:
         self._measured = {name: step for name, step in measured.items() if name in self._values}
 
     def report(self, name: str, value: Any, mark: Mark | None = None) -> None:
-        """A number, or a tensor of one element, measured on the weights after `mark.step` steps. A name more
-        than can be told and saved is passed over (`dropped`).
+        """Record a number, or a tensor of one element, measured on the weights after `mark.step` steps.
 
-        Raises: KgorchError for any other value.
+        A name beyond the limits of messages and manifests is dropped (`dropped`).
+
+        Raises:
+            KgorchError: the value is neither.
         """
         kept = self._names[name] if name in self._names else self._admit(name)
         if kept is None:
@@ -77,7 +81,7 @@ class ReportedMetrics:
             self._arrived(name, _number(name, value.detach()), mark)
 
     def _admit(self, name: str) -> str | None:
-        """The name under which a figure is kept: without control characters, which a terminal would obey. None where it is not."""
+        """The name under which a metric is kept, without control characters, which a terminal would obey. None: it is dropped."""
         kept = "".join(letter if letter.isprintable() else "�" for letter in name)
         size = len(json.dumps(kept)) + NUMBER_BYTES
         if len(name) > MAX_METRIC_NAME:
@@ -93,7 +97,7 @@ class ReportedMetrics:
         return None
 
     def collect(self, *, wait: bool = False) -> None:
-        """Take over the figures that have arrived; with `wait`, all that were reported."""
+        """Take the numbers that have arrived; with `wait`, all that were reported."""
         for name in list(self.pending):
             copies = self.pending[name]
             while copies and (wait or copies[0][0].is_complete()):
@@ -114,7 +118,7 @@ class ReportedMetrics:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # an int beyond the range of floats
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

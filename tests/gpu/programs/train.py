@@ -107,7 +107,7 @@ def group_facts(session, model) -> dict[str, object]:
     try:
         from orchestrator.worker.memory.ddp_drain import GradientReduction
 
-        facts["way"] = GradientReduction([model]).way(microbatched=False)
+        facts["way"] = GradientReduction([model]).mode(microbatched=False)
     except (AttributeError, RuntimeError) as error:
         facts["way"] = f"{type(error).__name__}: {error}"
     return facts

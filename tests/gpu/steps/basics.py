@@ -74,7 +74,7 @@ def sequence_number(report: Report) -> None:
             report.check("an all-reduce raises the backend's sequence number by", after - before, 1)
         with report.guard("a plain DDP can be drained", "drain"):
             reduction = GradientReduction([DistributedDataParallel(nn.Linear(4, 4).to(device))])
-            report.check("a plain DDP can be drained", reduction.way(microbatched=False), "drain")
+            report.check("a plain DDP can be drained", reduction.mode(microbatched=False), "drain")
         with contextlib.suppress(Exception):  # a private name, for a note
             report.note("time-out of collectives", backend.options._timeout)
 
@@ -130,7 +130,7 @@ def _drain_once(report: Report, ddp: DistributedDataParallel, reduction, x: torc
 
     for _ in range(3):
         step()
-        reduction.done()
+        reduction.finish()
     expected = [weight.grad.clone() for weight in ddp.parameters() if weight.grad is not None]
     Fails.armed = True
     try:
@@ -145,10 +145,10 @@ def _drain_once(report: Report, ddp: DistributedDataParallel, reduction, x: torc
     for weight in ddp.parameters():
         weight.grad = None
     synchronize(x.device)
-    reduction.owe()
+    reduction.drain()
     reduction.reset()
     step()
-    reduction.done()
+    reduction.finish()
     synchronize(x.device)
     result = [weight.grad for weight in ddp.parameters() if weight.grad is not None]
     same = len(result) == len(expected) and all(map(torch.equal, expected, result))
