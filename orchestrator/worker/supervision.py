@@ -13,7 +13,7 @@ from orchestrator.worker.checkpoint.best_checkpoint import BestCheckpoint
 from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
 from orchestrator.worker.health.loss_guard import LossGuard
 from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.memory.microbatch import StepGuards
+from orchestrator.worker.memory.oom_retry import StepGuards
 from orchestrator.worker.probe.estimate_probe import EstimateProbe
 from orchestrator.worker.probe.probe import Probe
 from orchestrator.worker.ranks.consensus_board import Board

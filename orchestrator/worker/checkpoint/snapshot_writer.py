@@ -61,6 +61,24 @@ class PendingWrite(NamedTuple):
     step: int
 
 
+class Snapshot(NamedTuple):
+    """One rank's part of a snapshot.
+
+    Attributes:
+        captured: the state.
+        mine: this rank's share of the tensors, by path.
+        documents: the JSON files of this rank by name. The first one's name is its shard's, too.
+        described: the manifest.
+        began_s: reading of CLOCK_BOOTTIME since which the training waits.
+    """
+
+    captured: CapturedState
+    mine: Mapping[str, torch.Tensor]
+    documents: Mapping[str, Mapping[str, Any]]
+    described: Manifest
+    began_s: float
+
+
 class SnapshotWriter:
     """The snapshots of one rank.
 
@@ -144,35 +162,27 @@ class SnapshotWriter:
             return 1 - self._promised
         return self.next_slot()
 
-    def save(
-        self, captured: CapturedState, mine: Mapping[str, torch.Tensor], docs: Mapping[str, Mapping[str, Any]],
-        described: Manifest, *, slot: int, persist: bool, began_s: float,
-    ) -> bool:  # fmt: skip
+    def save(self, snapshot: Snapshot, *, slot: int, persist: bool) -> bool:
         """Copy the state to a buffer. Returns whether that succeeded.
 
         Args:
-            mine: this rank's share of the tensors.
-            docs: the JSON files of this rank by name. The first one's name is its shard's, too.
-            described: the manifest.
+            slot: the buffer.
             persist: the keeper writes the snapshot to disk.
-            began_s: reading of CLOCK_BOOTTIME since which the training waits.
-        """  # fmt: skip
+        """
         self._taken, self._slot, self.error = self._taken + 1, slot, ""  # also if it fails on this rank alone
-        files = {name: json.dumps(document).encode() for name, document in docs.items()}
+        files = {name: json.dumps(document).encode() for name, document in snapshot.documents.items()}
         if self._rank == 0:
-            files |= self._of_all(captured, described)
-        shard = next(iter(docs)).removesuffix(".json") + ".safetensors"
-        patience_s = KEEPER_PATIENCE_S if persist else 0.0
+            files |= self._of_all(snapshot.captured, snapshot.described)
         for again in (True, False):
             try:
-                self._fill(mine, files, shard, described, slot, persist, began_s, patience_s)
+                self._fill(snapshot, files, slot, persist=persist)
                 return True
             except KeeperBusy:
                 return False
             except OSError as error:
                 self._lose_keeper()
                 if not (again and persist):
-                    self._fail(described.step, error, persist)
+                    self._fail(snapshot.described.step, error, persist)
                     return False
         raise AssertionError
 
@@ -206,10 +216,11 @@ class SnapshotWriter:
         assert isinstance(answer, wire.Held)
         return answer, descriptors
 
-    def _fill(
-        self, mine: Mapping[str, torch.Tensor], files: Mapping[str, bytes], shard: str, described: Manifest, slot: int,
-        persist: bool, began_s: float, patience_s: float,
-    ) -> None:  # fmt: skip
+    def _fill(self, snapshot: Snapshot, files: Mapping[str, bytes], slot: int, *, persist: bool) -> None:
+        """Fill the buffer and notify the keeper. Raises: OSError, KeeperBusy."""
+        mine, described, began_s = snapshot.mine, snapshot.described, snapshot.began_s
+        shard = next(iter(snapshot.documents)).removesuffix(".json") + ".safetensors"
+        patience_s = KEEPER_PATIENCE_S if persist else 0.0
         size = sum(tensor.nbytes for tensor in mine.values()) + sum(len(content) for content in files.values())
         if not self._images:
             self._make_room(size + 512 * len(mine) + 65536, patience_s)

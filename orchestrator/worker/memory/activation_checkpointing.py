@@ -20,9 +20,6 @@ versions, which does not work with DistributedDataParallel and find_unused_param
 from __future__ import annotations
 
 import functools
-import pickle
-import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -37,6 +34,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from orchestrator.errors import KgorchError
 from orchestrator.worker.checkpoint.state_codec import unwrapped
+from orchestrator.worker.memory.recompute_state import EntryTable, HostRng, copied
 
 COMPILES_BATCHNORM = "2.13"
 """PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; 2.9 to 2.12 are untested."""
@@ -248,12 +246,12 @@ class CheckpointedForward:
         self, name: str, block: nn.Module, own: Callable[..., Any] | None, note: Callable[[str], None]
     ) -> None:
         self.name, self.block, self.own, self.note = name, block, own, note
-        tables = [_Table(table) for part in block.modules() for table in (vars(part), part._buffers)]
-        self.changeable: list[_Table | _HostRng] = [*tables, _HostRng()]
+        tables = [EntryTable(table) for part in block.modules() for table in (vars(part), part._buffers)]
+        self.changeable: list[EntryTable | HostRng] = [*tables, HostRng()]
         self.parts = list(block.modules())
         norms = [part for part in self.parts if isinstance(part, nn.modules.batchnorm._NormBase)]
-        self.statistics = [_Table(part._buffers) for part in norms]
-        self.habits: dict[tuple[bool, ...], tuple[bool, list[_Table | _HostRng]]] = {}
+        self.statistics = [EntryTable(part._buffers) for part in norms]
+        self.habits: dict[tuple[bool, ...], tuple[bool, list[EntryTable | HostRng]]] = {}
 
     def mode(self) -> tuple[bool, ...]:
         return tuple(part.training for part in self.parts)
@@ -288,7 +286,7 @@ class _Run:
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._live: list[torch.Tensor] | None = tensors
         self._instead: list[torch.Tensor] | None = None
-        self._before: list[tuple[_Table | _HostRng, Any]] = []
+        self._before: list[tuple[EntryTable | HostRng, Any]] = []
         self._mode = of.mode()
         self._habits = of.habits.get(self._mode)
 
@@ -296,7 +294,7 @@ class _Run:
         """The inputs for `checkpoint` to keep. It refuses tensors that are changed after it has kept them."""
         if self._habits is None:  # `data` has its own version counter
             return [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors]
-        return [_copy(tensor) for tensor in tensors] if self._habits[0] else tensors
+        return [copied(tensor) for tensor in tensors] if self._habits[0] else tensors
 
     def __call__(self, *kept: torch.Tensor) -> Any:
         if self._live is None:
@@ -307,7 +305,7 @@ class _Run:
     def _forward(self, tensors: list[torch.Tensor]) -> Any:
         is_learning = self._habits is None
         changes_inputs, changeable = self._habits or (True, self._of.changeable)
-        aside = [_copy(tensor) for tensor in tensors] if is_learning else None
+        aside = [copied(tensor) for tensor in tensors] if is_learning else None
         versions = [tensor._version for tensor in tensors]
         self._before = [(what, what.take()) for what in changeable]
         output = self._plain(tensors)
@@ -342,81 +340,3 @@ class _Run:
             leaves[place] = tensor
         args, kwargs = tree_unflatten(leaves, self._form)
         return self._of.plain(*args, **kwargs)
-
-
-class _Table:
-    """Entries of a module's buffers or attributes. They are exchanged, not copied into, so those in use keep their versions."""
-
-    def __init__(self, entries: dict[str, Any], names: Iterable[str] | None = None) -> None:
-        self._entries, self._names = entries, names
-
-    def take(self) -> dict[str, Any]:
-        names = self._entries if self._names is None else self._names
-        return {name: _copy_of(self._entries[name]) for name in names if name in self._entries}
-
-    def changed_since(self, taken: dict[str, Any]) -> dict[str, Any]:
-        """The entries whose values have changed. Versions do not show it: BatchNorm's statistics keep theirs."""
-        return {name: old for name, old in taken.items() if _differ(old, self._entries.get(name))}
-
-    def only(self, names: Iterable[str]) -> _Table:
-        return _Table(self._entries, tuple(names))
-
-    @contextmanager
-    def restored(self, old: dict[str, Any]) -> Iterator[None]:
-        now = self._entries.copy()
-        self._entries.update({name: _copy_of(value) for name, value in old.items()})
-        try:
-            yield
-        finally:
-            self._entries.update(now)
-
-
-class _HostRng:
-    """The random states of python and NumPy; torch.utils.checkpoint keeps torch's."""
-
-    def take(self) -> tuple[Any, Any]:
-        numpy = sys.modules.get("numpy")
-        return random.getstate(), numpy.random.get_state(legacy=False) if numpy else None
-
-    def changed_since(self, taken: tuple[Any, Any]) -> tuple[Any, Any] | None:
-        python, numpy = self.take()
-        is_same = python == taken[0] and pickle.dumps(numpy) == pickle.dumps(taken[1])
-        return None if is_same else taken
-
-    def only(self, _: Any) -> _HostRng:
-        return self
-
-    @contextmanager
-    def restored(self, old: tuple[Any, Any]) -> Iterator[None]:
-        now = self.take()
-        self._set(old)
-        try:
-            yield
-        finally:
-            self._set(now)
-
-    def _set(self, states: tuple[Any, Any]) -> None:
-        random.setstate(states[0])
-        if states[1] is not None:
-            sys.modules["numpy"].random.set_state(states[1])
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _copy_of(value: Any) -> Any:
-    """A copy of a tensor or generator, whose changes in place can be detected; other objects as they are."""
-    if isinstance(value, torch.Tensor):
-        return _copy(value)
-    if isinstance(value, torch.Generator):
-        return torch.Generator(value.device).set_state(value.get_state())
-    return value
-
-
-def _differ(old: Any, now: Any) -> bool:
-    if isinstance(old, torch.Tensor) and isinstance(now, torch.Tensor):
-        return old.dtype != now.dtype or old.device != now.device or not torch.equal(old, now)
-    if isinstance(old, torch.Generator) and isinstance(now, torch.Generator):
-        return not torch.equal(old.get_state(), now.get_state())
-    return old is not now

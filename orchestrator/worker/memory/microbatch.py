@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,25 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.worker import rng_state
 from orchestrator.worker.data import batches
-from orchestrator.worker.health.loss_guard import LossGuard
 from orchestrator.worker.memory import activation_checkpointing, ddp_drain
-from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.memory.oom_retry import OomRetry
+from orchestrator.worker.memory.oom_retry import OomRetry, StepGuards
 from orchestrator.worker.ranks import virtual_ranks
-from orchestrator.worker.ranks.consensus_board import Board
 from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
 
 Work = Callable[[Any, float], torch.Tensor]
 """`work(part, weight)`: forward of a part of a batch, and backward of its mean loss times `weight`; returns the detached loss."""
-
-
-class StepGuards(NamedTuple):
-    """What watches a step under kgorch."""
-
-    ladder: Ladder
-    health: LossGuard
-    board: Board
-    rank: int
 
 
 class MicrobatchRunner:
@@ -134,10 +122,8 @@ class MicrobatchRunner:
     def retry(self) -> OomRetry:
         assert self._guard
         hidden = activation_checkpointing.has_sync_batchnorm(self._modules)
-        return OomRetry(
-            self._guard.ladder, self._guard.board, self._guard.rank, self._device, self._modules, self._ranks_now(),
-            ddp_drain.GradientReduction(self.ddps, hidden=hidden),
-        )  # fmt: skip
+        reduction = ddp_drain.GradientReduction(self.ddps, hidden=hidden)
+        return OomRetry(self._guard, self._device, self._modules, self._ranks_now(), reduction)
 
     @functools.cached_property
     def ddps(self) -> list[DistributedDataParallel]:

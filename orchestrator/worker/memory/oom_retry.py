@@ -16,7 +16,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -34,6 +34,22 @@ OUT_OF_MEMORY = 4
 Result = TypeVar("Result")
 
 
+class StepGuards(NamedTuple):
+    """What watches a step under kgorch.
+
+    Attributes:
+        ladder: memory settings.
+        health: checks of losses and weights.
+        board: votes of the ranks.
+        rank: of this process.
+    """
+
+    ladder: Ladder
+    health: LossGuard
+    board: Board
+    rank: int
+
+
 class OomRetry:
     """Runs steps on one rank.
 
@@ -44,10 +60,15 @@ class OomRetry:
     """
 
     def __init__(
-        self, ladder: Ladder, board: Board, rank: int, device: torch.device, modules: Sequence[nn.Module],
-        ranks: virtual_ranks.VirtualRanks, reduction: GradientReduction,
-    ) -> None:  # fmt: skip
-        self._ladder, self._board, self._rank, self._device = ladder, board, rank, device
+        self,
+        guards: StepGuards,
+        device: torch.device,
+        modules: Sequence[nn.Module],
+        ranks: virtual_ranks.VirtualRanks,
+        reduction: GradientReduction,
+    ) -> None:
+        self._ladder, self._board, self._rank = guards.ladder, guards.board, guards.rank
+        self._device = device
         self._ranks, self._reduction = ranks, reduction
         self._weights = list({id(item): item for module in modules for item in module.parameters()}.values())
         self._buffers = BufferCopies(modules)
