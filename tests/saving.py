@@ -17,7 +17,7 @@ from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker import rng_state
 from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.checkpoint.snapshot_buffer import share
-from orchestrator.worker.checkpoint.snapshot_writer import Snapshot, SnapshotWriter
+from orchestrator.worker.checkpoint.snapshot_writer import RankSnapshot, SnapshotWriter
 from orchestrator.worker.ranks.consensus_board import Board, size
 
 
@@ -65,5 +65,5 @@ def save(
     mine = share(captured.tensors, captured.own, rank, ranks)
     docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
     slot = saver.next_slot() if slot is None else slot
-    snapshot = Snapshot(captured, mine, docs, described(step, final, ranks), boottime_s())
+    snapshot = RankSnapshot(captured, mine, docs, described(step, final, ranks), boottime_s())
     return saver.save(snapshot, slot=slot, persist=persist)

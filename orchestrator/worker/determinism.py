@@ -85,8 +85,8 @@ class Determinism:
         show = warnings.showwarning
 
         def heard(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            found = _WARNING.match(str(message))
-            op = found and (found["op"] or found["library"])
+            matched = _WARNING.match(str(message))
+            op = matched and (matched["op"] or matched["library"])
             if op == _PROBE:
                 self._is_heard = True
                 return

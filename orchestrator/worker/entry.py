@@ -100,7 +100,7 @@ def flags_of(args: dict[str, Any]) -> list[str]:
     return flags
 
 
-def call(launch: Launch, record: Record) -> None:
+def call(launch: Launch, record: ExitRecord) -> None:
     """Run the stage's entry: a script, or a function of a module."""
     os.chdir(launch.workdir)
     sys.path.insert(0, launch.workdir)
@@ -117,7 +117,7 @@ def call(launch: Launch, record: Record) -> None:
         function(**launch.args)
 
 
-class Record:
+class ExitRecord:
     """The record of how a rank ended, for the supervisor.
 
     Outcomes: `finished`; `suspended`, stopped at a step boundary with its part saved; `unsaved`, the same, but the save failed;
@@ -218,7 +218,7 @@ def main() -> int:
         print("orchestrator.worker.entry is started by kgorch, through torchrun", file=sys.stderr)
         return 2
     rank = int(os.environ.get("RANK", 0))
-    record = Record(launch, rank)
+    record = ExitRecord(launch, rank)
     log_to(Path(launch.folder) / f"rank{rank}.log")
     dump_stacks_to(Path(launch.folder) / f"rank{rank}.stacks")
     try:

@@ -25,7 +25,7 @@ LONGEST = 300
 """Limit of characters of an answer, which is shown in a table."""
 
 
-def asked_for(function: Callable[..., Any], args: dict[str, Any]) -> dict[str, Any]:
+def accepted_arguments(function: Callable[..., Any], args: dict[str, Any]) -> dict[str, Any]:
     """The stage's arguments that the function names; all of them for `**kwargs`."""
     parameters = inspect.signature(function).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
@@ -33,14 +33,14 @@ def asked_for(function: Callable[..., Any], args: dict[str, Any]) -> dict[str, A
     return {name: value for name, value in args.items() if name in parameters}
 
 
-def answered(name: str, args: dict[str, Any], workdir: str) -> dict[str, Any]:
+def answer_of(name: str, args: dict[str, Any], workdir: str) -> dict[str, Any]:
     """The answer: `said`, the first line of the function's result; or its error, with the line unless it is a KgorchError."""
     try:
         function = entry.function_of(name)
-        given = asked_for(function, args)
-        entry.check_arguments(function, given, name)
-        said = function(**given)
-        return {"said": next(iter(str("" if said is None else said).splitlines()), "passed")[:LONGEST]}
+        arguments = accepted_arguments(function, args)
+        entry.check_arguments(function, arguments, name)
+        result = function(**arguments)
+        return {"said": next(iter(str("" if result is None else result).splitlines()), "passed")[:LONGEST]}
     except KgorchError as error:
         facts = [fact[:LONGEST] for fact in error.facts[:8]]
         return {"what": error.what[:1000], "facts": facts, "do": error.next_step or "", "line": ""}
@@ -61,7 +61,7 @@ def main() -> None:
         os.dup2(2, 1)
         os.chdir(order["workdir"])
         sys.path.insert(0, order["workdir"])
-        json.dump(answered(order["function"], order["args"], order["workdir"]), answer)
+        json.dump(answer_of(order["function"], order["args"], order["workdir"]), answer)
     os._exit(0)  # without unloading PyTorch, or joining threads
 
 

@@ -18,7 +18,7 @@ from orchestrator.manifest import Manifest
 from orchestrator.wire import Launch, boottime_s
 from orchestrator.worker import rng_state, session_end
 from orchestrator.worker.checkpoint import gc_pause, snapshot_buffer, state_codec
-from orchestrator.worker.checkpoint.snapshot_writer import Snapshot, is_on_disk
+from orchestrator.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
 from orchestrator.worker.checkpoint.state_codec import CapturedState
 from orchestrator.worker.memory.ladder import manifest_entries
 from orchestrator.worker.ranks import process_group
@@ -214,7 +214,7 @@ class SaveCoordinator:
             self._metric_log.cut()
         described = self._manifest(final=final)
         documents = self._rank_documents(boundary.captured, boundary.mine)
-        snapshot = Snapshot(boundary.captured, boundary.mine, documents, described, boundary.began_s)
+        snapshot = RankSnapshot(boundary.captured, boundary.mine, documents, described, boundary.began_s)
         return self._writer.save(snapshot, slot=slot, persist=persist)
 
     def _manifest(self, *, final: bool) -> Manifest:

@@ -13,7 +13,7 @@ from orchestrator.worker.ranks.process_group import RankInfo
 from orchestrator.worker.ranks.virtual_ranks import RankDivision
 from orchestrator.worker.telemetry.event_sender import EventSender, Exactness
 from orchestrator.worker.telemetry.progress_marker import ProgressMarker
-from orchestrator.worker.telemetry.rank_metrics import RankMetrics
+from orchestrator.worker.telemetry.rank_metrics import ResourceMeter
 from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 from orchestrator.worker.telemetry.step_timer import StepTimer
 from orchestrator.worker.training_position import TrainingPosition
@@ -46,7 +46,7 @@ class SessionState:
     quick: bool
     determinism: Determinism
     division: RankDivision
-    resources: RankMetrics
+    resources: ResourceMeter
     marker: ProgressMarker
     timer: StepTimer
     events: EventSender
@@ -67,7 +67,7 @@ class SessionState:
             quick,
             determinism,
             division=RankDivision(member.rank, member.world_size),
-            resources=RankMetrics(member.device),
+            resources=ResourceMeter(member.device),
             marker=marker,
             timer=StepTimer(marker),
             events=events,

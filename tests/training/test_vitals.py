@@ -12,11 +12,11 @@ import torch
 from harness import wait_until
 
 from orchestrator.wire import Vitals, decode, encode
-from orchestrator.worker.telemetry.rank_metrics import RankMetrics
+from orchestrator.worker.telemetry.rank_metrics import ResourceMeter
 
 
 def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_read_last():
-    gauges = RankMetrics(torch.device("cpu"))
+    gauges = ResourceMeter(torch.device("cpu"))
     assert "data_wait" not in gauges.read(0.0), "nothing was fetched yet"
 
     def batches(wait_s):
@@ -33,7 +33,7 @@ def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_re
 
 
 def test_a_wait_that_has_no_end_yet_counts():
-    gauges, come, fetched = RankMetrics(torch.device("cpu")), threading.Event(), []
+    gauges, come, fetched = ResourceMeter(torch.device("cpu")), threading.Event(), []
     thread = threading.Thread(target=lambda: fetched.extend(gauges.timed(come.wait() for _ in range(1))))
     thread.start()
     wait_until(lambda: gauges.read(0.0).get("data_wait", 0.0) > 0.0)
@@ -47,14 +47,14 @@ def test_an_error_of_the_loader_comes_through():
         yield 1
         raise OSError("the disk")
 
-    fetched = RankMetrics(torch.device("cpu")).timed(broken())
+    fetched = ResourceMeter(torch.device("cpu")).timed(broken())
     assert next(fetched) == 1
     with pytest.raises(OSError, match="the disk"):
         next(fetched)
 
 
 def test_a_process_that_computes_and_its_children_are_seen_and_cuda_is_not_begun():
-    gauges = RankMetrics(torch.device("cuda"))
+    gauges = ResourceMeter(torch.device("cuda"))
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         until_s = time.process_time() + 0.2

@@ -82,7 +82,7 @@ class BestCheckpoint:
         Raises:
             PeersLost: a rank has died.
         """
-        return self._board.vote(self._wanted(step, saved_at))
+        return self._board.vote(self._decide(step, saved_at))
 
     def after_step(self, step: int, saved_at: int | None) -> int:
         """The same at the boundary after a step, where only the ranks that have reported wait. Raises: PeersLost."""
@@ -92,9 +92,9 @@ class BestCheckpoint:
             return 0
         looked_s = time.monotonic()
         in_budget = self._spent_s <= SHARE * (looked_s - self._began_s) + FREE_S
-        wanted = self._wanted(step, saved_at) if in_budget else 0
+        flag = self._decide(step, saved_at) if in_budget else 0
         self._spent_s += time.monotonic() - looked_s  # a look may wait for the device and for a save
-        agreed = self._board.compare(step, wanted)
+        agreed = self._board.compare(step, flag)
         if agreed is None:
             self._is_alone = True
             why = f"{self.metric} was reported on some ranks only, in the midst of an epoch"
@@ -110,7 +110,7 @@ class BestCheckpoint:
         if (value := self._measured_at(step)) is not None and self._is_better(value):
             self._before, self._value, self._at = self._reached(), value, step
 
-    def _wanted(self, step: int, saved_at: int | None) -> int:
+    def _decide(self, step: int, saved_at: int | None) -> int:
         if self._rank != 0:
             return 0
         self._metrics.collect(wait=True)

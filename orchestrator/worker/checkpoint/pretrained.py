@@ -47,18 +47,18 @@ def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: st
         WeightsRefused: the file is not one of weights, or does not fit.
     """
     name, module = _module_of(tracked, into)
-    found = _named(_read(path), path, module, prefix)
+    tensors = _named(_read(path), path, module, prefix)
     own = module.state_dict()
     shapes = {
         key: f"(file {tuple(value.shape)}, {name} {tuple(own[key].shape)})"
-        for key, value in found.items()
+        for key, value in tensors.items()
         if isinstance(own.get(key), torch.Tensor) and value.shape != own[key].shape
     }
-    fitting = {key: value for key, value in found.items() if key not in shapes}
+    fitting = {key: value for key, value in tensors.items() if key not in shapes}
     if not fitting.keys() & own.keys():
         raise WeightsRefused(
             f"{path.name}: no tensor of it fits {name}",
-            f"file: {_list(found)}",
+            f"file: {_list(tensors)}",
             f"{name}: {_list(own)}",
             next_step="see whether it is another model's, or give weights a `prefix` or another `into`",
         )
@@ -167,15 +167,15 @@ def _named(content: Any, path: Path, module: nn.Module, prefix: str) -> dict[str
             content = next((content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)), content)
     named = content if isinstance(content, Mapping) else {}
     named = {str(key): value for key, value in named.items() if isinstance(value, torch.Tensor)}
-    found = {key.removeprefix(prefix): value for key, value in named.items() if key.startswith(prefix)}
-    if not found:
+    tensors = {key.removeprefix(prefix): value for key, value in named.items() if key.startswith(prefix)}
+    if not tensors:
         which = f"that begins with {prefix!r}" if named else "with a tensor"
         raise WeightsRefused(f"{path.name} holds no name {which}", f"{path} holds: {_list(named or content)}")
     own = module.state_dict()
     for mark in PREFIXES * 2:
-        if all(key.startswith(mark) for key in found) and not any(key.startswith(mark) for key in own):
-            found = {key.removeprefix(mark): value for key, value in found.items()}
-    return found
+        if all(key.startswith(mark) for key in tensors) and not any(key.startswith(mark) for key in own):
+            tensors = {key.removeprefix(mark): value for key, value in tensors.items()}
+    return tensors
 
 
 def _list(names: Any) -> str:

@@ -61,7 +61,7 @@ class PendingWrite(NamedTuple):
     step: int
 
 
-class Snapshot(NamedTuple):
+class RankSnapshot(NamedTuple):
     """One rank's part of a snapshot.
 
     Attributes:
@@ -126,7 +126,7 @@ class SnapshotWriter:
             self._lose_keeper()
             print(f"kgorch: no room for snapshots yet: {error}", flush=True)
 
-    def admit(self, wanted: int) -> int:
+    def admit(self, pending: int) -> int:
         """On rank 0: the requests of all that are pending that all ranks are asked now, with the slot to fill.
 
         Args:
@@ -136,12 +136,12 @@ class SnapshotWriter:
             0 for not yet.
         """
         busy = self._is_writing()
-        if wanted & STOP:
-            kinds = wanted | SAVE
-        elif busy and (wanted & SAVE or self._count < 2):
-            kinds = wanted & SNAPSHOT if self._count == 2 else 0  # a save waits for the one that is being written
+        if pending & STOP:
+            kinds = pending | SAVE
+        elif busy and (pending & SAVE or self._count < 2):
+            kinds = pending & SNAPSHOT if self._count == 2 else 0  # a save waits for the one that is being written
         else:
-            kinds = wanted
+            kinds = pending
         if not kinds:
             return 0
         slot = 1 - (self._writing.slot if self._writing and busy else self._slot) if self._count == 2 else 0
@@ -162,7 +162,7 @@ class SnapshotWriter:
             return 1 - self._promised
         return self.next_slot()
 
-    def save(self, snapshot: Snapshot, *, slot: int, persist: bool) -> bool:
+    def save(self, snapshot: RankSnapshot, *, slot: int, persist: bool) -> bool:
         """Copy the state to a buffer. Returns whether that succeeded.
 
         Args:
@@ -216,7 +216,7 @@ class SnapshotWriter:
         assert isinstance(answer, wire.Held)
         return answer, descriptors
 
-    def _fill(self, snapshot: Snapshot, files: Mapping[str, bytes], slot: int, *, persist: bool) -> None:
+    def _fill(self, snapshot: RankSnapshot, files: Mapping[str, bytes], slot: int, *, persist: bool) -> None:
         """Fill the buffer and notify the keeper. Raises: OSError, KeeperBusy."""
         mine, described, began_s = snapshot.mine, snapshot.described, snapshot.began_s
         shard = next(iter(snapshot.documents)).removesuffix(".json") + ".safetensors"
@@ -274,15 +274,15 @@ class SnapshotWriter:
         self._images = []  # release the old ones first
         self._connect(patience_s)
         assert self._keeper
-        told = self._launch
-        bound = -1 if told.memory_bytes is None else told.memory_bytes
+        spec = self._launch
+        bound = -1 if spec.memory_bytes is None else spec.memory_bytes
         wire.send(
             self._keeper,
             Room(
-                told.attempt,
-                told.run_id,
-                told.stage,
-                told.checkpoints,
+                spec.attempt,
+                spec.run_id,
+                spec.stage,
+                spec.checkpoints,
                 self._rank,
                 self._world,
                 need,
@@ -299,7 +299,7 @@ class SnapshotWriter:
                 if pinned
                 else "there is no room for them in memory, so they are files"
             )
-            self._tell(Note(told.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
+            self._tell(Note(spec.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count
@@ -307,21 +307,21 @@ class SnapshotWriter:
     def _answer(self, kind: type[wire.Message], patience_s: float) -> tuple[wire.Message, list[int]]:
         """The keeper's answer of that kind; reports on saves that nobody waits for are skipped. Raises: OSError."""
         assert self._keeper
-        until, kept = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
+        until, received = time.monotonic() + max(patience_s, SNAPSHOT_PATIENCE_S), list[int]()
         try:
             while time.monotonic() < until:
                 messages, descriptors = wire.receive(self._keeper, self._lines, patience_s=1.0)
-                kept += descriptors
+                received += descriptors
                 for message in messages:
                     if isinstance(message, kind):
-                        kept, given = [], kept
-                        return message, given
+                        received, granted = [], received
+                        return message, granted
                     if isinstance(message, Answer):
                         raise OSError(message.text)
         except wire.WireError as error:
             raise ConnectionError(str(error)) from None
         finally:
-            wire.close_all(kept)
+            wire.close_all(received)
         raise TimeoutError("the keeper does not answer")
 
     def _connect(self, patience_s: float) -> None:

@@ -45,10 +45,10 @@ class CachedPaths:
 
     def path(self, path: str | os.PathLike[str]) -> os.PathLike[str]:
         """A CachedPath for a cached source or a path below one; any other path as it is."""
-        given = os.path.normpath(Path.cwd() / path)
+        absolute = os.path.normpath(Path.cwd() / path)
         for source, cache in self._caches.items():
-            if given == source or given.startswith(source.rstrip("/") + "/"):
-                copy = os.path.join(cache, Path(source).name) + given[len(source.rstrip("/")) :]
+            if absolute == source or absolute.startswith(source.rstrip("/") + "/"):
+                copy = os.path.join(cache, Path(source).name) + absolute[len(source.rstrip("/")) :]
                 return CachedPath(os.fspath(path), copy, str(self._flags[source]))
         return Path(path)
 

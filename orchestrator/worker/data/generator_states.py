@@ -29,17 +29,17 @@ def state_of(generator: Any) -> Any:
 def set_state(generator: Any, saved: Any) -> None:
     """Set a state of `state_of`. Raises: CannotRestore for anything else; the generator is then unchanged."""
     try:
-        found = tagged_json.decode(saved, "generator")
+        state = tagged_json.decode(saved, "generator")
         if isinstance(generator, torch.Generator):
-            generator.set_state(rng_state.as_tensor(found))
+            generator.set_state(rng_state.as_tensor(state))
         elif isinstance(generator, random.Random):
-            generator.setstate(rng_state.python_state(found))
+            generator.setstate(rng_state.python_state(state))
         else:
-            _compare(found, _read_numpy(generator))
+            _compare(state, _read_numpy(generator))
             if isinstance(generator, sys.modules["numpy"].random.RandomState):
-                generator.set_state(found)
+                generator.set_state(state)
             else:
-                _bits(generator).state = found
+                _bits(generator).state = state
     except (*tagged_json.MISFITS, RuntimeError) as error:
         raise CannotRestore(
             f"a random state of the loader does not fit a {type(generator).__name__}",
@@ -61,32 +61,32 @@ def raw_state_of(generator: Any) -> Any:
 
 def _read_numpy(generator: Any) -> dict[str, Any]:
     has_gauss = isinstance(generator, sys.modules["numpy"].random.RandomState)
-    found: dict[str, Any] = generator.get_state(legacy=False) if has_gauss else _bits(generator).state
-    if found["bit_generator"] not in BIT_GENERATORS:
-        raise ValueError(f"{found['bit_generator']} is not a bit generator of NumPy itself")
-    return found
+    current: dict[str, Any] = generator.get_state(legacy=False) if has_gauss else _bits(generator).state
+    if current["bit_generator"] not in BIT_GENERATORS:
+        raise ValueError(f"{current['bit_generator']} is not a bit generator of NumPy itself")
+    return current
 
 
 def _bits(generator: Any) -> Any:
     return getattr(generator, "bit_generator", generator)
 
 
-def _compare(found: Any, own: Any, name: str = "") -> None:
+def _compare(saved: Any, own: Any, name: str = "") -> None:
     """Raises: ValueError where the two differ in structure, or a number is out of range."""
     numpy = sys.modules["numpy"]
     if isinstance(own, dict):
-        if not isinstance(found, dict) or found.keys() != own.keys():
+        if not isinstance(saved, dict) or saved.keys() != own.keys():
             raise ValueError(f"expected {', '.join(own)}")
         for key, value in own.items():
-            _compare(found[key], value, key)
+            _compare(saved[key], value, key)
     elif isinstance(own, numpy.ndarray):
-        if not isinstance(found, numpy.ndarray) or (found.dtype, found.shape) != (own.dtype, own.shape):
+        if not isinstance(saved, numpy.ndarray) or (saved.dtype, saved.shape) != (own.dtype, own.shape):
             raise ValueError(f"{name} is no table of {own.shape} {own.dtype}")
     elif isinstance(own, str):
-        if found != own:
-            raise ValueError(f"expected a {own}, found {found!r:.80}")
+        if saved != own:
+            raise ValueError(f"expected a {own}, found {saved!r:.80}")
     elif isinstance(own, float):
-        if type(found) is not float:
-            raise ValueError(f"{name} is {found!r:.80}")
-    elif type(found) is not int or not 0 <= found <= MOST.get(name, (1 << 128) - 1):
-        raise ValueError(f"{name} is {found!r:.80}")
+        if type(saved) is not float:
+            raise ValueError(f"{name} is {saved!r:.80}")
+    elif type(saved) is not int or not 0 <= saved <= MOST.get(name, (1 << 128) - 1):
+        raise ValueError(f"{name} is {saved!r:.80}")

@@ -197,14 +197,14 @@ class _Keyed(Dataset[Any]):
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         numpy = sys.modules.get("numpy")
-        kept = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+        saved = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
         try:
             return [self._read(epoch, index, numpy) for epoch, index in keys]
         finally:  # without loading workers the model uses the same generators
-            random.setstate(kept[0])
-            torch.set_rng_state(kept[1])
+            random.setstate(saved[0])
+            torch.set_rng_state(saved[1])
             if numpy:
-                numpy.random.set_state(kept[2])
+                numpy.random.set_state(saved[2])
 
     def __getitem__(self, key: Key) -> Any:
         return self.__getitems__([key])[0]

@@ -155,35 +155,35 @@ class LoaderFastForward:
     @property
     def exactness(self) -> str:
         """How exact a resume is, as far as it can be known from outside, in words."""
-        said, loader, watch = ["replayed"], self._loader, self._watch
+        notes, loader, watch = ["replayed"], self._loader, self._watch
         if not isinstance(loader, DataLoader):
-            said.append(f"a {type(loader).__name__}, exact if it gives the same each time")
-        said += self._parts.unknown[:MOST_NAMED]
+            notes.append(f"a {type(loader).__name__}, exact if it gives the same each time")
+        notes += self._parts.unknown[:MOST_NAMED]
         for inner in self._parts.loaders.values():
             if inner.num_workers and inner.persistent_workers:
-                said.append("persistent_workers: exact unless they draw from generators of their own process")
+                notes.append("persistent_workers: exact unless they draw from generators of their own process")
             if not getattr(inner, "in_order", True):
-                said.append("in_order=False: the order hangs on time")
+                notes.append("in_order=False: the order hangs on time")
         if watch and self._parts.loaders and watch.given and not watch.reads:
-            said.append(f"what a {type(loader).__name__} reads ahead is not seen: exact unless that is random")
+            notes.append(f"what a {type(loader).__name__} reads ahead is not seen: exact unless that is random")
         if watch and watch.in_threads:
-            said.append("batches are read in a thread: the random numbers that one gets hang on time")
+            notes.append("batches are read in a thread: the random numbers that one gets hang on time")
         elif watch and not watch.is_exact:
-            said.append(
+            notes.append(
                 f"{watch.needed} batches are read ahead, of which the newest {MOST_AHEAD} come again as they were:"
                 " exact if the others are not augmented in the rank's own process"
             )
         if self._ranks_before != self._world:
-            said.append(f"{self._ranks_before} ranks before, {self._world} now: another order and effective batch")
-        return "; ".join(dict.fromkeys(said))
+            notes.append(f"{self._ranks_before} ranks before, {self._world} now: another order and effective batch")
+        return "; ".join(dict.fromkeys(notes))
 
     @property
     def lost(self) -> str:
         """What the newest resume could not reproduce, in words; empty when nothing differs."""
         if self._watch and self._watch.same_order is False:
             self._lost.append(ANOTHER)
-        found = list(dict.fromkeys([*self._lost, *self._states.lost]))
-        return f"epoch {self._epoch}: {'; '.join(found[:MOST_NAMED])}" if found else ""
+        sentences = list(dict.fromkeys([*self._lost, *self._states.lost]))
+        return f"epoch {self._epoch}: {'; '.join(sentences[:MOST_NAMED])}" if sentences else ""
 
     def _pulled(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """The same batches. Only their reads are watched, not those of an evaluation between them."""
@@ -265,11 +265,11 @@ class LoaderFastForward:
         batch_sampler = getattr(self._loader, "batch_sampler", None)
         sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
         parts = [self._loader, getattr(self._loader, "dataset", None), *sampler]
-        found = [getattr(part, "generator", None) for part in parts]
-        known = list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())
+        candidates = [getattr(part, "generator", None) for part in parts]
+        known = list({id(item): item for item in candidates if isinstance(item, torch.Generator)}.values())
         try:
-            for generator, kept in zip(known, began["generators"], strict=False):
-                generator.set_state(rng_state.as_tensor(bytes.fromhex(kept)))
+            for generator, saved in zip(known, began["generators"], strict=False):
+                generator.set_state(rng_state.as_tensor(bytes.fromhex(saved)))
         except (TypeError, ValueError, RuntimeError) as error:
             raise CannotRestore("the checkpoint's random states of a loader cannot be read", str(error)[:300]) from None
         for path, item in self._parts.generators.items():
@@ -327,21 +327,21 @@ class _States:
         """All states, as plain JSON."""
         return _plain(*self.quick())
 
-    def set(self, kept: LoaderState) -> None:
+    def set(self, saved: LoaderState) -> None:
         """Set the states of the libraries and of the generators. Raises: CannotRestore."""
-        self.set_held(kept)
-        rng_state.restore(kept.get("rng"), self._device)
+        self.set_held(saved)
+        rng_state.restore(saved.get("rng"), self._device)
 
-    def set_held(self, kept: LoaderState) -> None:
+    def set_held(self, saved: LoaderState) -> None:
         """Set the states of the generators alone. Raises: CannotRestore."""
-        if not isinstance(kept.get("generators"), dict):
+        if not isinstance(saved.get("generators"), dict):
             raise CannotRestore("the checkpoint's random states of a loader cannot be read")
-        for path in self.generators.keys() & kept["generators"].keys():
-            self.set_one(path, kept["generators"][path])
+        for path in self.generators.keys() & saved["generators"].keys():
+            self.set_one(path, saved["generators"][path])
 
-    def set_one(self, path: str, kept: Any) -> None:
+    def set_one(self, path: str, saved: Any) -> None:
         try:
-            generator_states.set_state(self.generators[path], kept)
+            generator_states.set_state(self.generators[path], saved)
         except CannotRestore:
             self.lost.append(f"{path} is another kind of generator than it was")
 
@@ -349,5 +349,5 @@ class _States:
 def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> LoaderState:
     return {
         "rng": tagged_json.encode(libraries, "rng"),
-        "generators": {path: tagged_json.encode(kept, "generator") for path, kept in held.items()},
+        "generators": {path: tagged_json.encode(saved, "generator") for path, saved in held.items()},
     }

@@ -179,7 +179,7 @@ class ReadWatch:
 
 def checksum(batch: Any) -> int | None:
     """A checksum of samples of a batch; None for a batch on a GPU, which would have to be waited for, or of unknown types."""
-    found = 0
+    crc = 0
     try:
         for leaf in pytree.tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
@@ -189,10 +189,10 @@ def checksum(batch: Any) -> int | None:
                 leaf = (leaf.shape, flat[:: max(1, flat.numel() // SAMPLED)].tolist())
             elif not isinstance(leaf, str | bytes | int | float | bool | None):
                 return None
-            found = zlib.crc32(repr(leaf).encode(), found)
+            crc = zlib.crc32(repr(leaf).encode(), crc)
     except (RuntimeError, NotImplementedError):  # sparse, quantized
         return None
-    return found
+    return crc
 
 
 def _bytes_of(index: Any) -> bytes:

@@ -110,7 +110,7 @@ class _Node:
 
 def parts_of(loader: Any) -> LoaderParts:
     """Search a loader."""
-    return _Search(loader).parts
+    return _LoaderSearch(loader).parts
 
 
 def takes_epochs(thing: Any) -> bool:
@@ -131,24 +131,24 @@ def takes_epochs(thing: Any) -> bool:
 
 def set_epoch(things: Sequence[Any], epoch: int) -> None:
     """Call `set_epoch` of each once, the outer ones first. One that an outer one has called already is left out."""
-    told: set[int] = set()
+    called: set[int] = set()
     with contextlib.ExitStack() as stack:
         for thing in things:
             if hasattr(thing, "__dict__"):
-                stack.enter_context(_noted(thing, told))
+                stack.enter_context(_noted(thing, called))
         for thing in things:
-            if id(thing) not in told:
+            if id(thing) not in called:
                 thing.set_epoch(epoch)
 
 
 @contextlib.contextmanager
-def _noted(thing: Any, told: set[int]) -> Iterator[None]:
+def _noted(thing: Any, called: set[int]) -> Iterator[None]:
     """A context that records calls of the object's `set_epoch`, whoever makes them."""
     method, own = thing.set_epoch, "set_epoch" in vars(thing)
 
     @functools.wraps(method)
     def noted(*args: Any, **named: Any) -> Any:
-        told.add(id(thing))
+        called.add(id(thing))
         return method(*args, **named)
 
     vars(thing)["set_epoch"] = noted
@@ -170,17 +170,17 @@ def _generator_types() -> tuple[type, ...]:
 def _of_the_process() -> set[int]:
     """Ids of the process's global generators, whose states every checkpoint holds."""
     numpy = sys.modules.get("numpy")
-    found = [random._inst, torch.default_generator]
+    global_generators = [random._inst, torch.default_generator]
     if numpy:
-        found += [numpy.random.mtrand._rand, numpy.random.mtrand._rand._bit_generator]
-    return {id(item) for item in found}
+        global_generators += [numpy.random.mtrand._rand, numpy.random.mtrand._rand._bit_generator]
+    return {id(item) for item in global_generators}
 
 
-class _Search:
+class _LoaderSearch:
     def __init__(self, loader: Any) -> None:
         self.parts = LoaderParts()
         self._types, self._global = _generator_types(), _of_the_process()
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._held: list[Any] = []  # kept alive, so that no id is reused during the search
         self._inert: dict[type, bool] = {}
         self._shared: dict[type, dict[str, Any]] = {}
@@ -192,13 +192,13 @@ class _Search:
     def _search(self, until_s: float) -> None:
         while self._open:
             node = self._open.popleft()
-            if id(node.thing) in self._seen:
+            if id(node.thing) in self._visited:
                 continue
-            is_late = len(self._seen) % 256 == 255 and time.monotonic() > until_s
-            if len(self._seen) >= MOST_OBJECTS or is_late:
-                self._doubt(f"only {len(self._seen)} of its objects were searched for random generators")
+            is_late = len(self._visited) % 256 == 255 and time.monotonic() > until_s
+            if len(self._visited) >= MOST_OBJECTS or is_late:
+                self._doubt(f"only {len(self._visited)} of its objects were searched for random generators")
                 return
-            self._seen.add(id(node.thing))
+            self._visited.add(id(node.thing))
             self._held.append(node.thing)
             self._meet(node)
             below = list(self._below(node))

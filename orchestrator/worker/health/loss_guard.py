@@ -54,7 +54,7 @@ class Unwell(RuntimeError):
 class RemedyLog(Protocol):
     """Where remedies are recorded: memory/adjustment_log.py."""
 
-    def add(self, told: Remedied, *, tells: bool) -> None: ...
+    def add(self, message: Remedied, *, tells: bool) -> None: ...
 
 
 class Adjustable(Protocol):
@@ -78,18 +78,18 @@ class LossGuard:
     def __init__(
         self, launch: Launch, rank: int, ladder: Adjustable, send: Callable[[Message], None], *, late: bool
     ) -> None:
-        told = launch.health
-        self._policy = [health.parse_remedy(written) for written in told.get("nan", ())]
-        self._past = [Taken(**taken) for taken in told.get("past", ())]
-        self._spike = Spike(told.get("spike"))
+        options = launch.health
+        self._policy = [health.parse_remedy(written) for written in options.get("nan", ())]
+        self._past = [Taken(**taken) for taken in options.get("past", ())]
+        self._spike = Spike(options.get("spike"))
         self._entries = [entry for entry in launch.schedule if "settings" not in entry]
         self._attempt, self._rank, self._ladder, self._send = launch.attempt, rank, ladder, send
         self._arriving: deque[PendingLosses] | None = deque() if late else None
         self._tracked: Mapping[str, Any] = {}
-        self._meant: set[str] = set()  # tensors that were not finite from the start: masks, for example
+        self._never_finite: set[str] = set()  # tensors that were not finite from the start: masks, for example
         self._since = self._step = 0
         self._call = -1
-        self._heard: list[torch.Tensor] = []
+        self._recorded: list[torch.Tensor] = []
         self._losses: list[float] = []
         self._trouble: Trouble | None = None
 
@@ -145,11 +145,11 @@ class LossGuard:
     def add_loss(self, loss: torch.Tensor) -> None:
         """Record the mean loss of a batch: a scalar tensor, for each rank that this process plays."""
         if self.is_on:
-            self._heard.append(loss)
+            self._recorded.append(loss)
 
     def forget_losses(self) -> None:
         """Forget the losses of a step that is computed once more."""
-        self._heard.clear()
+        self._recorded.clear()
 
     def flag_of_step(self, *, scaled: bool) -> int:
         """This rank's flag in the vote; 0 when all is well.
@@ -157,13 +157,13 @@ class LossGuard:
         Args:
             scaled: a GradScaler is used, which skips a step by itself when its gradients are not finite.
         """
-        heard, self._losses = self._heard, []
-        self._heard = []
+        batch_losses, self._losses = self._recorded, []
+        self._recorded = []
         if self._arriving is None:
-            return self._weigh([float(loss) for loss in heard], self._step, self._call, stepped=False)
+            return self._weigh([float(loss) for loss in batch_losses], self._step, self._call, stepped=False)
         flag = max((self._weigh_late(arrived) for arrived in self._arrived()), default=0)
-        if heard:
-            self._arriving.append(PendingLosses(torch.stack(heard), self._step, self._call, scaled=scaled))
+        if batch_losses:
+            self._arriving.append(PendingLosses(torch.stack(batch_losses), self._step, self._call, scaled=scaled))
         return LATE if flag else 0
 
     def accept_step(self) -> None:
@@ -201,8 +201,8 @@ class LossGuard:
         self._losses = losses
         if bad := [loss for loss in losses if not math.isfinite(loss)]:
             was_dropped = any(0 <= step - taken.seen <= health.SOON for taken in self._past)
-            if (not stepped or was_dropped) and (found := next(_not_finite(_weights(self._tracked)), None)):
-                self._see(WEIGHTS, step, f"{found} is no number at step {step}, and so the loss", 0)
+            if (not stepped or was_dropped) and (bad_name := next(_not_finite(_weights(self._tracked)), None)):
+                self._see(WEIGHTS, step, f"{bad_name} is no number at step {step}, and so the loss", 0)
                 return LATE
             self._see(LOSS, step, f"loss is {bad[0]} at step {step}", call)
             return NOT_FINITE
@@ -231,14 +231,14 @@ class LossGuard:
 
     def _remember(self, remedy: str, why: str, change: Mapping[str, Any]) -> None:
         self._past.append(Taken(change["step"], remedy, why, change["step"]))
-        told = Remedied(self._attempt, remedy, why, dict(change))
-        self._ladder.changes.add(told, tells=self._rank == 0 or self._arriving is not None)
+        message = Remedied(self._attempt, remedy, why, dict(change))
+        self._ladder.changes.add(message, tells=self._rank == 0 or self._arriving is not None)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Of the tracked modules, as BatchNorm's statistics: a forward has changed them, whoever leaves the step out."""
         modules = {name: thing for name, thing in self._tracked.items() if isinstance(thing, torch.nn.Module)}
-        found = {f"{name}.{key}": item for name, module in modules.items() for key, item in module.named_buffers()}
-        return {name: item for name, item in found.items() if name not in self._meant}
+        buffers = {f"{name}.{key}": item for name, module in modules.items() for key, item in module.named_buffers()}
+        return {name: item for name, item in buffers.items() if name not in self._never_finite}
 
     def _arrived(self, *, wait: bool = False) -> Iterator[PendingLosses]:
         while self._arriving and (wait or len(self._arriving) > BEHIND or self._arriving[0].is_there()):
@@ -254,7 +254,7 @@ class LossGuard:
 
     def set_baseline(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Learn the state at the beginning: tensors that are not finite then are so on purpose."""
-        self._meant = set(_not_finite(tensors))
+        self._never_finite = set(_not_finite(tensors))
 
     def check_state(self, tensors: Mapping[str, torch.Tensor], step: int, vote: Callable[[int], int]) -> float:
         """Check this rank's share of the state before a save at `step`. All ranks call it together.
@@ -271,9 +271,9 @@ class LossGuard:
         began_s = time.monotonic()
         flags = [self._weigh_late(arrived) for arrived in self._arrived(wait=True)]
         if not any(flags):
-            shown = {name: tensor for name, tensor in tensors.items() if name not in self._meant}
-            if found := next(_not_finite(shown), None):
-                self._see(WEIGHTS, step, f"{found} is no number at step {step}: not saved", 0)
+            shown = {name: tensor for name, tensor in tensors.items() if name not in self._never_finite}
+            if bad_name := next(_not_finite(shown), None):
+                self._see(WEIGHTS, step, f"{bad_name} is no number at step {step}: not saved", 0)
                 flags.append(LATE)
         took_s = time.monotonic() - began_s
         if vote(LATE if any(flags) else 0):

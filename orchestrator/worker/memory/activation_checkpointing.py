@@ -63,18 +63,18 @@ def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
     multi-layer RNNs with dropout on CUDA, because cuDNN keeps a random state of its own; and modules with a BatchNorm in a compiled
     model, where PyTorch is older than COMPILES_BATCHNORM.
     """
-    found: dict[str, nn.Module] = {}
+    chosen: dict[str, nn.Module] = {}
     for name, thing in tracked.items():
         if isinstance(thing, nn.Module) and _may(thing):
-            found |= _within(unwrapped(thing), name)
-    found = {name: block for block, name in reversed({block: name for name, block in found.items()}.items())}
-    inside = {part for block in found.values() for part in block.modules() if part is not block}
-    found = {name: block for name, block in reversed(found.items()) if block not in inside}
+            chosen |= _within(unwrapped(thing), name)
+    chosen = {name: block for block, name in reversed({block: name for name, block in chosen.items()}.items())}
+    inside = {part for block in chosen.values() for part in block.modules() if part is not block}
+    chosen = {name: block for name, block in reversed(chosen.items()) if block not in inside}
     if TorchVersion(torch.__version__) < COMPILES_BATCHNORM:
         modules = (thing for thing in tracked.values() if isinstance(thing, nn.Module))
         compiled = {inner for module in modules for part in module.modules() for inner in _compiled_parts(part)}
-        found = {name: block for name, block in found.items() if block not in compiled or not has_batchnorm([block])}
-    return found if len(found) > 1 else {}
+        chosen = {name: block for name, block in chosen.items() if block not in compiled or not has_batchnorm([block])}
+    return chosen if len(chosen) > 1 else {}
 
 
 def _compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -91,14 +91,14 @@ def _within(module: nn.Module, name: str) -> dict[str, nn.Module]:
         path: child for path, child in children.items() if _layers(child) > (0 if list(child.children()) else 1)
     }
     kinds = Counter(type(unwrapped(child)) for child in children.values())
-    found: dict[str, nn.Module] = {}
+    chosen: dict[str, nn.Module] = {}
     for path, child in children.items():
         deeper = _within(unwrapped(child), path)
         is_repeated = kinds[type(unwrapped(child))] > 1
         larger = [part for part in deeper.values() if _layers(part) > 1]
         whole = _can_be_computed_again(child) and not _is_stage(child, deeper) and (is_repeated or not larger)
-        found |= {path: child} if whole else deeper
-    return found
+        chosen |= {path: child} if whole else deeper
+    return chosen
 
 
 def _may(module: nn.Module) -> bool:
@@ -132,8 +132,8 @@ def _is_stage(module: nn.Module, deeper: Mapping[str, nn.Module]) -> bool:
     inner = unwrapped(module)
     lists = [inner] if isinstance(inner, LISTS) else [child for child in inner.children() if isinstance(child, LISTS)]
     listed = {part for container in lists for part in container.children()}
-    held = [part for part in deeper.values() if part in listed and (inner in lists or _layers(part) > 1)]
-    return len(held) > 1 and 2 * sum(map(_size, held)) > _size(module)
+    members = [part for part in deeper.values() if part in listed and (inner in lists or _layers(part) > 1)]
+    return len(members) > 1 and 2 * sum(map(_size, members)) > _size(module)
 
 
 def _size(module: nn.Module) -> int:
@@ -296,9 +296,9 @@ class _Run:
             return [tensor.data.requires_grad_(tensor.requires_grad) for tensor in tensors]
         return [copied(tensor) for tensor in tensors] if self._habits[0] else tensors
 
-    def __call__(self, *kept: torch.Tensor) -> Any:
+    def __call__(self, *inputs: torch.Tensor) -> Any:
         if self._live is None:
-            return self._recompute(kept)
+            return self._recompute(inputs)
         tensors, self._live = self._live, None
         return self._forward(tensors)
 
@@ -325,14 +325,14 @@ class _Run:
             )
         return output
 
-    def _recompute(self, kept: Iterable[torch.Tensor]) -> Any:
+    def _recompute(self, inputs: Iterable[torch.Tensor]) -> Any:
         self._of.note(self._of.name)
         if self._instead or (self._habits and self._habits[0]):
-            kept = [tensor.clone() for tensor in self._instead or kept]  # the recomputation changes it again
+            inputs = [tensor.clone() for tensor in self._instead or inputs]  # the recomputation changes it again
         with ExitStack() as as_before:
             for what, old in self._before:
                 as_before.enter_context(what.restored(old))
-            return self._plain(kept)
+            return self._plain(inputs)
 
     def _plain(self, tensors: Iterable[torch.Tensor]) -> Any:
         leaves = self._rest.copy()

@@ -25,29 +25,39 @@ class AdjustmentLog:
         self._device, self._world, self._send = launch.device, launch.ranks, send
         self._bound()
 
-    def add(self, told: RungTaken | Remedied, *, tells: bool) -> None:
+    def add(self, message: RungTaken | Remedied, *, tells: bool) -> None:
         """Record a change that all ranks make now.
 
         Args:
             tells: this rank reports it to the supervisor.
         """
-        row: dict[str, Any] = {"why": told.why, "at": datetime.now(UTC).isoformat(), "world": self._world, "up": False}
-        if isinstance(told, RungTaken):
+        row: dict[str, Any] = {
+            "why": message.why,
+            "at": datetime.now(UTC).isoformat(),
+            "world": self._world,
+            "up": False,
+        }
+        if isinstance(message, RungTaken):
             row |= {
-                "step": told.step,
-                "rung": told.rung,
+                "step": message.step,
+                "rung": message.rung,
                 "device": self._device,
-                "settings": {"settings": told.settings},
+                "settings": {"settings": message.settings},
             }
-            row |= {"up": told.up, "changes_result": told.changes_result}
+            row |= {"up": message.up, "changes_result": message.changes_result}
         else:
-            entry = {name: value for name, value in told.change.items() if name != "step"}
-            row |= {"step": told.change["step"], "rung": told.remedy, "device": "", "settings": entry}
+            entry = {name: value for name, value in message.change.items() if name != "step"}
+            row |= {
+                "step": message.change["step"],
+                "rung": message.remedy,
+                "device": "",
+                "settings": entry,
+            }
             row |= {"changes_result": True}
         self.entries.append(Change.of(row))
         self._bound()
         if tells:
-            self._send(told)
+            self._send(message)
 
     def _bound(self) -> None:
         remedies = [item for item in self.entries if "settings" not in item.settings]

@@ -71,7 +71,7 @@ class GradientReduction:
         self._ddps, self._hidden = ddps, hidden
         self._plain = not hidden and (not ddps or (len(ddps) == 1 and _can_be_drained(ddps[0])))
         self._backend = _backend(ddps[0]) if ddps and self._plain else None
-        self._begun: int | None = None  # the sequence number when this step's reduction began; None before it did
+        self._sequence_before: int | None = None  # when this step's reduction began; None until it has
         self._of_a_step = 0
         self._is_steady = self._syncs = False
         self.communicates = False
@@ -84,20 +84,20 @@ class GradientReduction:
 
     def begin(self) -> None:
         """Run the collectives of a forward that are not part of the reduction, before the part of the step that may fail."""
-        self._begun = None  # if memory runs out in here, this rank's progress is unknown
+        self._sequence_before = None  # if memory runs out in here, this rank's progress is unknown
         for ddp in self._ddps:
             self._syncs = ddp.require_backward_grad_sync
             ddp.reducer._rebuild_buckets()
             if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 ddp._sync_buffers()  # type: ignore[no-untyped-call]
             ddp.require_forward_param_sync = False
-        self._begun = self._sequence()
+        self._sequence_before = self._sequence()
 
     def finish(self) -> None:
         """A step has succeeded on all ranks: learn how many collectives it takes."""
-        if not self._syncs or self._begun is None:
+        if not self._syncs or self._sequence_before is None:
             return
-        launched = self._sequence() - self._begun
+        launched = self._sequence() - self._sequence_before
         was_steady = self._is_steady
         self._is_steady, self._of_a_step = launched == self._of_a_step, launched
         if self._is_steady and not was_steady:  # rarely, because `_owed` allocates as much memory as the gradients
@@ -114,9 +114,9 @@ class GradientReduction:
                 step, so this rank's progress is unknown.
         """
         for ddp in self._ddps if self._syncs else ():  # in the script's own no_sync() no rank waits
-            if self._begun is None:
+            if self._sequence_before is None:
                 raise RuntimeError("memory ran out while DDP prepared its buckets: the step cannot be tried again")
-            launched, left = self._sequence() - self._begun, _owed(ddp)
+            launched, left = self._sequence() - self._sequence_before, _owed(ddp)
             if launched > len(left) or (self._is_steady and self._of_a_step != len(left)):
                 raise RuntimeError(f"other collectives than DDP's {len(left)} in a step: it cannot be tried again")
             for tensor in left[launched:]:
@@ -201,12 +201,12 @@ def _counts(ddp: DistributedDataParallel) -> bool:
 def _in_chunks(grads: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Lists of gradients of one type, of some 25 MB."""
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
-        chunk, held = list[torch.Tensor](), 0
+        chunk, chunk_bytes = list[torch.Tensor](), 0
         for grad in (grad for grad in grads if grad.dtype == dtype):
             chunk.append(grad)
-            held += grad.nbytes
-            if held >= BUCKET_BYTES:
+            chunk_bytes += grad.nbytes
+            if chunk_bytes >= BUCKET_BYTES:
                 yield chunk
-                chunk, held = [], 0
+                chunk, chunk_bytes = [], 0
         if chunk:
             yield chunk

@@ -147,17 +147,17 @@ class Ladder:
         Raises:
             LadderEnds: `must`, and no rung is left that this process can take.
         """
-        found = memory.next_rung(self._rungs, self.settings, self._base, self._facts)
-        if found is None or not found[0].is_in_process or (found[0].changes_result and not must):
+        choice = memory.next_rung(self._rungs, self.settings, self._base, self._facts)
+        if choice is None or not choice[0].is_in_process or (choice[0].changes_result and not must):
             if must:
                 raise LadderEnds(why)
             return
-        rung, after = found
+        rung, after = choice
         self._schedule.clear()  # an earlier rung invalidates what followed it in earlier attempts
         self._apply(after)
         changes = rung.changes_result
-        told = RungTaken(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes)
-        self.changes.add(told, tells=tells)
+        message = RungTaken(self._attempt, step, rung.name, why, after.as_dict(), changes_result=changes)
+        self.changes.add(message, tells=tells)
 
     def up(self, step: int, *, tells: bool) -> None:
         """Undo the last rung that was taken in this process; nothing where there is none."""
@@ -167,8 +167,8 @@ class Ladder:
         self._schedule.clear()
         self._apply(above[-2])
         why = "there has been room for long"
-        told = RungTaken(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True)
-        self.changes.add(told, tells=tells)
+        message = RungTaken(self._attempt, step, "one rung up", why, above[-2].as_dict(), up=True)
+        self.changes.add(message, tells=tells)
 
     def empty_cache(self, step: int) -> None:
         """Empty the allocator's cache, if the settings ask for it before this step."""

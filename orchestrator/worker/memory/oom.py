@@ -53,7 +53,7 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._known = 0
+        self._looked_at = 0
 
     def count(self) -> int:
         """All refusals so far; 0 before CUDA is initialised."""
@@ -63,12 +63,12 @@ class Refusals:
 
     def unknown(self) -> int:
         """Refusals since the last look."""
-        return self.count() - self._known
+        return self.count() - self._looked_at
 
     def look(self) -> int:
         """Refusals since the last look, which now count as known."""
         unknown = self.unknown()
-        self._known += unknown
+        self._looked_at += unknown
         return unknown
 
 
@@ -99,13 +99,13 @@ class LadderEnds(RuntimeError):
 
 def ran_out(error: BaseException) -> str:
     """The memory that ran out (see `where`), by an error that ends a rank or by one of its causes; empty when none did."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, LadderEnds):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LadderEnds):
             return "device"
-        if is_out_of_memory(seen):
-            return where(seen)
-        seen = seen.__cause__
+        if is_out_of_memory(cause):
+            return where(cause)
+        cause = cause.__cause__
     return ""
 
 

@@ -100,8 +100,8 @@ class OomRetry:
                 return forward_backward()
             if health:
                 health.forget_losses()
-            begun = StepStart(self._weights, self._buffers, self._rng, self._ranks)
-            result, said, flag = self._try(step, forward_backward, mode)
+            start = StepStart(self._weights, self._buffers, self._rng, self._ranks)
+            result, message, flag = self._try(step, forward_backward, mode)
             worst = self._board.vote(flag or (health.flag_of_step(scaled=scaled) if health else 0))
             if not worst:
                 if mode == APART:
@@ -113,17 +113,17 @@ class OomRetry:
                 assert result is not None
                 return result[0]
             if health and worst < OUT_OF_MEMORY:
-                begun.restore()
+                start.restore()
                 health.apply_remedy(worst)
                 self.drop(scaled=scaled)
                 return None
             self._reduction.reset()
-            begun.restore()
-            why = f"rank {self._rank}: {said}" if said else "another rank ran out of memory"
+            start.restore()
+            why = f"rank {self._rank}: {message}" if message else "another rank ran out of memory"
             try:
                 self._ladder.down(step, why, tells=self._board.worst_rank == self._rank, must=True)
             except oom.LadderEnds as error:
-                error.is_collateral = not said
+                error.is_collateral = not message
                 raise
 
     @property
@@ -156,18 +156,18 @@ class OomRetry:
                 raise
             if not oom.can_retry(error):
                 raise oom.LadderEnds(oom.first_line(error)) from None
-            said = oom.first_line(error)
+            message = oom.first_line(error)
         oom.refusals.look()  # this one has been handled
         self._failures = self._failures + 1 if self._failed_at == step else 1
         self._failed_at = step
         self._make_room()
-        self._ladder.report_lack(self._rank, step, said)
+        self._ladder.report_lack(self._rank, step, message)
         if mode == DRAIN:
             try:
                 self._reduction.drain()
             except RuntimeError as error:
-                raise oom.LadderEnds(f"{said}; {error}") from None
-        return None, said, OUT_OF_MEMORY
+                raise oom.LadderEnds(f"{message}; {error}") from None
+        return None, message, OUT_OF_MEMORY
 
     def _make_room(self) -> None:
         """Free what the failed step has left.
@@ -236,7 +236,7 @@ class BufferCopies:
         self._slots = [
             (part._buffers, name) for part in parts for name, buffer in part._buffers.items() if buffer is not None
         ]
-        self._held: list[Any] = []
+        self._current: list[Any] = []
         self._values: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._often: list[int] = []  # indices of the buffers that are copied at every step
@@ -245,19 +245,20 @@ class BufferCopies:
         self._kinds: list[list[int]] = []  # the same indices, grouped by device and type
 
     def keep(self) -> None:
-        held: list[Any] = [buffers[name] for buffers, name in self._slots]
-        if len(held) != len(self._held) or any(map(operator.is_not, held, self._held)):
-            self._held, self._values, self._numbers, self._kinds = held, [buffer.clone() for buffer in held], [], []
-            self._often = [number for number, buffer in enumerate(held) if buffer.numel() <= SMALL]
+        current: list[Any] = [buffers[name] for buffers, name in self._slots]
+        if len(current) != len(self._current) or any(map(operator.is_not, current, self._current)):
+            self._current, self._values = current, [buffer.clone() for buffer in current]
+            self._numbers, self._kinds = [], []
+            self._often = [number for number, buffer in enumerate(current) if buffer.numel() <= SMALL]
         else:
-            changed = [number for number, buffer in enumerate(held) if buffer._version != self._versions[number]]
+            changed = [number for number, buffer in enumerate(current) if buffer._version != self._versions[number]]
             if self._steps < LEARNED:
-                self._often += [number for number in self._unseen(held) if number not in changed]
+                self._often += [number for number in self._unseen(current) if number not in changed]
                 self._steps += 1
-            numbers = changed if len(changed) == len(held) else sorted({*changed, *self._often})
+            numbers = changed if len(changed) == len(current) else sorted({*changed, *self._often})
             for alike in self._by_kind(numbers):
-                torch._foreach_copy_([self._values[number] for number in alike], [held[number] for number in alike])
-        self._versions = [buffer._version for buffer in held]
+                torch._foreach_copy_([self._values[number] for number in alike], [current[number] for number in alike])
+        self._versions = [buffer._version for buffer in current]
 
     def _by_kind(self, numbers: list[int]) -> list[list[int]]:
         """Groups of one device and type: a mixed list (BatchNorm counts its batches in int64) is copied by one kernel per
@@ -265,19 +266,19 @@ class BufferCopies:
         if numbers != self._numbers:
             kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
             for number in numbers:
-                kinds.setdefault((self._held[number].device, self._held[number].dtype), []).append(number)
+                kinds.setdefault((self._current[number].device, self._current[number].dtype), []).append(number)
             self._numbers, self._kinds = numbers, list(kinds.values())
         return self._kinds
 
-    def _unseen(self, held: list[Any]) -> list[int]:
+    def _unseen(self, current: list[Any]) -> list[int]:
         """Large buffers that were written to without a new version, as through `.data`."""
-        large = [number for number in range(len(held)) if number not in self._often]
-        return [number for number in large if not torch.equal(held[number], self._values[number])]
+        large = [number for number in range(len(current)) if number not in self._often]
+        return [number for number in large if not torch.equal(current[number], self._values[number])]
 
     def restore(self) -> None:
         with torch.no_grad():
             for number, (buffers, name) in enumerate(self._slots):
-                buffer = buffers[name] = self._held[number]
+                buffer = buffers[name] = self._current[number]
                 if number in self._often or buffer._version != self._versions[number]:
                     buffer.copy_(self._values[number])
 
@@ -299,13 +300,13 @@ class RngCache:
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         return torch.get_rng_state(), self._python_now(), self._numpy_now(), cuda
 
-    def back_to(self, kept: tuple[Any, ...]) -> None:
-        torch.set_rng_state(kept[0])
-        random.setstate(kept[1])
-        if kept[2] is not None:
-            sys.modules["numpy"].random.set_state(kept[2])
-        if kept[3] is not None:
-            torch.cuda.set_rng_state(kept[3], self._device)
+    def back_to(self, saved: tuple[Any, ...]) -> None:
+        torch.set_rng_state(saved[0])
+        random.setstate(saved[1])
+        if saved[2] is not None:
+            sys.modules["numpy"].random.set_state(saved[2])
+        if saved[3] is not None:
+            torch.cuda.set_rng_state(saved[3], self._device)
 
     def _python_now(self) -> Any:
         """Python's state. The generator's bytes follow the reference count and the type in its object; the second normal value of a

@@ -24,9 +24,9 @@ class EntryTable:
         names = self._entries if self._names is None else self._names
         return {name: copied_if_mutable(self._entries[name]) for name in names if name in self._entries}
 
-    def changed_since(self, taken: dict[str, Any]) -> dict[str, Any]:
+    def changed_since(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The entries whose values have changed. Versions do not show it: BatchNorm's statistics keep theirs."""
-        return {name: old for name, old in taken.items() if _differ(old, self._entries.get(name))}
+        return {name: old for name, old in saved.items() if _differ(old, self._entries.get(name))}
 
     def only(self, names: Iterable[str]) -> EntryTable:
         """The same, reduced to these entries."""
@@ -50,10 +50,10 @@ class HostRng:
         numpy = sys.modules.get("numpy")
         return random.getstate(), numpy.random.get_state(legacy=False) if numpy else None
 
-    def changed_since(self, taken: tuple[Any, Any]) -> tuple[Any, Any] | None:
+    def changed_since(self, saved: tuple[Any, Any]) -> tuple[Any, Any] | None:
         python, numpy = self.take()
-        is_same = python == taken[0] and pickle.dumps(numpy) == pickle.dumps(taken[1])
-        return None if is_same else taken
+        is_same = python == saved[0] and pickle.dumps(numpy) == pickle.dumps(saved[1])
+        return None if is_same else saved
 
     def only(self, _: Any) -> HostRng:
         return self

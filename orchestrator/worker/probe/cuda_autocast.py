@@ -82,8 +82,8 @@ def _kernels() -> Iterator[tuple[str, Kernel]]:
 def _operation(name: str) -> Any:
     """The operation of that name; None where this PyTorch does not have it."""
     packet, _, overload = name.partition(".")
-    found = getattr(torch.ops.aten, packet, None)
-    return getattr(found, overload or "default", None) if found is not None else None
+    overloads = getattr(torch.ops.aten, packet, None)
+    return getattr(overloads, overload or "default", None) if overloads is not None else None
 
 
 def _without_autocast(operation: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:

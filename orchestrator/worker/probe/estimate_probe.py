@@ -69,11 +69,11 @@ class EstimateProbe(Probe):
         machine = dict(self._gpu)
         bus, rates = machine.pop("bus"), Rates(**machine)
         buckets = self._standing_parts()["buckets"]
-        self._estimate = made = StepEstimate(self._tracked, self._runner.ddps, rates, buckets)
+        self._estimate = estimate = StepEstimate(self._tracked, self._runner.ddps, rates, buckets)
         ranks, base = dist.get_world_size(), self._ladder.settings
-        reduce_s = 2 * (ranks - 1) / ranks * made.gradient_bytes() / bus
-        optimizer_s = made.optimizer_cost.seconds(rates.launch_s)
-        at_the_end = made.standing + made.gradient_bytes() + made.optimizer_peak
+        reduce_s = 2 * (ranks - 1) / ranks * estimate.gradient_bytes() / bus
+        optimizer_s = estimate.optimizer_cost.seconds(rates.launch_s)
+        at_the_end = estimate.standing + estimate.gradient_bytes() + estimate.optimizer_peak
         samples = min(batches.length(batch), self.result.share)
         planned = min(base.microbatch or samples, samples)
         began_s, first = time.monotonic(), None
@@ -81,10 +81,10 @@ class EstimateProbe(Probe):
             if len(self.result.trials) >= 2 and time.monotonic() - began_s > PATIENCE_S:
                 break
             self._ladder.try_out(replace(base, microbatch=microbatch, activation_checkpointing=checkpointing))
-            trial = made.trial(batch, microbatch, work)
+            trial = estimate.trial(batch, microbatch, work)
             if first is None:
-                first, forward, read_values = trial, made.forward_cost, made.read_values
-                self.result.memory = self._parts(made, trial, batch, microbatch, at_the_end)
+                first, forward, read_values = trial, estimate.forward_cost, estimate.read_values
+                self.result.memory = self._parts(estimate, trial, batch, microbatch, at_the_end)
             self.result.trials.append({
                 "microbatch": microbatch, "checkpointing": checkpointing, "ran_out": False,
                 "peak": max(trial.peak, at_the_end),
@@ -103,16 +103,16 @@ class EstimateProbe(Probe):
             "optimizer_s": optimizer_s,
             "reduce_s": reduce_s,
             "read_values": read_values,
-            "weights": sum(item.numel() for item in made.trained()),
+            "weights": sum(item.numel() for item in estimate.trained()),
         }
 
     def _parts(
-        self, made: StepEstimate, trial: EstimatedTrial, batch: Any, microbatch: int, at_the_end: int
+        self, estimate: StepEstimate, trial: EstimatedTrial, batch: Any, microbatch: int, at_the_end: int
     ) -> dict[str, int]:
         samples = batches.length(batch)
         parts = self._standing_parts() | {
-            "optimizer": made.optimizer_bytes,
-            "gradients": made.gradient_bytes(),
+            "optimizer": estimate.optimizer_bytes,
+            "gradients": estimate.gradient_bytes(),
             "batch": batches.size(batch) * min(microbatch, samples) // samples,
             "activations": trial.forward,
         }

@@ -40,7 +40,7 @@ PASS_STEPS, PASS_SHARE = 8, 0.2
 
 
 @dataclass
-class Trial:
+class ProbeTrial:
     """One setting.
 
     Attributes:
@@ -75,7 +75,7 @@ class ProbeResult:
         cold, warm: seconds that a step takes and waits for its batch, when the batches are read first and again.
         memory: bytes of a step with the plan's settings: weights, gradients, optimizer, batch, activations, buckets, rest, peak.
         resident: bytes of the whole process in that step.
-        trials: one dict of Trial's attributes each.
+        trials: one dict of ProbeTrial's attributes each.
         evaluation_s: seconds after an epoch, extrapolated to all batches of its loaders.
         warm_up_s: additional seconds of the first evaluation: imports, start of loading processes.
         end_s: seconds after the last epoch, extrapolated likewise.
@@ -186,28 +186,28 @@ class Probe(ProbeHooks):
         for _ in range(most):
             asked_s = time.monotonic()
             try:
-                given = next(iterator)
+                batch_parts = next(iterator)
             except StopIteration:
                 break
             waits.append(time.monotonic() - asked_s)
             self.result.stepped_at_s = self.result.stepped_at_s or boottime_s()
             self.result.share = self.result.share or self._share_of(source)
-            if parts is None or _samples(given) >= _samples(parts):
-                parts = given
-            took_s, _ = yield from self._step(given, "time")
+            if parts is None or _samples(batch_parts) >= _samples(parts):
+                parts = batch_parts
+            took_s, _ = yield from self._step(batch_parts, "time")
             steps.append(took_s)
             late = began_s is not None and time.monotonic() - began_s > PASS_SHARE * self._seconds
             if len(steps) >= 2 and self._worst(float(late))[0]:
                 break
         first, rest = slice(0, 1), slice(1, None) if len(steps) > 1 else slice(None)
-        told = {
+        measures = {
             "first_wait_s": sum(waits[first]),
             "first_step_s": sum(steps[first]),
             "wait_s": statistics.fmean(waits[rest]) if waits else 0.0,
             "step_s": statistics.median(steps[rest]) if steps else 0.0,
         }
-        worst = self._worst(*told.values())
-        return len(steps), parts, dict(zip(told, worst, strict=True))
+        worst = self._worst(*measures.values())
+        return len(steps), parts, dict(zip(measures, worst, strict=True))
 
     def _share_of(self, source: Loader | LoaderFastForward) -> int:
         """The largest share of a first step. A foreign loader knows it after its first batch."""
@@ -230,7 +230,7 @@ class Probe(ProbeHooks):
     def _trials(self, parts: list[Any], began_s: float) -> Iterator[list[Any]]:
         base = self._ladder.settings
         planned = min(base.microbatch or self.result.share, self.result.share)
-        done: list[Trial] = []
+        done: list[ProbeTrial] = []
         for microbatch, checkpointing in self._settings(planned, base.activation_checkpointing):
             spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._runner.saw_batch))
             if whole and microbatch != planned:
@@ -241,7 +241,7 @@ class Probe(ProbeHooks):
                 self._record_trial(microbatch, checkpointing)
             asked = replace(base, microbatch=microbatch, activation_checkpointing=checkpointing)
             self._ladder.try_out(asked)
-            trial = Trial(microbatch, checkpointing)
+            trial = ProbeTrial(microbatch, checkpointing)
             yield from self._step(parts, "time")  # the first step with new settings takes longer
             took_s, light = yield from self._step(parts, "time")
             _, deep = yield from self._step(parts, "profile")
@@ -266,12 +266,12 @@ class Probe(ProbeHooks):
             aside.write_text(json.dumps([microbatch, checkpointing]))
             aside.rename(self._path.with_suffix(".trying"))
 
-    def _killed_trials(self) -> list[Trial]:
-        return [Trial(size or self.result.share, kind, ran_out=True) for size, kind in self._killed]
+    def _killed_trials(self) -> list[ProbeTrial]:
+        return [ProbeTrial(size or self.result.share, kind, ran_out=True) for size, kind in self._killed]
 
     def _settings(self, planned: int, checkpointing: bool) -> Iterator[tuple[int, bool]]:
         """Settings by decreasing information: the planned ones, a second size (they define a line), the other kind, all between."""
-        share, seen = self.result.share, set[tuple[int, bool]]()
+        share, tried = self.result.share, set[tuple[int, bool]]()
         least = min(planned, 2 if self._ladder.has_batchnorm else 1)  # BatchNorm has no statistics of one sample
         powers = [1 << power for power in range(share.bit_length()) if least <= 1 << power < share]
         kinds = [checkpointing] + ([not checkpointing] if self._ladder.activations.blocks else [])
@@ -279,12 +279,12 @@ class Probe(ProbeHooks):
         order = [(planned, kinds[0]), (second, kinds[0]), (share, kinds[0]), (least, kinds[0])]
         order += [(size, kind) for kind in kinds[1:] for size in (planned, second, share)]
         order += [(size, kind) for kind in kinds for size in reversed(powers)]
-        for wanted in order:
-            if wanted not in seen:
-                seen.add(wanted)
-                yield wanted
+        for choice in order:
+            if choice not in tried:
+                tried.add(choice)
+                yield choice
 
-    def _should_fit(self, done: list[Trial], microbatch: int, checkpointing: bool) -> bool:
+    def _should_fit(self, done: list[ProbeTrial], microbatch: int, checkpointing: bool) -> bool:
         """Whether the settings should fit, by the line through the measured sizes: a host without memory kills without an error."""
         ran_out = [trial for trial in (*done, *self._killed_trials()) if trial.ran_out]
         if any(trial.microbatch <= microbatch and (trial.checkpointing or not checkpointing) for trial in ran_out):
@@ -319,8 +319,10 @@ class Probe(ProbeHooks):
     def _memory_parts(self, deep: StepMemory, samples: int) -> dict[str, int]:
         parts = self._standing_parts()
         optimizers = [thing for thing in self._tracked.values() if isinstance(thing, torch.optim.Optimizer)]
-        given = [item for one in optimizers for group in one.param_groups for item in group["params"]]
-        trained = {id(item): item for item in given if item.requires_grad}  # an average of weights has no gradients
+        batch_parts = [item for one in optimizers for group in one.param_groups for item in group["params"]]
+        trained = {
+            id(item): item for item in batch_parts if item.requires_grad
+        }  # an average of weights has no gradients
         batch, microbatch = self._runner.parts[0][0], self._runner.microbatch or samples
         parts["gradients"] = sum(item.nbytes for item in trained.values())
         parts["batch"] = batches.size(batch) * min(microbatch, samples) // max(samples, 1)
@@ -332,9 +334,9 @@ class Probe(ProbeHooks):
     def _worst(self, *values: float) -> list[float]:
         """The highest values of all ranks, because all ranks must decide alike."""
         where = self._device if self._device.type == "cuda" else torch.device("cpu")
-        told = torch.tensor(values, dtype=torch.float64, device=where)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return [float(value) for value in told]
+        measures = torch.tensor(values, dtype=torch.float64, device=where)
+        dist.all_reduce(measures, dist.ReduceOp.MAX)
+        return [float(value) for value in measures]
 
     # The rest of the script
 

@@ -93,22 +93,22 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, rates: Rates) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._rates, self._seen = rates, weakref.WeakSet[Any]()
+        self._rates, self._counted = rates, weakref.WeakSet[Any]()
         self.living = self.peak = 0
         self.cost, self.read_values = Cost(), 0
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Do not count these: weights and buffers, which are counted separately. A view of one would count as new."""
         for tensor in tensors:
-            self._seen.add(tensor.untyped_storage())
+            self._counted.add(tensor.untyped_storage())
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors as alive until they are freed."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage in self._seen:
+            if storage in self._counted:
                 continue
-            self._seen.add(storage)
+            self._counted.add(storage)
             size = -(-storage.nbytes() // BLOCK) * BLOCK
             self.living += size
             self.peak = max(self.peak, self.living)
@@ -125,22 +125,22 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.read_values += 1
             return _one(args[0].dtype)
         result = func(*args, **kwargs)
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self._count(func, args, kwargs, result, given, made)
-        self.hold(made)
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self._count(func, args, kwargs, result, inputs, outputs)
+        self.hold(outputs)
         return result
 
     def _count(
-        self, func: Any, args: Any, kwargs: Any, result: Any, given: list[torch.Tensor], made: list[torch.Tensor]
+        self, func: Any, args: Any, kwargs: Any, result: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
-        if func.is_view or "empty" in func.__name__ or not (made or func._schema.is_mutable):
+        if func.is_view or "empty" in func.__name__ or not (outputs or func._schema.is_mutable):
             return
-        size = sum(tensor.numel() * tensor.itemsize for tensor in (*given, *made))
+        size = sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
         flops = 0.0
         if (count := flop_registry.get(func.overloadpacket)) is not None:
             flops = float(count(*args, **kwargs, out_val=result))
-        kind = "half" if given and given[0].dtype in HALF else "full"
+        kind = "half" if inputs and inputs[0].dtype in HALF else "full"
         self.cost.flops[kind] += flops
         self.cost.gpu_s += max(
             flops / (self._rates.half if kind == "half" else self._rates.full), size / self._rates.bytes
@@ -218,14 +218,14 @@ class StepEstimate:
             weight.grad = None
         self._tape, self._forward = Tape(self._rates), 0
         with self._mode:
-            given = pytree.tree_map(self._as_fake, part)
-        self._tape.hold(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+            inputs = pytree.tree_map(self._as_fake, part)
+        self._tape.hold(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
         try:
             with self._in_place_of_the_real(), self._mode, rules_of_cuda(), self._tape:
                 self._tape.ignore(self._fakes.values())
                 for _ in range(min(2, count)):  # during the second one the gradients of the first exist
                     before = self._tape.cost.copy()
-                    work(given, 1.0)
+                    work(inputs, 1.0)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise KgorchError(
                 "this step cannot be estimated: its shapes hang on values",
@@ -235,7 +235,7 @@ class StepEstimate:
         self.read_values = self._tape.read_values
         one = self._tape.cost.since(before)
         cost = Cost(one.gpu_s * count, one.launches * count, {kind: n * count for kind, n in one.flops.items()})
-        del given
+        del inputs
         return EstimatedTrial(self.standing + self._tape.peak, self._forward, cost, count)
 
     @contextlib.contextmanager
@@ -264,16 +264,18 @@ class StepEstimate:
         return {id(item): item for module in self._modules for item in (*module.parameters(), *module.buffers())}
 
     def trained(self) -> list[torch.Tensor]:
-        given = {id(item): item for one in self._optimizers for group in one.param_groups for item in group["params"]}
-        return [item for item in given.values() if item.requires_grad]
+        inputs = {id(item): item for one in self._optimizers for group in one.param_groups for item in group["params"]}
+        return [item for item in inputs.values() if item.requires_grad]
 
     def _fake_of(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a tensor, always the same one."""
         if id(real) not in self._fakes:
             with self._mode:
-                made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+                outputs = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
                 is_weight = isinstance(real, nn.Parameter)
-                self._fakes[id(real)] = nn.Parameter(made, requires_grad=real.requires_grad) if is_weight else made
+                self._fakes[id(real)] = (
+                    nn.Parameter(outputs, requires_grad=real.requires_grad) if is_weight else outputs
+                )
         return self._fakes[id(real)]
 
     def _as_fake(self, leaf: Any) -> Any:
@@ -299,15 +301,15 @@ class StepEstimate:
                 table.update({name: self._fake_of(item) for name, item in table.items() if item is not None})
             yield
         finally:
-            for table, kept in zip(tables, before, strict=True):
-                table.update(kept)
+            for table, saved in zip(tables, before, strict=True):
+                table.update(saved)
             for ddp in self._ddps:
                 ddp.__dict__.pop("forward", None)
 
     def _of_optimizers(self) -> tuple[int, int, Cost]:
         """Bytes of the optimizers' state, additional bytes during a step, and the cost of a step."""
         tape = Tape(self._rates)
-        kept = more = 0
+        saved = more = 0
         with self._mode:
             for one in self._optimizers:
                 twin = self._twin(one)
@@ -317,10 +319,10 @@ class StepEstimate:
                     tape.peak = before
                     twin.step()
                 values = [value for state in twin.state.values() for value in state.values()]
-                kept += sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+                saved += sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
                 more = max(more, tape.peak - before)
                 step_cost = tape.cost.since(cost)
-        return kept, more, step_cost if self._optimizers else Cost()
+        return saved, more, step_cost if self._optimizers else Cost()
 
     def _twin(self, real: torch.optim.Optimizer) -> Any:
         """An optimizer of the same class and settings, with weights and gradients without data."""

@@ -57,7 +57,7 @@ class Board:
     """
 
     def __init__(self, path: str, rank: int, world_size: int, *, patience_s: float = 120.0) -> None:
-        self.admit: Callable[[int], int] = lambda wanted: wanted
+        self.admit: Callable[[int], int] = lambda pending: pending
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(descriptor, size(world_size))
@@ -65,7 +65,7 @@ class Board:
             os.close(descriptor)
         self._rank, self._world, self._patience_s = rank, world_size, patience_s
         self._lock = threading.RLock()  # reentrant: a signal handler may ask while this very thread posts
-        self._wanted = 0  # on rank 0: pending requests that are not yet written to the page
+        self._pending = 0  # on rank 0: pending requests that are not yet written to the page
         self._settled = 0  # the request word that this rank has carried out
         self._request = 0  # the request word that this rank has acknowledged
         self._acked_at = 0
@@ -79,7 +79,7 @@ class Board:
         than 0."""
         if self._rank == 0:
             with self._lock:
-                self._wanted |= kinds
+                self._pending |= kinds
 
     @property
     def open_request(self) -> int:
@@ -90,7 +90,7 @@ class Board:
     @property
     def stop_asked(self) -> bool:
         """On rank 0: a stop is open or pending."""
-        return bool((self.open_request | self._wanted) & STOP)
+        return bool((self.open_request | self._pending) & STOP)
 
     def tick(self, step: int) -> int:
         """Call between two steps on every rank. Returns the bits that all ranks carry out now; almost always 0.
@@ -98,7 +98,7 @@ class Board:
         Raises:
             PeersLost: the others did not acknowledge within `patience_s`.
         """
-        if self._wanted:
+        if self._pending:
             self._post()
         (word,) = _WORD.unpack_from(self._map, _REQUEST)
         if word == self._settled:
@@ -196,8 +196,8 @@ class Board:
         if word != self._settled:
             return  # one request at a time: this one is posted when the open one is carried out
         with self._lock:
-            kinds = self.admit(self._wanted)
-            self._wanted &= ~kinds
+            kinds = self.admit(self._pending)
+            self._pending &= ~kinds
         if not kinds:
             return
         _WORD.pack_into(self._map, _REQUEST, ((word >> 8) + 1) << 8 | kinds)

@@ -117,11 +117,16 @@ def seed_all(seed: int) -> None:
 def versions(kgorch: str, device: torch.device) -> dict[str, str]:
     """What the bits of a training depend on besides its plan; every manifest holds it. `kgorch`: our own version."""
     cudnn: Any = torch.backends.cudnn
-    found = {"kgorch": kgorch, "torch": torch.__version__, "python": platform.python_version(), "device": device.type}
+    versions_now = {
+        "kgorch": kgorch,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device.type,
+    }
     if device.type == "cuda":
-        found |= {
+        versions_now |= {
             "device": torch.cuda.get_device_name(device),
             "cuda": str(torch.version.cuda),
             "cudnn": str(cudnn.version()),
         }
-    return found
+    return versions_now

@@ -23,7 +23,7 @@ SAMPLE_S = 1.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class RankMetrics:
+class ResourceMeter:
     """The resource usage of this process and its loading processes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -66,20 +66,20 @@ class RankMetrics:
         """
         now_s = time.monotonic()
         passed_s, self._read_s = max(now_s - self._read_s, 1e-3), now_s
-        found = {"step_s": step_s} if step_s else {}
+        usage = {"step_s": step_s} if step_s else {}
         if self._fetches:
-            found["data_wait"] = self._data_wait(now_s, passed_s)
+            usage["data_wait"] = self._data_wait(now_s, passed_s)
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
-        found["cpu"] = 100 * cpu_s / passed_s
+        usage["cpu"] = 100 * cpu_s / passed_s
         with contextlib.suppress(OSError, ValueError, IndexError):  # no /proc, or another format
-            found["rss"] = float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            found["rss_peak"] = max(float(peak_resident_bytes()), found["rss"])
+            usage["rss"] = float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            usage["rss_peak"] = max(float(peak_resident_bytes()), usage["rss"])
         with contextlib.suppress(OSError, ValueError, IndexError):
             before, self._loaders_s = self._loaders_s, _children_s()
             used_s = sum(spent_s - before[pid] for pid, spent_s in self._loaders_s.items() if pid in before)
             if self._loaders_s:
-                found["loaders"] = 100 * used_s / passed_s
-        return found | self._allocator
+                usage["loaders"] = 100 * used_s / passed_s
+        return usage | self._allocator
 
     def _data_wait(self, now_s: float, passed_s: float) -> float:
         since_s = self._since_s
@@ -104,12 +104,12 @@ def peak_resident_bytes() -> int:
 
 def _children_s() -> dict[str, float]:
     """CPU seconds of each child process of the main thread, by pid: nearly always a DataLoader's."""
-    found = {}
+    usage = {}
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         with contextlib.suppress(OSError):  # it has just ended
             user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-            found[pid] = (int(user) + int(system)) / TICKS_PER_S
-    return found
+            usage[pid] = (int(user) + int(system)) / TICKS_PER_S
+    return usage
 
 
 def _allocator(device: torch.device) -> dict[str, float]:

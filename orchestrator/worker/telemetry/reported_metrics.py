@@ -55,7 +55,9 @@ class ReportedMetrics:
         return dict(self._measured)
 
     def restore(self, values: Mapping[str, float], measured: Mapping[str, int]) -> None:
-        self._values = {kept: value for name, value in values.items() if (kept := self._admit(name)) is not None}
+        self._values = {
+            admitted: value for name, value in values.items() if (admitted := self._admit(name)) is not None
+        }
         self._measured = {name: step for name, step in measured.items() if name in self._values}
 
     def report(self, name: str, value: Any, mark: Mark | None = None) -> None:
@@ -66,10 +68,10 @@ class ReportedMetrics:
         Raises:
             KgorchError: the value is neither.
         """
-        kept = self._names[name] if name in self._names else self._admit(name)
-        if kept is None:
+        admitted = self._names[name] if name in self._names else self._admit(name)
+        if admitted is None:
             return
-        name = kept
+        name = admitted
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             self._arrived(name, _number(name, value), mark)
         elif value.is_cuda:
@@ -82,17 +84,17 @@ class ReportedMetrics:
 
     def _admit(self, name: str) -> str | None:
         """The name under which a metric is kept, without control characters, which a terminal would obey. None: it is dropped."""
-        kept = "".join(letter if letter.isprintable() else "�" for letter in name)
-        size = len(json.dumps(kept)) + NUMBER_BYTES
+        admitted = "".join(letter if letter.isprintable() else "�" for letter in name)
+        size = len(json.dumps(admitted)) + NUMBER_BYTES
         if len(name) > MAX_METRIC_NAME:
-            why = f"{kept[:40]}… has {len(name)} letters, more than {MAX_METRIC_NAME}"
+            why = f"{admitted[:40]}… has {len(name)} letters, more than {MAX_METRIC_NAME}"
         elif len(self._names) >= MAX_METRICS:
-            why = f"{kept} and later ones are more than {MAX_METRICS} names"
+            why = f"{admitted} and later ones are more than {MAX_METRICS} names"
         elif self._names_bytes + size > MAX_METRICS_BYTES:
-            why = f"{kept} and later ones are more than {MAX_METRICS_BYTES >> 10} KiB of names"
+            why = f"{admitted} and later ones are more than {MAX_METRICS_BYTES >> 10} KiB of names"
         else:
-            self._names[name], self._names_bytes = kept, self._names_bytes + size
-            return kept
+            self._names[name], self._names_bytes = admitted, self._names_bytes + size
+            return admitted
         self.dropped = self.dropped or why
         return None
 
