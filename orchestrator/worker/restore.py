@@ -85,6 +85,7 @@ def begin(
     supervision.ladder.set_modules({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
     captured = state_codec.capture(things)
     mine = snapshot_buffer.share(captured.tensors, captured.own, member.rank, member.world_size)
+    # Tensors that are not finite now are so on purpose (masks), and are not reported later.
     supervision.loss_guard.set_baseline(state.tracked.replicated(mine))
     names = snapshot_buffer.split(sizes, member.world_size)[member.rank]
     need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + NAME_BYTES * len(sizes)
@@ -110,6 +111,7 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     count = described.world_size if is_divisible else member.world_size
     if count >= member.world_size:
         division.ranks = virtual_ranks.ranks_of(count, member.rank, member.world_size)
+    # Otherwise there are more processes than ranks were, or the run cannot be divided: each process plays one rank of its own.
     ranks = division.ranks
     own = source.own(ranks.first)
     try:

@@ -105,6 +105,7 @@ class SaveCoordinator:
             self._next_snapshot_s = math.inf  # until it is taken
             self._board.ask(SNAPSHOT)
         request = self._board.tick(step)
+        # The determinism check (runtime/replay.py) has all ranks stop at the same given step.
         if step == self._launch.stop_at:
             raise SessionOver(saved=self._save_and_wait())
         if request:
@@ -152,6 +153,7 @@ class SaveCoordinator:
         step = self._state.position.step
         if boundary is None or (self.saved_at == step and not final):
             return True
+        # Only here, because saves are rare: the check makes a warning of its own.
         self._state.determinism.probe()
         self._state.update_exactness()
         with gc_pause.paused():
@@ -197,18 +199,21 @@ class SaveCoordinator:
             return True
         self._state.marker.enter("save")
         boundary = self.capture()
+        # Training stands still, so the captured state stays valid, and a save that was lost with its keeper can be repeated.
         for _ in range(2):
             if slot is None:  # no request has chosen one that is not being written
                 self._writer.wait()
                 slot = self._writer.next_slot()
             if self.save(slot, boundary, persist=True, final=final) and self._writer.wait():
                 return True
+            # The keeper may have died after the rename and before its report.
             if is_on_disk(self._launch, self._state.position.step, final=final):
                 return True
             self.saved_at = slot = None
         return False
 
     def _write(self, slot: int, boundary: BoundaryState, *, persist: bool, final: bool) -> bool:
+        # The capture has waited for the device already, and the manifest is to hold the newest metrics.
         self._state.metrics.collect(wait=True)
         if self._metric_log:
             self._metric_log.cut()

@@ -191,7 +191,7 @@ class Session:
         loader = Loader(
             dataset,
             global_batch,
-            ranks=lambda: self._state.division.ranks,
+            ranks=lambda: self._state.division.ranks,  # a loader may be made before session.track() restores
             seed=self._seed,
             shuffle=shuffle,
             drop_last=drop_last,

@@ -80,6 +80,7 @@ class SessionState:
         self.report_loader()
 
     def report_loader(self) -> None:
+        """Report how exact a foreign loader is."""
         if (loader := self.foreign_loader) is not None:
             lost = {"resume": loader.lost} if loader.lost else {}
             self.exactness.update(data=loader.exactness, **lost)

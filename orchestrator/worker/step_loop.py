@@ -85,6 +85,7 @@ class StepLoop:
             # A process alone divides by the number of virtual ranks after the backward, DDP by that of processes.
             divided_by = ranks.count if world_size == 1 else world_size
             weights = [share * divided_by / samples for share in shares]
+            # Inside the loop, because the warm-up needs a batch.
             if self._point.needs_warmup:
                 yield from self._warm_up(parts, weights)
             runner.set_batches(parts, weights)
@@ -140,9 +141,9 @@ class StepLoop:
         state = self._state
         timer = state.timer
         timer.step_s = timer.tick()
-        if state.resources.sample(timer.ticked_s):
+        if state.resources.sample(timer.ticked_s):  # about once a second: both ask the allocator
             self._report_refusals()
-        if state.metrics.pending:
+        if state.metrics.pending:  # copies from a GPU
             state.metrics.collect()
         state.exactness.update(deterministic=state.determinism.verdict)
         if self._supervision is not None:
@@ -194,7 +195,7 @@ class StepLoop:
             source = state.foreign_loader = LoaderFastForward(
                 loader, member.world_size, member.device, point.loader, point.ranks_before
             )
-            source.refuse(state.tracked.things)
+            source.check_untracked(state.tracked.things)
             state.division.refuse("a loader that is not session.loader()'s cannot be divided")
             point.loader, data = None, source.exactness
         state.exactness.update(data=data, deterministic=state.determinism.verdict)
@@ -203,10 +204,12 @@ class StepLoop:
     def _warm_up(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
         """The batch once to no effect: everything that the script does with it to tracked objects is undone."""
         state, runner, device = self._state, self._runner, self._state.member.device
+        # Copies on the CPU: a second state may not fit on the device.
         before, rng = state_codec.capture(state.tracked.things), rng_state.capture(device)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
         played = dict(state.division.ranks.random_states)
         self._point.needs_warmup, runner.is_warmup = False, True
+        # A deep copy, because the script may change its batch in place.
         runner.set_batches(copy.deepcopy(parts), weights)
         yield runner.parts[0][0]
         runner.is_warmup = False

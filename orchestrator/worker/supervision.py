@@ -82,6 +82,7 @@ class Supervision:
         self.link = SupervisorLink(launch, self.board, reporter.hello, reporter.messages)
         state.events.connect(launch.attempt, self.link.send)
         self.writer = SnapshotWriter(launch, member.rank, member.world_size, self.board, self.link.send)
+        # The writer knows which buffer is free, so it decides when a request may go to all ranks.
         self.board.admit = self.writer.admit
         self.best: BestCheckpoint | None = None
         if launch.best:
@@ -95,6 +96,7 @@ class Supervision:
         self.metric_log: MetricLog | None = None
         if launch.probe is not None:
             kind = EstimateProbe if launch.probe.get("gpu") else Probe
+            # A probe reports to probe.json and records no metrics.
             state.probe = kind(launch, member.rank, member.device, self.ladder)
         elif member.rank == 0:
             self.metric_log = MetricLog(launch)

@@ -32,8 +32,10 @@ class TrainingPosition:
     epochs_done: int = 0
 
     def as_manifest(self) -> Position:
+        """The part that a checkpoint holds."""
         return Position(self.loop, self.epoch, self.batch, self.step, self.samples)
 
     def restore(self, saved: Position) -> None:
+        """Continue from a checkpoint; the totals are set by the loop."""
         self.loop, self.epoch, self.batch = saved.loop, saved.epoch, saved.batch
         self.step, self.samples = saved.step, saved.samples

@@ -414,9 +414,9 @@ def test_a_nested_sampler_is_refused_among_what_is_tracked_and_what_it_holds_is_
     sampler = Weighted(40)
     sampler.model = Model(1, 1)
     loader = Ahead(Noisy(), batch_sampler=Part(BatchSampler(sampler, 4, True)))
-    LoaderFastForward(loader, 1, CPU, None, 1).refuse({"model": sampler.model})
+    LoaderFastForward(loader, 1, CPU, None, 1).check_untracked({"model": sampler.model})
     with pytest.raises(KgorchError, match="leave order out of"):
-        LoaderFastForward(loader, 1, CPU, None, 1).refuse({"model": sampler.model, "order": sampler})
+        LoaderFastForward(loader, 1, CPU, None, 1).check_untracked({"model": sampler.model, "order": sampler})
 
 
 def test_a_tracked_sampler_is_refused_for_it_would_skip_twice(session):

@@ -78,6 +78,7 @@ class SnapshotBuffer:
 
     @property
     def is_pinned(self) -> bool:
+        """Whether CUDA has registered the memory."""
         return self._stream is not None
 
     def fill(self, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], number: int) -> dict[str, Span]:

@@ -130,13 +130,14 @@ class SnapshotWriter:
         """On rank 0: the requests of all that are pending that all ranks are asked now, with the slot to fill.
 
         Args:
-            wanted: bits of ranks/consensus_board.py.
+            pending: bits of ranks/consensus_board.py.
 
         Returns:
             0 for not yet.
         """
         busy = self._is_writing()
         if pending & STOP:
+            # A stop does not wait for a save that is being written: it goes to the other buffer.
             kinds = pending | SAVE
         elif busy and (pending & SAVE or self._count < 2):
             kinds = pending & SNAPSHOT if self._count == 2 else 0  # a save waits for the one that is being written
@@ -145,6 +146,7 @@ class SnapshotWriter:
         if not kinds:
             return 0
         slot = 1 - (self._writing.slot if self._writing and busy else self._slot) if self._count == 2 else 0
+        # Kept for own_slot: a save without a request must not use the buffer that this request will fill.
         self._promised = slot
         return kinds | (SLOT if slot else 0)
 
@@ -173,6 +175,7 @@ class SnapshotWriter:
         files = {name: json.dumps(document).encode() for name, document in snapshot.documents.items()}
         if self._rank == 0:
             files |= self._of_all(snapshot.captured, snapshot.described)
+        # A keeper that has died is started again by the shim, so a save is worth a second try.
         for again in (True, False):
             try:
                 self._fill(snapshot, files, slot, persist=persist)
@@ -225,7 +228,7 @@ class SnapshotWriter:
         if not self._images:
             self._make_room(size + 512 * len(mine) + 65536, patience_s)
         if self._count < 2 and persist:
-            self.wait()
+            self.wait()  # the only buffer must not be filled while it is written
         try:
             spans = self._image(slot).fill(mine, files, self._number)
         except BufferTooSmall as error:
@@ -275,6 +278,7 @@ class SnapshotWriter:
         self._connect(patience_s)
         assert self._keeper
         spec = self._launch
+        # The message has integers alone: -1 means no limit of host memory.
         bound = -1 if spec.memory_bytes is None else spec.memory_bytes
         wire.send(
             self._keeper,
@@ -300,6 +304,7 @@ class SnapshotWriter:
                 else "there is no room for them in memory, so they are files"
             )
             self._tell(Note(spec.attempt, "snapshots_not_pinned", {"rank": str(self._rank), "why": why}))
+        # The first snapshot goes to the keeper's choice: the other buffer may hold the newest complete snapshot.
         if not self._taken:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count

@@ -40,6 +40,7 @@ class TrackedObjects:
         self.things = things
 
     def modules(self) -> Iterator[nn.Module]:
+        """The tracked modules."""
         return (thing for thing in self.things.values() if isinstance(thing, nn.Module))
 
     def measure(self, world_size: int) -> tuple[dict[str, int], int]:

@@ -78,6 +78,7 @@ class SampleOrder:
             samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
             for rank in self.ranks().mine:
                 first, end = self.slice_of(len(samples), rank)
+                # An empty slice gets a sample with weight 0: every rank has to take part in the step's collectives.
                 yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
 
 
@@ -119,9 +120,9 @@ class Loader:
                 next_step="lower global_batch, or give drop_last=False",
             )
         if options.get("num_workers", 0):
-            options.setdefault("persistent_workers", True)
+            options.setdefault("persistent_workers", True)  # starting them takes seconds at every epoch
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
-        options.setdefault("pin_memory", torch.cuda.is_available())
+        options.setdefault("pin_memory", torch.cuda.is_available())  # copies to the device do not block then
         generator = torch.Generator().manual_seed(seed)  # otherwise a DataLoader draws from the global one
         self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=self._order, generator=generator, **options)
 

@@ -141,7 +141,7 @@ class LoaderFastForward:
         """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
         self._began, self._used, self._watch = self._states.now(), 0, None
 
-    def refuse(self, tracked: Mapping[str, Any]) -> None:
+    def check_untracked(self, tracked: Mapping[str, Any]) -> None:
         """Raises: KgorchError when the loader, or a part that orders it, is tracked as well: a resume would skip twice."""
         ordering = list(self._parts.ordering.values())
         for name, thing in tracked.items():

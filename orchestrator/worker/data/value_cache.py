@@ -198,7 +198,7 @@ class ValueBroadcast:
                 made = make()
             except BaseException as error:  # the other ranks must not be left waiting
                 problem = error
-        size = torch.tensor([-1 if problem else len(made)])
+        size = torch.tensor([-1 if problem else len(made)])  # -1: rank 0 has failed
         dist.broadcast(size, 0, group=self._group)
         if problem is not None:
             raise problem

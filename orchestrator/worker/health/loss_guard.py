@@ -84,6 +84,7 @@ class LossGuard:
         self._spike = Spike(options.get("spike"))
         self._entries = [entry for entry in launch.schedule if "settings" not in entry]
         self._attempt, self._rank, self._ladder, self._send = launch.attempt, rank, ladder, send
+        # None on the CPU, where a loss can be read at once.
         self._arriving: deque[PendingLosses] | None = deque() if late else None
         self._tracked: Mapping[str, Any] = {}
         self._never_finite: set[str] = set()  # tensors that were not finite from the start: masks, for example

@@ -182,6 +182,7 @@ class ActivationCheckpointing:
         self._recomputed: str | None = None
 
     def switch_on(self) -> None:
+        """Compute the blocks again in the backward, from the next step on."""
         if self.is_on:
             return
         for name, block in self.blocks.items():
@@ -191,6 +192,7 @@ class ActivationCheckpointing:
         self._switched(True)
 
     def switch_off(self) -> None:
+        """Keep all activations again."""
         if not self.is_on:
             return
         for block in self.blocks.values():
@@ -254,12 +256,14 @@ class CheckpointedForward:
         self.habits: dict[tuple[bool, ...], tuple[bool, list[EntryTable | HostRng]]] = {}
 
     def mode(self) -> tuple[bool, ...]:
+        """Which parts are in training mode."""
         return tuple(part.training for part in self.parts)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return (getattr, (self.block, "forward")) if self.own is None else (functools.partial, (self.own,))
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's own forward."""
         if self.own is not None:
             return self.own(*args, **kwargs)
         return type(self.block).forward(self.block, *args, **kwargs)

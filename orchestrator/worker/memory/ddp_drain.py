@@ -87,10 +87,10 @@ class GradientReduction:
         self._sequence_before = None  # if memory runs out in here, this rank's progress is unknown
         for ddp in self._ddps:
             self._syncs = ddp.require_backward_grad_sync
-            ddp.reducer._rebuild_buckets()
+            ddp.reducer._rebuild_buckets()  # DDP would do it in its forward, with a collective
             if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 ddp._sync_buffers()  # type: ignore[no-untyped-call]
-            ddp.require_forward_param_sync = False
+            ddp.require_forward_param_sync = False  # the buffers are synchronised
         self._sequence_before = self._sequence()
 
     def finish(self) -> None:

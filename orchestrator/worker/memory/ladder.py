@@ -58,6 +58,7 @@ class Ladder:
 
     @property
     def has_batchnorm(self) -> bool:
+        """A tracked module has a BatchNorm that is not frozen: then a microbatch changes the result."""
         return self._facts.batchnorm
 
     @property

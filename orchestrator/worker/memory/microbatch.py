@@ -102,9 +102,11 @@ class MicrobatchRunner:
                 return self._of_all(work)
             return self._of_one(batch, work, self.weight, last=True)
 
+        # Without tracked modules there is nothing that a retry could restore.
         if not self._guard or not self._modules:
             return forward_backward()
         health = None if self.is_warmup else self._guard.health
+        # An earlier attempt has dropped this batch; it must be dropped again to get the same weights.
         if health and health.skips(step):
             self.retry.drop(scaled=scaled)
             return self._dropped()
@@ -120,6 +122,7 @@ class MicrobatchRunner:
 
     @functools.cached_property
     def retry(self) -> OomRetry:
+        """Created at the first step, when the script has wrapped its modules."""
         assert self._guard
         hidden = activation_checkpointing.has_sync_batchnorm(self._modules)
         reduction = ddp_drain.GradientReduction(self.ddps, hidden=hidden)

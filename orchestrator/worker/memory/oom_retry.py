@@ -100,6 +100,7 @@ class OomRetry:
                 return forward_backward()
             if health:
                 health.forget_losses()
+            # Kept at every step: what a failure has changed cannot be known before it happens.
             start = StepStart(self._weights, self._buffers, self._rng, self._ranks)
             result, message, flag = self._try(step, forward_backward, mode)
             worst = self._board.vote(flag or (health.flag_of_step(scaled=scaled) if health else 0))
@@ -112,11 +113,13 @@ class OomRetry:
                     health.accept_step()
                 assert result is not None
                 return result[0]
+            # All ranks see the same `worst`, so all take the same branch from here on.
             if health and worst < OUT_OF_MEMORY:
                 start.restore()
                 health.apply_remedy(worst)
                 self.drop(scaled=scaled)
                 return None
+            # The gradients of this step are worthless: some ranks have added zeros.
             self._reduction.reset()
             start.restore()
             why = f"rank {self._rank}: {message}" if message else "another rank ran out of memory"
@@ -157,6 +160,7 @@ class OomRetry:
             if not oom.can_retry(error):
                 raise oom.LadderEnds(oom.first_line(error)) from None
             message = oom.first_line(error)
+        # Outside of the `except`: inside, the traceback would keep the failed step's tensors alive.
         oom.refusals.look()  # this one has been handled
         self._failures = self._failures + 1 if self._failed_at == step else 1
         self._failed_at = step
@@ -245,6 +249,7 @@ class BufferCopies:
         self._kinds: list[list[int]] = []  # the same indices, grouped by device and type
 
     def keep(self) -> None:
+        """Bring the copies up to date."""
         current: list[Any] = [buffers[name] for buffers, name in self._slots]
         if len(current) != len(self._current) or any(map(operator.is_not, current, self._current)):
             self._current, self._values = current, [buffer.clone() for buffer in current]
@@ -297,10 +302,12 @@ class RngCache:
         self._numpy: tuple[bytes, Any] = b"", None
 
     def now(self) -> tuple[Any, ...]:
+        """The random states of torch, python, NumPy (None if not loaded) and CUDA (None on the CPU)."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         return torch.get_rng_state(), self._python_now(), self._numpy_now(), cuda
 
     def back_to(self, saved: tuple[Any, ...]) -> None:
+        """Set states of `now`."""
         torch.set_rng_state(saved[0])
         random.setstate(saved[1])
         if saved[2] is not None:

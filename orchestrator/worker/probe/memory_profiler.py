@@ -45,10 +45,13 @@ class MemoryProfiler(Protocol):
 
 
 def memory_profiler(device: torch.device) -> MemoryProfiler:
+    """The profiler for that device."""
     return CudaMemoryProfiler(device) if device.type == "cuda" else CpuMemoryProfiler()
 
 
 class CudaMemoryProfiler:
+    """Reads the counters of CUDA's caching allocator."""
+
     def __init__(self, device: torch.device) -> None:
         self._device, self._forward = device, 0
 
@@ -71,6 +74,8 @@ class CudaMemoryProfiler:
 
 
 class CpuMemoryProfiler:
+    """Records allocations with PyTorch's profiler, which slows a step down."""
+
     def __init__(self) -> None:
         self._profile: Any = None
 

@@ -70,6 +70,7 @@ class Cost:
     flops: dict[str, float] = field(default_factory=lambda: {"half": 0.0, "full": 0.0})
 
     def since(self, before: Cost) -> Cost:
+        """The cost since an earlier copy."""
         flops = {kind: count - before.flops[kind] for kind, count in self.flops.items()}
         return Cost(self.gpu_s - before.gpu_s, self.launches - before.launches, flops)
 
@@ -253,9 +254,11 @@ class StepEstimate:
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers."""
         return sum(tensor.nbytes for tensor in self._real().values())
 
     def gradient_bytes(self) -> int:
+        """Bytes of the gradients of all trained parameters."""
         return sum(tensor.nbytes for tensor in self.trained())
 
     # Tensors without data
@@ -264,6 +267,7 @@ class StepEstimate:
         return {id(item): item for module in self._modules for item in (*module.parameters(), *module.buffers())}
 
     def trained(self) -> list[torch.Tensor]:
+        """The parameters that an optimizer updates."""
         inputs = {id(item): item for one in self._optimizers for group in one.param_groups for item in group["params"]}
         return [item for item in inputs.values() if item.requires_grad]
 

@@ -98,13 +98,14 @@ class Board:
         Raises:
             PeersLost: the others did not acknowledge within `patience_s`.
         """
-        if self._pending:
+        if self._pending:  # only rank 0 has any
             self._post()
         (word,) = _WORD.unpack_from(self._map, _REQUEST)
         if word == self._settled:
             return 0
         if word != self._request:
             self._request, self._acked_at, self._target = word, step, None
+            # The step first: a reader that sees the number must find the step that belongs to it.
             self._write(self._rank, _ACK_STEP, step)
             self._write(self._rank, _ACK_ID, word >> 8)
         if self._target is None:
@@ -169,6 +170,7 @@ class Board:
         looks, look_for_life_s = 0, 0.0
         while not is_there():
             looks += 1
+            # A vote usually takes microseconds, a sleep at least 50 of them; with more ranks than cores the others must run.
             if looks < SPINS:
                 os.sched_yield()
                 continue
@@ -195,6 +197,7 @@ class Board:
         (word,) = _WORD.unpack_from(self._map, _REQUEST)
         if word != self._settled:
             return  # one request at a time: this one is posted when the open one is carried out
+        # Locked, so that a request of another thread between the two lines is not lost.
         with self._lock:
             kinds = self.admit(self._pending)
             self._pending &= ~kinds
@@ -207,6 +210,7 @@ class Board:
         while True:
             if all(self._read(rank, _ACK_ID) >= number for rank in range(self._world)):
                 return max(self._read(rank, _ACK_STEP) for rank in range(self._world)) + HORIZON
+            # Not yet at the limit: train on, and look again at the next boundary.
             if step < self._acked_at + HORIZON:
                 return None
             until = until or time.monotonic() + self._patience_s

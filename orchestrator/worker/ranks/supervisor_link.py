@@ -52,6 +52,7 @@ class SupervisorLink:
         self._thread = threading.Thread(target=self._run, name="kgorch-link", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def send(self, message: Message) -> None:
@@ -69,9 +70,11 @@ class SupervisorLink:
         self._thread.join(timeout=2.0)
 
     def send_hello(self) -> None:
+        """Send a Hello again: this rank is ready to save."""
         self.send(self._hello())
 
     def send_beat(self) -> None:
+        """Send the status once, now."""
         for message in self._status():
             self.send(message)
 
@@ -94,6 +97,7 @@ class SupervisorLink:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_receiver, selectors.EVENT_READ)
             next_beat_s = 0.0
+            # After close() the loop continues until the queue is empty, or the connection is gone.
             while not (self._closing.is_set() and not self._outbox):
                 now_s = wire.boottime_s()
                 if now_s >= next_beat_s:
@@ -123,6 +127,7 @@ class SupervisorLink:
             return
         self._lines, self._greeting = wire.Lines(), None
         selector.register(self._connection, selectors.EVENT_READ)
+        # Before what is queued: the supervisor needs to know who sends it.
         self._outbox.appendleft(self._hello())
 
     def _flush(self, selector: selectors.BaseSelector) -> None:
@@ -139,7 +144,7 @@ class SupervisorLink:
             try:
                 self._connection.sendall(line)
                 self._greeting = message if isinstance(message, Hello) else self._greeting
-                self._outbox.popleft()
+                self._outbox.popleft()  # only now: a message that was not sent goes out on the next connection
             except OSError:
                 self._drop(selector)
 

@@ -46,10 +46,12 @@ class VirtualRanks:
 
     @property
     def are_split(self) -> bool:
+        """Processes play several ranks each."""
         return self.count != self.world_size
 
     @property
     def mine(self) -> range:
+        """The ranks that this process plays."""
         return range(self.first, self.end)
 
     def describe(self) -> str:
@@ -156,10 +158,12 @@ def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor |
 
 
 def copied_buffers(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """Copies of the modules' buffers, in order."""
     return [buffer.clone() for module in modules for buffer in module.buffers()]
 
 
 def set_buffers(modules: Iterable[nn.Module], kept: list[torch.Tensor]) -> None:
+    """Copy the values of `copied_buffers` back."""
     with torch.no_grad():
         for buffer, value in zip((buffer for module in modules for buffer in module.buffers()), kept, strict=True):
             buffer.copy_(value)

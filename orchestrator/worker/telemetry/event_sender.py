@@ -15,6 +15,7 @@ class EventSender:
         self._send: Callable[[Message], None] | None = None
 
     def connect(self, attempt: str, send: Callable[[Message], None]) -> None:
+        """Send through this function from now on."""
         self._attempt, self._send = attempt, send
 
     def send(self, kind: str, facts: dict[str, str]) -> None:

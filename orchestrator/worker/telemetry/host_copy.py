@@ -25,8 +25,10 @@ class HostCopy:
             self._event.record()
 
     def is_complete(self) -> bool:
+        """Whether the copy has arrived; does not wait."""
         return self._event is None or bool(self._event.query())
 
     def wait(self) -> None:
+        """Wait until the copy has arrived."""
         if self._event:
             self._event.synchronize()

@@ -40,6 +40,7 @@ class MetricLog:
         self._recorder = Recorder(self._writer.put)
 
     def add(self, name: str, value: float, mark: Mark) -> None:
+        """Record a value that was reported under that mark."""
         self._recorder.add(name, value, mark, time.time())
 
     def cut(self) -> None:
@@ -48,6 +49,7 @@ class MetricLog:
         self._writer.drain(DRAIN_S)
 
     def close(self) -> None:
+        """Complete the records, and wait for the disk at most CLOSE_S."""
         self._recorder.flush(time.time())
         self._writer.close(CLOSE_S)
 

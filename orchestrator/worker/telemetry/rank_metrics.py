@@ -29,7 +29,7 @@ class ResourceMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._waited_s, self._since_s = 0.0, 0.0  # waiting for data: in total, and since when at the moment
-        self._fetches = False
+        self._fetches = False  # a script without session.steps has no data wait
         self._read_s, self._waited_before_s = time.monotonic(), 0.0
         self._cpu_s, self._loaders_s = time.process_time(), dict[str, float]()
         self._allocator: dict[str, float] = {}

@@ -55,6 +55,7 @@ class ReportedMetrics:
         return dict(self._measured)
 
     def restore(self, values: Mapping[str, float], measured: Mapping[str, int]) -> None:
+        """Set the values of a checkpoint."""
         self._values = {
             admitted: value for name, value in values.items() if (admitted := self._admit(name)) is not None
         }
