@@ -267,10 +267,10 @@ def test_a_gradient_of_a_gradient_is_the_same():
 MEMORY = """
 import gc, resource, torch
 from test_activation import Mlp, Stack
-from orchestrator.worker.memory.activation_checkpointing import Activations
+from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
 torch.set_num_threads(1)
 model = Stack([Mlp() for _ in range(12)])
-activations = Activations({"model": model})
+activations = ActivationCheckpointing({"model": model})
 x = torch.randn(100_000, 8)
 data = 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
 resource.setrlimit(resource.RLIMIT_DATA, (data + 300 * 2**20, resource.RLIM_INFINITY))
