@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.worker.activation import Activations
+from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
 
 ROUNDS = 30
 
@@ -76,7 +76,7 @@ def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
 def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str, float]:
     torch.manual_seed(0)
     model, x = make(), torch.randn(shape)
-    activations = Activations({"model": model})
+    activations = ActivationCheckpointing({"model": model})
     assert len(activations.blocks) == len(model.layers)  # type: ignore[arg-type]
 
     def be(way: str) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.worker import attach
-from orchestrator.worker.board import _VOTES, Board, size
+from orchestrator.worker.ranks.consensus_board import _VOTES, Board, size
 from orchestrator.worker.session import Session
 
 IMPOSSIBLE = 1 << 46
@@ -93,8 +93,9 @@ def bookkeeping(out: str, model: str, rounds: int, steps: int) -> None:
             (loss * weight).backward()
             return loss.detach()
 
-        assert session._ladder and session._health and session._board
-        on = session._ladder._rungs, session._health._policy
+        assert session._supervision
+        ladder, guard, board = session._supervision.ladder, session._supervision.loss_guard, session._supervision.board
+        on = ladder._rungs, guard._policy
         spent, own_s, measured = Spent(), {way: list[float]() for way in WAYS}, rounds * len(WAYS) * steps
         times: dict[str, list[list[float]]] = {way: [] for way in WAYS}
         ended_s = 0.0
@@ -102,9 +103,9 @@ def bookkeeping(out: str, model: str, rounds: int, steps: int) -> None:
             stretch, within = divmod(number, steps)
             turn, place = divmod(stretch, len(WAYS))
             way = WAYS[(turn + place) % len(WAYS)]  # each follows each other equally often
-            session._ladder._rungs, session._health._policy = on if way == WAYS[2] else ((), [])
+            ladder._rungs, guard._policy = on if way == WAYS[2] else ((), [])
             if number == measured:
-                session._board.vote = spent.timed(session._board.vote)  # type: ignore[method-assign]
+                board.vote = spent.timed(board.vote)  # type: ignore[method-assign]
                 net._sync_buffers = spent.timed(net._sync_buffers)  # type: ignore[assignment, arg-type]
                 work = spent.timed(work)
             if way == "plain":
@@ -126,7 +127,7 @@ def bookkeeping(out: str, model: str, rounds: int, steps: int) -> None:
         if session.rank == 0:
             middles = {way: [statistics.median(stretch) for stretch in times[way]] for way in WAYS}
             own = {way: statistics.median(own_s[way]) for way in WAYS[1:]}
-            session._ladder._rungs, session._health._policy = on
+            ladder._rungs, guard._policy = on
             vote_s, warm_s = _in_a_row_s(session, Path(out).with_name("votes"))
             after_s = own[WAYS[2]] - own[WAYS[1]] + vote_s
             found = {"stretch_s": middles, "own_s": after_s, "warm_s": warm_s}
@@ -140,19 +141,19 @@ def _in_a_row_s(session: Session, page: Path, times: int = 5000) -> tuple[float,
     board = Board(str(page), 0, 2)
     for place in _VOTES:
         board._write(1, place, times << 10)
-    retry, health, loss = session._backward.retry, session._health, torch.ones(())
-    assert health
+    assert session._supervision
+    retry, health, loss = session._runner.retry, session._supervision.loss_guard, torch.ones(())
     retry._board = board
 
     def nothing() -> torch.Tensor:
-        health.hear(loss)
+        health.add_loss(loss)
         return loss
 
     def bookkeeping() -> None:
-        health.leaves_out(0)
+        health.skips(0)
         retry.run(0, nothing, health=health, scaled=False)
 
-    for ddp in session._backward.ddps:
+    for ddp in session._runner.ddps:
         ddp.require_forward_param_sync = False  # the other rank is not there to share in a broadcast
 
     def mean_s(call: Callable[[], Any]) -> float:
@@ -185,7 +186,7 @@ def recovery(out: str, model: str, batch: int, cycles: int, cases: list[tuple[st
                 torch.empty(IMPOSSIBLE)
             return y.square().mean()
 
-        assert session._ladder
+        assert session._supervision
         times: list[float] = []
         lost: dict[str, list[float]] = {f"{where}, {rungs} rungs": [] for where, rungs in cases}
         step_s: dict[str, list[float]] = {name: [] for name in lost}
@@ -194,7 +195,7 @@ def recovery(out: str, model: str, batch: int, cycles: int, cases: list[tuple[st
             where, rungs = cases[cycle % len(cases)]
             if within == UP_AT:
                 for _ in range(rungs):
-                    session._ladder.up(session._step, tells=session.rank == 0)
+                    session._supervision.ladder.up(session._state.position.step, tells=session.rank == 0)
             to_fail = rungs if fails_here and within == FAILS_AT else 0
             began_s = time.perf_counter()
             session.backward(batch_read, loss_of)

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from orchestrator.worker import attach
-from orchestrator.worker.loader import Loader
+from orchestrator.worker.data.keyed_loader import Loader
 from orchestrator.worker.session import Session
 
 SAMPLES, WIDTH = 16, 64
@@ -123,11 +123,11 @@ class Switches:
         if name in (ALONE, "supervisor, telemetry, beats"):
             stack.enter_context(self._nobody_supervises())
         if name in ("memory ladder", "memory ladder and health checks"):
-            stack.enter_context(mock.patch.object(session._ladder, "_rungs", ()))
+            stack.enter_context(mock.patch.object(session._supervision.ladder, "_rungs", ()))
         if name in ("health checks", "memory ladder and health checks"):
-            stack.enter_context(mock.patch.object(session._health, "_policy", []))
+            stack.enter_context(mock.patch.object(session._supervision.loss_guard, "_policy", []))
         if name == "vitals of the ranks":
-            stack.enter_context(mock.patch.object(session._gauges, "read", lambda step_s: {}))
+            stack.enter_context(mock.patch.object(session._state.resources, "read", lambda step_s: {}))
         if name == "deterministic = warn":
             stack.callback(torch.use_deterministic_algorithms, False)
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -138,16 +138,16 @@ class Switches:
     @contextmanager
     def _no_snapshots(self) -> Iterator[None]:
         """Their clock stands meanwhile: they come no sooner afterwards."""
-        left_s = self._session._next_snapshot_s - time.monotonic()
-        self._session._next_snapshot_s = math.inf
+        left_s = self._session._supervision.saves._next_snapshot_s - time.monotonic()
+        self._session._supervision.saves._next_snapshot_s = math.inf
         try:
             yield
         finally:
-            self._session._next_snapshot_s = time.monotonic() + left_s
+            self._session._supervision.saves._next_snapshot_s = time.monotonic() + left_s
 
     @contextmanager
     def _nobody_supervises(self) -> Iterator[None]:
-        with mock.patch.object(self._session._link, "_told", tuple):
+        with mock.patch.object(self._session._supervision.link, "_status", tuple):
             if self._session.rank != 0:
                 yield
                 return
@@ -191,7 +191,7 @@ def one_round(
 ) -> list[dict[str, Any]]:
     """Each way once, the order drawn anew, kgorch as it is before and behind each of them."""
     training.work, steps = work, max(10, int(1e3 * block_s / size_ms))
-    ways = random.Random(training.session._step).sample((ALONE, ALONE, *FEATURES), len(FEATURES) + 2)
+    ways = random.Random(training.session._state.position.step).sample((ALONE, ALONE, *FEATURES), len(FEATURES) + 2)
     order = [ALL, *itertools.chain.from_iterable((way, ALL) for way in ways)]
     found = []
     for way in order:

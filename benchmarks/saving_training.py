@@ -30,9 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.checkpoint.folder import CHUNK_BYTES, list_checkpoints
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.worker import attach, launch, state, stored
-from orchestrator.worker.image import share
-from orchestrator.worker.save import OVERHEAD
+from orchestrator.worker import attach, launch
+from orchestrator.worker.checkpoint import restore_source, state_codec
+from orchestrator.worker.checkpoint.snapshot_buffer import share
+from orchestrator.worker.checkpoint.snapshot_writer import OVERHEAD
 
 
 class Net(nn.Module):
@@ -159,7 +160,7 @@ def compared(
                 bench.saved(made[name])
         taken_bytes[name] = taken["bytes"]
     return {
-        "state_bytes": session._state_bytes,
+        "state_bytes": session._state.tracked.state_bytes,
         "memory_bytes": taken_bytes,
         "images_bytes": images_bytes(),
         "missing": missing,
@@ -269,13 +270,15 @@ def verify_and_load(folder: Path, session: Any) -> None:
     if session.rank == 0:  # before a launch it is the supervisor that verifies, once for all ranks
         verify_checkpoint(folder)
     dist.barrier()
-    found = stored.Folder(folder)
-    state.restore(session._tracked, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank))
+    found = restore_source.FolderSource(folder)
+    state_codec.restore(
+        session._state.tracked.things, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank)
+    )
 
 
 def copier(training: Training, tracked: dict[str, Any]) -> Callable[[], None]:
     """One memory copy of this rank's share, into memory that was touched before."""
-    captured = state.capture(tracked)
+    captured = state_codec.capture(tracked)
     mine = share(captured.tensors, captured.own, training.rank, training.world)
     into = {name: tensor.detach().clone() for name, tensor in mine.items()}
 

@@ -280,10 +280,10 @@ def spoken(process: Any, launch: LaunchSpec, count: int, seconds: float, *, beat
 def talk(
     launch: LaunchSpec, board: str, rank: int, count: int, beat_s: float, seconds: float, begin: Any, pipe: Any
 ) -> None:
-    from orchestrator.worker import link
-    from orchestrator.worker.board import Board
+    from orchestrator.worker.ranks import supervisor_link
+    from orchestrator.worker.ranks.consensus_board import Board
 
-    link.BEAT_S = beat_s
+    supervisor_link.BEAT_S = beat_s
     numbers, sent = itertools.count(), [0]
 
     def now() -> list[Message]:
@@ -292,7 +292,7 @@ def talk(
         sent[0] += len(messages)
         return messages
 
-    line = link.Link(
+    line = supervisor_link.SupervisorLink(
         launch, Board(board, rank, count), lambda: Hello(launch.attempt, rank, 1, 0, STATE_BYTES, ready=True), now
     )
     begin.wait()
@@ -323,7 +323,7 @@ def agreement(counts: Sequence[int], votes: int) -> dict[int, dict[str, float]]:
 
 
 def agree(path: str, rank: int, count: int, votes: int, begin: Any, pipe: Any) -> None:
-    from orchestrator.worker.board import Board
+    from orchestrator.worker.ranks.consensus_board import Board
 
     board, steps = Board(path, rank, count), itertools.count(1)
     begin.wait()
@@ -342,10 +342,10 @@ def agree(path: str, rank: int, count: int, votes: int, begin: Any, pipe: Any) -
 
 
 def board_of(folder: Path, count: int) -> Path:
-    from orchestrator.worker import board
+    from orchestrator.worker.ranks import consensus_board
 
     path = folder / "board"
-    path.write_bytes(bytes(board.size(count)))
+    path.write_bytes(bytes(consensus_board.size(count)))
     return path
 
 

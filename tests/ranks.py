@@ -17,7 +17,7 @@ from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.core.memory_ladder import Settings
 from orchestrator.protocol import transport
 from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
-from orchestrator.worker.board import size
+from orchestrator.worker.ranks.consensus_board import size
 
 
 class Attempt:

@@ -15,10 +15,11 @@ from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.snapshot_messages import SnapshotInfo
 from orchestrator.snapshots import keeper_client
 from orchestrator.system.clock import boottime_s
-from orchestrator.worker import state
-from orchestrator.worker.board import Board, size
-from orchestrator.worker.image import share
-from orchestrator.worker.save import Saver
+from orchestrator.worker import rng_state
+from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.checkpoint.snapshot_buffer import share
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.worker.ranks.consensus_board import Board, size
 
 
 class Place:
@@ -41,13 +42,13 @@ class Place:
         self.keeper.kill()
         self.keeper.wait()
 
-    def saver(self, rank=0, world=1, attempt="1.1", **options) -> Saver:
+    def saver(self, rank=0, world=1, attempt="1.1", **options) -> SnapshotWriter:
         launch = LaunchSpec(
             run="r", run_id="id", stage="train", attempt=attempt, folder=str(self.folder), entry="x.py", workdir="/",
             ranks=world, socket="", checkpoints=str(self.root), output="", plan_hash="", snapshot_s=1.0,
             keeper=str(self.folder / "keeper.sock"), **options,
         )  # fmt: skip
-        return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
+        return SnapshotWriter(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
 
     def newest(self) -> SnapshotInfo | None:
         return keeper_client.newest(self.folder)
@@ -57,9 +58,11 @@ def described(step, final=False, ranks=1):
     return Manifest("r", "id", "train", Position(step=step), ranks, "2026-11-20T00:00:00+00:00", final=final)
 
 
-def save(saver: Saver, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0):
-    captured = state.capture(tracked)
-    rng = state.rng_state(torch.device("cpu"))
+def save(
+    saver: SnapshotWriter, tracked: dict[str, Any], step: int, *, persist=True, slot=None, final=False, ranks=1, rank=0
+):
+    captured = state_codec.capture(tracked)
+    rng = rng_state.capture(torch.device("cpu"))
     mine = share(captured.tensors, captured.own, rank, ranks)
     docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
     slot = saver.next_slot() if slot is None else slot

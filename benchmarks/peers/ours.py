@@ -21,20 +21,21 @@ class Saving:
         self._training, self._session = training, training.session
 
     def save(self, step: int) -> None:
-        saver = self._session._saver
-        assert self._session._save(saver.next_slot(), self._session._seen(), persist=True), saver.error
+        saves, writer = self._session._supervision.saves, self._session._supervision.writer
+        assert saves.save(writer.next_slot(), saves.capture(), persist=True), writer.error
 
     def put_aside(self) -> None:
         """A snapshot between saves, which stays in memory."""
-        assert self._session._save(self._session._saver.next_slot(), self._session._seen(), persist=False)
+        saves, writer = self._session._supervision.saves, self._session._supervision.writer
+        assert saves.save(writer.next_slot(), saves.capture(), persist=False)
 
     def wait(self) -> None:
-        saver = self._session._saver
-        assert saver.wait(), saver.error
+        writer = self._session._supervision.writer
+        assert writer.wait(), writer.error
 
     def tidy(self) -> None:
         """Until the supervisor has read it back and dropped the one before, so that others are measured alone."""
-        root = Path(self._session._launch.checkpoints)
+        root = Path(self._session._state.launch.checkpoints)
         until = time.monotonic() + PATIENCE_S
         while self._training.rank == 0 and len(list_checkpoints(root)) > 1:
             if time.monotonic() > until:

@@ -283,7 +283,7 @@ def _outputs_of(found: Found, watcher: Watcher) -> dict[Path, Path]:
 
 
 def _values_of(found: Found, ours: Path) -> dict[Path, Path]:
-    """What the run had computed once (worker/cached.py) and has not here, as `_outputs_of`. A rank reads such a value as a
+    """What the run had computed once (worker/data/value_cache.py) and has not here, as `_outputs_of`. A rank reads a value as a
     stranger's: bounded JSON, under the very key that it asks for."""
     top, values = _folder_of(found, CACHE_FOLDER), dict[Path, Path]()
     with contextlib.suppress(OSError):  # there is none, or it cannot be read now: it is computed again

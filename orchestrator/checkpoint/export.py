@@ -1,7 +1,7 @@
 """Export of a checkpoint folder into one file.
 
 A safetensors file is put together from the bytes of the shards, without tensors and without PyTorch. A file of torch.save is
-written by a process of its own (worker/convert.py), because the command line never loads PyTorch.
+written by a process of its own (worker/checkpoint/torch_export.py), because the command line never loads PyTorch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,14 @@ def export_torch(folder: Path, out: Path, name: str | None) -> int:
     """
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "orchestrator.worker.convert", str(folder), str(out), *([name] if name else [])],
+            [
+                sys.executable,
+                "-m",
+                "orchestrator.worker.checkpoint.torch_export",
+                str(folder),
+                str(out),
+                *([name] if name else []),
+            ],
             capture_output=True,
             text=True,
         )

@@ -126,7 +126,7 @@ class Manifest:
         run_id: identity of the run.
         stage: name of the stage.
         position: of the training.
-        world_size: number of ranks; fewer processes may have computed them (worker/virtual.py).
+        world_size: number of ranks; fewer processes may have computed them (worker/ranks/virtual_ranks.py).
         created_at: UTC instant, ISO 8601.
         final: the checkpoint closes its stage.
         plan_hash: identity of the plan.

@@ -125,7 +125,8 @@ def _present(engine: Engine, run_id: str, metric: str | None) -> list[retention.
 def _with_measured(engine: Engine, row: CheckpointInfo, metric: str) -> CheckpointInfo:
     """The row, with what its manifest has learned since it was recorded.
 
-    A rank may measure a checkpoint's weights after it was verified (worker/best.py), perhaps with no supervisor alive. So a
+    A rank may measure a checkpoint's weights after it was verified (worker/checkpoint/best_checkpoint.py),
+    perhaps with no supervisor alive. So a
     row without a measurement is compared with its manifest. These are few: what was not measured is soon deleted.
     """
     if row.measured.get(metric) == row.step:

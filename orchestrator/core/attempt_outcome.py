@@ -47,7 +47,7 @@ class RankRecord:
         memory: that ran out, as core/memory_ladder.py names it; empty when none did.
         step: in which it failed; None where that is not known.
         place: of core/hang_detection.py, in which it failed; empty where that is not known.
-        is_collateral: it failed of what another rank's end did to it (worker/peers.py).
+        is_collateral: it failed of what another rank's end did to it (worker/ranks/peer_errors.py).
         line: of the person's code that raised, as `train.py:42`; empty where that is not known.
         final_step: of the stage's last save; None for a rank that tracked nothing, or did not come so far.
         at: the clock's time, ISO 8601.

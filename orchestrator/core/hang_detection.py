@@ -56,10 +56,10 @@ RULES: Mapping[str, Rule] = {
     "start": Rule(3600.0, 600.0, 3.0),
     "first_step": Rule(1800.0, 600.0, 3.0),
     # Ten times, for steps have a long tail (a cold disk, a loader's refill). Collectives have no time-out of their own under kgorch
-    # (worker/group.py), so nothing ends the ranks and takes their stacks along before this does.
+    # (worker/ranks/process_group.py), so nothing ends the ranks and takes their stacks along before this does.
     "step": Rule(1800.0, 300.0, 10.0),
     "evaluation": Rule(3600.0, 900.0, 3.0),
-    # A rank gives a last save up by itself after 600 s (worker/save.py).
+    # A rank gives a last save up by itself after 600 s (worker/checkpoint/snapshot_writer.py).
     "save": Rule(1800.0, 900.0, 3.0),
     # Headers of a whole data set on a cold mount: no figure of an earlier session tells how long that takes.
     "data": Rule(3600.0, 1800.0, 3.0),

@@ -106,7 +106,7 @@ SHARES = ("compute", "memory")
 
 
 def rates(machine: Machine, assumed: Assumed) -> dict[str, float]:
-    """What a training is assumed to reach on one of its GPUs, as the ranks take it (worker/estimate.py)."""
+    """What a training is assumed to reach on one of its GPUs, as the ranks take it (worker/probe/step_estimate.py)."""
     return {
         "half": assumed.compute * machine.half,
         "full": assumed.compute * machine.full,

@@ -3,7 +3,7 @@
 A stage that has started continues from its checkpoints. With another program or seed the result would be neither the old
 training nor the new one, so these changes are refused. A change that is not known to do harm is accepted and shown: a changed
 argument may be the number of epochs or another model, and another model is detected when its weights are restored
-(worker/state.py).
+(worker/checkpoint/state_codec.py).
 
 Plans are plain values here, as `Plan.model_dump(mode="json")` returns them: core imports no pydantic.
 """

@@ -4,7 +4,7 @@
 quiet begins at the first again; when none is left, the run ends with the first cause. What has been done is told by the
 past alone (steps and the remedies taken there), so ranks that hold the same past choose alike without asking each other.
 
-A remedy becomes a *change*, an entry of the schedule that later attempts do again at the same step (worker/health.py):
+A remedy becomes a *change*, an entry of the schedule that later attempts do again at the same step (worker/health/loss_guard.py):
 
     {"step": 41, "skip": true}               the batch's gradients are dropped: its step changes nothing
     {"step": 41, "skip": true, "lr": 0.5}    and rates are halved from there on

@@ -145,7 +145,7 @@ def used_memory(environ: Mapping[str, str] = os.environ) -> list[int] | None:
 
 
 def gpu_of_rank(ranks: int, environ: Mapping[str, str] = os.environ) -> list[int | None]:
-    """NVML's index of each rank's GPU: the visible ones in turn, as ranks choose them (worker/group.py).
+    """NVML's index of each rank's GPU: the visible ones in turn, as ranks choose them (worker/ranks/process_group.py).
 
     None where it is not known, and for a MIG instance: NVML's metrics are those of the whole GPU.
     """

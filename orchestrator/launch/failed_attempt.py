@@ -21,7 +21,7 @@ from orchestrator.core.codes import RankOutcome
 
 EXIT_S = 5.0
 """Seconds that ranks have to end by themselves after the first failure: a rank sees that a peer is gone within 0.2 s
-(worker/board.py), and ends hard, without unloading PyTorch."""
+(worker/ranks/consensus_board.py), and ends hard, without unloading PyTorch."""
 
 LOOK_S = 0.5
 

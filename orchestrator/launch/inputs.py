@@ -1,8 +1,8 @@
 """What the stages of a plan read, looked at before a session starts: files and folders (`inputs`), and their content (`preflight`).
 
 A path is looked at in this process, no further than the first bytes of a file. What the bytes mean the person's own function tells:
-it is called in a process of its own (worker/preflight.py), which sees no GPU and is ended after LIMIT_S. It is code of the plan,
-and trusted as its entries are: no plan found in a source comes so far without the user's consent (admission/import_run.py).
+it is called in a process of its own (worker/preflight_entry.py), which sees no GPU and is ended after LIMIT_S. It is code of the
+plan, and trusted as its entries are: no plan found in a source comes so far without the user's consent (admission/import_run.py).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _run(order: str, workdir: Path, answer: IO[bytes], log: IO[bytes], limit_s: 
     Raises: OSError.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.worker.preflight"],
+        [sys.executable, "-m", "orchestrator.worker.preflight_entry"],
         stdin=subprocess.PIPE,
         stdout=answer,
         stderr=log,

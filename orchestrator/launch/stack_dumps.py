@@ -34,11 +34,11 @@ _WAITS = (
     "/torch/cuda/streams.py",
     "/torch/cuda/__init__.py:synchronize",
     "/torch/amp/grad_scaler.py",
-    "/worker/board.py",
-    "/worker/health.py",
-    "/worker/host_copy.py",
-    "/worker/image.py",
-    "/worker/metrics.py",
+    "/worker/ranks/consensus_board.py",
+    "/worker/health/loss_guard.py",
+    "/worker/telemetry/host_copy.py",
+    "/worker/checkpoint/snapshot_buffer.py",
+    "/worker/telemetry/reported_metrics.py",
 )
 """Where a rank waits for another one, as path:function. On CUDA it does so in whatever waits for the device, whose stream stands
 in a collective: an event or a stream, the GradScaler's look at its gradients, the copy of a loss, a figure or a snapshot. A bare

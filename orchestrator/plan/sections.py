@@ -298,7 +298,7 @@ class HealthSection(PlanTable):
         spike (float | None): a loss this many robust standard deviations above the recent ones is treated alike; None for never.
         hang (HangSection | None): when ranks without progress are killed and launched again; None for never.
         collective_timeout (float | "off"): seconds after which a rank that waits for another one in a collective fails
-            (time-out of the process group); "off" for none that a session could reach (worker/group.py).
+            (time-out of the process group); "off" for none that a session could reach (worker/ranks/process_group.py).
     """
 
     nan: list[str | dict[str, Any]] = list(training_health.DEFAULT)

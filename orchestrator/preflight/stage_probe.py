@@ -45,7 +45,7 @@ class ProbeFailed(KgorchError):
 
 
 class Probed(NamedTuple):
-    """`found`: what the ranks measured (worker/probe.py), {} of a stage that never attached. `startup_s`, `lasted_s`: of its
+    """`found`: what the ranks measured (worker/probe/probe.py), {} of a stage that never attached. `startup_s`, `lasted_s`: of its
     launch."""
 
     stage: StageSection

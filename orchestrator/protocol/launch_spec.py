@@ -54,11 +54,11 @@ class LaunchSpec:
         health: `nan`: the plan's remedies; `spike`; `past`: [[step, remedy] …] of those applied.
         data: folder of the local cache of each source, by the source's absolute path (services/data_cache.py).
         extends: the final checkpoint to resume from is trained further, because the plan has more epochs now.
-        cached: folder of values that the run computes once (worker/cached.py); empty where none are kept.
+        cached: folder of values that the run computes once (worker/data/value_cache.py); empty where none are kept.
         collective_timeout_s: of the process group; None for the default.
         best: the plan's `keep.best`: {"metric": …, "highest": …, "value": …}; `value` of the best checkpoint so far or None.
         quick: a quick test: one epoch of one batch, and two batches of every other loader.
-        probe: a quick test that is measured (worker/probe.py), with its options; None otherwise.
+        probe: a quick test that is measured (worker/probe/probe.py), with its options; None otherwise.
         version: of the protocol.
     """
 

@@ -6,7 +6,7 @@ KEEPER_SOCKET = "keeper.sock"
 """The snapshot server's socket, in the run's folder."""
 
 CACHE_FOLDER = "cached"
-"""Values that the run computes once (worker/cached.py), in the run's folder."""
+"""Values that the run computes once (worker/data/value_cache.py), in the run's folder."""
 
 MAX_CACHED_BYTES = (64 << 20) + 1000
 """Of one such value, with the line before it."""

@@ -325,7 +325,7 @@ def _data_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str
 
 
 def _reading_notice(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
-    """How far a long computation before the first step is (worker/cached.py)."""
+    """How far a long computation before the first step is (worker/data/value_cache.py)."""
     told = sessions.newest_event(
         engine, run.id, (EventKind.READING, EventKind.ATTACHED, EventKind.LAUNCHED), session_id=row.id
     )

@@ -1,8 +1,8 @@
 """The process that holds the ranks' snapshots: `python -m orchestrator.snapshots.keeper FOLDER`, one a run.
 
-A snapshot is an image in each rank's memfd (worker/image.py), of which this process has a descriptor: it outlives rank,
-torchrun, shim and supervisor. Here it is written to disk beside the training, without PyTorch and without the trainer's
-GIL; from here a relaunched rank gets it back. Two slots a rank, filled in turn, so that one snapshot is always whole; an
+A snapshot is an image in each rank's memfd (worker/checkpoint/snapshot_buffer.py), of which this process has a descriptor: it
+outlives rank, torchrun, shim and supervisor. Here it is written to disk beside the training, without PyTorch and without the
+trainer's GIL; from here a relaunched rank gets it back. Two slots a rank, filled in turn, so that one snapshot is always whole; an
 image bears the number of its snapshot in its last bytes, written after all else and wiped before it is filled anew: a
 rank killed while it copies leaves no snapshot that looks whole.
 

@@ -9,7 +9,7 @@ runs/NAME/NUMBER/                 one run
     checkpoints/STAGE/step-…      (or under the plan's checkpoint.dir)
     attempts/SESSION.NUMBER/      launch.json, lock, logs and records of one launch
     outputs/                      what the run makes
-    cached/NAME.json              what it computes once (worker/cached.py)
+    cached/NAME.json              what it computes once (worker/data/value_cache.py)
 """
 
 from __future__ import annotations

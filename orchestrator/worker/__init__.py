@@ -1,4 +1,4 @@
-"""What a training script needs, few enough names to remember.
+"""The SDK inside a training process: the few names that a training script needs.
 
     from orchestrator.worker import attach
 
@@ -12,7 +12,9 @@
             optimizer.step(); optimizer.zero_grad()
             session.report(loss=loss)
 
-Importing this is cheap; PyTorch is loaded by `attach`. Without kgorch around it, the same script runs alone.
+Importing it is cheap: `attach` loads PyTorch. Without kgorch around it, the same script runs alone. May import: the protocol
+with the supervisor, manifest and shard files, and of orchestrator.core the memory ladder, the health policy, metric records
+and retention.
 """
 
 from __future__ import annotations
@@ -30,19 +32,24 @@ __all__ = ["attach", "output_folder"]
 
 
 def launch() -> LaunchSpec | None:
-    """What kgorch told this process, or None when it runs alone."""
+    """The launch file of this attempt; None when the script runs alone."""
     path = os.environ.get(LAUNCH_VARIABLE)
     return LaunchSpec.read(path) if path else None
 
 
 def attach(*, seed: int | None = None, deterministic: str | None = None) -> Session:
-    """This process's part in the run: use it as a context manager around the whole training.
+    """Join this process to the run: use the result as a context manager around the whole training.
 
-    Joins the ranks (or makes a group of one), chooses the device, and seeds every random generator with
-    `seed + rank` (the plan's seed when None).
+    Joins the process group (or makes a group of one), chooses the device, and seeds every random generator with `seed + rank`.
 
     Args:
-        deterministic: "off", "warn" or "strict" (determinism.py); the plan's level when None, which is "off" when alone.
+        seed: the plan's seed when None.
+        deterministic: "off", "warn" or "strict" (determinism.py); the plan's level when None, which is "off" for a script that
+            runs alone.
+
+    Raises:
+        KgorchError: no such level; or this PyTorch cannot use the GPU that the driver shows.
+        CudaUnusable: CUDA cannot be initialised, which another attempt may be able to do.
     """
     from orchestrator.worker.session import Session
 
@@ -50,8 +57,8 @@ def attach(*, seed: int | None = None, deterministic: str | None = None) -> Sess
 
 
 def output_folder() -> Path:
-    """The folder for what the run makes: it outlives the session and all stages share it. `outputs` when run alone."""
-    told = launch()
-    folder = Path(told.output if told else "outputs")
+    """The folder for results: it outlives the session, and all stages share it. `outputs` when the script runs alone."""
+    spec = launch()
+    folder = Path(spec.output if spec else "outputs")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

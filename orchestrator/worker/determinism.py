@@ -1,7 +1,7 @@
-"""Whether a training's operations are made to give the same bits each time, and what held of it.
+"""Deterministic operations: the level that the plan asks for, and whether it held.
 
-"off" leaves PyTorch as it is. "warn" takes the deterministic way wherever there is one and collects the operations that
-have none, by PyTorch's own warnings. "strict" lets PyTorch raise at the first of them.
+"off" leaves PyTorch as it is. "warn" uses deterministic algorithms where they exist, and collects the operations that have
+none from PyTorch's own warnings. "strict" has PyTorch raise at the first of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ _PROBE = "kgorch_probe"
 
 
 class Determinism:
-    """Of this process, from here on; to be made before the model is.
+    """Sets the level of this process. Create it before the model.
 
     Args:
-        on_cuda: the training computes on a GPU, where PyTorch promises the same bits only if it is asked for them.
-    Raises: KgorchError when there is no such level.
+        level: one of LEVELS.
+        on_cuda: the training computes on a GPU, where PyTorch promises identical bits only on request.
+
+    Raises:
+        KgorchError: there is no such level.
     """
 
     def __init__(self, level: str, *, on_cuda: bool = False) -> None:
@@ -47,7 +50,7 @@ class Determinism:
 
     @property
     def verdict(self) -> str:
-        """What held until now, for `status`."""
+        """What has held until now, for `status`."""
         if self.level == "off":
             if not self._on_cuda:
                 return "not asked for"
@@ -58,29 +61,32 @@ class Determinism:
         return "held" if self._is_heard else "not known: the script keeps PyTorch's warnings from being shown"
 
     def probe(self) -> None:
-        """See whether warnings still come here (scripts like to switch them off; silence would pass for success), and whether the
-        script has cuDNN choose its algorithms by measuring, which comes out otherwise on a busy GPU."""
+        """Check whether warnings still arrive here, and whether cuDNN chooses its algorithms by measuring.
+
+        Scripts often switch warnings off, and silence would pass for success. Measured choices differ on a busy GPU.
+        """
         self._benchmark = torch.backends.cudnn.benchmark
         if self.level == "warn":
             self._is_heard = False
             said = f"{_PROBE} does not have a deterministic implementation"
-            warnings.warn_explicit(said, UserWarning, __file__, 0, registry={})  # an empty one: not kept to once
+            # With an empty registry, because a warning is shown once for each registry.
+            warnings.warn_explicit(said, UserWarning, __file__, 0, registry={})
 
     def _demand(self) -> None:
-        os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)  # under kgorch it is there from the start
+        os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)  # under kgorch the launcher has set it
         torch.use_deterministic_algorithms(True, warn_only=self.level == "warn")
         fills: Any = torch.utils.deterministic
-        fills.fill_uninitialized_memory = False  # helps to find reads of unset memory, at a fill each time
+        fills.fill_uninitialized_memory = False  # a debugging aid that fills every new tensor
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        # The older names: the newer ones (`fp32_precision`, 2.9) make every later read of these raise, the script's own too.
+        # The older names: setting the newer ones (`fp32_precision`, 2.9) makes every later read of these raise, in scripts, too.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def _listen(self) -> None:
         show = warnings.showwarning
 
         def heard(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            found = _WARNING.match(str(message))
-            op = found and (found["op"] or found["library"])
+            matched = _WARNING.match(str(message))
+            op = matched and (matched["op"] or matched["library"])
             if op == _PROBE:
                 self._is_heard = True
                 return

@@ -1,7 +1,7 @@
-"""What torchrun runs in every rank: the person's entry, with its arguments, its log and a record of how it ended.
+"""The program that torchrun runs in every rank: calls the stage's entry with its arguments, and records how it ended.
 
-torchrun's exit code tells nothing of the reason (1 for every failure, and after a stop in good order): the record
-`rankK.status.json` does. `python -m orchestrator.worker.entry`, with KGORCH_LAUNCH naming the launch file.
+torchrun's exit code does not tell the reason (it is 1 for every failure, and after an orderly stop): the record `rankK.status.json`
+does. Run as `python -m orchestrator.worker.entry`, with KGORCH_LAUNCH naming the launch file.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError, ne
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system.attempt_files import write_attempt_file
 from orchestrator.system.clock import boottime_s
+from orchestrator.worker import session_end
 
 EXIT_S = 4.0
-"""Seconds that a failed rank may take to end; a second later the shim ends it (launch/failed_attempt.py)."""
+"""Seconds that a failed rank may take to exit; a second later the shim kills it (launch/failed_attempt.py)."""
 
 
 def die_with_parent() -> None:
-    """A torchrun that is killed must not leave ranks that hold the GPU: they are sessions of their own, and would go on."""
+    """Die with torchrun: the ranks have sessions of their own, and would continue to hold the GPU when it is killed."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent or parent == 1:
@@ -46,7 +47,7 @@ def die_with_parent() -> None:
 
 
 def log_to(path: Path) -> None:
-    """Everything this rank prints, from Python and from C, into one file in the order it was printed."""
+    """Redirect everything that this rank prints, from Python and from C, to one file, in order."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,25 +58,26 @@ def log_to(path: Path) -> None:
 
 
 def dump_stacks_to(path: Path) -> None:
-    """At SIGUSR2, from C: also of a rank whose Python does not move. torchrun passes that signal on to nobody.
+    """Dump the stacks at SIGUSR2, from C, so that it works in a rank that holds the GIL. torchrun does not forward that signal.
 
-    Loading processes that are forked inherit it and would write to the same file; nobody sends it to them.
+    Forked loading processes inherit the handler, and would write to the same file; nobody sends them the signal.
     """
     faulthandler.register(signal.SIGUSR2, file=open(path, "a"), all_threads=True, chain=False)
 
 
 def function_of(entry: str) -> Callable[..., Any]:
+    """The function of an entry `module:name`. Raises: KgorchError where the module has none of that name."""
     module_name, _, name = entry.partition(":")
     module = importlib.import_module(module_name)
     try:
-        found: Callable[..., Any] = getattr(module, name)
+        function: Callable[..., Any] = getattr(module, name)
     except AttributeError:
         raise KgorchError(f"entry {entry!r}: {module_name} has no {name!r}{nearest(name, vars(module))}") from None
-    return found
+    return function
 
 
 def check_arguments(function: Callable[..., Any], args: dict[str, Any], entry: str) -> None:
-    """Raises KgorchError naming the argument that `function` does not take, or that it misses."""
+    """Raises: KgorchError, which names the argument that the function does not take, or that is missing."""
     parameters = inspect.signature(function).parameters
     if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
         for name in args.keys() - parameters.keys():
@@ -90,7 +92,7 @@ def check_arguments(function: Callable[..., Any], args: dict[str, Any], entry: s
 
 
 def flags_of(args: dict[str, Any]) -> list[str]:
-    """A script's arguments as flags: `{lr: 0.1, amp: true, tags: ["a", "b"]}` as `--lr 0.1 --amp --tags a b`."""
+    """A script's arguments as flags: `{lr: 0.1, amp: true, tags: ["a", "b"]}` becomes `--lr 0.1 --amp --tags a b`."""
     flags: list[str] = []
     for name, value in args.items():
         if value is not False and value is not None:
@@ -101,7 +103,8 @@ def flags_of(args: dict[str, Any]) -> list[str]:
     return flags
 
 
-def call(launch: LaunchSpec, record: Record) -> None:
+def call(launch: LaunchSpec, record: ExitRecord) -> None:
+    """Run the stage's entry: a script, or a function of a module."""
     os.chdir(launch.workdir)
     sys.path.insert(0, launch.workdir)
     if launch.entry.endswith(".py"):
@@ -117,25 +120,28 @@ def call(launch: LaunchSpec, record: Record) -> None:
         function(**launch.args)
 
 
-class Record:
-    """How a rank ended, for whoever supervises: the outcome, and the error of one that `failed`.
+class ExitRecord:
+    """The record of how a rank ended, for the supervisor.
 
-    `finished`; `suspended`: stopped at a step boundary, its part saved; `unsaved`: the same, but the save failed.
+    Outcomes: `finished`; `suspended`, stopped at a step boundary with its part saved; `unsaved`, the same, but the save failed;
+    `failed`, with the error.
 
-    `began` is false until the person's code runs: what fails before that would fail again.
+    Attributes:
+        began: the stage's own code has run. What fails before that would fail again.
     """
 
     def __init__(self, launch: LaunchSpec, rank: int) -> None:
         self._launch, self._rank, self.began = launch, rank, False
 
     def write(self, outcome: RankOutcome, error: BaseException | None = None) -> None:
+        """Write `rankK.status.json`."""
         content: dict[str, Any] = {
             "rank": self._rank,
             "outcome": outcome,
             "at": datetime.now(UTC).isoformat(),
             "at_s": boottime_s(),
             "began": self.began,
-            "final_step": getattr(sys.modules.get("orchestrator.worker.session"), "final_step", None),
+            "final_step": session_end.final_step,
         }
         if error is not None:
             content["error"] = {
@@ -155,13 +161,13 @@ class Record:
 
 
 def code_of(error: BaseException) -> RankError:
-    """PyTorch is not loaded for it: there may be no room."""
+    """The kind of error. Does not load PyTorch: there may be no memory for it."""
     if isinstance(error, CheckpointBroken | CannotRestore):
         return RankError.CHECKPOINT
     if isinstance(error, KgorchError | ImportError | SyntaxError):
         return RankError.USAGE
     if "torch" in sys.modules:
-        from orchestrator.worker import oom
+        from orchestrator.worker.memory import oom
 
         if isinstance(error, oom.LadderEnds):
             return RankError.LADDER_EXHAUSTED
@@ -172,16 +178,17 @@ def code_of(error: BaseException) -> RankError:
 
 
 def memory_that_ran_out(error: BaseException) -> str:
-    """Which one, if that is what the error says; empty else. PyTorch is not loaded for it: there may be no room."""
+    """The memory that ran out (memory/oom.py); empty for any other error. Does not load PyTorch: there may be no memory for it."""
     if "torch" not in sys.modules:
         return "device" if isinstance(error, MemoryError) else ""
-    from orchestrator.worker import oom
+    from orchestrator.worker.memory import oom
 
     return oom.ran_out(error)
 
 
 def line_of(error: BaseException, workdir: str) -> str:
-    """The innermost line of the person's own code below `workdir` that the exception came through; empty where there is none."""
+    """The innermost line of the script's own code (below `workdir`) in the traceback, as `train.py:42`; empty where there is
+    none."""
     frames = traceback.extract_tb(error.__traceback__)
     root = str(Path(workdir).resolve())
     own = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(root) and not _is_library(frame)]
@@ -193,34 +200,34 @@ def _is_library(frame: traceback.FrameSummary) -> bool:
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether another rank's end is the cause. PyTorch is not loaded for it: without it there are no peers to lose."""
+    """Whether another rank's end is the cause. Does not load PyTorch: without it there are no peers."""
     if "torch.distributed" not in sys.modules:
         return False
-    from orchestrator.worker import peers
+    from orchestrator.worker.ranks import peer_errors
 
-    return peers.is_collateral(error)
+    return peer_errors.is_collateral(error)
 
 
 def leave(status: int = 0) -> NoReturn:
-    """End this process without unloading PyTorch, which takes 1.1 s of processor time: a wall is near.
+    """Exit without unloading PyTorch, which takes 1.1 s of CPU time, because the time limit may be near.
 
-    What Python's own end does for a script is done first: its threads, what it registered with atexit (loading processes,
-    loggers), and files that it left open. Destructors of what else still lives are not run: on CUDA they may wait for a device that
-    never comes to an end, as when a peer has gone that an all-reduce waits for.
+    What a normal exit does for a script is done first: its threads are joined, its atexit functions run (loading processes,
+    loggers), and files that it left open are flushed. Destructors of other objects do not run: on CUDA they may wait for a device
+    that hangs, as in an all-reduce with a peer that is gone.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        for found in gc.get_objects():
-            if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
-                with contextlib.suppress(ValueError, OSError):  # closed, or only read
-                    found.flush()
+        for item in gc.get_objects():
+            if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+                with contextlib.suppress(ValueError, OSError):  # closed, or opened for reading
+                    item.flush()
     finally:
         os._exit(status)
 
 
 def fail(status: int = 1) -> NoReturn:
-    """The same after a failure, within EXIT_S: the timer is a thread of C, which needs no Python to end the process."""
+    """`leave` after a failure, within EXIT_S: the timer is a C thread, which does not need the GIL to end the process."""
     faulthandler.dump_traceback_later(EXIT_S, exit=True)
     leave(status)
 
@@ -232,14 +239,13 @@ def main() -> int:
         print("orchestrator.worker.entry is started by kgorch, through torchrun", file=sys.stderr)
         return 2
     rank = int(os.environ.get("RANK", 0))
-    record = Record(launch, rank)
+    record = ExitRecord(launch, rank)
     log_to(Path(launch.folder) / f"rank{rank}.log")
     dump_stacks_to(Path(launch.folder) / f"rank{rank}.stacks")
     try:
         call(launch, record)
     except SystemExit as ending:
-        over = sys.modules.get("orchestrator.worker.session")
-        if over and isinstance(ending, over.SessionOver):
+        if isinstance(ending, session_end.SessionOver):
             record.write(RankOutcome.SUSPENDED if ending.saved else RankOutcome.UNSAVED)
             leave()
         elif ending.code in (None, 0):

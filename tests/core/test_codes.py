@@ -23,9 +23,9 @@ TEXTS = {"why", "cause", "message", "last_error", "note"}
 
 OF_OTHERS = {
     "orchestrator/worker/entry.py",
-    "orchestrator/worker/oom.py",
-    "orchestrator/worker/peers.py",
-    "orchestrator/worker/group.py",
+    "orchestrator/worker/memory/oom.py",
+    "orchestrator/worker/ranks/peer_errors.py",
+    "orchestrator/worker/ranks/process_group.py",
     "orchestrator/plan/diagnostics.py",
     "db/engine.py",
     "orchestrator/platforms/gcp.py",

@@ -18,7 +18,7 @@ from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
 from orchestrator.services import data_cache
 from orchestrator.services.data_cache import Cache, DataCache
-from orchestrator.worker.data import Data
+from orchestrator.worker.data.cached_path import CachedPaths
 
 
 @pytest.fixture
@@ -246,12 +246,14 @@ def test_a_path_goes_over_at_an_epochs_end_and_back_when_the_copy_is_stale(sourc
     launch = LaunchSpec(
         "r", "i", "s", "1.1", str(tmp_path), "e", "w", 1, "", "", "", "", data={str(source): str(made.folder)}
     )
-    data = Data(launch, 0)
+    data = CachedPaths(launch, 0)
     path, below = data.path("mounted"), data.path("mounted/deep") / "c.bin"
     assert os.fspath(path) == "mounted" and os.path.join(path, "a.bin") == "mounted/a.bin"
     data.look()
     assert os.fspath(path) == str(made.copy) and os.fspath(below) == str(made.copy / "deep" / "c.bin")
-    assert os.fspath(data.path("mountedx")) == "mountedx" and os.fspath(Data(None, 0).path("mounted")) == "mounted"
+    assert (
+        os.fspath(data.path("mountedx")) == "mountedx" and os.fspath(CachedPaths(None, 0).path("mounted")) == "mounted"
+    )
     (made.folder / CACHE_COMPLETE_FILE).unlink()
     data.look()
     assert os.fspath(below) == "mounted/deep/c.bin"

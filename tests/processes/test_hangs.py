@@ -117,10 +117,10 @@ WAITS_ON_CUDA = {
     "an event": (stack_dumps.Frame(f"{PACKAGES}/torch/cuda/streams.py", 230, "synchronize"),),
     "the device": (stack_dumps.Frame(f"{PACKAGES}/torch/cuda/__init__.py", 1088, "synchronize"),),
     "the GradScaler": (stack_dumps.Frame(f"{PACKAGES}/torch/amp/grad_scaler.py", 350, "_maybe_opt_step"),),
-    "a loss that arrives": (stack_dumps.Frame("/kgorch/orchestrator/worker/health.py", 261, "wait"),),
-    "a figure": (stack_dumps.Frame("/kgorch/orchestrator/worker/metrics.py", 60, "collect"),),
-    "a copy of it": (stack_dumps.Frame("/kgorch/orchestrator/worker/host_copy.py", 33, "wait"),),
-    "a snapshot": (stack_dumps.Frame("/kgorch/orchestrator/worker/image.py", 112, "fill"),),
+    "a loss that arrives": (stack_dumps.Frame("/kgorch/orchestrator/worker/health/loss_guard.py", 261, "wait"),),
+    "a figure": (stack_dumps.Frame("/kgorch/orchestrator/worker/telemetry/reported_metrics.py", 60, "collect"),),
+    "a copy of it": (stack_dumps.Frame("/kgorch/orchestrator/worker/telemetry/host_copy.py", 33, "wait"),),
+    "a snapshot": (stack_dumps.Frame("/kgorch/orchestrator/worker/checkpoint/snapshot_buffer.py", 112, "fill"),),
 }
 
 

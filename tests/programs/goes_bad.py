@@ -58,7 +58,7 @@ with attach(seed=1) as session:
     loader = session.loader(torch.utils.data.TensorDataset(x, y), BATCH, shuffle=False)
     for _ in session.epochs(1):
         for batch in session.steps(loader):
-            step = session._step
+            step = session._state.position.step
             if step not in options.leave_out:
                 loss = session.backward(batch, loss_of, scaler=scaler if options.half else None)
                 scaler.step(optimizer)

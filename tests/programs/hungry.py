@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach, vitals
+from orchestrator.worker import attach
+from orchestrator.worker.telemetry import rank_metrics
 
 IMPOSSIBLE = 1 << 46
 
@@ -175,5 +176,5 @@ if __name__ == "__main__":
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()
     if options.allocator:
-        vitals._allocator = allocator(options.allocator)
+        rank_metrics._allocator = allocator(options.allocator)
     main(options)

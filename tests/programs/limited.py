@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.worker import batches
+from orchestrator.worker.data import batches
 from orchestrator.worker.entry import function_of
 from orchestrator.worker.session import Session
 

@@ -50,7 +50,7 @@ with attach(seed=0) as session:
     session.track(model=model, optimizer=optimizer)
     data = torch.utils.data.TensorDataset(torch.ones(4 * options.batch * session.world_size, 8))
     loader = session.loader(data, options.batch * session.world_size, num_workers=options.workers)
-    step = session._step
+    step = session._state.position.step
 
     def loss_of(part):
         kept = sum("forward" not in vars(block) for block in blocks)

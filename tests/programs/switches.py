@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker.activation import Activations
+from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
 
 WAYS = [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}, {"static_graph": True}]
 
@@ -42,7 +42,7 @@ class Model(nn.Module):
 def trained(rank: int, way: dict[str, bool], *, switched: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(), bucket_cap_mb=0.01, **way)
-    activations = Activations({"model": model})
+    activations = ActivationCheckpointing({"model": model})
     assert len(activations.blocks) == 4
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     torch.manual_seed(rank)

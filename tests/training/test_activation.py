@@ -23,9 +23,9 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.worker.activation import (
+from orchestrator.worker.memory.activation_checkpointing import (
     COMPILES_BATCHNORM,
-    Activations,
+    ActivationCheckpointing,
     CannotRecompute,
     blocks,
     has_batchnorm,
@@ -180,7 +180,7 @@ def _seeded(make):
 def _trained(make, switches=None, *, autocast=False, twice=False):
     """The state after STEPS; `switches` has a verb of Activations by the step before which it is called."""
     model = _seeded(make)
-    activations = Activations({"model": model})
+    activations = ActivationCheckpointing({"model": model})
     assert activations.blocks
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     data = torch.Generator().manual_seed(3)
@@ -253,7 +253,7 @@ def test_a_gradient_of_a_gradient_is_the_same():
     def penalties(switched):
         model = _seeded(MODELS["spectral norm"])
         if switched:
-            Activations({"model": model}).switch_on()
+            ActivationCheckpointing({"model": model}).switch_on()
         x = torch.randn(16, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
         (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         slope.square().sum().backward()
@@ -267,10 +267,10 @@ def test_a_gradient_of_a_gradient_is_the_same():
 MEMORY = """
 import gc, resource, torch
 from test_activation import Mlp, Stack
-from orchestrator.worker.activation import Activations
+from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
 torch.set_num_threads(1)
 model = Stack([Mlp() for _ in range(12)])
-activations = Activations({"model": model})
+activations = ActivationCheckpointing({"model": model})
 x = torch.randn(100_000, 8)
 data = 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
 resource.setrlimit(resource.RLIMIT_DATA, (data + 300 * 2**20, resource.RLIM_INFINITY))
@@ -408,7 +408,7 @@ def test_no_block_lies_in_another_and_nothing_stays_behind(roots):
     tracked = {f"model{number}": root for number, root in enumerate(roots)}
     parts = {part for root in roots for part in root.modules()}
     before = {part: dict(vars(part)) for part in parts}
-    activations = Activations(tracked)
+    activations = ActivationCheckpointing(tracked)
     chosen = list(activations.blocks.values())
     assert len({*chosen}) == len(chosen) != 1
     for block in chosen:
@@ -426,7 +426,7 @@ def test_no_block_lies_in_another_and_nothing_stays_behind(roots):
 def test_a_copy_is_a_plain_model_that_trains_itself_alone():
     model = _seeded(MODELS["batchnorm"])
     model.layers[1].forward = functools.partial(Mlp.forward, model.layers[1])
-    Activations({"model": model}).switch_on()
+    ActivationCheckpointing({"model": model}).switch_on()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert list(other.state_dict()) == list(before)
@@ -439,7 +439,7 @@ def test_a_copy_is_a_plain_model_that_trains_itself_alone():
 def test_a_pickle_needs_no_kgorch():
     block = _seeded(Mlp)
     model = nn.Sequential(block, Mlp())
-    Activations({"model": model}).switch_on()
+    ActivationCheckpointing({"model": model}).switch_on()
     assert b"orchestrator" not in pickle.dumps(model)
 
 
@@ -451,7 +451,7 @@ def test_a_block_that_computes_another_thing_is_named():
             return x + self.down(self.up(x).split(rows[0])[0].relu().sum(0, keepdim=True))
 
     model = Stack([Mlp(), Fickle(), Mlp()])
-    activations = Activations({"model": model})
+    activations = ActivationCheckpointing({"model": model})
     activations.switch_on()
     loss = model(torch.randn(16, 8)).sum()
     rows[0] = 4
@@ -468,7 +468,7 @@ def test_an_input_changed_in_place_for_the_first_time_later_is_told():
             return x + self.down(F.relu_(self.up(F.relu_(x) if in_place else x)))
 
     model = Stack([Mlp(), Sometimes()])
-    Activations({"model": model}).switch_on()
+    ActivationCheckpointing({"model": model}).switch_on()
     model(torch.randn(16, 8)).sum().backward()
     in_place = True
     with pytest.raises(CannotRecompute, match="changed its input in place"):
@@ -501,7 +501,7 @@ def test_a_cache_that_layers_append_to_is_off_while_it_is_on():
             return x
 
     model = Decoder()
-    activations = Activations({"model": model})
+    activations = ActivationCheckpointing({"model": model})
     activations.switch_on()
     with activations.explained():
         model(torch.randn(4, 16)).sum().backward()
@@ -533,7 +533,7 @@ def test_statistics_that_the_first_call_left_alone_count_a_batch_once(later):
         torch.manual_seed(0)
         blocks = [Block(), Block()]
         model = nn.Sequential(*blocks)
-        activations = Activations({"model": model})
+        activations = ActivationCheckpointing({"model": model})
         if on:
             activations.switch_on()
         for step in range(4):

@@ -1,4 +1,4 @@
-"""What a step begins from (worker/retry.py): cheap to keep, and whole when it is put back."""
+"""What a step begins from (worker/memory/oom_retry.py): cheap to keep, and whole when it is put back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.worker.retry import Chance
+from orchestrator.worker.memory.oom_retry import RngCache
 
 
 def drawn() -> list[float]:
@@ -30,7 +30,7 @@ def drawn() -> list[float]:
 )
 @pytest.mark.parametrize("before", [lambda: None, lambda: random.gauss(0, 1), lambda: random.seed(3)])
 def test_random_states_are_put_back_whatever_was_drawn_since_and_before(before: Callable, meanwhile: Callable):
-    chance = Chance(torch.device("cpu"))
+    chance = RngCache(torch.device("cpu"))
     chance.now()  # of an earlier step
     before()
     kept = chance.now()
@@ -43,7 +43,7 @@ def test_random_states_are_put_back_whatever_was_drawn_since_and_before(before: 
 
 
 def test_a_python_generator_that_has_not_moved_is_not_copied_again():
-    chance = Chance(torch.device("cpu"))
+    chance = RngCache(torch.device("cpu"))
     assert chance.now()[1] is chance.now()[1]
     kept = chance.now()[1]
     random.random()

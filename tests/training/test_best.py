@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from orchestrator.checkpoint.folder import list_checkpoints
 from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.worker.board import SAVE, STOP, Board, size
+from orchestrator.worker.ranks.consensus_board import SAVE, STOP, Board, size
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
 

@@ -11,7 +11,7 @@ import ranks
 
 from orchestrator.errors import KgorchError
 from orchestrator.protocol.run_files import MAX_CACHED_BYTES
-from orchestrator.worker import cached
+from orchestrator.worker.data import value_cache
 
 FOUND = "found {'sizes': [[256, 256], [256, 256], [256, 256]], 'key': '%s'}"
 
@@ -39,14 +39,14 @@ def test_what_fails_on_the_first_rank_ends_the_others_as_its_consequence(tmp_pat
 
 def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    nowhere = cached.Store(None)
+    nowhere = value_cache.ValueStore(None)
     nowhere.write("headers", "k", b"1")
     assert nowhere.read("headers", "k") is None and not list(tmp_path.iterdir())
 
 
 @pytest.fixture
-def store(tmp_path) -> cached.Store:
-    return cached.Store(tmp_path / "cached")
+def store(tmp_path) -> value_cache.ValueStore:
+    return value_cache.ValueStore(tmp_path / "cached")
 
 
 def kept(tmp_path: Path) -> Path:
@@ -54,17 +54,17 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read_under_the_same_key_alone(store, tmp_path):
-    key = cached.key_of({"list": ["a.csv", 12, 1.5], "b": None})
+    key = value_cache.key_of({"list": ["a.csv", 12, 1.5], "b": None})
     store.write("headers", key, b'{"a":[1,2]}')
     assert store.read("headers", key) == b'{"a":[1,2]}'
-    assert key == cached.key_of({"b": None, "list": ["a.csv", 12, 1.5]})
+    assert key == value_cache.key_of({"b": None, "list": ["a.csv", 12, 1.5]})
     for other in ({"list": ["a.csv", 13, 1.5], "b": None}, {"list": ["a.csv", 12, 1.5], "b": 0}, [], None):
-        assert store.read("headers", cached.key_of(other)) is None
+        assert store.read("headers", value_cache.key_of(other)) is None
     assert [path.name for path in (tmp_path / "cached").iterdir()] == ["headers.json"]
 
 
 def _as_written(value: bytes, **changed: object) -> bytes:
-    return json.dumps(cached._head("k", value) | changed).encode() + b"\n" + value
+    return json.dumps(value_cache._head("k", value) | changed).encode() + b"\n" + value
 
 
 HOSTILE = {
@@ -120,20 +120,20 @@ def test_a_link_a_pipe_and_a_huge_file_are_not_read(store, tmp_path):
 )
 def test_a_value_that_could_not_be_read_again_is_refused_at_once(value, text):
     with pytest.raises(KgorchError, match=text) as refused:
-        cached.value_of("headers", value)
+        value_cache.value_of("headers", value)
     assert refused.value.next_step
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a" * 200, "a\n", "ü"])
 def test_a_name_is_a_plain_file_name(name):
     with pytest.raises(KgorchError, match="expected letters"):
-        cached.check_name(name)
+        value_cache.check_name(name)
 
 
 def test_progress_is_told_now_and_then_with_the_time_that_is_left(monkeypatch, capsys):
     now, told = [100.0], []
-    monkeypatch.setattr(cached.time, "monotonic", lambda: now[0])
-    progress = cached.Progress(lambda kind, facts: told.append((kind, facts)))
+    monkeypatch.setattr(value_cache.time, "monotonic", lambda: now[0])
+    progress = value_cache.ProgressLog(lambda kind, facts: told.append((kind, facts)))
     for done in range(1001):
         progress.to("headers", done, 1000)
         now[0] += 0.25

@@ -17,8 +17,8 @@ from torchmetrics.functional.classification import binary_jaccard_index
 
 from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.errors import KgorchError
-from orchestrator.worker import starting
-from orchestrator.worker.activation import blocks
+from orchestrator.worker.checkpoint import pretrained
+from orchestrator.worker.memory.activation_checkpointing import blocks
 from workloads.camouflage import predict, train
 from workloads.camouflage.data import DataError, Pairs, drawn, read
 from workloads.camouflage.edgenext import EdgeNeXt
@@ -218,7 +218,7 @@ def test_the_backbone_has_the_names_and_shapes_of_the_published_weights():
 def test_the_weights_of_a_plan_fill_the_backbone_from_a_file_of_the_published_names(tmp_path):
     file, model = tmp_path / "edgenext_base.safetensors", CamouflageNet()
     save_file({name: torch.full(shape, 0.5, dtype=torch.float16) for name, shape in listed().items()}, file)
-    facts = starting.load({"model": model}, file, into="model.backbone", prefix="", strict=False)
+    facts = pretrained.load({"model": model}, file, into="model.backbone", prefix="", strict=False)
     count = len(model.backbone.state_dict())
     assert facts["loaded"] == f"{count} of {count} tensors" and facts["unexpected"].startswith("4: head.")
     assert all((weight == 0.5).all() for weight in model.backbone.parameters())

@@ -15,7 +15,7 @@ from rasterio.windows import Window
 from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
-from orchestrator.worker.activation import blocks
+from orchestrator.worker.memory.activation_checkpointing import blocks
 from workloads import cli
 from workloads.cloud_removal import data, predict, train
 from workloads.cloud_removal.data import BANDS, DataError, Sample, Scenes, backscatter

@@ -21,8 +21,8 @@ from PIL import Image
 from orchestrator import plan as plans
 from orchestrator.core import metric_trend
 from orchestrator.errors import CannotRestore, KgorchError, WeightsRefused
-from orchestrator.worker import starting
-from orchestrator.worker.weights import Weights
+from orchestrator.worker.checkpoint import pretrained
+from orchestrator.worker.checkpoint.stage_weights import Weights
 from workloads.camouflage import convert, data, predict, train
 from workloads.camouflage.data import DataError, Pairs, drawn, pairs_of, preflight
 from workloads.camouflage.edgenext import EdgeNeXt
@@ -258,7 +258,7 @@ def test_the_backbone_of_the_users_best_model_is_taken_and_the_rest_said(tmp_pat
     with torch.device("meta"):
         net = CamouflageNet()
     net.to_empty(device="cpu")
-    facts = starting.load({"model": net}, out, into="model", prefix="", strict=False)
+    facts = pretrained.load({"model": net}, out, into="model", prefix="", strict=False)
     assert facts["loaded"].startswith(f"{len(values)} of ")
     last = net.backbone.stages[3].blocks[2].norm.weight
     expected = 0.5 if averaged else values["backbone.stages_3.blocks.2.norm.weight"].flatten()[0]

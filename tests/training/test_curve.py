@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core import metric_curve
 from orchestrator.core.metric_curve import Record, Value
-from orchestrator.worker.curve import WAITING, Writer
+from orchestrator.worker.telemetry.metric_log import WAITING, RecordWriter
 
 
 def record(step: int, **more: float) -> Record:
@@ -26,7 +26,7 @@ def place(tmp_path):
 
 
 def test_records_are_in_the_file_once_it_is_drained_and_at_the_end(place):
-    writer = Writer(place)
+    writer = RecordWriter(place)
     writer.put(record(1))
     assert writer.drain(30.0) and steps_in(place) == [1]
     writer.put(record(2))
@@ -35,14 +35,14 @@ def test_records_are_in_the_file_once_it_is_drained_and_at_the_end(place):
 
 
 def test_a_writer_without_records_makes_no_file_and_ends_at_once(place):
-    writer = Writer(place)
+    writer = RecordWriter(place)
     assert writer.drain(0.0)
     writer.close(0.0)
     assert not place.exists()
 
 
 def test_a_file_keeps_within_its_bound_and_holds_the_newest(place):
-    writer = Writer(place, most_bytes=20_000)
+    writer = RecordWriter(place, most_bytes=20_000)
     for step in range(1, 3001):
         writer.put(record(step))
         if step % 100 == 0:
@@ -57,7 +57,7 @@ def test_what_the_disk_does_not_take_now_is_written_later_whole_and_once(place):
     place.parent.chmod(0o700)
     aside = place.parent.with_name("away")
     place.parent.rename(aside)  # no folder: as a disk that takes nothing
-    writer = Writer(place)
+    writer = RecordWriter(place)
     for step in (1, 2):
         writer.put(record(step))
         assert writer.drain(30.0)
@@ -68,7 +68,7 @@ def test_what_the_disk_does_not_take_now_is_written_later_whole_and_once(place):
 
 
 def test_a_full_disk_is_no_trouble(tmp_path):
-    writer = Writer(type(tmp_path)("/dev/full"))
+    writer = RecordWriter(type(tmp_path)("/dev/full"))
     for step in range(2 * WAITING):
         writer.put(record(step))
     assert writer.drain(30.0)
@@ -76,7 +76,7 @@ def test_a_full_disk_is_no_trouble(tmp_path):
 
 
 def test_a_line_that_the_disk_took_in_part_is_taken_back(place, monkeypatch):
-    writer = Writer(place)
+    writer = RecordWriter(place)
     writer.put(record(1))
     assert writer.drain(30.0)
     written, whole = os.write, []
@@ -99,7 +99,7 @@ def test_a_line_that_the_disk_took_in_part_is_taken_back(place, monkeypatch):
 
 def test_a_disk_that_hangs_holds_nobody_up_for_long(place):
     os.mkfifo(place)  # opening it for writing waits for a reader that never comes
-    writer, began_s = Writer(place), time.monotonic()
+    writer, began_s = RecordWriter(place), time.monotonic()
     for step in range(10 * WAITING):
         writer.put(record(step))
     assert not writer.drain(0.05)
@@ -114,7 +114,7 @@ def test_a_link_in_the_files_place_is_not_followed(place, tmp_path):
     other = tmp_path / "other"
     other.write_text("")
     place.symlink_to(other)
-    writer = Writer(place)
+    writer = RecordWriter(place)
     writer.put(record(1))
     assert writer.drain(30.0)
     writer.close(30.0)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.worker.cuda_autocast import rules_of_cuda
-from orchestrator.worker.estimate import Estimate, Rates
+from orchestrator.worker.probe.cuda_autocast import rules_of_cuda
+from orchestrator.worker.probe.step_estimate import Rates, StepEstimate
 
 RATES = Rates(half=1e12, full=1e11, bytes=1e11, launch_s=0.0)
 MIB = 1 << 20
 
 
-def estimate_of(model: nn.Module) -> Estimate:
-    return Estimate({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, [], RATES, 0)
+def estimate_of(model: nn.Module) -> StepEstimate:
+    return StepEstimate({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, [], RATES, 0)
 
 
 def test_a_linear_layers_weights_moments_and_operations_are_counted_and_nothing_of_it_is_touched():

@@ -12,15 +12,18 @@ from late_cuda import LateCuda
 from orchestrator.core.metric_curve import Mark, Recorder, Value
 from orchestrator.protocol.messages import JournalEntry
 from orchestrator.protocol.snapshot_messages import STAMP_BYTES, BufferGrant
-from orchestrator.worker import health, host_copy, image, metrics, oom, retry, save
-from orchestrator.worker.image import Image
-from orchestrator.worker.metrics import Metrics
+from orchestrator.worker.checkpoint import snapshot_buffer, snapshot_writer
+from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
+from orchestrator.worker.health import loss_guard
+from orchestrator.worker.memory import oom, oom_retry
+from orchestrator.worker.telemetry import host_copy, reported_metrics
+from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 
 @pytest.fixture
 def cuda(monkeypatch):
     made = LateCuda()
-    for module in (host_copy, image):
+    for module in (host_copy, snapshot_buffer):
         monkeypatch.setattr(module, "torch", made.torch)
     return made
 
@@ -28,14 +31,14 @@ def cuda(monkeypatch):
 def _image(cuda, capacity=1 << 16):
     descriptor = os.memfd_create("image")
     os.ftruncate(descriptor, capacity + STAMP_BYTES)
-    return Image(descriptor, capacity, pinned=True)
+    return SnapshotBuffer(descriptor, capacity, pinned=True)
 
 
 # Metrics
 
 
 def test_a_reported_tensor_is_not_waited_for_and_counts_once_it_has_arrived(cuda):
-    reported = Metrics()
+    reported = ReportedMetrics()
     reported.report("loss", cuda.tensor(1.5))
     reported.report("rate", 0.25)
     reported.collect()
@@ -46,7 +49,7 @@ def test_a_reported_tensor_is_not_waited_for_and_counts_once_it_has_arrived(cuda
 
 
 def test_a_reported_tensor_counts_as_it_was_when_it_was_reported(cuda):
-    reported, loss = Metrics(), cuda.tensor([2.0])
+    reported, loss = ReportedMetrics(), cuda.tensor([2.0])
     reported.report("loss", loss)
     loss.fill_(7.0)  # as the next replay of a CUDA graph does
     reported.collect(wait=True)
@@ -54,17 +57,17 @@ def test_a_reported_tensor_counts_as_it_was_when_it_was_reported(cuda):
 
 
 def test_of_a_device_far_behind_the_oldest_and_the_newest_figure_are_on_their_way(cuda):
-    reported = Metrics()
+    reported = ReportedMetrics()
     for step in range(1000):
         reported.report("loss", cuda.tensor(float(step)))
-    assert len(reported.pending["loss"]) == metrics.ON_THE_WAY
+    assert len(reported.pending["loss"]) == reported_metrics.ON_THE_WAY
     cuda.synchronize("main")
     reported.collect()
     assert reported.values == {"loss": 999.0}
 
 
 def test_a_figure_that_arrives_late_is_recorded_where_it_was_reported(cuda):
-    reported, records = Metrics(), []
+    reported, records = ReportedMetrics(), []
     recorder = Recorder(records.append)
     reported.on_arrival = lambda name, value, mark: recorder.add(name, value, mark, 0.0)
     reported.report("rate", 0.5, Mark(6, 1, False))
@@ -81,7 +84,7 @@ def test_a_figure_that_arrives_late_is_recorded_where_it_was_reported(cuda):
 
 
 def test_a_figure_that_arrives_late_bears_the_step_at_which_it_was_reported(cuda):
-    reported = Metrics()
+    reported = ReportedMetrics()
     reported.report("dice", cuda.tensor(0.5), Mark(7, 1, True))
     reported.report("loss", 2.0, Mark(9, 1, True))
     assert reported.measured == {"loss": 9}
@@ -90,7 +93,7 @@ def test_a_figure_that_arrives_late_bears_the_step_at_which_it_was_reported(cuda
 
 
 def test_another_thread_reads_plain_numbers_while_the_device_hangs(cuda):
-    reported, seen = Metrics(), []
+    reported, seen = ReportedMetrics(), []
     reported.report("loss", cuda.tensor(1.0))
     reported.collect(wait=True)
     cuda.never = True
@@ -127,7 +130,7 @@ def test_sums_of_weights_on_several_devices_are_one_wait_each():
     for number in range(20):
         weights[str(number)] = torch.full((3,), float("nan") if number == 17 else 1.0).as_subclass(Counted)
         weights[str(number)].at = number % 2
-    assert list(health._not_finite(weights)) == ["17"]
+    assert list(loss_guard._not_finite(weights)) == ["17"]
     assert Counted.waits == 2
 
 
@@ -164,7 +167,9 @@ def test_a_registration_that_fails_leaves_no_error_to_the_next_kernel(cuda):
 def test_pages_are_not_unregistered_at_the_end_of_a_process_whose_device_may_hang(cuda, monkeypatch):
     ended = []
     monkeypatch.setattr(
-        image.weakref, "finalize", lambda *_: ended.append(type("Finalizer", (), {"atexit": True})()) or ended[-1]
+        snapshot_buffer.weakref,
+        "finalize",
+        lambda *_: ended.append(type("Finalizer", (), {"atexit": True})()) or ended[-1],
     )
     _image(cuda)
     assert [finalizer.atexit for finalizer in ended] == [False]
@@ -185,9 +190,9 @@ def test_images_that_are_files_are_not_pinned_and_somebody_says_so(tmp_path, mon
 
     place = Place(tmp_path)
     saver = place.saver()
-    monkeypatch.setattr(save, "Image", Recorded)
+    monkeypatch.setattr(snapshot_writer, "Image", Recorded)
     monkeypatch.setattr(saver, "_connect", lambda patience_s: setattr(saver, "_keeper", object()))
-    monkeypatch.setattr(save.transport, "send", lambda *_: None)
+    monkeypatch.setattr(snapshot_writer.transport, "send", lambda *_: None)
     answer = BufferGrant(count=count, bytes=100, number=1, slot=0), [0] * max(count, 1)
     monkeypatch.setattr(saver, "_answer", lambda kind, patience_s: answer)
     saver.prepare(100, torch.device("cuda"))
@@ -206,15 +211,15 @@ def test_images_that_are_files_are_not_pinned_and_somebody_says_so(tmp_path, mon
 def test_a_gradient_that_finds_no_room_for_its_copy_is_kept_on_the_host(cuda, monkeypatch):
     monkeypatch.setattr(oom.refusals, "look", lambda: 1)
     gradient = cuda.tensor([1.0, 2.0])
-    assert type(retry._copy_of(gradient)).__name__ == "OnDevice"
+    assert type(oom_retry._copy_of(gradient)).__name__ == "OnDevice"
     cuda.full = True
-    kept = retry._copy_of(gradient)
+    kept = oom_retry._copy_of(gradient)
     assert type(kept) is torch.Tensor and kept.tolist() == [1.0, 2.0]
 
 
 def test_buffers_of_several_types_are_copied_in_a_kernel_a_type(monkeypatch):
     norms = torch.nn.Sequential(*(torch.nn.BatchNorm1d(4) for _ in range(8)))
-    buffers, copied, copy = retry.Buffers([norms]), [], torch._foreach_copy_
+    buffers, copied, copy = oom_retry.BufferCopies([norms]), [], torch._foreach_copy_
     buffers.keep()
 
     def counted(values, held):

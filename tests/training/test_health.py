@@ -10,8 +10,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from orchestrator.core.training_health import change_of, parse_remedy
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import JournalEntry, RemedyApplied
-from orchestrator.worker.health import LATE, NOT_FINITE, SPIKE, Health, Unwell
-from orchestrator.worker.ladder import Ladder
+from orchestrator.worker.health.loss_guard import LATE, NOT_FINITE, SPIKE, LossGuard, Unwell
+from orchestrator.worker.memory.ladder import Ladder
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
@@ -21,7 +21,7 @@ def _health(told, *, nan=("skip",), schedule=(), late=False, **more):
         run="r", run_id="id", stage="train", attempt="1.1", folder="", entry="x.py", workdir="/", ranks=1, socket="",
         checkpoints="", output="", plan_hash="", schedule=list(schedule), health={"nan": list(nan), **more},
     )  # fmt: skip
-    return Health(launch, 0, Ladder(launch, torch.device("cpu"), told.append), told.append, late=late)
+    return LossGuard(launch, 0, Ladder(launch, torch.device("cpu"), told.append), told.append, late=late)
 
 
 def _training(steps, lr=0.8):
@@ -74,7 +74,7 @@ def test_a_dropped_backward_is_dropped_once_and_takes_its_change_along():
     told = []
     health = _health(told, schedule=[{"step": 3, "skip": True, "call": 1, "amp": "off"}])
     health.begin({}, 0)
-    assert [health.leaves_out(step) for step in (2, 3, 3, 3, 4)] == [False, False, True, False, False]
+    assert [health.skips(step) for step in (2, 3, 3, 3, 4)] == [False, False, True, False, False]
     assert health._ladder.settings.amp == "off"
 
 
@@ -87,9 +87,9 @@ def test_a_scaler_is_reset_to_where_scalers_begin():
 
 
 def _step(health, step, loss, *, scaled=False):
-    health.leaves_out(step)
-    health.hear(loss)
-    return health.judge(scaled=scaled)
+    health.skips(step)
+    health.add_loss(loss)
+    return health.flag_of_step(scaled=scaled)
 
 
 def test_on_the_cpu_a_loss_is_known_at_once_and_all_that_is_needed_is_to_drop_the_batch():
@@ -98,14 +98,14 @@ def test_on_the_cpu_a_loss_is_known_at_once_and_all_that_is_needed_is_to_drop_th
     health.begin({"model": nn.Linear(2, 1)}, 0)
     assert _step(health, 0, torch.tensor(1.0)) == 0
     assert _step(health, 1, torch.tensor(float("inf"))) == NOT_FINITE
-    health.treat(NOT_FINITE)
+    health.apply_remedy(NOT_FINITE)
     assert [type(message) for message in told] == [JournalEntry, RemedyApplied] and told[1].change == {
         "step": 1,
         "skip": True,
     }
     assert _step(health, 2, torch.tensor(float("nan"))) == NOT_FINITE
     with pytest.raises(Unwell, match="loss is nan at step 2"):
-        health.treat(NOT_FINITE)  # the only remedy is used up
+        health.apply_remedy(NOT_FINITE)  # the only remedy is used up
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -128,7 +128,7 @@ def test_a_loss_that_is_seen_late_ends_the_attempt_with_the_step_it_was_in(devic
         torch.cuda.synchronize()
     assert _step(health, 4, torch.tensor(1.0, device=device)) == LATE
     with pytest.raises(Unwell) as caught:
-        health.treat(LATE)
+        health.apply_remedy(LATE)
     assert (caught.value.trouble.step, caught.value.trouble.since) == (3, 0)
 
 
@@ -141,14 +141,14 @@ def test_a_late_loss_whose_step_has_spoilt_the_weights_leaves_that_batch_out_and
         model.weight.fill_(float("nan"))  # the step was taken before anybody could see its loss
     assert _step(health, 4, torch.tensor(float("nan"))) == LATE
     with pytest.raises(Unwell) as caught:
-        health.treat(LATE)
+        health.apply_remedy(LATE)
     assert change_of(parse_remedy("skip"), caught.value.trouble) == {"step": 3, "skip": True}
     again = _health([], late=True, past=[{"step": 3, "remedy": "skip", "why": "", "seen": 3}])
     again.begin({"model": model}, 0)  # it was left out, and the weights are bad all the same
     _step(again, 5, torch.tensor(float("nan")))
     assert _step(again, 6, torch.tensor(1.0)) == LATE
     with pytest.raises(Unwell, match="weight is no number"):
-        again.treat(LATE)
+        again.apply_remedy(LATE)
 
 
 def test_a_save_after_a_step_that_the_scaler_left_out_is_made():
@@ -156,7 +156,7 @@ def test_a_save_after_a_step_that_the_scaler_left_out_is_made():
     health = _health(told, late=True)
     health.begin({"model": nn.Linear(2, 1)}, 0)
     _step(health, 3, torch.tensor(float("nan")), scaled=True)
-    health.look({}, 4, lambda flag: votes.append(flag) or flag)
+    health.check_state({}, 4, lambda flag: votes.append(flag) or flag)
     assert votes == [0] and isinstance(told[-1], RemedyApplied) and told[-1].change == {"step": 3}
 
 
@@ -186,9 +186,9 @@ def test_a_spike_is_dropped_and_when_no_remedy_is_left_it_is_the_new_level():
     health.begin({}, 0)
     for step in range(60):
         assert _step(health, step, torch.tensor(1.0)) == 0
-        health.learn()
+        health.accept_step()
     assert _step(health, 60, torch.tensor(5.0)) == SPIKE
-    health.treat(SPIKE)
+    health.apply_remedy(SPIKE)
     assert _step(health, 61, torch.tensor(5.0)) == 0
 
 
@@ -201,9 +201,9 @@ def test_a_state_that_is_no_number_is_not_saved_except_for_what_was_so_from_the_
     }
     state = {name: tensor.to(device) for name, tensor in state.items()}
     health = _health([], nan=())
-    health.know(state)
-    health.look(state, 5, lambda flag: flag)
+    health.set_baseline(state)
+    health.check_state(state, 5, lambda flag: flag)
     state["w"][1] = torch.nan
     with pytest.raises(Unwell, match="w is no number at step 9: not saved") as caught:
-        health.look(state, 9, lambda flag: flag)
+        health.check_state(state, 9, lambda flag: flag)
     assert caught.value.trouble.since == 5

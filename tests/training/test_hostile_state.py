@@ -23,7 +23,8 @@ from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError
-from orchestrator.worker import state
+from orchestrator.worker import rng_state
+from orchestrator.worker.checkpoint import restore_source, state_codec
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 """How much longer: `make soak`."""
@@ -79,13 +80,13 @@ def test_any_tree_is_values_that_could_have_been_saved_or_is_refused(tree):
     tree = untrusted_io.parse_json(json.dumps(tree).encode())
     holder = Holder()
     try:
-        state.restore({"thing": holder}, {"thing": tree}, _fetch)
+        state_codec.restore({"thing": holder}, {"thing": tree}, _fetch)
     except CannotRestore as error:
         assert str(error)
         return
-    captured = state.capture({"thing": holder})
+    captured = state_codec.capture({"thing": holder})
     again = Holder()
-    state.restore({"thing": again}, captured.own_tree, captured.tensors.__getitem__)
+    state_codec.restore({"thing": again}, captured.own_tree, captured.tensors.__getitem__)
     assert repr(again.value) == repr(holder.value)
 
 
@@ -121,7 +122,7 @@ def test_a_value_that_kgorch_has_not_written_is_refused_by_its_place_and_takes_n
     tracemalloc.start()
     try:
         with pytest.raises(CannotRestore, match=r"thing\.inner\.0|no nowhere"):
-            state.restore({"thing": Holder()}, {"thing": {"inner": [value]}}, _fetch)
+            state_codec.restore({"thing": Holder()}, {"thing": {"inner": [value]}}, _fetch)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -131,7 +132,7 @@ def test_a_value_that_kgorch_has_not_written_is_refused_by_its_place_and_takes_n
 
 
 def _rng() -> dict:
-    tree: dict = json.loads(json.dumps(state.rng_state(torch.device("cpu"))))
+    tree: dict = json.loads(json.dumps(rng_state.capture(torch.device("cpu"))))
     return tree
 
 
@@ -161,11 +162,11 @@ PLACES = [
 def test_any_value_in_any_place_of_the_random_states_is_set_or_refused(value):
     for at in PLACES:
         try:
-            state.set_rng_state(_altered(RNG, at, value), torch.device("cpu"))
+            rng_state.restore(_altered(RNG, at, value), torch.device("cpu"))
         except CannotRestore as error:
             assert str(error)
         assert math.isfinite(random.random() + float(np.random.rand()) + float(torch.rand(())))
-    state.set_rng_state(RNG, torch.device("cpu"))
+    rng_state.restore(RNG, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_random_states_that_lead_out_of_memory_are_refused(at, value):
     tracemalloc.start()
     try:
         with pytest.raises(CannotRestore, match="random states"):
-            state.set_rng_state(_altered(RNG, at, value), torch.device("cpu"))
+            rng_state.restore(_altered(RNG, at, value), torch.device("cpu"))
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -226,11 +227,11 @@ def _places(value, at=()):
 @given(value=_trees, data=st.data())
 def test_any_value_in_any_place_of_a_state_is_restored_or_refused(saved, value, data):
     described = read_checkpoint(saved)
-    shards = state.Shards(saved, described, 0)
+    shards = restore_source.ShardReader(saved, described, 0)
     tree = read_json_file(saved, described, "state.json") | read_json_file(saved, described, "rank0.json")["own"]
     for at in [at for at in _places(tree) if at]:
         try:
-            state.restore(_tracked(), _altered(tree, at, value), shards.fetch)
+            state_codec.restore(_tracked(), _altered(tree, at, value), shards.fetch)
         except KgorchError as error:
             assert str(error)
 
@@ -253,7 +254,7 @@ def test_a_file_that_has_changed_since_it_was_verified_is_refused(saved, tmp_pat
         if name.endswith(".json"):
             read_json_file(folder, described, name)
         else:
-            state.Shards(folder, described, 0).fetch("model.0.weight")
+            restore_source.ShardReader(folder, described, 0).fetch("model.0.weight")
 
 
 def test_a_truth_value_that_is_neither_is_refused(tmp_path):
@@ -262,7 +263,7 @@ def test_a_truth_value_that_is_neither_is_refused(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\2")
     listed = {path.name: FileEntry(len(content), "0" * 32)}
-    shards = state.Shards(tmp_path, Manifest("run", "id", "train", Position(), 1, "", files=listed), 0)
+    shards = restore_source.ShardReader(tmp_path, Manifest("run", "id", "train", Position(), 1, "", files=listed), 0)
     assert shards.fetch("x").tolist() == [1, 1]
     with pytest.raises(CheckpointBroken, match="neither true nor false"):
         shards.fetch("mask")
@@ -273,4 +274,4 @@ def test_a_tensor_whose_name_no_shard_can_hold_is_refused_before_it_is_saved(key
     holder = Holder()
     holder.value = {key: torch.ones(1)}
     with pytest.raises(CannotRestore, match="a shard cannot hold"):
-        state.capture({"thing": holder})
+        state_codec.capture({"thing": holder})

@@ -12,8 +12,8 @@ import ranks
 
 from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.core.memory_ladder import Settings
-from orchestrator.worker import drain
-from orchestrator.worker.board import Board, PeersLost, size
+from orchestrator.worker.memory import ddp_drain
+from orchestrator.worker.ranks.consensus_board import Board, PeersLost, size
 
 LADDER = ["microbatch/2", "activation_checkpointing"]
 
@@ -153,7 +153,7 @@ def test_an_evaluation_that_runs_out_of_memory_is_told_as_one(tmp_path):
 
 
 def test_memory_that_runs_out_before_the_reduction_began_is_no_step_to_try_again():
-    reduction = drain.Reduction([])
+    reduction = ddp_drain.GradientReduction([])
     reduction._ddps, reduction._syncs = [object()], True  # begin() has raised half-way
     with pytest.raises(RuntimeError, match="prepared its buckets"):
         reduction.owe()
@@ -177,7 +177,7 @@ def page(tmp_path):
 
 
 def _voter(page, rank, code):
-    head = f"import sys; from orchestrator.worker.board import Board; board = Board({str(page)!r}, {rank}, 2)\n"
+    head = f"import sys; from orchestrator.worker.ranks.consensus_board import Board; board = Board({str(page)!r}, {rank}, 2)\n"
     return subprocess.Popen(
         [sys.executable, "-c", head + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -15,7 +15,7 @@ from workloads.common.listing import fingerprint, headers
 
 
 class Kept:
-    """A session of one rank that remembers, as orchestrator.worker.cached does."""
+    """A session of one rank that remembers, as orchestrator.worker.data.value_cache does."""
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[object, object]] = {}

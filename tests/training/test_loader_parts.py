@@ -14,9 +14,9 @@ from foreign_loaders import Noisy, Part, Prefetched, Shuffled
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from orchestrator.errors import CannotRestore
-from orchestrator.worker import generators
-from orchestrator.worker.parts import MOST_OBJECTS, parts_of
-from orchestrator.worker.replay import Replay
+from orchestrator.worker.data import generator_states
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
+from orchestrator.worker.data.loader_search import MOST_OBJECTS, parts_of
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_each_part_is_told_the_epoch_once_by_whoever_knows_it(at):
     else:
         data.inner = sampler
         loader, names = DataLoader(data, 4, sampler=sampler), ["ToldData", "ToldSampler"]
-    replay = Replay(loader, 1, CPU, None, 1)
+    replay = LoaderFastForward(loader, 1, CPU, None, 1)
     replay.seek(5, 0)
     assert sorted(told) == sorted((name, 5) for name in names)
     replay.seek(6, 0)
@@ -170,19 +170,19 @@ def test_a_generator_goes_on_where_it_stood_and_takes_no_state_that_is_none(make
 
     generator = make()
     draw(generator)
-    kept = json.loads(json.dumps(generators.state_of(generator)))
+    kept = json.loads(json.dumps(generator_states.state_of(generator)))
     expected = draw(generator)
-    generators.set_state(generator, kept)
+    generator_states.set_state(generator, kept)
     assert draw(generator) == expected
-    generators.set_state(generator, kept)
+    generator_states.set_state(generator, kept)
     for altered in ({}, 7, None, "a", [], {"$bytes": ""}, *_altered(kept)):
         try:
-            generators.set_state(generator, altered)
+            generator_states.set_state(generator, altered)
         except CannotRestore:
-            assert generators.state_of(generator) == kept
+            assert generator_states.state_of(generator) == kept
         else:
             draw(generator)  # another state, and a whole one
-            generators.set_state(generator, kept)
+            generator_states.set_state(generator, kept)
 
 
 def _altered(kept):

@@ -59,7 +59,7 @@ def test_backward_in_microbatches_gives_the_gradient_of_the_whole_batch(session,
     x, y = torch.randn(7, 3).double(), torch.randn(7, 1).double()
     gradients, losses = [], []
     for size in (None, 2):
-        monkeypatch.setattr(type(session._backward), "microbatch", size)
+        monkeypatch.setattr(type(session._runner), "microbatch", size)
         net.zero_grad()
         losses.append(session.backward((x, y), lambda part: (net(part[0]) - part[1]).square().mean()))
         gradients.append(net.weight.grad.clone())

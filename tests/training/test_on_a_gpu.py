@@ -17,9 +17,12 @@ from orchestrator.errors import KgorchError
 from orchestrator.launch import shim
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system.clock import boottime_s
-from orchestrator.worker import attach, group, oom, state
-from orchestrator.worker.activation import has_dropout_state
+from orchestrator.worker import attach, rng_state
+from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.determinism import Determinism
+from orchestrator.worker.memory import oom
+from orchestrator.worker.memory.activation_checkpointing import has_dropout_state
+from orchestrator.worker.ranks import process_group
 
 CPU = torch.device("cpu")
 
@@ -68,7 +71,7 @@ def test_ranks_that_share_a_gpu_meet_over_gloo_for_nccl_refuses_them(
     made = gpus(count)
     for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": ranks_here, "LOCAL_WORLD_SIZE": ranks_here}.items():
         monkeypatch.setenv(name, str(value))
-    member = group.join(supervised=True)
+    member = process_group.join(supervised=True)
     assert [name for name, _ in made] == [backend] and member.shares_gpu is shares
     if count:
         assert member.device == torch.device("cuda", 1 % count)
@@ -78,12 +81,12 @@ def test_ranks_on_several_machines_with_a_gpu_each_do_not_share(monkeypatch, gpu
     made = gpus(1)
     for name, value in {"RANK": 1, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
-    assert not group.join(supervised=True).shares_gpu and made[0][0] == "cpu:gloo,cuda:nccl"
+    assert not process_group.join(supervised=True).shares_gpu and made[0][0] == "cpu:gloo,cuda:nccl"
 
 
 def test_a_collective_waits_as_long_as_a_session_may_last_under_kgorch_and_as_pytorch_has_it_alone():
     program = (
-        "import torch, torch.distributed as dist; from orchestrator.worker import group\n"
+        "import torch, torch.distributed as dist; from orchestrator.worker.ranks import process_group as group\n"
         "group.join(supervised={})\n"
         "backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device('cpu'))\n"
         "dist.all_reduce(torch.ones(2)); print(backend.options._timeout.total_seconds())"
@@ -96,7 +99,7 @@ def test_a_collective_waits_as_long_as_a_session_may_last_under_kgorch_and_as_py
         )
         for way in (True, False)
     ]
-    assert waits == [group.UNLIMITED.total_seconds(), 1800.0]
+    assert waits == [process_group.UNLIMITED.total_seconds(), 1800.0]
 
 
 def test_a_gpu_that_pytorch_cannot_use_is_an_error_and_no_training_on_the_cpu(monkeypatch, gpus):
@@ -113,19 +116,21 @@ def test_a_gpu_that_pytorch_cannot_use_is_an_error_and_no_training_on_the_cpu(mo
     with pytest.raises(
         KgorchError, match=r"cannot use the GPU \(Tesla T4\): The NVIDIA driver on your system is too old"
     ) as old:
-        group.join(gpus="Tesla T4")
+        process_group.join(gpus="Tesla T4")
     assert "CUDA 12.4" in old.value.facts[0] and "update the driver" in str(old.value.next_step)
     fails("CUDA unknown error - this may be due to an incorrectly set up environment")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(group.CudaUnusable, match=r"CUDA unknown error.*CUDA_VISIBLE_DEVICES is '0'.*nvidia-smi"):
-        group.join(gpus="Tesla T4")
+    with pytest.raises(
+        process_group.CudaUnusable, match=r"CUDA unknown error.*CUDA_VISIBLE_DEVICES is '0'.*nvidia-smi"
+    ):
+        process_group.join(gpus="Tesla T4")
 
 
 @pytest.mark.parametrize(("cuda", "told"), [(None, "Tesla T4"), ("12.4", "")])
 def test_a_pytorch_without_cuda_and_hidden_gpus_train_on_the_cpu(monkeypatch, gpus, cuda, told):
     gpus(0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert group.join(gpus=told).device == CPU
+    assert process_group.join(gpus=told).device == CPU
 
 
 def test_cuda_counts_gpus_as_the_driver_does_whatever_the_person_has_set(tmp_path, monkeypatch):
@@ -219,7 +224,7 @@ def test_status_says_what_cuda_does_not_promise_unless_it_is_asked_for(monkeypat
 
 def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(alone, monkeypatch):
     session = alone()
-    session._tell_other_versions(group.versions("0.1.0", CPU))
+    session._tell_other_versions(process_group.versions("0.1.0", CPU))
     assert "versions" not in session.exactness
     session._tell_other_versions(
         {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
@@ -231,11 +236,11 @@ def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(
 def test_status_says_how_many_allocations_were_refused_in_steps_that_came_through(alone, request):
     session = alone()
     allocator = request.getfixturevalue("allocator")
-    session._look_at_refusals()
+    session._loop._report_refusals()
     assert "memory" not in session.exactness
     for refused in (2, 3):
         allocator["num_ooms"] = refused
-        session._look_at_refusals()
+        session._loop._report_refusals()
     assert session.exactness["memory"].startswith(
         "3 allocations were refused in steps that came through: near the memory limit"
     )
@@ -244,7 +249,7 @@ def test_status_says_how_many_allocations_were_refused_in_steps_that_came_throug
 def test_a_model_with_sync_batchnorm_is_not_played_by_fewer_processes(alone):
     session = alone()
     session.track(model=nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
-    assert not session._divisible
+    assert not session._state.division.is_divisible
 
 
 @pytest.mark.parametrize(
@@ -261,10 +266,10 @@ def test_the_dropout_state_of_an_rnn_is_renewed_before_every_backward(alone, mon
     """cuDNN draws it once a process otherwise, so that a resumed process has other masks."""
     assert has_dropout_state([rnn]) is keeps
     session, renewed = alone(), []
-    monkeypatch.setattr(state, "renew_dropout_state", renewed.append)
-    session._backward._device = torch.device("cuda", 0)
-    session._backward.learn([rnn])
-    session._backward._device = CPU
+    monkeypatch.setattr(state_codec, "renew_dropout_state", renewed.append)
+    session._runner._device = torch.device("cuda", 0)
+    session._runner.learn([rnn])
+    session._runner._device = CPU
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
     assert len(renewed) == (2 if keeps else 0)
@@ -274,7 +279,7 @@ def test_renewing_sets_the_generator_to_what_it_is(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: ("state", device))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: calls.append(args))
-    state.renew_dropout_state(torch.device("cuda", 1))
+    rng_state.renew_dropout_state(torch.device("cuda", 1))
     assert calls == [(("state", torch.device("cuda", 1)), torch.device("cuda", 1))]
 
 
@@ -315,12 +320,12 @@ def test_a_rehearsal_is_undone_in_the_tensors_that_are_there(steps_before):
     tracked = _training()
     for _ in range(steps_before):
         _step(tracked)
-    before = state.capture(tracked)
+    before = state_codec.capture(tracked)
     copies = {name: tensor.clone() for name, tensor in before.tensors.items()}
     _step(tracked)
-    places = {name: tensor.data_ptr() for name, tensor in state.capture(tracked).tensors.items()}
-    state.put_back(tracked, before, copies)
-    after = state.capture(tracked)
+    places = {name: tensor.data_ptr() for name, tensor in state_codec.capture(tracked).tensors.items()}
+    state_codec.put_back(tracked, before, copies)
+    after = state_codec.capture(tracked)
     assert (after.tree, after.own_tree) == (before.tree, before.own_tree)
     assert all(torch.equal(after.tensors[name], copy) for name, copy in copies.items())
     if steps_before:

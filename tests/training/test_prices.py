@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.errors import KgorchError
-from orchestrator.worker.weights import Weights
+from orchestrator.worker.checkpoint.stage_weights import Weights
 from workloads.timeseries import predict, train
 from workloads.timeseries.bars import FIGURES, Bars, Rows, bars_of, span_of
 from workloads.timeseries.data import ANSWERS, DataError, Prices

@@ -45,8 +45,9 @@ from torch.utils.data import (
 
 from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.worker import attach, state
-from orchestrator.worker.replay import Replay
+from orchestrator.worker import attach, rng_state
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
+from orchestrator.worker.restore import ResumePoint
 
 CPU = torch.device("cpu")
 
@@ -69,14 +70,14 @@ def train(make, *, cut_after=None, begin=None, epochs=3, lost=""):
     at = begin["epoch"] if begin else 0
     for epoch in range(at, epochs):
         resumed = begin if epoch == at else None
-        replay = Replay(loader, 1, CPU, resumed and resumed["began"], 1)
+        replay = LoaderFastForward(loader, 1, CPU, resumed and resumed["began"], 1)
         replay.seek(epoch, resumed["batch"] if resumed else 0)
         if resumed:
-            state.set_rng_state(resumed["rng"], CPU)
+            rng_state.restore(resumed["rng"], CPU)
         for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
             seen.append((epoch, batch.tolist(), noise()))
             if (epoch, number) == cut_after:
-                left = {"epoch": epoch, "batch": number, "rng": state.rng_state(CPU), "began": replay.place}
+                left = {"epoch": epoch, "batch": number, "rng": rng_state.capture(CPU), "began": replay.place}
                 return seen, json.loads(json.dumps(left))
         assert lost in replay.lost if lost and resumed else replay.lost == ""
     return seen, None
@@ -175,11 +176,11 @@ def test_a_sampler_of_an_unknown_kind_is_named_beforehand():
     said = (
         "replayed; loader.batch_sampler.batch_sampler.sampler is a Rotated, exact if it gives the same order each time"
     )
-    assert Replay(loader, 1, CPU, None, 1).exactness == said
+    assert LoaderFastForward(loader, 1, CPU, None, 1).exactness == said
     streaming = DataLoader(Noisy(), 4)
     streaming.dataset.stream = iter([1])
     said = "replayed; loader.dataset.stream is a list_iterator, exact if it begins anew with each epoch"
-    assert Replay(streaming, 1, CPU, None, 1).exactness == said
+    assert LoaderFastForward(streaming, 1, CPU, None, 1).exactness == said
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_a_place_in_a_loader_that_kgorch_has_not_written_is_refused(altered):
 
 def test_an_evaluation_between_two_batches_does_not_count():
     loader = own_generator(0)()
-    replay = Replay(loader, 1, CPU, None, 1)
+    replay = LoaderFastForward(loader, 1, CPU, None, 1)
     given = iter(replay)
     next(given), next(given)
     before = replay.place["order"]
@@ -294,7 +295,7 @@ def test_with_another_number_of_ranks_no_sample_is_passed_over_and_few_come_twic
         seen = []
         for rank in range(world):
             loader = DataLoader(Noisy(), batch_size, sampler=DistributedSampler(Noisy(), world, rank))
-            replay = Replay(loader, world, CPU, place, 2)
+            replay = LoaderFastForward(loader, world, CPU, place, 2)
             replay.seek(3, 3 if place else 0)
             seen += [int(sample[0]) for batch in itertools.islice(replay, number) for sample in batch]
         return seen, replay
@@ -306,7 +307,7 @@ def test_with_another_number_of_ranks_no_sample_is_passed_over_and_few_come_twic
 
 
 def test_loading_processes_end_with_the_loop_that_is_left_early():
-    replay = Replay(DataLoader(Noisy(), 4, num_workers=2), 1, CPU, None, 1)
+    replay = LoaderFastForward(DataLoader(Noisy(), 4, num_workers=2), 1, CPU, None, 1)
     gc.disable()  # a reference cycle would keep them
     try:
         given = iter(replay)
@@ -343,7 +344,7 @@ def test_loading_processes_end_with_the_loop_that_is_left_early():
     ],
 )
 def test_what_cannot_be_exact_is_said(loader, ranks_before, said):
-    found = Replay(loader, 1, CPU, None, ranks_before).exactness
+    found = LoaderFastForward(loader, 1, CPU, None, ranks_before).exactness
     assert found == said or (said != "replayed" and found.startswith(said))
 
 
@@ -359,7 +360,7 @@ def test_what_cannot_be_exact_is_said(loader, ranks_before, said):
     ],
 )
 def test_what_only_shows_as_it_is_read_is_said_then(make, said):
-    replay = Replay(make(), 1, CPU, None, 1)
+    replay = LoaderFastForward(make(), 1, CPU, None, 1)
     assert replay.exactness == "replayed"
     for number, _ in enumerate(replay):
         if number == 4:
@@ -377,10 +378,10 @@ def session(tmp_path, monkeypatch):
 
 def test_steps_counts_any_loader_and_names_it(session):
     for _ in session.steps(DataLoader(Stream(), 16), 1):
-        assert session._steps_total == 0
-    assert (session._step, session._samples, session.weight) == (3, 40, 1.0)
+        assert session._state.position.steps_total == 0
+    assert (session._state.position.step, session._state.position.samples, session.weight) == (3, 40, 1.0)
     list(session.steps(DataLoader(Noisy(), 8), 2))
-    assert (session._steps_total, session._samples) == (13, 120)
+    assert (session._state.position.steps_total, session._state.position.samples) == (13, 120)
     list(session.steps(DataLoader([{"text": "a"}] * 5, 2, collate_fn=list), 1))
     assert session.exactness == {"data": "replayed", "deterministic": "not asked for"}
     list(session.steps(session.loader(Noisy(), 8), 1))
@@ -392,7 +393,8 @@ def test_what_a_resume_has_lost_is_told_and_stays_told(session):
         return DataLoader(Noisy(), 4, sampler=Rotated())
 
     _, left = train(make, cut_after=(1, 4))
-    session._epoch, session._batch, session._began = 1, left["batch"], left["began"]  # as a restore sets them
+    session._state.position.epoch, session._state.position.batch = 1, left["batch"]  # as a restore sets them
+    session._loop.resume(ResumePoint(session.world_size, loader=left["began"]))
     for number, _ in enumerate(session.steps(make(), 3)):
         said = "epoch 1: the samples read again are not those it had used: some may come twice in it, others never"
         assert session.exactness["resume"] == said, number
@@ -412,9 +414,9 @@ def test_a_nested_sampler_is_refused_among_what_is_tracked_and_what_it_holds_is_
     sampler = Weighted(40)
     sampler.model = Model(1, 1)
     loader = Ahead(Noisy(), batch_sampler=Part(BatchSampler(sampler, 4, True)))
-    Replay(loader, 1, CPU, None, 1).refuse({"model": sampler.model})
+    LoaderFastForward(loader, 1, CPU, None, 1).check_untracked({"model": sampler.model})
     with pytest.raises(KgorchError, match="leave order out of"):
-        Replay(loader, 1, CPU, None, 1).refuse({"model": sampler.model, "order": sampler})
+        LoaderFastForward(loader, 1, CPU, None, 1).check_untracked({"model": sampler.model, "order": sampler})
 
 
 def test_a_tracked_sampler_is_refused_for_it_would_skip_twice(session):

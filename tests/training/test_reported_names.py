@@ -15,7 +15,7 @@ from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry
 from orchestrator.protocol import codec
 from orchestrator.protocol.codec import MAX_LINE_BYTES
 from orchestrator.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, Heartbeat
-from orchestrator.worker.metrics import Metrics
+from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
 
 names = st.text(max_size=230) | st.text(
     st.characters(min_codepoint=0x1F300, max_codepoint=0x1F9FF), min_size=150, max_size=200
@@ -27,7 +27,7 @@ names = st.text(max_size=230) | st.text(
 def test_what_a_script_reports_fits_a_line_and_a_manifest_and_is_the_same_behind_both(
     tmp_path_factory, found, times, value
 ):
-    reported = Metrics()
+    reported = ReportedMetrics()
     for number in range(times):
         for name in found:
             reported.report(f"{name}{number}" if times > 1 else name, value)
@@ -45,7 +45,7 @@ def test_what_a_script_reports_fits_a_line_and_a_manifest_and_is_the_same_behind
 
 
 def test_more_names_than_are_kept_are_told_of_once_and_those_that_came_first_stay():
-    reported = Metrics()
+    reported = ReportedMetrics()
     for number in range(1500):
         reported.report(f"loss/{number}", number)
     reported.report("loss/3", -1.0)
@@ -58,7 +58,7 @@ def test_more_names_than_are_kept_are_told_of_once_and_those_that_came_first_sta
     ("name", "kept"), [("a\x1b]0;x\x07b", "a�]0;x�b"), ("x" * 200, "x" * 200), ("x" * 201, None), ("", "")]
 )
 def test_a_name_is_kept_without_what_a_terminal_would_obey_or_not_at_all(name, kept):
-    reported = Metrics()
+    reported = ReportedMetrics()
     for _ in range(3):
         reported.report(name, 1)
     assert reported.values == ({} if kept is None else {kept: 1.0})
@@ -67,13 +67,13 @@ def test_a_name_is_kept_without_what_a_terminal_would_obey_or_not_at_all(name, k
 
 @pytest.mark.parametrize(("value", "figure"), [(10**400, math.inf), (-(10**400), -math.inf), (10**300, 1e300)])
 def test_a_whole_number_beyond_all_floats_is_infinite(value, figure):
-    reported = Metrics()
+    reported = ReportedMetrics()
     reported.report("a", value)
     assert reported.values == {"a": figure}
 
 
 def test_metrics_of_an_older_checkpoint_that_are_too_many_are_cut_when_it_is_gone_on_from():
-    reported = Metrics()
+    reported = ReportedMetrics()
     reported.restore({f"loss/{number}": 1.0 for number in range(25_000)}, {})
     assert len(reported.values) == MAX_METRICS and reported.dropped
 

@@ -7,8 +7,8 @@ import torch
 
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import RemedyApplied
-from orchestrator.worker import changes
-from orchestrator.worker.ladder import Ladder
+from orchestrator.worker.memory import adjustment_log
+from orchestrator.worker.memory.ladder import Ladder
 from orchestrator.worker.session import Session
 
 
@@ -19,7 +19,7 @@ from orchestrator.worker.session import Session
 def test_a_loader_gets_the_workers_and_the_pinned_memory_that_rungs_have_left(settings, workers, pinned):
     launch = LaunchSpec("r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", settings=settings)
     with Session(None, 0) as session:
-        session._ladder = Ladder(launch, session.device, print)
+        session._supervision.ladder = Ladder(launch, session.device, print)
         data = torch.utils.data.TensorDataset(torch.ones(8, 1))
         made = session.loader(data, 4, num_workers=4, pin_memory=True, prefetch_factor=3)
     assert (made._inner.num_workers, made._inner.pin_memory) == (workers, pinned)
@@ -47,9 +47,9 @@ def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_an
     ladder = Ladder(launch, torch.device("cpu"), told.append)
     ladder.begin(0, 16)
     ladder.down(30, "memory ran out", tells=False, must=True)
-    for step in range(changes.KEPT + 5):
+    for step in range(adjustment_log.KEPT + 5):
         ladder.changes.add(RemedyApplied("1.1", "skip", "nan", {"step": step, "skip": True}), tells=False)
-    rung, *remedies = ladder.changes.taken
+    rung, *remedies = ladder.changes.entries
     assert (rung.step, rung.rung, rung.device, rung.world, rung.settings["settings"]["microbatch"]) == (
         30,
         "microbatch/2",
@@ -57,7 +57,7 @@ def test_a_checkpoint_tells_every_rung_and_remedy_and_rank_0_knows_those_that_an
         2,
         8,
     )
-    assert [item.step for item in remedies] == list(range(5, changes.KEPT + 5)), (
+    assert [item.step for item in remedies] == list(range(5, adjustment_log.KEPT + 5)), (
         "a scaler's thousands do not grow a manifest"
     )
     assert not told

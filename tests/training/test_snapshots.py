@@ -31,10 +31,10 @@ from orchestrator.errors import KgorchError
 from orchestrator.protocol import codec, transport
 from orchestrator.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
 from orchestrator.snapshots import keeper_client, snapshot_writer
-from orchestrator.worker import save as saving
-from orchestrator.worker import state, stored
-from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP
-from orchestrator.worker.save import Saver
+from orchestrator.worker.checkpoint import restore_source, state_codec
+from orchestrator.worker.checkpoint import snapshot_writer as saving
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP
 
 ROUNDS = int(os.environ.get("KGORCH_SOAK", "25"))
 
@@ -86,10 +86,10 @@ def test_no_line_ends_the_keeper_or_takes_the_snapshot_that_it_holds(place):
     assert _restored(place, saver, {"model": nn.Linear(4, 4)}) == 3
 
 
-def _restored(place: Place, saver: Saver, tracked) -> int:
+def _restored(place: Place, saver: SnapshotWriter, tracked) -> int:
     held, descriptors = saver.fetch()
-    found = stored.InMemory(held, descriptors)
-    state.restore(tracked, found.tree | found.own(0)["own"], found.fetcher(0))
+    found = restore_source.SnapshotSource(held, descriptors)
+    state_codec.restore(tracked, found.tree | found.own(0)["own"], found.fetcher(0))
     return found.described.step
 
 
@@ -102,7 +102,7 @@ def test_a_save_is_put_in_place_whole_and_verifies(place):
     assert saver.wait()
     [folder] = list_checkpoints(place.root)
     assert verify_checkpoint(folder).step == 3
-    assert torch.equal(state.Shards(folder, read_checkpoint(folder), 0).fetch("model.weight"), expected)
+    assert torch.equal(restore_source.ShardReader(folder, read_checkpoint(folder), 0).fetch("model.weight"), expected)
     assert [path.name for path in place.root.iterdir()] == ["step-00000003"]
 
 
@@ -291,7 +291,7 @@ def test_a_keeper_whose_socket_was_taken_away_is_found_by_the_ranks_of_the_next_
 
 
 def test_without_a_keeper_a_snapshot_is_passed_over_and_a_save_fails_by_name(place, monkeypatch):
-    monkeypatch.setattr("orchestrator.worker.save.KEEPER_PATIENCE_S", 0.3)
+    monkeypatch.setattr("orchestrator.worker.checkpoint.snapshot_writer.KEEPER_PATIENCE_S", 0.3)
     saver, net = place.saver(), {"model": nn.Linear(4, 4)}
     place.kill_keeper()
     assert not save(saver, net, 1, persist=False)
@@ -473,7 +473,7 @@ def _train(place: Place, rank: int, attempt: str, first: int, barrier) -> None:
         save(saver, {"model": net}, step, persist=both == 2, rank=rank, ranks=2, slot=_slot(saver, barrier, rank))
 
 
-def _slot(saver: Saver, barrier, rank: int) -> int:
+def _slot(saver: SnapshotWriter, barrier, rank: int) -> int:
     return 1 if barrier.exchange(rank, saver.admit(SNAPSHOT) & SLOT if rank == 0 else 0) else 0
 
 
@@ -518,7 +518,7 @@ def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_tha
         if victim in ("keeper", "all"):
             place.start_keeper()
         elif held := place.newest():
-            found = stored.InMemory(*place.saver(attempt="9.9").fetch())
+            found = restore_source.SnapshotSource(*place.saver(attempt="9.9").fetch())
             fetch = found.fetcher(0)
             values = {float(value) for name in range(8) for value in fetch(f"model.parts.{name}").unique()}
             assert values == {float(found.described.step)}, "a torn snapshot"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from orchestrator.errors import WeightsRefused
-from orchestrator.worker import starting
+from orchestrator.worker.checkpoint import pretrained
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def _foreign(net):
 
 
 def _load(net, path, *, into=None, prefix="", strict=True, name="model"):
-    return starting.load({name: net}, path, into=into, prefix=prefix, strict=strict)
+    return pretrained.load({name: net}, path, into=into, prefix=prefix, strict=strict)
 
 
 def _holds(net, foreign):

@@ -13,11 +13,11 @@ from harness import wait_until
 
 from orchestrator.protocol.codec import decode, encode
 from orchestrator.protocol.messages import RankMetrics
-from orchestrator.worker.vitals import Gauges
+from orchestrator.worker.telemetry.rank_metrics import ResourceMeter
 
 
 def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_read_last():
-    gauges = Gauges(torch.device("cpu"))
+    gauges = ResourceMeter(torch.device("cpu"))
     assert "data_wait" not in gauges.read(0.0), "nothing was fetched yet"
 
     def batches(wait_s):
@@ -25,17 +25,17 @@ def test_the_share_of_time_spent_waiting_for_data_is_of_the_time_since_it_was_re
             time.sleep(wait_s)
             yield number
 
-    assert list(gauges.fetched(batches(0.04))) == [0, 1, 2, 3, 4]
+    assert list(gauges.timed(batches(0.04))) == [0, 1, 2, 3, 4]
     waiting = gauges.read(0.1)
-    for _ in gauges.fetched(batches(0.0)):
+    for _ in gauges.timed(batches(0.0)):
         time.sleep(0.04)
     working = gauges.read(0.1)
     assert 0 <= working["data_wait"] < waiting["data_wait"] <= 1
 
 
 def test_a_wait_that_has_no_end_yet_counts():
-    gauges, come, fetched = Gauges(torch.device("cpu")), threading.Event(), []
-    thread = threading.Thread(target=lambda: fetched.extend(gauges.fetched(come.wait() for _ in range(1))))
+    gauges, come, fetched = ResourceMeter(torch.device("cpu")), threading.Event(), []
+    thread = threading.Thread(target=lambda: fetched.extend(gauges.timed(come.wait() for _ in range(1))))
     thread.start()
     wait_until(lambda: gauges.read(0.0).get("data_wait", 0.0) > 0.0)
     come.set()
@@ -48,14 +48,14 @@ def test_an_error_of_the_loader_comes_through():
         yield 1
         raise OSError("the disk")
 
-    fetched = Gauges(torch.device("cpu")).fetched(broken())
+    fetched = ResourceMeter(torch.device("cpu")).timed(broken())
     assert next(fetched) == 1
     with pytest.raises(OSError, match="the disk"):
         next(fetched)
 
 
 def test_a_process_that_computes_and_its_children_are_seen_and_cuda_is_not_begun():
-    gauges = Gauges(torch.device("cuda"))
+    gauges = ResourceMeter(torch.device("cuda"))
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         until_s = time.process_time() + 0.2

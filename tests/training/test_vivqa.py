@@ -17,7 +17,7 @@ import sentencepiece
 import torch
 from PIL import Image
 
-from orchestrator.worker import starting
+from orchestrator.worker.checkpoint import pretrained
 from workloads.vqa import fetch, parts, preflight
 from workloads.vqa import hub as hub_files
 from workloads.vqa.data import DataError, read_questions, split, spread, with_pictures
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_the_users_own_program_is_taken_as_starting_weights(made
         "text_encoder.pooler.dense.bias": torch.zeros(64),
     }
     torch.save(theirs.state_dict() | pooler, tmp_path / "vqa_student_best_ultimate.pt")
-    facts = starting.load(
+    facts = pretrained.load(
         {"model": ours}, tmp_path / "vqa_student_best_ultimate.pt", into=None, prefix="", strict=False
     )
     assert facts.keys() == {"file", "into", "loaded", "unexpected"} and "pooler" in facts["unexpected"]

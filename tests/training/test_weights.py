@@ -13,7 +13,7 @@ import torch
 from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.errors import CannotRestore, CheckpointBroken
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker import weights
+from orchestrator.worker.checkpoint import stage_weights
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
 
@@ -43,7 +43,7 @@ def copied(launch: LaunchSpec, folder: Path) -> LaunchSpec:
 
 
 def test_the_best_is_the_default_where_the_plan_keeps_one_and_holds_what_was_measured(trained):
-    found = weights.read(trained, "train", "model", None)
+    found = stage_weights.read(trained, "train", "model", None)
     described = read_checkpoint(stage_folder(trained) / "step-00000012")
     assert norm(found) == pytest.approx(described.metrics["weights_norm"], rel=1e-6)
     assert (found.checkpoint, found.step, found.which) == ("train/step-00000012", 12, "best")
@@ -56,19 +56,19 @@ def test_the_best_is_the_default_where_the_plan_keeps_one_and_holds_what_was_mea
 
 def test_the_lowest_is_the_best_where_the_plan_says_so(trained):
     lowest = replace(trained, best=BEST | {"highest": False})
-    assert weights.read(lowest, "train", "model", "best").step == 6
+    assert stage_weights.read(lowest, "train", "model", "best").step == 6
 
 
 @pytest.mark.parametrize(("best", "which"), [(BEST, "final"), (None, None), (None, "final")])
 def test_the_final_one_is_taken_where_it_is_asked_for_or_no_best_is_kept(trained, best, which):
-    found = weights.read(replace(trained, best=best), "train", "model", which)
+    found = stage_weights.read(replace(trained, best=best), "train", "model", which)
     assert found.label == "checkpoint train/step-00000018-final, the last weights"
     assert found.facts == {"checkpoint": "train/step-00000018-final", "which": "final", "step": 18}
-    assert norm(found) != pytest.approx(norm(weights.read(trained, "train", "model", "best")), rel=1e-6)
+    assert norm(found) != pytest.approx(norm(stage_weights.read(trained, "train", "model", "best")), rel=1e-6)
 
 
 def test_where_the_metric_was_never_measured_the_default_is_the_final_one_and_its_label_says_so(trained):
-    found = weights.read(replace(trained, best=BEST | {"metric": "dice"}), "train", "model", None)
+    found = stage_weights.read(replace(trained, best=BEST | {"metric": "dice"}), "train", "model", None)
     assert found.which == "final" and found.label.endswith("the last weights: dice was measured on none")
 
 
@@ -78,18 +78,18 @@ def test_where_the_metric_was_never_measured_the_default_is_the_final_one_and_it
 def test_a_best_one_that_is_asked_for_and_not_there_is_an_error_except_in_a_quick_test(trained, best, text):
     launch = replace(trained, best=best)
     with pytest.raises(CannotRestore, match=text) as refused:
-        weights.read(launch, "train", "model", "best")
+        stage_weights.read(launch, "train", "model", "best")
     assert 'which="final"' in str(refused.value)
-    assert weights.read(replace(launch, quick=True), "train", "model", "best").which == "final"
+    assert stage_weights.read(replace(launch, quick=True), "train", "model", "best").which == "final"
 
 
 def test_a_stage_that_is_not_done_gives_its_best_only_when_that_is_asked_for(trained, tmp_path):
     launch = copied(trained, tmp_path)
     shutil.rmtree(stage_folder(launch) / "step-00000018-final")
-    assert weights.read(launch, "train", "model", "best").step == 12
+    assert stage_weights.read(launch, "train", "model", "best").step == 12
     for which in (None, "final"):
         with pytest.raises(CannotRestore, match="has left no final checkpoint"):
-            weights.read(launch, "train", "model", which)
+            stage_weights.read(launch, "train", "model", which)
 
 
 def test_a_changed_byte_of_the_best_is_found_before_it_is_used(trained, tmp_path):
@@ -97,9 +97,9 @@ def test_a_changed_byte_of_the_best_is_found_before_it_is_used(trained, tmp_path
     [shard] = (stage_folder(launch) / "step-00000012").glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
     with pytest.raises(CheckpointBroken, match="step-00000012"):
-        weights.read(launch, "train", "model", None)
+        stage_weights.read(launch, "train", "model", None)
 
 
 def test_checkpoints_of_another_run_do_not_count(trained):
     with pytest.raises(CannotRestore, match="no final checkpoint"):
-        weights.read(replace(trained, run_id="another"), "train", "model", None)
+        stage_weights.read(replace(trained, run_id="another"), "train", "model", None)

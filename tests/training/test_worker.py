@@ -23,11 +23,13 @@ from torch import nn
 
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.protocol.snapshot_messages import STAMP_BYTES
-from orchestrator.worker import batches, state
-from orchestrator.worker.board import SAVE, STOP, Board, PeersLost, size
-from orchestrator.worker.image import Image, TooSmall, header_of, layout_of, share
-from orchestrator.worker.loader import Loader
-from orchestrator.worker.virtual import Summing, ranks_of
+from orchestrator.worker import rng_state
+from orchestrator.worker.checkpoint import state_codec
+from orchestrator.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuffer, header_of, layout_of, share
+from orchestrator.worker.data import batches
+from orchestrator.worker.data.keyed_loader import Loader
+from orchestrator.worker.ranks.consensus_board import SAVE, STOP, Board, PeersLost, size
+from orchestrator.worker.ranks.virtual_ranks import GradientSum, ranks_of
 
 
 @pytest.fixture
@@ -131,10 +133,10 @@ class Holder:
 
 
 def _through_json(thing):
-    captured = state.capture({"thing": thing})
+    captured = state_codec.capture({"thing": thing})
     kept = {name: tensor.clone() for name, tensor in captured.tensors.items()}
     empty = Holder(None)
-    state.restore({"thing": empty}, json.loads(json.dumps(captured.tree | captured.own_tree)), kept.__getitem__)
+    state_codec.restore({"thing": empty}, json.loads(json.dumps(captured.tree | captured.own_tree)), kept.__getitem__)
     return empty.value
 
 
@@ -166,50 +168,50 @@ def test_numpy_counters_and_tensors_of_every_type_come_back():
 
 def test_what_is_no_plain_value_is_refused_by_its_path():
     with pytest.raises(CannotRestore, match=r"thing\.value\.1\.f is a builtins\.function|thing\.value\.1\.f is a"):
-        state.capture({"thing": Holder([1, {"f": lambda: None}])})
+        state_codec.capture({"thing": Holder([1, {"f": lambda: None}])})
 
 
 def test_tied_weights_are_kept_once_and_come_back_tied():
     net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     net["b"].weight = net["a"].weight
-    captured = state.capture({"model": net})
+    captured = state_codec.capture({"model": net})
     assert len(captured.tensors) == 3
     with torch.no_grad():
         expected = net["a"].weight.clone()
         net["a"].weight.zero_()
-    state.restore({"model": net}, captured.tree, {**captured.tensors, "model.a.weight": expected}.__getitem__)
+    state_codec.restore({"model": net}, captured.tree, {**captured.tensors, "model.a.weight": expected}.__getitem__)
     assert torch.equal(net["b"].weight, expected) and net["b"].weight is net["a"].weight
 
 
 def test_another_model_is_refused_with_the_first_name_that_differs():
-    captured = state.capture({"model": nn.Linear(3, 3)})
+    captured = state_codec.capture({"model": nn.Linear(3, 3)})
     with pytest.raises(CannotRestore, match="another model"):
-        state.restore({"model": nn.BatchNorm1d(3)}, captured.tree, captured.tensors.__getitem__)
+        state_codec.restore({"model": nn.BatchNorm1d(3)}, captured.tree, captured.tensors.__getitem__)
     with pytest.raises(CannotRestore, match="another shape"):
-        state.restore({"model": nn.Linear(3, 4)}, captured.tree, captured.tensors.__getitem__)
+        state_codec.restore({"model": nn.Linear(3, 4)}, captured.tree, captured.tensors.__getitem__)
     with pytest.raises(CannotRestore, match="tracks other things"):
-        state.restore({"net": nn.Linear(3, 3)}, captured.tree, captured.tensors.__getitem__)
+        state_codec.restore({"net": nn.Linear(3, 3)}, captured.tree, captured.tensors.__getitem__)
 
 
 def test_random_states_come_back_for_all_libraries():
     device = torch.device("cpu")
-    kept = json.loads(json.dumps(state.rng_state(device)))
+    kept = json.loads(json.dumps(rng_state.capture(device)))
     expected = random.random(), float(np.random.rand()), float(torch.rand(()))
-    state.set_rng_state(kept, device)
+    rng_state.restore(kept, device)
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
 
 
 def _image(capacity):
     descriptor = os.memfd_create("image")
     os.ftruncate(descriptor, capacity + STAMP_BYTES)
-    return Image(os.dup(descriptor), capacity), descriptor
+    return SnapshotBuffer(os.dup(descriptor), capacity), descriptor
 
 
 def test_an_image_too_small_says_what_it_needs_and_keeps_what_it_holds():
     image, descriptor = _image(4096)
     image.fill({"x": torch.ones(10)}, {}, 1)
     before = os.pread(descriptor, 4096 + 8, 0)
-    with pytest.raises(TooSmall) as refused:
+    with pytest.raises(BufferTooSmall) as refused:
         image.fill({"x": torch.ones(2000)}, {}, 2)
     assert refused.value.need > 8000
     assert os.pread(descriptor, 4096 + 8, 0) == before
@@ -384,7 +386,7 @@ def test_the_same_script_runs_alone_and_under_plain_torchrun(tmp_path):
 def test_played_ranks_each_begin_from_what_was_there_and_a_shared_weight_is_summed_once(before, after):
     net = nn.Linear(2, 1, bias=False)
     net.weight.grad = None if before is None else torch.full((1, 2), before)
-    summing = Summing([net, nn.Sequential(net)], ranks_of(2, 0, 1))
+    summing = GradientSum([net, nn.Sequential(net)], ranks_of(2, 0, 1))
     for _ in range(2):
         with summing.rank():
             net(torch.ones(1, 2)).sum().backward()

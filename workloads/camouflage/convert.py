@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orchestrator.errors import KgorchError, WeightsRefused
-from orchestrator.worker.starting import SAFE_SINCE, numpy_numbers
+from orchestrator.worker.checkpoint.pretrained import SAFE_SINCE, numpy_numbers
 from workloads.camouflage.edgenext import EdgeNeXt
 
 WRAPPINGS = ("model_state_dict", "state_dict", "model")

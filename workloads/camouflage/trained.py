@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import CannotRestore
-from orchestrator.worker.weights import Weights
+from orchestrator.worker.checkpoint.stage_weights import Weights
 from workloads.common.trained import trained
 
 if TYPE_CHECKING:

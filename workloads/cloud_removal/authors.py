@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from orchestrator.errors import KgorchError, WeightsRefused
-from orchestrator.worker.starting import SAFE_SINCE, numpy_numbers
+from orchestrator.worker.checkpoint.pretrained import SAFE_SINCE, numpy_numbers
 from workloads.cloud_removal.model import CloudRemover
 
 WRAPPINGS = ("network", "model_state_dict", "state_dict")

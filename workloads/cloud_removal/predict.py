@@ -30,8 +30,8 @@ from workloads.common.files import tell_left_out
 from workloads.common.trained import trained
 
 if TYPE_CHECKING:
+    from orchestrator.worker.checkpoint.stage_weights import Weights
     from orchestrator.worker.session import Session
-    from orchestrator.worker.weights import Weights
 
 RED_GREEN_BLUE, BRIGHT = [3, 2, 1], 0.3
 """Bands B4, B3 and B2, and the reflectance that is shown as white: little on the ground is brighter."""

@@ -26,7 +26,7 @@ from workloads.common.record import Record
 from workloads.common.scoring import summed
 
 if TYPE_CHECKING:
-    from orchestrator.worker.loader import Loader
+    from orchestrator.worker.data.keyed_loader import Loader
     from orchestrator.worker.session import Session
 
 

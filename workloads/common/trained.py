@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file
 from torch import Tensor
 
-from orchestrator.worker.weights import Weights
+from orchestrator.worker.checkpoint.stage_weights import Weights
 
 if TYPE_CHECKING:
     from orchestrator.worker.session import Session

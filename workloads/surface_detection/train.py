@@ -27,7 +27,7 @@ from workloads.surface_detection.model import SurfaceUNet, dice_parts, loss_of, 
 from workloads.surface_detection.volumes import Reader, split, usable
 
 if TYPE_CHECKING:
-    from orchestrator.worker.loader import Loader
+    from orchestrator.worker.data.keyed_loader import Loader
     from orchestrator.worker.session import Session
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -29,8 +29,8 @@ from workloads.timeseries.data import ANSWERS, Prices, Window
 from workloads.timeseries.model import MODELS, options_of
 
 if TYPE_CHECKING:
+    from orchestrator.worker.checkpoint.stage_weights import Weights
     from orchestrator.worker.session import Session
-    from orchestrator.worker.weights import Weights
 
 BUCKETS = {2: (0.5, 0.55, 0.6, 0.7, 0.8, 1.0), 3: (1 / 3, 0.4, 0.5, 0.6, 0.7, 1.0)}
 """By number of classes: of the probability of the class that was said. The first is what a guess has."""

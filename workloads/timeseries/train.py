@@ -28,7 +28,7 @@ from workloads.timeseries.data import Prices, Window
 from workloads.timeseries.model import MODELS
 
 if TYPE_CHECKING:
-    from orchestrator.worker.loader import Loader
+    from orchestrator.worker.data.keyed_loader import Loader
     from orchestrator.worker.session import Session
 
 

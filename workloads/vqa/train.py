@@ -32,7 +32,7 @@ from workloads.vqa.model import Student, token_loss
 from workloads.vqa.scores import exact, token_f1
 
 if TYPE_CHECKING:
-    from orchestrator.worker.loader import Loader
+    from orchestrator.worker.data.keyed_loader import Loader
     from orchestrator.worker.session import Session
 
 

@@ -146,7 +146,7 @@ def main(o: argparse.Namespace) -> None:
                 waits += counter.places
             elif half <= number < half + 3:
                 behind_s.append(took_s)
-            saver = getattr(session, "_saver", None)
+            saver = getattr(session._supervision, "writer", None)
             if saver is not None and saver.blocking_s:
                 snapshots[saver.blocking_s] = [time.monotonic() - began_s, saver.blocking_s, saver.interval_s]
             if o.seconds and time.monotonic() - began_s > o.seconds:

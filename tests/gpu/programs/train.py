@@ -105,9 +105,9 @@ def group_facts(session, model) -> dict[str, object]:
     except (AttributeError, RuntimeError):
         pass
     try:
-        from orchestrator.worker.drain import Reduction
+        from orchestrator.worker.memory.ddp_drain import GradientReduction
 
-        facts["way"] = Reduction([model]).way(microbatched=False)
+        facts["way"] = GradientReduction([model]).mode(microbatched=False)
     except (AttributeError, RuntimeError) as error:
         facts["way"] = f"{type(error).__name__}: {error}"
     return facts

@@ -17,7 +17,7 @@ from gpu import training
 from gpu.step import Probes, Report, describe
 from gpu.steps import basics_errors, basics_image, basics_random
 from gpu.steps.common import IMPOSSIBLE, make_deterministic, sleep_cycles, synchronize
-from orchestrator.worker import oom
+from orchestrator.worker.memory import oom
 
 probes = Probes()
 
@@ -25,9 +25,9 @@ probes = Probes()
 @contextlib.contextmanager
 def process_group(report: Report) -> Iterator[torch.device]:
     """A process group of one, made as a rank of kgorch makes it."""
-    from orchestrator.worker import group
+    from orchestrator.worker.ranks import process_group
 
-    device = group.join()[2]
+    device = process_group.join()[2]
     report.check("the rank's device", device.type, report.device)
     try:
         yield device
@@ -59,7 +59,7 @@ def first_kernel(report: Report) -> None:
 @probes(limit_s=60)
 def sequence_number(report: Report) -> None:
     """The drain protocol counts collectives by the backend's sequence number. Without it the first step would raise."""
-    from orchestrator.worker.drain import Reduction
+    from orchestrator.worker.memory.ddp_drain import GradientReduction
 
     with process_group(report) as device:
         group = dist.distributed_c10d._get_default_group()
@@ -73,8 +73,8 @@ def sequence_number(report: Report) -> None:
             after = backend._get_sequence_number_for_group()
             report.check("an all-reduce raises the backend's sequence number by", after - before, 1)
         with report.guard("a plain DDP can be drained", "drain"):
-            reduction = Reduction([DistributedDataParallel(nn.Linear(4, 4).to(device))])
-            report.check("a plain DDP can be drained", reduction.way(microbatched=False), "drain")
+            reduction = GradientReduction([DistributedDataParallel(nn.Linear(4, 4).to(device))])
+            report.check("a plain DDP can be drained", reduction.mode(microbatched=False), "drain")
         with contextlib.suppress(Exception):  # a private name, for a note
             report.note("time-out of collectives", backend.options._timeout)
 
@@ -107,7 +107,7 @@ class Drained(nn.Module):
 @probes(limit_s=90)
 def drained_reduction(report: Report) -> None:
     """Memory runs out in a backward between two all-reduces of DDP. The rank joins the remaining ones and repeats the step."""
-    from orchestrator.worker.drain import Reduction
+    from orchestrator.worker.memory.ddp_drain import GradientReduction
 
     make_deterministic(report.device)
     with process_group(report) as device:
@@ -116,7 +116,9 @@ def drained_reduction(report: Report) -> None:
                 torch.manual_seed(0)
                 flags = {option: True} if option else {}
                 ddp = DistributedDataParallel(Drained().to(device), bucket_cap_mb=1, **flags)
-                _drain_once(report, ddp, Reduction([ddp]), torch.randn(64, 512, device=device), option or "plain")
+                _drain_once(
+                    report, ddp, GradientReduction([ddp]), torch.randn(64, 512, device=device), option or "plain"
+                )
 
 
 def _drain_once(report: Report, ddp: DistributedDataParallel, reduction, x: torch.Tensor, what: str) -> None:
@@ -128,7 +130,7 @@ def _drain_once(report: Report, ddp: DistributedDataParallel, reduction, x: torc
 
     for _ in range(3):
         step()
-        reduction.done()
+        reduction.finish()
     expected = [weight.grad.clone() for weight in ddp.parameters() if weight.grad is not None]
     Fails.armed = True
     try:
@@ -143,10 +145,10 @@ def _drain_once(report: Report, ddp: DistributedDataParallel, reduction, x: torc
     for weight in ddp.parameters():
         weight.grad = None
     synchronize(x.device)
-    reduction.owe()
+    reduction.drain()
     reduction.reset()
     step()
-    reduction.done()
+    reduction.finish()
     synchronize(x.device)
     result = [weight.grad for weight in ddp.parameters() if weight.grad is not None]
     same = len(result) == len(expected) and all(map(torch.equal, expected, result))
@@ -192,17 +194,17 @@ def waits(report: Report) -> None:
 @probes(limit_s=60)
 def parts_of_a_step(report: Report) -> None:
     """Each of kgorch's parts of a step, with a kernel of 50 ms before it: none may wait for that."""
-    from orchestrator.worker.health import Arriving
-    from orchestrator.worker.retry import Buffers, Chance
+    from orchestrator.worker.health.loss_guard import PendingLosses
+    from orchestrator.worker.memory.oom_retry import BufferCopies, RngCache
 
     device = torch.device(report.device, 0) if report.is_on_gpu else torch.device("cpu")
     layers = [layer for _ in range(50) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))]
-    buffers, chance = Buffers([nn.Sequential(*layers).to(device)]), Chance(device)
-    loss, arriving = torch.ones(1, device=device), deque[Arriving](maxlen=4)
+    buffers, chance = BufferCopies([nn.Sequential(*layers).to(device)]), RngCache(device)
+    loss, arriving = torch.ones(1, device=device), deque[PendingLosses](maxlen=4)
     parts: dict[str, Callable[[], object]] = {
         "random states kept": chance.now,
         "150 buffers kept": buffers.keep,
-        "a loss on its way to the host": lambda: arriving.append(Arriving(loss, 0, 0, scaled=False)),
+        "a loss on its way to the host": lambda: arriving.append(PendingLosses(loss, 0, 0, scaled=False)),
     }
     cycles = sleep_cycles(0.05) if report.is_on_gpu else 0
     for name, work in parts.items():

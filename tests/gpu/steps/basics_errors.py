@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from gpu.step import Probes, Report, describe
 from gpu.steps.common import MIB, synchronize
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker import oom
+from orchestrator.worker.memory import oom
 
 probes = Probes()
 
@@ -141,7 +141,7 @@ for _how in ("matmul", "conv", "solver", "lstm"):
 @probes(limit_s=60)
 def dead_context(report: Report) -> None:
     """After a device-side assert every CUDA call raises: the record of why must be written all the same."""
-    from orchestrator.worker.entry import Record
+    from orchestrator.worker.entry import ExitRecord
 
     launch = LaunchSpec("r", "id", "s", "1.1", str(report.folder), "e:f", ".", 1, "nobody.sock", "c", "o", "h")
     try:
@@ -153,7 +153,7 @@ def dead_context(report: Report) -> None:
         report.note("an index out of range", describe(error))
         report.check("it is no lack of memory", oom.is_out_of_memory(error), False)
         with report.guard("its record is written"):
-            Record(launch, 0).write("failed", error)
+            ExitRecord(launch, 0).write("failed", error)
             report.check("its record is written", (report.folder / "rank0.status.json").exists())
     followers = (
         "CUBLAS_STATUS_NOT_INITIALIZED",

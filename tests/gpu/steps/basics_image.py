@@ -27,11 +27,11 @@ def memfd(size: int) -> int:
 @probes(limit_s=90)
 def pinned_image(report: Report) -> None:
     """A snapshot is equal to the state for every memory layout, and the copy takes no GPU memory."""
-    from orchestrator.worker.image import Image
+    from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 
     device, size = report.device, (512 if report.is_on_gpu else 8) * MIB
     began_s = time.monotonic()
-    image = Image(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
+    image = SnapshotBuffer(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
     report.note("seconds to map and register", f"{time.monotonic() - began_s:.2f} s for {size // MIB} MiB")
     if report.on_gpu("the image is registered with CUDA"):
         report.check("the image is registered with CUDA", _is_pinned(image))
@@ -64,10 +64,10 @@ def _is_pinned(image) -> bool:
 @probes(limit_s=60)
 def torn_snapshot(report: Report) -> None:
     """The training may write to its tensors as soon as `fill` returns: the image must hold what was there before."""
-    from orchestrator.worker.image import Image
+    from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 
     size = (400 if report.is_on_gpu else 4) * MIB
-    image = Image(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
+    image = SnapshotBuffer(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
     state = torch.zeros((size - MIB) // 4, device=report.device)
     torn = []
     for number in range(50):
@@ -82,7 +82,7 @@ def torn_snapshot(report: Report) -> None:
 @probes(limit_s=60)
 def failed_registration(report: Report) -> None:
     """CUDA keeps the error of a failed registration and raises it at the next kernel, whatever that computes."""
-    from orchestrator.worker import image as images
+    from orchestrator.worker.checkpoint import snapshot_buffer as images
 
     size, maps = 4 * MIB, list[mmap.mmap]()
     real = mmap.mmap
@@ -94,8 +94,8 @@ def failed_registration(report: Report) -> None:
         return maps[0]
 
     with mock.patch.object(images.mmap, "mmap", same):
-        first = images.Image(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
-        second = images.Image(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
+        first = images.SnapshotBuffer(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
+        second = images.SnapshotBuffer(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
     if report.on_gpu("the second registration fails"):
         report.check("the second registration fails", not _is_pinned(second))
     with report.guard("the next kernel after a failed registration", 2.0):
@@ -123,11 +123,11 @@ def _register_a_file(report: Report) -> None:
 @probes(limit_s=90)
 def blocking_part(report: Report) -> None:
     """The blocking part of a save against a plain copy of as many bytes to pinned memory in the same process."""
-    from orchestrator.worker.image import Image
+    from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 
     size = (1024 if report.is_on_gpu else 16) * MIB
     state = torch.randn((size - MIB) // 4, device=report.device)
-    image = Image(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
+    image = SnapshotBuffer(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
     pinned = torch.empty(state.shape, pin_memory=report.is_on_gpu)
     plain_s, ours_s = [], []
     for number in range(7):

@@ -22,10 +22,10 @@ probes = Probes()
 @probes(limit_s=60)
 def random_states(report: Report) -> None:
     """A step is repeated under the random states that it began with."""
-    from orchestrator.worker.retry import Chance
+    from orchestrator.worker.memory.oom_retry import RngCache
 
     device = torch.device(report.device, 0) if report.is_on_gpu else torch.device("cpu")
-    chance, net = Chance(device), nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).to(device)
+    chance, net = RngCache(device), nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).to(device)
     x = torch.randn(32, 64, device=device)
     before = chance.now()
     first = net(x)
@@ -50,13 +50,13 @@ def lstm_dropout(report: Report) -> None:
 
 def _lstm_steps(device: str, every: bool, state: list[int] | None) -> dict[str, object]:
     """Hashes of the outputs of steps 0 to 4, or of 2 to 4 from the generator's state before step 2."""
-    from orchestrator.worker.retry import Chance
+    from orchestrator.worker.memory.oom_retry import RngCache
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuDNN's LSTM multiplies by cuBLAS
     on = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
     torch.manual_seed(1)
     lstm = nn.LSTM(32, 64, num_layers=2, dropout=0.5, batch_first=True).to(on)
-    x, chance, outputs, state_before = torch.ones(8, 16, 32, device=on), Chance(on), [], []
+    x, chance, outputs, state_before = torch.ones(8, 16, 32, device=on), RngCache(on), [], []
     if state is not None:
         _set_state(on, torch.tensor(state, dtype=torch.uint8))
     for step in range(5) if state is None else range(2, 5):

@@ -59,12 +59,12 @@ class Net(nn.Module):
 
 def _trained(report: Report, precision: torch.dtype, *, switches: bool) -> tuple[dict[str, torch.Tensor], int]:
     """Weights and buffers after all steps, and the peak memory of a step within the stretch with checkpointing."""
-    from orchestrator.worker.activation import Activations
+    from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
 
     torch.manual_seed(3)
     width, side = (16, 32) if report.is_on_gpu else (4, 6)
     net = Net(width).to(report.device)
-    activations, optimizer = Activations({"net": net}), torch.optim.AdamW(net.parameters(), 1e-3)
+    activations, optimizer = ActivationCheckpointing({"net": net}), torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler(report.device, init_scale=256.0, enabled=precision is torch.float16)
     x_NCDHW, most = torch.randn(4, 1, 8, side, side).to(report.device), 0
     for step in range(STEPS):

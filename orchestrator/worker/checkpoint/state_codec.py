@@ -1,0 +1,192 @@
+"""The state of all tracked objects as named tensors and plain JSON, and back.
+
+`capture` walks the state_dicts of what the script tracks (tagged_json.py). State that is the same on every rank (modules,
+optimizers) is separated from state that each rank keeps for itself (schedulers, samplers, module buffers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestrator.errors import CannotRestore, nearest
+from orchestrator.worker import tagged_json
+from orchestrator.worker.tagged_json import Fetch, TensorTable
+
+
+@dataclass(slots=True)
+class CapturedState:
+    """The state of the tracked objects at one moment.
+
+    Attributes:
+        tree: JSON of the modules and optimizers, which are the same on every rank, without their tensors.
+        own_tree: JSON of all else (schedulers, scalers, samplers, generators), which each rank keeps for itself.
+        tensors: by path, on their devices; not copied.
+        own: paths of the tensors that each rank keeps for itself: those of own_tree, and buffers of modules (BatchNorm's
+            differ between ranks).
+    """
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    own_tree: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+
+
+def unwrapped(value: Any) -> Any:
+    """The module inside DistributedDataParallel and torch.compile, so that names do not depend on these wrappers."""
+    while isinstance(value, nn.Module):
+        inner = getattr(value, "_orig_mod", None) or (
+            value.module if isinstance(value, nn.parallel.DistributedDataParallel) else None
+        )
+        if inner is None:
+            return value
+        value = inner
+    return value
+
+
+def capture(tracked: Mapping[str, Any]) -> CapturedState:
+    """The state of the tracked objects; tensors are referenced, not copied.
+
+    Raises:
+        CannotRestore: names the first value that is neither a tensor nor plain.
+    """
+    captured = CapturedState()
+    shared = {name: unwrapped(thing) for name, thing in tracked.items() if is_replicated(thing)}
+    table = TensorTable(captured.tensors)
+    for name, thing in shared.items():
+        captured.tree[name] = tagged_json.extract(thing.state_dict(), name, table)
+        if isinstance(thing, nn.Module):
+            captured.own.update(f"{name}.{buffer}" for buffer, _ in thing.named_buffers())
+    captured.own &= captured.tensors.keys()
+    # A new table: a tensor that a rank keeps for itself is stored even where a module has the same one.
+    table, replicated = TensorTable(captured.tensors), set(captured.tensors)
+    for name in tracked.keys() - shared.keys():
+        captured.own_tree[name] = tagged_json.extract(tracked[name].state_dict(), name, table)
+    captured.own |= captured.tensors.keys() - replicated
+    return captured
+
+
+def tensors_in(tree: Any) -> Iterator[str]:
+    """Paths of the tensors that a captured tree refers to."""
+    if isinstance(tree, dict):
+        if tree.keys() == {"$tensor"}:
+            yield tree["$tensor"]
+        else:
+            for item in tree.values():
+                yield from tensors_in(item)
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from tensors_in(item)
+
+
+def is_replicated(thing: Any) -> bool:
+    """Whether the object is the same on every rank: DistributedDataParallel ensures it for modules and optimizers alone."""
+    return isinstance(thing, nn.Module | torch.optim.Optimizer)
+
+
+def expected_sizes(tracked: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """Bytes of the state once training has begun.
+
+    An optimizer that has no state yet is assumed to keep two values per parameter; plain SGD keeps one or none.
+
+    Returns:
+        Bytes of each replicated tensor by path, and the sum of the bytes that each rank keeps for itself.
+    """
+    captured = capture(tracked)
+    sizes = {name: tensor.nbytes for name, tensor in captured.tensors.items() if name not in captured.own}
+    for name, thing in tracked.items():
+        if isinstance(thing, torch.optim.Optimizer) and not thing.state:
+            for group in thing.param_groups:
+                kept = 2 if not isinstance(thing, torch.optim.SGD) else int(bool(group["momentum"]))
+                for number, weight in enumerate(group["params"] * kept):
+                    sizes[f"{name}.{id(group)}.{number}"] = weight.nbytes
+    return sizes, sum(captured.tensors[name].nbytes for name in captured.own)
+
+
+def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -> None:
+    """Load a captured tree into the tracked objects.
+
+    Raises:
+        CannotRestore: the checkpoint holds other names or shapes than the script tracks.
+    """
+    if tree.keys() != tracked.keys():
+        raise CannotRestore(
+            "the script tracks other things than the checkpoint holds",
+            f"checkpoint: {', '.join(sorted(tree))}",
+            f"script:     {', '.join(sorted(tracked))}",
+            next_step="give session.track() the same names, or begin anew with `kgorch start PLAN --fresh`",
+        )
+    for name, thing in tracked.items():
+        thing, state = unwrapped(thing), tagged_json.insert(tree[name], fetch, name)
+        try:
+            if isinstance(thing, nn.Module):
+                _fill(name, thing, state)
+            else:
+                thing.load_state_dict(state)
+        except tagged_json.MISFITS as error:
+            raise CannotRestore(
+                f"{name} does not take what the checkpoint holds", f"{type(error).__name__}: {error}"[:300]
+            ) from error
+
+
+def put_back(tracked: Mapping[str, Any], before: CapturedState, copies: Mapping[str, torch.Tensor]) -> None:
+    """Undo all changes to the tracked objects since `before` was captured.
+
+    Values are copied into the existing tensors where nothing but values has changed: an optimizer that loads a state holds it
+    twice on its device for a moment.
+
+    Args:
+        copies: the tensors' values at that time, by path.
+    """
+    now = capture(tracked)
+    same_tensors = now.tensors.keys() == before.tensors.keys() and all(
+        now.tensors[name].shape == tensor.shape for name, tensor in copies.items()
+    )
+    trees, now_trees = before.tree | before.own_tree, now.tree | now.own_tree
+    reload = {name for name in tracked if not same_tensors or trees[name] != now_trees[name]}
+    only_groups = {
+        name
+        for name in reload
+        if same_tensors
+        and isinstance(tracked[name], torch.optim.Optimizer)
+        and trees[name]["state"] == now_trees[name]["state"]
+    }
+    with torch.no_grad():
+        for name, tensor in copies.items():
+            if name.partition(".")[0] not in reload - only_groups:
+                now.tensors[name].copy_(tensor)
+    for name in only_groups:  # a scheduler has changed the learning rate
+        groups = tagged_json.insert(trees[name]["param_groups"], now.tensors.__getitem__, name)
+        for group, values in zip(tracked[name].param_groups, groups, strict=True):
+            group.update({key: value for key, value in values.items() if key != "params"})
+    for name in reload - only_groups:
+        restore({name: tracked[name]}, {name: trees[name]}, copies.__getitem__)
+
+
+def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
+    """Load into the module by way of its own state_dict, which has the version metadata that load_state_dict reads."""
+    own = module.state_dict()
+    if not isinstance(state, dict):
+        raise CannotRestore(f"{name} is no table in the checkpoint")
+    if own.keys() != state.keys():
+        strange = sorted(own.keys() ^ state.keys())[0]
+        raise CannotRestore(
+            f"{name} is another model than the one in the checkpoint",
+            f"only in the script: {len(own.keys() - state.keys())} names; only in the checkpoint: {len(state.keys() - own.keys())}",
+            f"the first: {strange!r:.200}{nearest(strange, state.keys() if strange in own else own.keys())}",
+        )
+    tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
+    if strays := [key for key in tensors if not isinstance(state[key], torch.Tensor)]:
+        raise CannotRestore(f"{name}.{strays[0]} is no tensor in the checkpoint")
+    if other := [key for key, value in tensors.items() if value.shape != state[key].shape]:
+        shapes = ", ".join(f"{key}: {tuple(state[key].shape)} → {tuple(own[key].shape)}" for key in other[:3])
+        raise CannotRestore(
+            f"{len(other)} of {len(tensors)} tensors of {name} have another shape than in the checkpoint: {shapes}",
+            next_step="put back the arguments that it was trained with, or begin anew with `kgorch start PLAN --fresh`",
+        )
+    own.update({key: state[key] for key in own})
+    module.load_state_dict(own)

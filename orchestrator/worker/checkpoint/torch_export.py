@@ -1,0 +1,100 @@
+"""Export of a checkpoint folder to one file of torch.save, for programs that load with PyTorch alone.
+
+`python -m orchestrator.worker.checkpoint.torch_export FOLDER OUT [NAME]`, started by checkpoint/export.py: the command line itself
+never loads PyTorch. Without NAME everything that was tracked is exported, under its names. Loading the file runs no code: it is
+loaded once with `weights_only` before it gets its final name.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
+from orchestrator.errors import KgorchError
+from orchestrator.worker.checkpoint import restore_source, state_codec
+
+
+def convert(folder: Path, out: Path, name: str | None) -> int:
+    """Write what was tracked as `name`, or everything when None, to the file `out`.
+
+    Returns:
+        The number of tensors.
+
+    Raises:
+        KgorchError: nothing was tracked under that name, or `weights_only` refuses a value.
+        CannotRestore: the checkpoint is malformed.
+        OSError: the file cannot be written.
+    """
+    described = read_checkpoint(folder)
+    own = read_json_file(folder, described, "rank0.json")
+    tree = read_json_file(folder, described, "state.json") | own["own"]
+    if name is not None and name not in tree:
+        raise KgorchError(
+            f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"
+        )
+    shards, tensors = restore_source.ShardReader(folder, described, 0), dict[str, torch.Tensor]()
+
+    def fetch(path: str) -> torch.Tensor:
+        return tensors.setdefault(path, shards.fetch(path))  # tied names share one tensor, as they did
+
+    received = {key: _Receiver() for key in ([name] if name is not None else tree)}
+    state_codec.restore(received, {key: tree[key] for key in received}, fetch)
+    content = _plain(
+        received[name].content if name is not None else {key: item.content for key, item in received.items()}
+    )
+    aside = out.with_name(out.name + ".part")
+    try:
+        with open(aside, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        torch.load(aside, map_location="cpu", weights_only=True, mmap=True)
+        aside.rename(out)
+    except pickle.UnpicklingError as error:
+        raise KgorchError(
+            "what is tracked holds a value that this PyTorch does not load with weights_only",
+            str(error).partition("\n")[0],
+            next_step="export one name with --only, or into .safetensors",
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return len(tensors)
+
+
+class _Receiver:
+    """Stands in for a tracked object, and keeps the state_dict that it is given."""
+
+    content: Any
+
+    def load_state_dict(self, loaded: Any) -> None:
+        self.content = loaded
+
+
+def _plain(value: Any) -> Any:
+    """NumPy arrays as tensors and NumPy scalars as Python numbers, because `weights_only` accepts neither."""
+    if type(value) is dict:
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    if type(value).__module__ == "numpy":
+        return torch.from_numpy(value) if value.ndim else value.item()
+    return value
+
+
+def main(folder: str, out: str, name: str | None = None) -> int:
+    try:
+        print(convert(Path(folder), Path(out), name))
+    except (KgorchError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

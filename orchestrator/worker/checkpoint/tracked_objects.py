@@ -1,0 +1,58 @@
+"""What the script has given to `session.track()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestrator.errors import KgorchError
+from orchestrator.worker.checkpoint import state_codec
+
+
+class TrackedObjects:
+    """The objects whose state is saved; false before `set`.
+
+    Attributes:
+        things: by the names that the script gave them.
+        state_bytes: bytes of a checkpoint of them, over all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.things: dict[str, Any] = {}
+        self.state_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.things)
+
+    def set(self, things: dict[str, Any]) -> None:
+        """Raises: KgorchError for a second call, and for an object without a state_dict()."""
+        if self.things:
+            raise KgorchError("session.track() was called twice", next_step="give all names in one call")
+        for name, thing in things.items():
+            if not hasattr(thing, "state_dict"):
+                raise KgorchError(
+                    f"session.track({name}=…): a {type(thing).__name__} has no state_dict()",
+                    next_step="wrap it in a class that has one",
+                )
+        self.things = things
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The tracked modules."""
+        return (thing for thing in self.things.values() if isinstance(thing, nn.Module))
+
+    def measure(self, world_size: int) -> tuple[dict[str, int], int]:
+        """Set `state_bytes`. Returns: see state_codec.expected_sizes."""
+        sizes, own_bytes = state_codec.expected_sizes(self.things)
+        self.state_bytes = sum(sizes.values()) + own_bytes * world_size
+        return sizes, own_bytes
+
+    def replicated(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the tensors that belong to modules and optimizers: other objects may hold NaN on purpose."""
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if state_codec.is_replicated(self.things[name.partition(".")[0]])
+        }

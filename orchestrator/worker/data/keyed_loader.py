@@ -1,0 +1,274 @@
+"""A DataLoader whose order does not depend on the machine.
+
+The samples of global batch b of epoch e are a function of (seed, e, b) alone; each rank takes its slice, whatever the number of
+ranks. Before a sample is read, the random generators of the reading process are seeded from (seed, epoch, sample). So augmentations
+are the same with any number of ranks and workers, before and after a resume. A resume starts at a batch by its number, and reads
+nothing in vain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from orchestrator.errors import KgorchError
+from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
+
+Key = tuple[int, int]  # epoch, index of the sample
+
+
+class SampleOrder:
+    """The samples of each global batch, and their division between the ranks.
+
+    Also the batch sampler of a DataLoader: it yields, of each global batch, one slice for each rank that this process plays.
+
+    Attributes:
+        epoch, batch: where the next iteration starts.
+        size: samples of the dataset.
+        batches: global batches of an epoch.
+        global_batch: samples of a global batch.
+        ranks: returns the virtual ranks that this process plays.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        global_batch: int,
+        *,
+        ranks: Callable[[], VirtualRanks],
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+    ) -> None:
+        self.global_batch, self.epoch, self.batch = global_batch, 0, 0
+        self.size, self.ranks, self._seed = size, ranks, seed
+        self._shuffle = shuffle
+        self.batches = size // global_batch if drop_last else -(-size // global_batch)
+
+    def samples_in(self, batch: int) -> int:
+        """Samples of a global batch; only the last one may be smaller than `global_batch`."""
+        return min(self.global_batch, self.size - batch * self.global_batch)
+
+    def slice_of(self, samples: int, rank: int) -> tuple[int, int]:
+        """A rank's part of a global batch with so many samples: start and end."""
+        count = self.ranks().count
+        return rank * samples // count, (rank + 1) * samples // count
+
+    def __len__(self) -> int:
+        return (self.batches - self.batch) * len(self.ranks().mine)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = torch.arange(self.size)
+        if self._shuffle:
+            generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1))
+            order = torch.randperm(self.size, generator=generator)
+        for batch in range(self.batch, self.batches):
+            samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
+            for rank in self.ranks().mine:
+                first, end = self.slice_of(len(samples), rank)
+                # An empty slice gets a sample with weight 0: every rank has to take part in the step's collectives.
+                yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
+
+
+class Loader:
+    """Iterates over this process's slices of the global batches; `seek` says where to start.
+
+    Args:
+        most: limit of global batches of an iteration; `len` counts all. 0: an iteration ends the script, because its evaluation or
+            prediction is not to be computed (probe/estimate_probe.py).
+
+    Attributes:
+        global_batch: samples of one optimizer step, over all ranks.
+        durations_s: seconds of each batch of the newest limited iteration, its processing by the script included.
+
+    Raises:
+        KgorchError: the dataset has no length, or has too few samples.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], global_batch: int, *, ranks: Callable[[], VirtualRanks], seed: int,
+        shuffle: bool = True, drop_last: bool = True, most: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise KgorchError(
+                f"session.loader() needs a dataset with a length and an index, found {type(dataset).__name__}"
+            )
+        if global_batch < ranks().count:
+            raise KgorchError(
+                f"a global batch of {global_batch} cannot be split over {ranks().count} ranks",
+                next_step="raise global_batch, or lower the stage's ranks",
+            )
+        size = len(dataset)
+        self.global_batch, self._most = global_batch, most
+        self.durations_s: list[float] = []
+        self._order = SampleOrder(size, global_batch, ranks=ranks, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        if len(self) == 0:
+            raise KgorchError(
+                f"the dataset has {size} samples: not one global batch of {global_batch}",
+                next_step="lower global_batch, or give drop_last=False",
+            )
+        if options.get("num_workers", 0):
+            options.setdefault("persistent_workers", True)  # starting them takes seconds at every epoch
+        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
+        options.setdefault("pin_memory", torch.cuda.is_available())  # copies to the device do not block then
+        generator = torch.Generator().manual_seed(seed)  # otherwise a DataLoader draws from the global one
+        self._inner = DataLoader(_Keyed(dataset, seed), batch_sampler=self._order, generator=generator, **options)
+
+    def __len__(self) -> int:
+        """Global batches of an epoch."""
+        return self._order.batches
+
+    @property
+    def size(self) -> int:
+        """Samples of the dataset."""
+        return self._order.size
+
+    def sample_s(self, within_s: float = 2.0) -> float:
+        """Mean seconds that this process takes to read a sample: of those that it reads within the time, at most eight."""
+        keyed: Any = self._inner.dataset
+        began_s, count = time.monotonic(), 0
+        while count < min(8, self.size) and (count < 1 or time.monotonic() - began_s < within_s):
+            keyed[(0, count)]
+            count += 1
+        return (time.monotonic() - began_s) / count
+
+    def samples_in(self, batch: int) -> int:
+        """Samples of global batch `batch`, over all ranks; only the last one of an epoch may be smaller."""
+        return self._order.samples_in(batch)
+
+    def share_of(self, number: int) -> int:
+        """Samples that count in the `number`-th batch of this process in an epoch.
+
+        0 where the last global batch has fewer samples than there are ranks: then the rank gets a sample with weight 0.
+        """
+        mine = self._order.ranks().mine
+        return self.share_of_rank(number // len(mine), mine[number % len(mine)])
+
+    def share_of_rank(self, batch: int, rank: int) -> int:
+        """Samples that count in a rank's slice of a global batch."""
+        first, end = self._order.slice_of(self.samples_in(batch), rank)
+        return end - first
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Start the next iteration there."""
+        self._order.epoch, self._order.batch = epoch, batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """This process's batches up to the end of the epoch: for each step one for each rank that it plays."""
+        if self._most == 0:
+            raise SystemExit(0)
+        return self._all() if self._most is None else self._few(self._most * len(self._order.ranks().mine))
+
+    def _few(self, most: int) -> Iterator[Any]:
+        """A limited iteration, whose batches are timed."""
+        self.durations_s.clear()
+        began_s = time.monotonic()
+        for batch in itertools.islice(self._all(), most):
+            yield batch
+            before_s, began_s = began_s, time.monotonic()
+            self.durations_s.append(began_s - before_s)
+
+    def _all(self) -> Iterator[Any]:
+        return start_iterator(self._inner) if len(self._order) else iter(())
+
+    def parts(self) -> Iterator[list[Any]]:
+        """The batches up to the end of the epoch, those of one step together."""
+        played, batches = len(self._order.ranks().mine), self._all()
+        while part := list(itertools.islice(batches, played)):
+            yield part
+
+
+class _Keyed(Dataset[Any]):
+    """The script's dataset, with the random generators seeded for each sample that is read."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        numpy = sys.modules.get("numpy")
+        saved = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+        try:
+            return [self._read(epoch, index, numpy) for epoch, index in keys]
+        finally:  # without loading workers the model uses the same generators
+            random.setstate(saved[0])
+            torch.set_rng_state(saved[1])
+            if numpy:
+                numpy.random.set_state(saved[2])
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.__getitems__([key])[0]
+
+    def _read(self, epoch: int, index: int, numpy: Any) -> Any:
+        seed = _mixed(self._seed, epoch, index)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy:
+            numpy.random.seed(seed & 0xFFFFFFFF)
+        return self._dataset[index]
+
+
+class WorkerInit:
+    """worker_init_fn of loading processes: they die with the rank, and survive the SIGTERM that torchrun sends to its whole group.
+
+    The rank saves first, and needs its data for that long. A SIGTERM from the rank itself ends the process, as PyTorch and
+    multiprocessing expect. Only waiting for the signal shows its sender, hence the thread.
+
+    Args:
+        then: the script's own worker_init_fn.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_exit_at_sigterm_of_the_rank, daemon=True).start()
+        if self._then:
+            self._then(worker)
+
+
+def start_iterator(loader: Iterable[Any]) -> Iterator[Any]:
+    """`iter(loader)`, with SIGTERM blocked in the processes that it starts."""
+    with without_sigterm(loader):
+        return iter(loader)
+
+
+@contextlib.contextmanager
+def without_sigterm(loader: Any) -> Iterator[None]:
+    """A context that blocks SIGTERM in the loading processes that start in it, until WorkerInit has set them up."""
+    if not isinstance(getattr(loader, "worker_init_fn", None), WorkerInit):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _exit_at_sigterm_of_the_rank() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+def _mixed(seed: int, epoch: int, index: int) -> int:
+    """A 63-bit seed that differs in every bit between neighbours (splitmix64's finisher)."""
+    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + index * 0x8CB92BA72F3D8DD7) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) >> 1

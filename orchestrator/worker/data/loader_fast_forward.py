@@ -1,0 +1,353 @@
+"""Resume of a foreign loader in the middle of an epoch: the batches that the epoch has used are read once more and discarded.
+
+A foreign loader is one that `session.loader()` has not made; that one needs none of this. Just before an epoch's `iter(loader)` the
+random states of all libraries, and of all generators inside the loader (loader_search.py), are kept. A resume sets them, reads
+as many batches as the epoch had used, discards them, and then sets the random states of the save. Loading processes are seeded
+by a draw in `iter()`, so they repeat their draws. In the rank's own process the training has drawn random numbers between the
+batches: the discarded batches may be augmented differently, but not those after them, nor those that the loader had read ahead
+(loader_reads.py).
+
+The result is compared with the original: the state of each generator, the samplers' indices, or the newest batch where there are
+none. A difference is reported, and so is what cannot be known in advance (`exactness`, `lost`).
+
+Not covered: generators that only a module refers to, and other state that a dataset or sampler in the rank's own process keeps from
+one epoch to the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from orchestrator.errors import CannotRestore, KgorchError
+from orchestrator.worker import rng_state, tagged_json
+from orchestrator.worker.data import batches, generator_states
+from orchestrator.worker.data.keyed_loader import WorkerInit, start_iterator
+from orchestrator.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksum
+from orchestrator.worker.data.loader_search import parts_of, set_epoch
+
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress in the log."""
+
+MOST_NAMED = 3
+"""Limit of sentences about one topic, because they are part of every status."""
+
+LoaderState = Mapping[str, Any]
+"""The position of a loader in a checkpoint, as plain JSON; see LoaderFastForward.place."""
+
+ANOTHER = "the samples read again are not those it had used: some may come twice in it, others never"
+PERHAPS_ANOTHER = "the newest batch came out otherwise: exact if only its augmentation differs"
+
+
+class LoaderFastForward:
+    """One epoch of a foreign loader, with the interface that `session.steps` needs of a Loader.
+
+    It holds no iterator: a DataLoader's iterator in a reference cycle would leave its processes to the garbage collector.
+
+    Args:
+        world_size: number of ranks.
+        began: position in the checkpoint that the epoch continues from; None when it begins.
+        ranks_before: number of ranks of that checkpoint.
+
+    Attributes:
+        batch: batches of the epoch that were read again, once it is iterated. With another number of ranks, those that hold no more
+            samples than were used.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], world_size: int, device: torch.device, began: LoaderState | None, ranks_before: int
+    ) -> None:
+        self._loader, self._world, self._device = loader, world_size, device
+        self._began, self._ranks_before = began, ranks_before
+        self.batch = self._epoch = self._share = self._used = 0
+        self._parts = parts_of(loader)
+        self._states = _States(device, self._parts.generators)
+        self._watch: ReadWatch | None = None
+        self._newest: int | None = None  # checksum of the newest batch, where no sampler tells the order
+        self._lost: list[str] = []
+        for inner in self._parts.loaders.values():
+            if inner.num_workers and not isinstance(inner.worker_init_fn, WorkerInit):
+                inner.worker_init_fn = WorkerInit(inner.worker_init_fn)
+
+    def __len__(self) -> int:
+        """Batches of an epoch; 0 where the loader has no length."""
+        try:
+            return len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return 0
+
+    def samples_in(self, batch: int) -> int:
+        """Samples of the newest batch over all ranks, which are assumed to have as many as this one."""
+        return self._share * self._world
+
+    def share_of_rank(self, batch: int, rank: int) -> int:
+        return self._share
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Start the next iteration there, and set the epoch of the samplers."""
+        self._epoch, self.batch = epoch, batch
+        set_epoch(list(self._parts.with_epochs.values()), epoch)
+
+    def parts(self) -> Iterator[list[Any]]:
+        """The batches as a Loader gives them: one rank's batch per step."""
+        given = iter(self)
+        return ([batch] for batch in given)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The epoch's batches from the position of `seek` on. Those before it are read at once, by this call."""
+        if self._began and not self.batch:  # saved between two epochs: set the generators to their states of then
+            self._set_generators(self._began)
+        now = self._states.now()
+        resumed = self._began if self.batch and self._began else None
+        watch = self._watch = self._watch_over(resumed)
+        if resumed:
+            self._set(resumed)
+        else:
+            self._began = now
+        watch.begin(self._parts.loaders.values())
+        iterator = watch.active(start_iterator, self._loader)
+        if self.batch:
+            iterator = self._without_used(self._pulled(iterator))
+            self._compare(resumed)
+            rng_state.restore(now["rng"], self._device)
+        else:
+            iterator = self._pulled(iterator)
+        return self._counted(iterator)
+
+    @property
+    def place(self) -> LoaderState:
+        """The position, for a checkpoint.
+
+        Holds the random states at the epoch's beginning (`rng`, `generators`), the samples `used` over all ranks, and the random
+        states before the reads that a resume must repeat under them, by number (`ahead`). For comparison: the states of the
+        generators now (`stood`), and checksums of the `order` and of the `newest` batch.
+        """
+        watch = self._watch
+        return {
+            **(self._began or {}),
+            "used": self._used,
+            "stood": self._states.held(),
+            "order": list(watch.order) if watch and watch.order else None,
+            "newest": self._newest if watch and watch.repeats_newest else None,
+            "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
+        }
+
+    def end(self) -> None:
+        """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
+        self._began, self._used, self._watch = self._states.now(), 0, None
+
+    def check_untracked(self, tracked: Mapping[str, Any]) -> None:
+        """Raises: KgorchError when the loader, or a part that orders it, is tracked as well: a resume would skip twice."""
+        ordering = list(self._parts.ordering.values())
+        for name, thing in tracked.items():
+            if any(thing is part for part in ordering):
+                raise KgorchError(
+                    f"session.track({name}=…): session.steps() brings a loader back to its place by itself",
+                    "restored besides, it would skip its batches twice",
+                    next_step=f"leave {name} out of session.track()",
+                )
+
+    @property
+    def exactness(self) -> str:
+        """How exact a resume is, as far as it can be known from outside, in words."""
+        notes, loader, watch = ["replayed"], self._loader, self._watch
+        if not isinstance(loader, DataLoader):
+            notes.append(f"a {type(loader).__name__}, exact if it gives the same each time")
+        notes += self._parts.unknown[:MOST_NAMED]
+        for inner in self._parts.loaders.values():
+            if inner.num_workers and inner.persistent_workers:
+                notes.append("persistent_workers: exact unless they draw from generators of their own process")
+            if not getattr(inner, "in_order", True):
+                notes.append("in_order=False: the order hangs on time")
+        if watch and self._parts.loaders and watch.given and not watch.reads:
+            notes.append(f"what a {type(loader).__name__} reads ahead is not seen: exact unless that is random")
+        if watch and watch.in_threads:
+            notes.append("batches are read in a thread: the random numbers that one gets hang on time")
+        elif watch and not watch.is_exact:
+            notes.append(
+                f"{watch.needed} batches are read ahead, of which the newest {MOST_AHEAD} come again as they were:"
+                " exact if the others are not augmented in the rank's own process"
+            )
+        if self._ranks_before != self._world:
+            notes.append(f"{self._ranks_before} ranks before, {self._world} now: another order and effective batch")
+        return "; ".join(dict.fromkeys(notes))
+
+    @property
+    def lost(self) -> str:
+        """What the newest resume could not reproduce, in words; empty when nothing differs."""
+        if self._watch and self._watch.same_order is False:
+            self._lost.append(ANOTHER)
+        sentences = list(dict.fromkeys([*self._lost, *self._states.lost]))
+        return f"epoch {self._epoch}: {'; '.join(sentences[:MOST_NAMED])}" if sentences else ""
+
+    def _pulled(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The same batches. Only their reads are watched, not those of an evaluation between them."""
+        watch = self._watch
+        assert watch
+        while (batch := watch.active(next, iterator, watch)) is not watch:
+            yield batch
+
+    def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for batch in iterator:
+            self._take(batch)
+            self._share = self._size(batch)
+            self._used += self._share * self._world
+            yield batch
+
+    def _take(self, batch: Any) -> None:
+        """Count a batch of the loader."""
+        assert self._watch
+        self._watch.count_batch()
+        if self._watch.order is None:
+            self._newest = checksum(batch)
+        if self._watch.given == 1:  # some loaders make their generators at their first batch
+            self._search()
+
+    def _search(self) -> None:
+        self._parts = parts_of(self._loader)
+        self._states.generators = self._parts.generators
+
+    def _size(self, batch: Any) -> int:
+        try:
+            return max(1, batches.length(batch))
+        except KgorchError:  # it holds no tensor
+            return getattr(self._loader, "batch_size", None) or 1
+
+    def _without_used(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        as_before = self._ranks_before == self._world
+        batches_used, samples_used = self.batch, (self._began or {}).get("used", 0)
+        what = f"kgorch: epoch {self._epoch} has used {batches_used} batches, which are read again"
+        print(what, flush=True)
+        self.batch, told_s = 0, time.monotonic()
+        while self.batch < batches_used if as_before else self._used < samples_used:
+            if (batch := next(iterator, self)) is self:
+                raise CannotRestore(
+                    f"the loader gave {self.batch} batches, and the checkpoint has used {batches_used} of epoch {self._epoch}",
+                    next_step="give it the data it had, or begin anew with `kgorch start PLAN --fresh`",
+                )
+            samples = self._size(batch) * self._world
+            if not as_before and self._used + samples > samples_used:
+                return itertools.chain([batch], iterator)  # better to use some samples twice than to skip any
+            self._take(batch)
+            self.batch, self._used = self.batch + 1, self._used + samples
+            if time.monotonic() - told_s > PROGRESS_S:
+                told_s = time.monotonic()
+                print(f"{what}: {self.batch} so far", flush=True)
+        return iterator
+
+    def _watch_over(self, resumed: LoaderState | None) -> ReadWatch:
+        """A watch of the epoch's reads, which compares them with those of the process that is resumed."""
+        order, ahead = None, {}
+        if resumed and self._ranks_before == self._world:
+            try:
+                ahead = {int(number): dict(states) for number, states in resumed.get("ahead", ())}
+                order = (int(resumed["order"][0]), int(resumed["order"][1])) if resumed.get("order") else None
+            except (TypeError, ValueError, LookupError) as error:
+                raise CannotRestore("the checkpoint's place in a loader cannot be read", str(error)) from None
+        in_processes = isinstance(loader := self._loader, DataLoader) and loader.num_workers > 0
+        draws = not in_processes or type(loader).__iter__ is not DataLoader.__iter__
+        return ReadWatch(self._states.quick, self._states.set, ahead, order, records=draws)
+
+    def _set(self, began: LoaderState) -> None:
+        rng_state.restore(began.get("rng"), self._device)
+        self._set_generators(began)
+
+    def _set_generators(self, began: LoaderState) -> None:
+        if not isinstance(began.get("generators"), list):
+            self._states.set_held(began)
+            return
+        # A checkpoint of an earlier version, which did not search the whole loader: it has the generators of these parts.
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        sampler = getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        parts = [self._loader, getattr(self._loader, "dataset", None), *sampler]
+        candidates = [getattr(part, "generator", None) for part in parts]
+        known = list({id(item): item for item in candidates if isinstance(item, torch.Generator)}.values())
+        try:
+            for generator, saved in zip(known, began["generators"], strict=False):
+                generator.set_state(rng_state.as_tensor(bytes.fromhex(saved)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CannotRestore("the checkpoint's random states of a loader cannot be read", str(error)[:300]) from None
+        for path, item in self._parts.generators.items():
+            if not any(item is one for one in known[: len(began["generators"])]):
+                self._lost.append(f"the checkpoint was written by an earlier version, which did not keep {path}")
+
+    def _compare(self, resumed: LoaderState | None) -> None:
+        """After the batches were read again: record what differs."""
+        watch = self._watch
+        if not resumed or not watch or self._ranks_before != self._world:
+            return
+        self._search()
+        if isinstance(stood := resumed.get("stood"), dict):
+            self._compare_generators(stood, watch)
+        if watch.order is None and resumed.get("newest") not in (None, self._newest):
+            self._lost.append(ANOTHER if watch.reads and not watch.in_threads else PERHAPS_ANOTHER)
+        if self.lost:
+            print(f"kgorch: {self.lost}", flush=True)
+
+    def _compare_generators(self, stood: Mapping[str, Any], watch: ReadWatch) -> None:
+        now = self._parts.generators
+        self._lost += [f"{path}, whose state was kept, is not in the loader" for path in stood if path not in now]
+        self._lost += [f"{path} is new: the checkpoint has no state of it" for path in now if path not in stood]
+        for path, generator in now.items():
+            if path in stood and generator_states.state_of(generator) != stood[path]:
+                self._states.set_one(path, stood[path])  # so that later draws are as they would have been
+                if watch.same_order is None and ".dataset" not in path:
+                    self._lost.append(f"{path} stood elsewhere after the batches were read again")
+
+
+class _States:
+    """The random states of the rank's libraries, and of the generators inside a loader.
+
+    Separate, so that the watch of an epoch does not refer to the LoaderFastForward, which refers to the watch: see there.
+
+    Attributes:
+        generators: by path.
+        lost: sentences about generators whose state could not be set.
+    """
+
+    def __init__(self, device: torch.device, held: Mapping[str, Any]) -> None:
+        self._device, self.generators = device, held
+        self.lost: list[str] = []
+
+    def quick(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states of the libraries and of the generators, in their own types."""
+        held = {path: generator_states.raw_state_of(item) for path, item in self.generators.items()}
+        return rng_state.capture_raw(self._device), held
+
+    def held(self) -> dict[str, Any]:
+        """The states of the generators, as plain JSON."""
+        return {path: generator_states.state_of(item) for path, item in self.generators.items()}
+
+    def now(self) -> LoaderState:
+        """All states, as plain JSON."""
+        return _plain(*self.quick())
+
+    def set(self, saved: LoaderState) -> None:
+        """Set the states of the libraries and of the generators. Raises: CannotRestore."""
+        self.set_held(saved)
+        rng_state.restore(saved.get("rng"), self._device)
+
+    def set_held(self, saved: LoaderState) -> None:
+        """Set the states of the generators alone. Raises: CannotRestore."""
+        if not isinstance(saved.get("generators"), dict):
+            raise CannotRestore("the checkpoint's random states of a loader cannot be read")
+        for path in self.generators.keys() & saved["generators"].keys():
+            self.set_one(path, saved["generators"][path])
+
+    def set_one(self, path: str, saved: Any) -> None:
+        try:
+            generator_states.set_state(self.generators[path], saved)
+        except CannotRestore:
+            self.lost.append(f"{path} is another kind of generator than it was")
+
+
+def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> LoaderState:
+    return {
+        "rng": tagged_json.encode(libraries, "rng"),
+        "generators": {path: tagged_json.encode(saved, "generator") for path, saved in held.items()},
+    }

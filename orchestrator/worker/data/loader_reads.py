@@ -1,0 +1,266 @@
+"""Observation of the DataLoaders inside a foreign loader: how many batches they read in an epoch, how far ahead, and in which
+order.
+
+A loader may hold more batches than it has given: Accelerate's reads one batch ahead, to know the last one. Without loading
+processes that batch was read under random states that are gone when the training saves. So the random states before the newest
+reads are kept. A resume reads the epoch's batches again, and sets these states before the same reads.
+
+The number of reads whose states are needed follows from the reads between two batches. A loader that reads equally often for each
+batch has read ahead what it read before the first one, less that number. Any other loader may hold all that it has read and
+not given.
+
+A checksum of the samplers' indices is kept. The same reads after a resume must have the same checksum, whatever the samplers
+are, so a different order is detected. A stream has no indices: there the newest batch is read under the states that it had,
+too, and must come out the same.
+
+PyTorch has no hook for a read of a DataLoader. So three of its methods are wrapped, once for the whole process: they do what they
+did, and then notify the ReadWatch of the epoch, if their loader has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+
+from orchestrator.worker.data.keyed_loader import without_sigterm
+
+MOST_AHEAD = 8
+"""Limit of reads whose random states are kept: some 15 kB each in every checkpoint."""
+
+SURE = 4
+"""Batches after which a loader that has read one for each counts as not reading ahead."""
+
+SAMPLED = 64
+"""Elements of a tensor that go into its checksum."""
+
+_watches: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[ReadWatch]] = weakref.WeakKeyDictionary()
+_opening: list[ReadWatch] = []
+"""The watch of the iterator that is being created: one with loading processes draws its first indices at once."""
+
+
+class ReadWatch:
+    """The reads of one epoch.
+
+    Args:
+        read_states: returns the current random states, in a form that is quick to get.
+        set_states: sets random states of an earlier process.
+        ahead: those states, by the number of the read before which they are set.
+        order: number and checksum of the indices of an earlier process.
+        records: reads may draw random numbers in the rank's own process.
+
+    Attributes:
+        reads: batches that the DataLoaders have read.
+        given: batches that the training has got, or that a resume has discarded.
+        same_order: whether the indices were those of `order`; None where that is not known (yet).
+        in_threads: another thread than the training's reads.
+    """
+
+    def __init__(
+        self, read_states: Callable[[], Any], set_states: Callable[[Any], None], ahead: Mapping[int, Any],
+        order: tuple[int, int] | None, *, records: bool = True,
+    ) -> None:  # fmt: skip
+        self.reads = self.given = 0
+        self.same_order: bool | None = None
+        self.in_threads = False
+        self._read_states, self._set_states = read_states, set_states
+        self._ahead, self._order = dict(ahead), order
+        self._states: deque[tuple[int, Any]] = deque(maxlen=MOST_AHEAD)
+        self._before_first = 0  # reads before the first batch was given
+        self._each: int | None = None  # reads for each batch after it
+        self._is_regular, self._draws, self._records = True, records, records
+        self._indices = self._checksum = 0
+        self._has_order = False
+        self._thread, self._process = threading.get_ident(), os.getpid()
+        self._is_active = self._is_busy = False
+
+    def begin(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Watch these loaders from now on."""
+        for loader in loaders:
+            _wrap(type(loader), "_get_iterator", _opened)
+            _watches[loader] = weakref.ref(self)
+            if (iterator := getattr(loader, "_iterator", None)) is not None:  # kept from the epoch before
+                _follow(iterator, self)
+
+    def active(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call the function. Only reads inside of it count, and reads in other threads."""
+        self._is_active = True
+        try:
+            return function(*args)
+        finally:
+            self._is_active = False
+
+    def _counts(self) -> bool:
+        return os.getpid() == self._process and (self._is_active or threading.get_ident() != self._thread)
+
+    def count_batch(self) -> None:
+        """The loader has given a batch."""
+        self.given += 1
+        if self.given == 1:
+            self._before_first = self.reads
+        elif self._each is None:
+            self._each = self.reads - self._before_first
+        elif self.reads != self._before_first + self._each * (self.given - 1):
+            self._is_regular = False
+        if self._has_order and self.given >= SURE and self.needed == 0:
+            self._records = False
+            self._states.clear()
+        else:
+            self._records = self._draws
+
+    @property
+    def needed(self) -> int:
+        """Number of the newest reads that a resume has to repeat under their random states, to get the batches that were read
+        ahead."""
+        if self._is_regular and self._each is not None:
+            return max(0, self._before_first - self._each)
+        return min(self.reads, max(self.reads - self.given, self._before_first, 1))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the states of all needed reads are kept."""
+        return not self._draws or len(self._states) >= self.needed
+
+    @property
+    def states(self) -> list[tuple[int, Any]]:
+        """The needed reads by number, and the states before them; without indices those of the newest batch, too."""
+        newest = 0 if self._has_order else max(1, self._each or 0)
+        return [item for item in self._states if item[0] > self.reads - self.needed - newest]
+
+    @property
+    def repeats_newest(self) -> bool:
+        """Whether a resume can repeat the read of the newest batch exactly, or cannot observe reads at all."""
+        if self.reads == 0 or not self._draws:
+            return True
+        return len(self.states) > self.needed or (self.is_exact and self.needed == self.reads)
+
+    @property
+    def order(self) -> tuple[int, int] | None:
+        """Number of draws of indices, and their checksum; None where there are none (a stream)."""
+        return (self._indices, self._checksum) if self._has_order else None
+
+    def read(self, read: Callable[[], Any]) -> Any:
+        """Read a DataLoader's batch. A batch that it reads from another DataLoader is part of it."""
+        if self._is_busy or not self._counts():
+            return read()
+        self.in_threads = self.in_threads or threading.get_ident() != self._thread
+        if (states := self._ahead.pop(self.reads + 1, None)) is not None:
+            self._set_states(states)
+        if self._records:
+            self._states.append((self.reads + 1, self._read_states()))
+        self._is_busy = True
+        try:
+            batch = read()
+        finally:
+            self._is_busy = False
+        self.reads += 1
+        return batch
+
+    def count_index(self, index: Any) -> None:
+        """A sampler has given an index, or a batch of indices."""
+        if not self._counts():
+            return
+        self._indices += 1
+        self._checksum = zlib.crc32(_bytes_of(index), self._checksum)
+        self._has_order = self._has_order or not _is_empty(index)
+        if self._order and self._indices == self._order[0]:
+            self.same_order = self._checksum == self._order[1]
+
+
+def checksum(batch: Any) -> int | None:
+    """A checksum of samples of a batch; None for a batch on a GPU, which would have to be waited for, or of unknown types."""
+    crc = 0
+    try:
+        for leaf in pytree.tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.device.type != "cpu":
+                    return None
+                flat = leaf.detach().reshape(-1)
+                leaf = (leaf.shape, flat[:: max(1, flat.numel() // SAMPLED)].tolist())
+            elif not isinstance(leaf, str | bytes | int | float | bool | None):
+                return None
+            crc = zlib.crc32(repr(leaf).encode(), crc)
+    except (RuntimeError, NotImplementedError):  # sparse, quantized
+        return None
+    return crc
+
+
+def _bytes_of(index: Any) -> bytes:
+    try:
+        return array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
+    except (TypeError, OverflowError):  # the indices are not integers
+        return repr(index).encode()
+
+
+def _is_empty(index: Any) -> bool:
+    """Whether the index is that of a stream's sampler."""
+    return index is None or (isinstance(index, list) and all(item is None for item in index))
+
+
+def _wrap(kind: type, name: str, wrapped: Callable[..., Any]) -> None:
+    """Replace the method, in the class that defines it, by `wrapped(original, self)`, once."""
+    owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+    if owner is None or hasattr(original := vars(owner)[name], "_is_watched"):
+        return
+
+    @functools.wraps(original)
+    def method(self: Any) -> Any:
+        return wrapped(original, self)
+
+    method._is_watched = True  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+def _opened(original: Callable[[Any], Any], loader: Any) -> Any:
+    watch = known() if (known := _watches.get(loader)) else None
+    if watch is None:
+        return original(loader)
+    _wrap_iterators()
+    _opening.append(watch)
+    try:
+        with without_sigterm(loader):
+            iterator = original(loader)
+    finally:
+        _opening.remove(watch)
+    _follow(iterator, watch)
+    return iterator
+
+
+def _wrap_iterators() -> None:
+    base: type = torch.utils.data.dataloader._BaseDataLoaderIter
+    for kind in (base, *base.__subclasses__()):
+        _wrap(kind, "_next_index", _drawn)
+        _wrap(kind, "_next_data", _read)
+
+
+def _follow(iterator: Any, watch: ReadWatch) -> None:
+    _wrap(type(iterator), "_next_index", _drawn)
+    _wrap(type(iterator), "_next_data", _read)
+    iterator._kgorch_watch = weakref.ref(watch)
+
+
+def _watch_of(iterator: Any) -> ReadWatch | None:
+    known = iterator.__dict__.get("_kgorch_watch")
+    return known() if known else (_opening[-1] if _opening else None)
+
+
+def _drawn(original: Callable[[Any], Any], iterator: Any) -> Any:
+    index = original(iterator)
+    if watch := _watch_of(iterator):
+        watch.count_index(index)
+    return index
+
+
+def _read(original: Callable[[Any], Any], iterator: Any) -> Any:
+    watch = _watch_of(iterator)
+    return watch.read(lambda: original(iterator)) if watch else original(iterator)

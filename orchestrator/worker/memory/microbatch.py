@@ -1,0 +1,172 @@
+"""One step: forward and backward in microbatches, for each rank that this process plays, with a retry after an out-of-memory
+error."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from orchestrator.worker import rng_state
+from orchestrator.worker.data import batches
+from orchestrator.worker.memory import activation_checkpointing, ddp_drain
+from orchestrator.worker.memory.oom_retry import OomRetry, StepGuards
+from orchestrator.worker.ranks import virtual_ranks
+from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
+
+Work = Callable[[Any, float], torch.Tensor]
+"""`work(part, weight)`: forward of a part of a batch, and backward of its mean loss times `weight`; returns the detached loss."""
+
+
+class MicrobatchRunner:
+    """Computes the steps of a training.
+
+    Args:
+        device: of this rank.
+        ranks: returns the virtual ranks that this process plays.
+        report: records what is known of identical results.
+        guards: None when the script runs alone.
+
+    Attributes:
+        parts: this step's batch and its weight, for each rank that this process plays.
+        saw_batch: the script has passed on the batch as it was given.
+        is_warmup: the step will be rolled back.
+        has_dropout_state: cuDNN keeps a random state for the tracked modules, to be renewed before each step.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        ranks: Callable[[], VirtualRanks],
+        report: Callable[..., None],
+        guards: StepGuards | None,
+    ) -> None:
+        self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
+        self._modules: list[nn.Module] = []
+        self.parts: list[tuple[Any, float]] = []
+        self.saw_batch = self.is_warmup = self.has_dropout_state = False
+        self._fingerprint = 0  # of the random states after the newest step
+
+    def set_modules(self, modules: Iterable[nn.Module]) -> None:
+        """Set the tracked modules."""
+        self._modules = list(modules)
+        self.has_dropout_state = self._device.type == "cuda" and activation_checkpointing.has_dropout_state(
+            self._modules
+        )
+
+    def set_batches(self, parts: Iterable[Any], weights: Iterable[float]) -> None:
+        """Set the next step's batches.
+
+        Args:
+            parts: one per rank that this process plays.
+            weights: each batch's share of the global batch, times the number by which the gradients are divided later.
+        """
+        self.parts, self.saw_batch = list(zip(parts, weights, strict=True)), False
+
+    @property
+    def weight(self) -> float:
+        """Weight of this rank's own batch; 1.0 before the first step."""
+        return self.parts[0][1] if self.parts else 1.0
+
+    @property
+    def microbatch(self) -> int | None:
+        """Samples of one forward and backward under the current memory settings; None for a rank's whole share."""
+        return self._guard.ladder.settings.microbatch if self._guard else None
+
+    def run(self, step: int, batch: Any, work: Work, *, scaled: bool) -> torch.Tensor:
+        """Compute a batch.
+
+        Args:
+            scaled: `work` uses a GradScaler.
+
+        Returns:
+            The mean loss over this rank's batch, a detached scalar; NaN where all ranks dropped the batch.
+
+        Raises:
+            See OomRetry.run.
+        """
+        is_own = bool(self.parts) and batch is self.parts[0][0]
+        self.saw_batch = self.saw_batch or is_own
+        if self.has_dropout_state:
+            rng_state.renew_dropout_state(self._device)
+
+        def forward_backward() -> torch.Tensor:
+            if is_own and self._ranks_now().are_split:
+                return self._of_all(work)
+            return self._of_one(batch, work, self.weight, last=True)
+
+        # Without tracked modules there is nothing that a retry could restore.
+        if not self._guard or not self._modules:
+            return forward_backward()
+        health = None if self.is_warmup else self._guard.health
+        # An earlier attempt has dropped this batch; it must be dropped again to get the same weights.
+        if health and health.skips(step):
+            self.retry.drop(scaled=scaled)
+            return self._dropped()
+        if not self._guard.ladder.has_rungs and not (health and health.is_on):
+            return forward_backward()
+        loss = self.retry.run(step, forward_backward, health=health, scaled=scaled)
+        return self._dropped() if loss is None else loss
+
+    @property
+    def communicates(self) -> bool:
+        """The script runs collectives of its own in a step, as far as that is known."""
+        return "retry" in vars(self) and self.retry.communicates
+
+    @functools.cached_property
+    def retry(self) -> OomRetry:
+        """Created at the first step, when the script has wrapped its modules."""
+        assert self._guard
+        hidden = activation_checkpointing.has_sync_batchnorm(self._modules)
+        reduction = ddp_drain.GradientReduction(self.ddps, hidden=hidden)
+        return OomRetry(self._guard, self._device, self._modules, self._ranks_now(), reduction)
+
+    @functools.cached_property
+    def ddps(self) -> list[DistributedDataParallel]:
+        """The DDPs of the training. Searched at the first step: a script may wrap its module after it has tracked it."""
+        return ddp_drain.find(self._modules)
+
+    def _dropped(self) -> torch.Tensor:
+        return torch.full((), math.nan, device=self._device)
+
+    def _of_all(self, work: Work) -> torch.Tensor:
+        """Compute the batches of all ranks that this process plays (ranks/virtual_ranks.py). Returns the first one's loss."""
+        ranks = self._ranks_now()
+        if self._fingerprint and self._fingerprint != virtual_ranks.rng_fingerprint(self._device):
+            self._report(ranks=f"{ranks.describe()}, but chance was drawn outside of session.backward")
+        before, summing = virtual_ranks.copied_buffers(self._modules), virtual_ranks.GradientSum(self._modules, ranks)
+        last = ranks.end - 1
+        batch, weight = self.parts[0]
+        with summing.rank():
+            loss = self._of_one(batch, work, weight, last=ranks.first == last)
+        for rank, (batch, weight) in zip(ranks.mine[1:], self.parts[1:], strict=True):
+            with virtual_ranks.playing_rank(ranks, rank, self._device, self._modules, before), summing.rank():
+                self._of_one(batch, work, weight, last=rank == last)
+        self._fingerprint = virtual_ranks.rng_fingerprint(self._device)
+        return loss
+
+    def _of_one(self, batch: Any, work: Work, weight: float, *, last: bool) -> torch.Tensor:
+        """Compute one rank's batch in microbatches.
+
+        Args:
+            last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
+        """
+        samples = batches.length(batch)
+        parts = batches.split(batch, self.microbatch or samples)
+        losses = []
+        for number, part in enumerate(parts):
+            fraction = batches.length(part) / samples
+            reduces = last and number == len(parts) - 1
+            with contextlib.nullcontext() if reduces else ddp_drain.without_reduction(self.ddps):
+                losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
+        total = functools.reduce(operator.add, losses)
+        if self._guard:
+            self._guard.health.add_loss(total)
+        return total

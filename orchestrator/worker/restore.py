@@ -1,0 +1,196 @@
+"""How a stage begins on this rank: from a snapshot in memory, a checkpoint on disk, given weights, or as the script built it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestrator import __version__
+from orchestrator.core.codes import EventKind
+from orchestrator.errors import CannotRestore
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.worker.checkpoint import pretrained, snapshot_buffer, state_codec
+from orchestrator.worker.checkpoint.restore_source import FolderSource, RestoreSource, SnapshotGone, SnapshotSource
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.worker.data.loader_fast_forward import LoaderState
+from orchestrator.worker.ranks import process_group, virtual_ranks
+from orchestrator.worker.session_state import SessionState
+from orchestrator.worker.supervision import Supervision
+
+DOCUMENT_BYTES = 1 << 18
+"""Bytes of a snapshot buffer for what is not a tensor: random states take some 30 kB of it."""
+
+NAME_BYTES = 600
+"""Bytes of a snapshot buffer for each tensor's name, type and place."""
+
+COMPARED = {"device": "the device", "torch": "PyTorch", "cuda": "CUDA", "cudnn": "cuDNN"}
+"""Versions in a manifest on which the bits of floating-point results depend."""
+
+
+@dataclass
+class ResumePoint:
+    """What the step loop needs to continue where a checkpoint was written.
+
+    Attributes:
+        rng: random states, to be set before the first step; None where nothing is restored.
+        loader: position of a loader that `session.loader` did not make; None where there was none.
+        ranks_before: ranks of the saved run.
+        is_trained: the checkpoint closes the stage, and the stage is not extended: no step is left.
+        needs_warmup: the first step is to run once more, to no effect (step_loop.py).
+    """
+
+    ranks_before: int
+    rng: dict[str, Any] | None = None
+    loader: LoaderState | None = None
+    is_trained: bool = False
+    needs_warmup: bool = False
+
+
+def begin(
+    state: SessionState, launch: LaunchSpec, supervision: Supervision, sizes: dict[str, int], own_bytes: int
+) -> ResumePoint:
+    """Restore the tracked objects or load their starting weights, and prepare the buffers for snapshots.
+
+    Args:
+        sizes: bytes of each replicated tensor by path, before anything is restored.
+        own_bytes: bytes that this rank keeps for itself.
+
+    Raises:
+        CannotRestore: the checkpoint holds other names or shapes.
+        SnapshotGone: the snapshot of the launch file is no longer there.
+        WeightsRefused: the starting weights do not fit.
+    """
+    member, things = state.member, state.tracked.things
+    point = ResumePoint(member.world_size)
+    if launch.snapshot is not None:
+        source = _newest_snapshot(supervision.writer, launch.snapshot)
+        point = restore(state, source, "the snapshot in memory", extends=launch.extends)
+    elif launch.resume:
+        point = restore(state, FolderSource(Path(launch.resume)), launch.resume, extends=launch.extends)
+        supervision.saves.saved_at = state.position.step
+    if launch.resume is not None or launch.snapshot is not None:
+        at = state.position
+        if supervision.metric_log:  # metrics that are reported before the first step belong to the checkpoint's epoch
+            supervision.metric_log.epoch = at.epoch + (at.batch > 0)
+        sizes, own_bytes = state.tracked.measure(member.world_size)  # the state may have grown in earlier sessions
+        # DDP rebuilds its buckets after its first backward, and sums of three terms and more depend on their order. The script
+        # may have tracked the module inside its DDP, so any module counts.
+        point.needs_warmup = member.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
+    elif launch.weights:
+        _load_weights(state, launch, **launch.weights)
+    supervision.ladder.set_modules({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
+    captured = state_codec.capture(things)
+    mine = snapshot_buffer.share(captured.tensors, captured.own, member.rank, member.world_size)
+    # Tensors that are not finite now are so on purpose (masks), and are not reported later.
+    supervision.loss_guard.set_baseline(state.tracked.replicated(mine))
+    names = snapshot_buffer.split(sizes, member.world_size)[member.rank]
+    need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + NAME_BYTES * len(sizes)
+    if not state.probe.as_on_cuda:  # whose optimizer never takes a step, so there is nothing to save
+        supervision.writer.prepare(need, member.device)
+    supervision.saves.plan_snapshot()
+    supervision.link.send_hello()
+    return point
+
+
+def restore(state: SessionState, source: RestoreSource, where: str, *, extends: bool = False) -> ResumePoint:
+    """Load a saved state into the tracked objects, and set the position, the division of ranks and the metrics.
+
+    Args:
+        where: names the source in errors.
+        extends: a finished stage is to be trained further.
+
+    Raises:
+        CannotRestore: the source holds other names or shapes, or lacks a document.
+    """
+    described, member, division = source.described, state.member, state.division
+    is_divisible = described.divisible and division.is_divisible
+    count = described.world_size if is_divisible else member.world_size
+    if count >= member.world_size:
+        division.ranks = virtual_ranks.ranks_of(count, member.rank, member.world_size)
+    # Otherwise there are more processes than ranks were, or the run cannot be divided: each process plays one rank of its own.
+    ranks = division.ranks
+    own = source.own(ranks.first)
+    try:
+        if not isinstance(own.get("own"), dict) or "rng" not in own:
+            raise CannotRestore(f"rank{ranks.first}.json lacks `own` or `rng`")
+        state_codec.restore(state.tracked.things, source.tree | own["own"], source.fetcher(ranks.first))
+    except CannotRestore as error:
+        raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
+    point = ResumePoint(described.world_size, rng=own["rng"], loader=own["rng"].pop("loader", None))
+    ranks.random_states = {rank: source.own(rank)["rng"] for rank in ranks.mine[1:]}
+    division.is_divisible = is_divisible
+    report_other_versions(state, described.versions)
+    if ranks.count != described.world_size:
+        _report_other_ranks(state, described.world_size)
+    elif ranks.are_split:
+        kept = (
+            "" if _have_equal_state(source, ranks) else ", but what each rank keeps for itself is the first one's now"
+        )
+        state.exactness.update(ranks=ranks.describe() + kept)
+    point.is_trained = described.final and not extends
+    state.position.restore(described.position)
+    state.metrics.restore(described.metrics, described.measured)
+    return point
+
+
+def report_other_versions(state: SessionState, before: Mapping[str, str]) -> None:
+    """Report a device or library that differs from the one that wrote the checkpoint: floating-point results differ.
+
+    Args:
+        before: `versions` of the manifest.
+    """
+    now = process_group.versions(__version__, state.member.device)
+    changed = [
+        f"{name} was {before[key]} and is {now.get(key, 'none')}"
+        for key, name in COMPARED.items()
+        if key in before and before[key] != now.get(key)
+    ]
+    if changed:
+        state.exactness.update(versions=f"{'; '.join(changed)}: other bits from here on")
+
+
+def _newest_snapshot(writer: SnapshotWriter, number: int) -> SnapshotSource:
+    """The snapshot of that number. Raises: SnapshotGone."""
+    try:
+        held, descriptors = writer.fetch()
+    except OSError as error:
+        raise SnapshotGone(f"the keeper cannot be asked: {error}") from None
+    if held.number != number:
+        raise SnapshotGone(f"expected snapshot {number}, found {held.number}")
+    return SnapshotSource(held, descriptors)
+
+
+def _have_equal_state(source: RestoreSource, ranks: virtual_ranks.VirtualRanks) -> bool:
+    """Whether the ranks that this process plays keep equal state for themselves: schedulers do, samplers' generators do not."""
+    mine = source.own(ranks.first)["own"]
+    return all(
+        source.own(rank)["own"] == mine
+        and all(
+            torch.equal(source.fetcher(rank)(name), source.fetcher(ranks.first)(name))
+            for name in state_codec.tensors_in(mine)
+        )
+        for rank in ranks.mine[1:]
+    )
+
+
+def _report_other_ranks(state: SessionState, before: int) -> None:
+    """Report that this number of ranks cannot play those of the saved run, and what differs for it."""
+    now = state.member.world_size
+    why = "" if now > before else "; not all its steps went through session.backward"
+    state.exactness.update(
+        ranks=f"{now} instead of {before}{why}: the same order of samples and global batch;"
+        " dropout and BatchNorm statistics differ"
+    )
+
+
+def _load_weights(state: SessionState, launch: LaunchSpec, *, file: str, **how: Any) -> None:
+    """Load the plan's starting weights; every rank reads the same file."""
+    facts = pretrained.load(state.tracked.things, Path(launch.workdir, file), **how)
+    if state.member.rank == 0:
+        is_partial = facts.keys() > {"file", "into", "loaded"}
+        state.events.send(EventKind.WEIGHTS_PARTLY_LOADED if is_partial else EventKind.WEIGHTS_LOADED, facts)

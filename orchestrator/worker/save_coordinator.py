@@ -1,0 +1,259 @@
+"""When a rank's state is saved: at the requests that all ranks have agreed on, at the best metric, and at the end.
+
+All of it happens between two optimizer steps, on the thread that trains.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from orchestrator import __version__
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.system.clock import boottime_s
+from orchestrator.worker import rng_state, session_end
+from orchestrator.worker.checkpoint import gc_pause, snapshot_buffer, state_codec
+from orchestrator.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
+from orchestrator.worker.checkpoint.state_codec import CapturedState
+from orchestrator.worker.memory.ladder import manifest_entries
+from orchestrator.worker.ranks import process_group
+from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP
+from orchestrator.worker.session_end import SessionOver
+from orchestrator.worker.session_state import SessionState
+
+if TYPE_CHECKING:
+    from orchestrator.worker.supervision import Supervision
+
+AFTER_A_MISS = 5.0
+"""Intervals until the next snapshot after one that could not be taken: the attempt may have cost half a second."""
+
+
+class BoundaryState(NamedTuple):
+    """The state at a step boundary.
+
+    Attributes:
+        captured: all of it.
+        mine: this rank's share of the tensors, by path.
+        began_s: reading of CLOCK_BOOTTIME at which capturing it began to hold up the training.
+    """
+
+    captured: CapturedState
+    mine: dict[str, torch.Tensor]
+    began_s: float
+
+
+def capture_boundary(
+    state: SessionState, check: Callable[[dict[str, torch.Tensor]], float] | None = None
+) -> BoundaryState:
+    """The state as it is now.
+
+    Args:
+        check: inspects the modules' and optimizers' part of this rank's share, and returns the seconds that it took.
+    """
+    member = state.member
+    # Queued kernels have to be computed in any case, so waiting for them is not part of what a save costs.
+    if member.device.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    began_s, checked_s = boottime_s(), 0.0
+    with gc_pause.paused():  # many small objects are made here, which could trigger a collection that takes longer
+        captured = state_codec.capture(state.tracked.things)
+    mine = snapshot_buffer.share(captured.tensors, captured.own, member.rank, member.world_size)
+    busy_s = boottime_s() - began_s
+    if check is not None:
+        checked_s = check(state.tracked.replicated(mine))
+    return BoundaryState(captured, mine, boottime_s() - busy_s - checked_s)  # without waiting for the other ranks
+
+
+class SaveCoordinator:
+    """Saves the state of this rank, together with the other ranks.
+
+    Attributes:
+        saved_at: the step that was saved last; None where that save is not on disk.
+    """
+
+    def __init__(self, state: SessionState, launch: LaunchSpec, supervision: Supervision) -> None:
+        self._state, self._launch = state, launch
+        self._board, self._writer, self._best = supervision.board, supervision.writer, supervision.best
+        self._ladder, self._guard = supervision.ladder, supervision.loss_guard
+        self._metric_log = supervision.metric_log
+        self._next_snapshot_s = math.inf
+        self.saved_at: int | None = None
+
+    def plan_snapshot(self, intervals: float = 1.0) -> None:
+        """Set when rank 0 asks for the next snapshot that stays in memory."""
+        is_asking = self._state.tracked and self._state.member.rank == 0
+        interval_s = self._writer.interval_s if is_asking else None
+        self._next_snapshot_s = math.inf if interval_s is None else time.monotonic() + interval_s * intervals
+
+    def at_boundary(self, now_s: float) -> None:
+        """Do what all ranks have agreed on for this step; almost always nothing.
+
+        Args:
+            now_s: monotonic reading.
+
+        Raises:
+            SessionOver: the session stops here.
+            PeersLost: a rank has died.
+        """
+        step = self._state.position.step
+        if now_s >= self._next_snapshot_s:
+            self._next_snapshot_s = math.inf  # until it is taken
+            self._board.ask(SNAPSHOT)
+        request = self._board.tick(step)
+        # The determinism check (preflight/determinism_check.py) has all ranks stop at the same given step.
+        if step == self._launch.stop_at:
+            raise SessionOver(saved=self._save_and_wait())
+        if request:
+            self._carry_out(request)
+        if self._best and self._state.tracked and (request := self._best.after_step(step, self.saved_at)):
+            began_s = time.monotonic()
+            self._save_best(request)
+            self._best.add_cost(time.monotonic() - began_s)
+
+    def between_epochs(self) -> None:
+        """Save the state if an evaluation between two epochs has found it to be the best. Raises: SessionOver, PeersLost."""
+        if not self._best or not self._state.tracked:
+            return
+        if request := self._best.between_epochs(self._state.position.step, self.saved_at):
+            self._save_best(request)
+
+    def save_final(self) -> bool:
+        """Save the state at the end of the stage. Returns whether it is on disk."""
+        saved = self._save_and_wait(final=True)
+        if saved and self._state.tracked and not self._state.probe.is_probe:
+            session_end.final_step = self._state.position.step
+        return saved
+
+    def capture(self) -> BoundaryState | None:
+        """The state, after all ranks have checked that it is finite; None where nothing is tracked. Raises: Unwell."""
+        if not self._state.tracked:
+            return None
+        if self._state.probe.is_probe:  # whose state is never resumed from
+            return capture_boundary(self._state)
+        return capture_boundary(
+            self._state, lambda tensors: self._guard.check_state(tensors, self._state.position.step, self._board.vote)
+        )
+
+    def save(self, slot: int, boundary: BoundaryState | None, *, persist: bool, final: bool = False) -> bool:
+        """Copy the state to a snapshot buffer. Returns whether that succeeded.
+
+        A step that is saved already is not saved again, except as the stage's final one.
+
+        Args:
+            slot: of the two buffers.
+            boundary: from `capture`.
+            persist: the keeper writes the snapshot to disk.
+            final: the checkpoint closes the stage.
+        """
+        step = self._state.position.step
+        if boundary is None or (self.saved_at == step and not final):
+            return True
+        # Only here, because saves are rare: the check makes a warning of its own.
+        self._state.determinism.probe()
+        self._state.update_exactness()
+        with gc_pause.paused():
+            saved = self._write(slot, boundary, persist=persist, final=final)
+        if saved and persist:
+            self.saved_at = step
+            if self._best and not final:
+                self._best.record_save(step)
+        return saved
+
+    def _carry_out(self, request: int) -> None:
+        slot, step, is_first = 1 if request & SLOT else 0, self._state.position.step, self._state.member.rank == 0
+        if request & STOP:
+            raise SessionOver(saved=self._save_and_wait(slot=slot))
+        if request & DOWN:
+            self._ladder.down(step, "memory is nearly full", tells=is_first, must=False)
+        if request & UP:
+            self._ladder.up(step, tells=is_first)
+        if not request & (SAVE | SNAPSHOT):
+            return
+        self._state.marker.enter("save")
+        if request & SAVE:
+            self._writer.wait()  # a save of a new best may have come between the request and this step
+        taken = self.save(slot, self.capture(), persist=bool(request & SAVE))
+        self._state.marker.enter("step")
+        self.plan_snapshot(1.0 if taken else AFTER_A_MISS)
+
+    def _save_best(self, request: int) -> None:
+        """On all ranks, at the step on whose weights rank 0's best value was measured. A pending stop is done here, too."""
+        if request & STOP:
+            raise SessionOver(saved=self._save_and_wait(slot=1 if request & SLOT else 0))
+        marker = self._state.marker
+        where = marker.where
+        marker.enter("save")
+        self._writer.wait()
+        self.saved_at = None  # a save of this step, if any, is not on disk
+        self.save(1 if request & SLOT else 0, self.capture(), persist=True)
+        marker.enter(where)
+
+    def _save_and_wait(self, *, slot: int | None = None, final: bool = False) -> bool:
+        """Save, and wait until it is on disk; a second time if the keeper is lost meanwhile, because training stands still."""
+        if not self._state.tracked:
+            return True
+        self._state.marker.enter("save")
+        boundary = self.capture()
+        # Training stands still, so the captured state stays valid, and a save that was lost with its keeper can be repeated.
+        for _ in range(2):
+            if slot is None:  # no request has chosen one that is not being written
+                self._writer.wait()
+                slot = self._writer.next_slot()
+            if self.save(slot, boundary, persist=True, final=final) and self._writer.wait():
+                return True
+            # The keeper may have died after the rename and before its report.
+            if is_on_disk(self._launch, self._state.position.step, final=final):
+                return True
+            self.saved_at = slot = None
+        return False
+
+    def _write(self, slot: int, boundary: BoundaryState, *, persist: bool, final: bool) -> bool:
+        # The capture has waited for the device already, and the manifest is to hold the newest metrics.
+        self._state.metrics.collect(wait=True)
+        if self._metric_log:
+            self._metric_log.cut()
+        described = self._manifest(final=final)
+        documents = self._rank_documents(boundary.captured, boundary.mine)
+        snapshot = RankSnapshot(boundary.captured, boundary.mine, documents, described, boundary.began_s)
+        return self._writer.save(snapshot, slot=slot, persist=persist)
+
+    def _manifest(self, *, final: bool) -> Manifest:
+        state, launch = self._state, self._launch
+        return Manifest(
+            run=launch.run,
+            run_id=launch.run_id,
+            stage=launch.stage,
+            final=final,
+            position=state.position.as_manifest(),
+            world_size=state.division.ranks.count,
+            divisible=state.division.is_divisible,
+            created_at=datetime.now(UTC).isoformat(),
+            plan_hash=launch.plan_hash,
+            metrics=state.metrics.values,
+            measured=state.metrics.measured,
+            versions=process_group.versions(__version__, state.member.device)
+            | {"deterministic": state.determinism.level}
+            | manifest_entries(self._ladder.settings),
+            changes=tuple(self._ladder.changes.entries),
+        )
+
+    def _rank_documents(self, captured: CapturedState, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """rankK.json of each rank that this process plays; the first one's lists the tensors that the process writes."""
+        ranks, device = self._state.division.ranks, self._state.member.device
+        random_states = {ranks.first: rng_state.capture(device), **ranks.random_states}
+        if (loader := self._state.foreign_loader) is not None:
+            random_states[ranks.first]["loader"] = loader.place
+        return {
+            f"rank{rank}.json": {
+                "rng": random_states[rank],
+                "own": captured.own_tree,
+                "tensors": sorted(mine) if rank == ranks.first else [],
+            }
+            for rank in ranks.mine
+        }

@@ -1,0 +1,88 @@
+"""What the parts of a session share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.worker.checkpoint.tracked_objects import TrackedObjects
+from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
+from orchestrator.worker.determinism import Determinism
+from orchestrator.worker.probe.hooks import ProbeHooks
+from orchestrator.worker.ranks.process_group import RankInfo
+from orchestrator.worker.ranks.virtual_ranks import RankDivision
+from orchestrator.worker.telemetry.event_sender import EventSender, Exactness
+from orchestrator.worker.telemetry.progress_marker import ProgressMarker
+from orchestrator.worker.telemetry.rank_metrics import ResourceMeter
+from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
+from orchestrator.worker.telemetry.step_timer import StepTimer
+from orchestrator.worker.training_position import TrainingPosition
+
+
+@dataclass(slots=True)
+class SessionState:
+    """The state of a session, with one owner per field.
+
+    Attributes:
+        launch: the launch file; None when the script runs alone.
+        member: this process among the ranks, and its device.
+        quick: a quick test or a probe: loaders give a few batches only.
+        determinism: level and verdict.
+        division: the virtual ranks that this process plays. Set by restore.py.
+        resources: allocator, CPU and data wait of this process.
+        marker: what the training's thread is doing, for the detection of hangs.
+        timer: durations of steps. Written by the step loop.
+        events: journal entries for the supervisor.
+        exactness: what is known of identical results.
+        metrics: what the script has reported.
+        tracked: what is saved.
+        position: counters. Written by restore.py and the step loop.
+        foreign_loader: the loader of the running epoch, unless `session.loader` made it. Written by the step loop.
+        probe: hooks of a probe; the null object in a training.
+    """
+
+    launch: LaunchSpec | None
+    member: RankInfo
+    quick: bool
+    determinism: Determinism
+    division: RankDivision
+    resources: ResourceMeter
+    marker: ProgressMarker
+    timer: StepTimer
+    events: EventSender
+    exactness: Exactness
+    metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
+    tracked: TrackedObjects = field(default_factory=TrackedObjects)
+    position: TrainingPosition = field(default_factory=TrainingPosition)
+    foreign_loader: LoaderFastForward | None = None
+    probe: ProbeHooks = field(default_factory=ProbeHooks)
+
+    @classmethod
+    def create(
+        cls, launch: LaunchSpec | None, member: RankInfo, determinism: Determinism, *, quick: bool
+    ) -> SessionState:
+        """The state of a session that has not begun."""
+        marker, events = ProgressMarker(), EventSender()
+        return cls(
+            launch,
+            member,
+            quick,
+            determinism,
+            division=RankDivision(member.rank, member.world_size),
+            resources=ResourceMeter(member.device),
+            marker=marker,
+            timer=StepTimer(marker),
+            events=events,
+            exactness=Exactness(events if member.rank == 0 else None),
+        )
+
+    def update_exactness(self) -> None:
+        """Determinism and loader as they are known now; how exact a foreign loader is shows as it is read."""
+        self.exactness.update(deterministic=self.determinism.verdict)
+        self.report_loader()
+
+    def report_loader(self) -> None:
+        """Report how exact a foreign loader is."""
+        if (loader := self.foreign_loader) is not None:
+            lost = {"resume": loader.lost} if loader.lost else {}
+            self.exactness.update(data=loader.exactness, **lost)

@@ -1,0 +1,155 @@
+"""The parts of a session that exist only under kgorch, and what the supervisor is told about once a second."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import torch
+
+from orchestrator.core.codes import EventKind
+from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LaunchSpec
+from orchestrator.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankMetrics
+from orchestrator.worker.checkpoint.best_checkpoint import BestCheckpoint
+from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.worker.health.loss_guard import LossGuard
+from orchestrator.worker.memory.ladder import Ladder
+from orchestrator.worker.memory.oom_retry import StepGuards
+from orchestrator.worker.probe.estimate_probe import EstimateProbe
+from orchestrator.worker.probe.probe import Probe
+from orchestrator.worker.ranks.consensus_board import Board
+from orchestrator.worker.ranks.supervisor_link import SupervisorLink
+from orchestrator.worker.save_coordinator import SaveCoordinator
+from orchestrator.worker.session_end import SaveLost
+from orchestrator.worker.session_state import SessionState
+from orchestrator.worker.telemetry.metric_log import MetricLog
+
+
+class StatusReporter:
+    """Builds the messages about this rank. Called by the link's thread, except `hello`, which both threads call."""
+
+    def __init__(self, state: SessionState, launch: LaunchSpec) -> None:
+        self._state, self._attempt = state, launch.attempt
+
+    def hello(self) -> Hello:
+        """Who this rank is; sent first on every connection, and once more when it is ready to save."""
+        rank, tracked = self._state.member.rank, self._state.tracked
+        return Hello(
+            self._attempt, rank, os.getpid(), self._state.position.step, tracked.state_bytes, bool(tracked.things)
+        )
+
+    def messages(self) -> Iterator[Message]:
+        """What is sent about once a second."""
+        state, rank = self._state, self._state.member.rank
+        yield state.marker.message(self._attempt, rank, state.tracked.modules())
+        if not state.probe.is_probe:  # a probe reads and resets the same peaks of memory
+            yield RankMetrics(self._attempt, rank, state.resources.read(state.timer.step_s))
+        if rank == 0:
+            yield self._beat()
+
+    def _beat(self) -> Heartbeat:
+        state, at = self._state, self._state.position
+        gap_s = state.timer.take_gap_s()
+        return Heartbeat(
+            self._attempt,
+            at.epoch or at.epochs_done,
+            at.step,
+            at.samples,
+            gap_s=gap_s,
+            step_s=state.timer.step_s,
+            steps_total=at.steps_total,
+            epochs_total=at.epochs_total,
+            metrics=state.metrics.values,
+        )
+
+
+class Supervision:
+    """The connections of a rank to the other ranks, the supervisor and the keeper.
+
+    Attributes:
+        board: agreement of the ranks by a shared page.
+        link: connection to the supervisor.
+        writer: snapshots of this rank's share of the state.
+        ladder: memory settings in force.
+        loss_guard: detection of losses and weights that are not finite.
+        best: saves at the best value of the plan's metric; None where the plan keeps no best checkpoint.
+        metric_log: rank 0's record of reported metrics; None on other ranks and in a probe.
+        saves: when the state is saved, and what else the ranks do at a boundary.
+    """
+
+    def __init__(self, state: SessionState, launch: LaunchSpec) -> None:
+        self._state, member, reporter = state, state.member, StatusReporter(state, launch)
+        self.board = Board(os.environ[BOARD_VARIABLE], member.rank, member.world_size)
+        self.link = SupervisorLink(launch, self.board, reporter.hello, reporter.messages)
+        state.events.connect(launch.attempt, self.link.send)
+        self.writer = SnapshotWriter(launch, member.rank, member.world_size, self.board, self.link.send)
+        # The writer knows which buffer is free, so it decides when a request may go to all ranks.
+        self.board.admit = self.writer.admit
+        self.best: BestCheckpoint | None = None
+        if launch.best:
+            self.best = BestCheckpoint(launch, member.rank, self.board, self.writer, state.metrics, self.link.send)
+        if member.shares_gpu and member.rank == 0:
+            why = f"{member.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
+            self.link.send(JournalEntry(launch.attempt, EventKind.GLOO_INSTEAD_OF_NCCL, {"why": why}))
+        self.ladder = Ladder(launch, member.device, self.link.send)
+        late = member.device.type == "cuda"
+        self.loss_guard = LossGuard(launch, member.rank, self.ladder, self.link.send, late=late)
+        self.metric_log: MetricLog | None = None
+        if launch.probe is not None:
+            kind = EstimateProbe if launch.probe.get("gpu") else Probe
+            # A probe reports to probe.json and records no metrics.
+            state.probe = kind(launch, member.rank, member.device, self.ladder)
+        elif member.rank == 0:
+            self.metric_log = MetricLog(launch)
+            state.metrics.on_arrival = self.metric_log.add
+        # SIGTERM means that the time limit has come nearer. The handler only makes a request: it may interrupt any line.
+        signal.signal(signal.SIGTERM, lambda *_: self.link.ask_stop())
+        self.guards = StepGuards(self.ladder, self.loss_guard, self.board, member.rank)
+        self.saves = SaveCoordinator(state, launch, self)
+
+    def leave(self, *, finished: bool, over: bool) -> None:
+        """At the end of the session: save the final state of a stage, and close the connections.
+
+        Args:
+            finished: the script has ended without an error, so the stage is done.
+            over: the script was stopped at a boundary.
+
+        Raises:
+            SaveLost: the final save has failed.
+            Unwell: the final state is not finite.
+        """
+        state, saved = self._state, True
+        try:
+            if finished or over:  # the device answers, so copies of metrics that are under way may be waited for
+                state.metrics.collect(wait=True)
+            if finished:
+                state.probe.script_over()
+                saved = self.saves.save_final()
+                state.probe.saved()
+                self.board.leave()
+        finally:
+            state.marker.enter("end")
+            if self.metric_log:
+                self.metric_log.close()
+            self.link.close()
+        if not saved:
+            raise SaveLost(f"the stage is done, but its last save failed: {self.writer.error}")
+
+    def at_boundary(self, step: int) -> None:
+        """Between two steps, after the saves: apply what is due before `step`."""
+        self.ladder.empty_cache(step)
+        if step == self.ladder.next_change:
+            self.ladder.change(step)
+        self.loss_guard.boundary(step)
+
+    def begin_epoch(self, largest_share: int) -> None:
+        """Before the first step of an epoch: apply the settings and remedies that earlier attempts had in force there.
+
+        Args:
+            largest_share: samples of the largest rank's share of the step.
+        """
+        state = self._state
+        self.ladder.begin(state.position.step, largest_share)
+        self.ladder.report_facts(state.member.rank)
+        self.loss_guard.begin(state.tracked.things, state.position.step)
