@@ -367,5 +367,5 @@ def images_bytes() -> int:
 def keeper() -> psutil.Process:
     told = launch()
     assert told
-    words = ["-m", "orchestrator.runtime.keeper", str(Path(told.keeper).parent)]
+    words = ["-m", "orchestrator.snapshots.keeper", str(Path(told.keeper).parent)]
     return next(process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == words)

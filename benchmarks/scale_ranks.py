@@ -96,14 +96,14 @@ def supervise(plan: Path, page: Path | None) -> None:
     for name in ("cli.start", "cli.session", "cli.render"):  # what `kgorch start` has loaded by then
         importlib.import_module(f"orchestrator.{name}")
     from db import samples
+    from orchestrator.admission import session_start
     from orchestrator.cli.common import state
     from orchestrator.hardware import telemetry
-    from orchestrator.runtime import opening
-    from orchestrator.runtime.supervisor import Supervisor
+    from orchestrator.supervisor.loop import Supervisor
 
     profile, home, engine = state()
-    opened = opening.start(engine, home, profile, plan.read_text(), plan, ())
-    assert isinstance(opened, opening.Opened)
+    opened = session_start.start(engine, home, profile, plan.read_text(), plan, ())
+    assert isinstance(opened, session_start.Opened)
     rest = {"walls": opened.walls, "claim": opened.claim}
     if page:
         rest["clock"] = by_hand(Clock(page), samples, telemetry)

@@ -82,7 +82,7 @@ def compare_plans(
 
 def _permanent_refusals(old: PlanValues, new: PlanValues) -> Iterator[str]:
     old_folder, new_folder = old["checkpoint"]["dir"], new["checkpoint"]["dir"]
-    if old_folder != new_folder:
+    if old_folder != new_folder:  # the run's row names the old one, and nothing moves the checkpoints
         yield f"checkpoint.dir: its checkpoints lie in {old_folder or 'the state folder'}"
 
 
@@ -93,7 +93,7 @@ def _refusals(old: PlanValues, new: PlanValues, active: Collection[str], finishe
             yield f"stage {name!r} has begun and is not in the plan any more"
         elif old_stages[name]["entry"] != new_stages[name]["entry"]:
             yield f"stage {name!r} has begun with another program, {old_stages[name]['entry']}"
-    if active and old["seed"] != new["seed"]:
+    if active and old["seed"] != new["seed"]:  # finished stages keep their result, later ones may have another seed
         yield f"the seed of {_quoted(active)}, which has begun, is {old['seed']}"
     yield from _order_refusals([*old_stages], [*new_stages], {*active, *finished})
 
@@ -104,6 +104,7 @@ def _order_refusals(old: Sequence[str], new: Sequence[str], started: Collection[
     new_order = [name for name in new if name in old_order]
     if old_order != new_order:
         yield f"{_quoted(old_order)} were begun in this order"
+    # a finished stage may be dropped: nothing runs it again
     last = max((new.index(name) for name in new_order), default=0)
     if earlier := [name for name in new[:last] if name not in started]:
         yield f"{_quoted(earlier)} would come before {new[last]!r}, which has begun"
@@ -124,7 +125,7 @@ def _note(key: str, active: Collection[str]) -> str:
     stage, _, rest = key.removeprefix("stage.").partition(".")
     if not key.startswith("stage.") or stage not in active:
         return "weights so far were made without it" if key == "deterministic" and active else ""
-    if rest.partition(".")[0] == "weights":
+    if rest.partition(".")[0] == "weights":  # read at the first step alone; from there on checkpoints have them
         return "no effect: the stage has begun"
     return "order and batch stay" if rest == "ranks" else ""
 

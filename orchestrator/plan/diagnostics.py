@@ -47,7 +47,7 @@ def validate(model: type[Model], document: TomlDocument, kind: DocumentKind) -> 
         problems = list(problems_of(error, document.values, model))
         try:
             lines = lines_of(document.text)
-        except RecursionError:
+        except RecursionError:  # nested nearly as deeply as tomllib allows: no line numbers then
             lines = {}
         facts = [problem.describe(document, lines) for problem in problems[:MAX_PROBLEMS]]
         if len(problems) > MAX_PROBLEMS:
@@ -236,6 +236,7 @@ def _phrase(item: Mapping[str, Any]) -> str:
         bound = context[key]
         return f"expected a number {word} {f'{bound:g}' if isinstance(bound, float) else bound}"
     if kind == "literal_error":
+        # the context holds the choices as one text, "'a', 'b' or 'c'"
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
         similar = nearest(item["input"], choices, cutoff=0.7) if isinstance(item["input"], str) else ""
         return "expected " + _alternatives([json.dumps(choice) for choice in choices]) + similar

@@ -73,8 +73,9 @@ def _module_file(module: str, workdir: Path) -> Path | None:
             roots += [Path(place) for place in spec.submodule_search_locations or []] or [
                 Path(spec.origin or "").with_suffix("")
             ]
-    except (ImportError, ValueError):
+    except (ImportError, ValueError):  # ValueError: a module that is loaded without a spec, as __main__
         pass
+    # the plan's folder comes first, as in sys.path of the ranks
     for root in roots:
         base = root.joinpath(*rest)
         for candidate in (base.with_suffix(".py"), base / "__init__.py"):
@@ -95,7 +96,7 @@ def _bound_names(path: Path) -> set[str] | None:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
-            if any(alias.name == "*" for alias in node.names):
+            if any(alias.name == "*" for alias in node.names):  # binds what the other module decides
                 return None
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -46,7 +46,7 @@ def apply_override(values: dict[str, Any], override: str) -> KeyPath:
 def _parsed_value(text: str, override: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError:  # a bare word or `30s`: the shell has taken the quotes
         return text
     except RecursionError:
         raise PlanError(f"--set {override:.200}: nested too deeply", next_step="give a plain value") from None

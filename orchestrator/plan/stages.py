@@ -102,6 +102,7 @@ class StageSection(PlanTable):
     @field_validator("preflight")
     @classmethod
     def _check_preflight(cls, value: str | None) -> str | None:
+        # no script: it is called in a process of its own, and its result is read
         if value is not None and not re.fullmatch(FUNCTION_PATTERN, value):
             raise ValueError('expected "module:function"')
         return value

@@ -71,7 +71,7 @@ def read_text(path: Path, kind: DocumentKind) -> str:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except FileNotFoundError:
+    except FileNotFoundError:  # what a missing file means depends on the caller: a configuration is optional
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)

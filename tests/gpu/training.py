@@ -92,7 +92,7 @@ def checkpoint_of(attempt: Attempt) -> Path:
 
 def schedule_of(attempt: Attempt) -> list[dict[str, Any]]:
     """The schedule (LaunchSpec.schedule) of a run that uses the microbatches of this one from the same steps on."""
-    from orchestrator.core.memory import Settings
+    from orchestrator.core.memory_ladder import Settings
 
     schedule, before = [], "None"
     for step, microbatch, _ in steps_of(attempt):

@@ -67,7 +67,7 @@ def test_two_runs_get_a_gpu_each_and_a_third_is_told_who_has_them(holders):
     assert (got_first[1], got_second[1]) == ("0", "1")
     _, (word, said) = holders.hold("c")
     assert word == "held"
-    assert "GPU 0 is a's" in said and "GPU 1 is b's" in said and "kgorch queue add c" in said
+    assert "GPU 0 is locked by a" in said and "GPU 1 is locked by b" in said and "kgorch queue add c" in said
     first.kill()
     first.wait()
     assert holders.hold("c")[1][1] == "0"

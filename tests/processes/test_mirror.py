@@ -22,8 +22,8 @@ from db.engine import open_database
 from orchestrator.checkpoint.folder import list_checkpoints, read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.runtime.mirror import END_S, UNDER_WAY, Mirror
-from orchestrator.runtime.supervisor import SIGTERM_GRACE_S
+from orchestrator.services.mirror import END_S, UNDER_WAY, Mirror
+from orchestrator.supervisor.loop import SIGTERM_GRACE_S
 
 
 @pytest.fixture

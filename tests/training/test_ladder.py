@@ -11,7 +11,7 @@ import pytest
 import ranks
 
 from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.core.memory import Settings
+from orchestrator.core.memory_ladder import Settings
 from orchestrator.worker import drain
 from orchestrator.worker.board import Board, PeersLost, size
 
