@@ -71,7 +71,7 @@ class Rows(NamedTuple):
 def copy_of(path: Path, budget: Budget) -> Iterator[Engine]:
     """The database at `path` as a copy that is up to date, for as long as the block runs; nothing is written beside it.
 
-    Raises: imported.Odd, BudgetSpent, StateUnusable, OSError, sqlite3.Error.
+    Raises: imported.Odd, BudgetExceeded, StateUnusable, OSError, sqlite3.Error.
     """
     with TemporaryDirectory(prefix="kgorch-") as folder:
         read = _bounded(budget, folder)

@@ -455,7 +455,7 @@ def search(
 
 
 def _look_at(seen: Seen, folder: Path, batch: Sequence[os.DirEntry[str]], name: str, budget: Budget) -> list[Path]:
-    """Take in what the folder is; the folders below it that are still to be looked at. Raises: BudgetSpent."""
+    """Take in what the folder is; the folders below it that are still to be looked at. Raises: BudgetExceeded."""
     files = {entry.name: entry for entry in batch if entry.is_file(follow_symlinks=False)}
     if MANIFEST_NAME in files:
         budget.spend(min(files[MANIFEST_NAME].stat(follow_symlinks=False).st_size, MAX_MANIFEST_BYTES))

@@ -289,7 +289,7 @@ class LineServer:
 
     Args:
         on_line: takes a line, its peer, and a function to call once the line is handled. It must not block. ValueError and
-            WireError mean that it cannot read the line.
+            ProtocolError mean that it cannot read the line.
     """
 
     def __init__(
