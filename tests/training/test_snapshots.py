@@ -411,7 +411,7 @@ def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_with
         export_torch(folder, model, "ema")
     with pytest.raises(KgorchError, match="No such file or directory"):
         export_torch(folder, tmp_path / "nowhere" / "x.pt", "model")
-    with pytest.raises(KgorchError, match="ends in none of"):
+    with pytest.raises(KgorchError, match="ends in one of"):
         exporter_for(tmp_path / "model.onnx")
     assert not list(tmp_path.glob("*.part"))
 

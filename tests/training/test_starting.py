@@ -217,7 +217,7 @@ def test_a_stage_begins_with_the_plans_weights_on_every_rank_and_goes_on_without
         load_file(kgorch.folder / "out.safetensors"),
     )
     assert written.keys() == same.keys() and all(torch.equal(written[name], same[name]) for name in same)
-    assert "ends in none of" in kgorch("checkpoints", "export", "test", "out.onnx", code=2).stderr
+    assert "ends in one of" in kgorch("checkpoints", "export", "test", "out.onnx", code=2).stderr
 
 
 def test_weights_that_do_not_fit_fail_the_run_at_once_and_status_says_why(kgorch):
