@@ -31,15 +31,15 @@ import db.runs
 import db.sessions
 from db import charges, queue, runs, sessions
 from db.engine import open_database
-from orchestrator.core import session as core
-from orchestrator.core import windows
+from orchestrator.core import lifecycle as core
+from orchestrator.core import quota_windows
 from orchestrator.core.codes import EventKind, Outcome, Phase, Reason
+from orchestrator.core.lifecycle import Session
 from orchestrator.core.quota import Quota
-from orchestrator.core.session import Session
 from orchestrator.core.wall import Wall, has_moved, nearest
-from orchestrator.runtime import ledger
-from orchestrator.runtime.daemon import Daemon
-from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.limits import quota_ledger
+from orchestrator.limits.quota_ledger import Ledger, Terms
+from orchestrator.scheduler.daemon import Daemon
 from orchestrator.system import process_identity
 
 BEGIN = datetime(2026, 8, 3, 6, tzinfo=UTC)
@@ -65,7 +65,7 @@ class Played:
 
     @property
     def terms(self) -> Terms:
-        quota = Quota(self.pool, self.quota_h * 3600, windows.parse(self.resets), self.reserve_h * 3600)
+        quota = Quota(self.pool, self.quota_h * 3600, quota_windows.parse(self.resets), self.reserve_h * 3600)
         return Terms(quota, self.resets, self.factor, "Tesla T4")
 
 
@@ -226,7 +226,7 @@ class World:
         return ending
 
     def settle(self, plan: Played, last: Any) -> None:
-        ledger.complete(self.engine, last, None, plan.terms)
+        quota_ledger.complete(self.engine, last, None, plan.terms)
         ended, _ = core.advance(Session(phase=Phase(last.phase)), core.SessionLost("the machine was gone"), 0.0)
         if attempt := sessions.last_attempt(self.engine, last.id):
             sessions.close_attempt(self.engine, **_end_of(attempt, Outcome.LOST, last.step))
@@ -417,7 +417,7 @@ def audit(world: World) -> list[Row]:
 
 
 def _windows(quota: Quota, uses: list[Use], until: datetime) -> Iterator[tuple[datetime, datetime]]:
-    if isinstance(quota.window, windows.Rolling):
+    if isinstance(quota.window, quota_windows.Rolling):
         for use in uses:
             yield quota.window.window_at(use.to_at)[0], use.to_at
         return

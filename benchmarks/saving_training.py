@@ -28,7 +28,7 @@ from peers import NAMES, Training, Way, emptied, module
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.checkpoint.files import CHUNK_BYTES, list_checkpoints
+from orchestrator.checkpoint.folder import CHUNK_BYTES, list_checkpoints
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.worker import attach, launch, state, stored
 from orchestrator.worker.image import share
@@ -367,5 +367,5 @@ def images_bytes() -> int:
 def keeper() -> psutil.Process:
     told = launch()
     assert told
-    words = ["-m", "orchestrator.runtime.keeper", str(Path(told.keeper).parent)]
+    words = ["-m", "orchestrator.snapshots.keeper", str(Path(told.keeper).parent)]
     return next(process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == words)

@@ -41,8 +41,8 @@ from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, 
 from orchestrator.checkpoint import registry  # noqa: E402
 from orchestrator.errors import ExitCode  # noqa: E402
 from orchestrator.plan import parse  # noqa: E402
-from orchestrator.report import view  # noqa: E402
-from orchestrator.runtime.daemon import Daemon  # noqa: E402
+from orchestrator.report import run_view  # noqa: E402
+from orchestrator.scheduler.daemon import Daemon  # noqa: E402
 
 VERBS = (
     ["status", "mine"],
@@ -191,8 +191,8 @@ def calls(engine: Engine) -> dict[str, Callable[[], object]]:
     plan = parse(mine.plan, "the run's plan")
     return {
         "what may go after a save": lambda: registry.expired_folders(engine, mine.id, plan),
-        "status": lambda: view.of_run(engine, mine),
-        "history": lambda: view.history(engine, mine, limit=50),
+        "status": lambda: run_view.of_run(engine, mine),
+        "history": lambda: run_view.history(engine, mine, limit=50),
         "resume: which run": lambda: runs.newest_in(engine, ("active", "failed")),
         "resume: how it went": lambda: (sessions.trained(engine, "mine"), sessions.without_progress(engine, "mine")),
     }

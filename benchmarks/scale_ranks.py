@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from orchestrator.checkpoint.files import write_durably, write_manifest  # noqa: E402
+from orchestrator.checkpoint.folder import write_durably, write_manifest  # noqa: E402
 from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
 from orchestrator.protocol import codec, transport  # noqa: E402
 from orchestrator.protocol.codec import LineBuffer  # noqa: E402
@@ -96,14 +96,14 @@ def supervise(plan: Path, page: Path | None) -> None:
     for name in ("cli.start", "cli.session", "cli.render"):  # what `kgorch start` has loaded by then
         importlib.import_module(f"orchestrator.{name}")
     from db import samples
+    from orchestrator.admission import session_start
     from orchestrator.cli.common import state
     from orchestrator.hardware import telemetry
-    from orchestrator.runtime import opening
-    from orchestrator.runtime.supervisor import Supervisor
+    from orchestrator.supervisor.loop import Supervisor
 
     profile, home, engine = state()
-    opened = opening.start(engine, home, profile, plan.read_text(), plan, ())
-    assert isinstance(opened, opening.Opened)
+    opened = session_start.start(engine, home, profile, plan.read_text(), plan, ())
+    assert isinstance(opened, session_start.Opened)
     rest = {"walls": opened.walls, "claim": opened.claim}
     if page:
         rest["clock"] = by_hand(Clock(page), samples, telemetry)

@@ -43,7 +43,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import page  # noqa: E402
 from bounded import living  # noqa: E402
 
-from orchestrator.checkpoint.files import list_checkpoints  # noqa: E402
+from orchestrator.checkpoint.folder import list_checkpoints  # noqa: E402
 from orchestrator.checkpoint.verify import verify_checkpoint  # noqa: E402
 from orchestrator.errors import KgorchError  # noqa: E402
 

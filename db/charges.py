@@ -1,6 +1,6 @@
 """Verbs on the quota ledger: what sessions have used of a pool, what a person says has been used, what a pool allows.
 
-Instants come from the caller: the ledger is told by a clock that nobody sets (runtime/ledger.py). Sums are made by the database:
+Instants come from the caller: the ledger has a clock that nobody sets (limits/quota_ledger.py). Sums are made by the database:
 after ten thousand sessions they take as long as at the beginning.
 """
 

@@ -1,4 +1,4 @@
-"""Verbs on the curves of metrics: the lines that rank 0 of each attempt wrote (core/curve.py), in pieces.
+"""Verbs on the curves of metrics: the lines that rank 0 of each attempt wrote (core/metric_curve.py), in pieces.
 
 The file in the attempt's folder comes first where it still is; these rows travel with the database. As a file only grows, an
 import writes its last piece anew and adds those after it.

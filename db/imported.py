@@ -77,7 +77,7 @@ class Rule(enum.Enum):
     SETTINGS = (
         "a rung's: numbers and switches; arguments of a stage only as this plan's ladder names them, or by consent"
     )
-    LINES = "is decoded, bounded and written anew, or left out (core/curve.py)"
+    LINES = "is decoded, bounded and written anew, or left out (core/metric_curve.py)"
     CONSENT = "decides what runs: is used when a person has seen it and said --accept-plan"
 
 

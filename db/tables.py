@@ -298,7 +298,7 @@ class Sample(Base):
 
 
 class Curve(Base):
-    """A piece of what rank 0 of an attempt recorded of its metrics: JSON lines (core/curve.py), the oldest piece first."""
+    """A piece of what rank 0 of an attempt recorded of its metrics: JSON lines (core/metric_curve.py), the oldest piece first."""
 
     __tablename__ = "curves"
     __table_args__ = (UniqueConstraint("attempt_id", "number"),)
@@ -310,7 +310,7 @@ class Curve(Base):
 
 
 class RungRow(Base):
-    """A change of what memory hangs on (core/memory.py): from `step` on, on this device and number of ranks.
+    """A change of what memory hangs on (core/memory_ladder.py): from `step` on, on this device and number of ranks.
 
     The newest of a plan, stage, device and world is what worked there last.
     """

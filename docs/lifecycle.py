@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from orchestrator.core.codes import OVER, Phase
-from orchestrator.core.session import TRANSITIONS
+from orchestrator.core.lifecycle import TRANSITIONS
 
 PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 BEGIN, END = "<!-- lifecycle: drawn by docs/lifecycle.py -->", "<!-- end of lifecycle -->"

@@ -13,8 +13,8 @@ from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
 
-from orchestrator.checkpoint.files import readable_checkpoints
-from orchestrator.core.memory import Settings
+from orchestrator.checkpoint.folder import readable_checkpoints
+from orchestrator.core.memory_ladder import Settings
 from orchestrator.protocol import transport
 from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
 from orchestrator.worker.board import size

@@ -13,7 +13,7 @@ from harness import wait_until
 from orchestrator.checkpoint.manifest import Manifest, Position
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.snapshot_messages import SnapshotInfo
-from orchestrator.runtime import snapshots
+from orchestrator.snapshots import keeper_client
 from orchestrator.system.clock import boottime_s
 from orchestrator.worker import state
 from orchestrator.worker.board import Board, size
@@ -33,7 +33,7 @@ class Place:
 
     def start_keeper(self) -> None:
         (self.folder / "keeper.sock").unlink(missing_ok=True)
-        self.keeper = subprocess.Popen([sys.executable, "-m", "orchestrator.runtime.keeper", str(self.folder)])
+        self.keeper = subprocess.Popen([sys.executable, "-m", "orchestrator.snapshots.keeper", str(self.folder)])
         wait_until((self.folder / "keeper.sock").exists)
 
     def kill_keeper(self) -> None:
@@ -50,7 +50,7 @@ class Place:
         return Saver(launch, rank, world, Board(str(self.page), rank, world), self.told.append)
 
     def newest(self) -> SnapshotInfo | None:
-        return snapshots.newest(self.folder)
+        return keeper_client.newest(self.folder)
 
 
 def described(step, final=False, ranks=1):

@@ -10,12 +10,12 @@ import xxhash
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator.checkpoint.files import write_manifest
+from orchestrator.admission import session_start
+from orchestrator.admission.import_run import Consent
+from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.platforms.profile import Profile
-from orchestrator.report import view
-from orchestrator.runtime import opening
-from orchestrator.runtime.bringing import Consent
+from orchestrator.report import run_view
 
 TRUSTED = Consent(plan=True)
 
@@ -67,7 +67,7 @@ class Place:
         """The run that would train now, and what the person was told."""
         told, engine = Told(), open_database(self.home)
         try:
-            opened = opening.start(
+            opened = session_start.start(
                 engine,
                 self.home,
                 Profile("test"),
@@ -77,7 +77,7 @@ class Place:
                 watcher=told,
                 **options,
             )
-            if isinstance(opened, opening.Opened):
+            if isinstance(opened, session_start.Opened):
                 opened.lock.release()
             return opened, told
         finally:
@@ -88,8 +88,8 @@ class Place:
         try:
             run = runs.newest(engine, name)
             return run and (
-                view.of_run(engine, run),
-                view.history(engine, run),
+                run_view.of_run(engine, run),
+                run_view.history(engine, run),
                 sessions.events(engine, run.id, limit=99),
             )
         finally:

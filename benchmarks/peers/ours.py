@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.checkpoint.files import list_checkpoints
+from orchestrator.checkpoint.folder import list_checkpoints
 from peers import Training
 
 PATIENCE_S = 60.0

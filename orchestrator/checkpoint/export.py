@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from orchestrator import untrusted_io
 from orchestrator.checkpoint import safetensors_header
-from orchestrator.checkpoint.files import read_checkpoint, read_json_file
+from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.checkpoint.safetensors_header import Span
 from orchestrator.errors import CheckpointBroken, KgorchError

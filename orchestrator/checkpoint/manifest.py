@@ -84,7 +84,7 @@ class Adjustment:
         rung: name of the rung or the remedy.
         why: the reason, in words.
         at: UTC instant, ISO 8601.
-        settings: {"settings": …} (core/memory.py), or an entry of the schedule without its step (core/health.py).
+        settings: {"settings": …} (core/memory_ladder.py), or an entry of the schedule without its step (core/training_health.py).
         device: on which it was found to be necessary.
         world: number of ranks there.
         up: a rung was undone.

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from db import checkpoints as rows
 from db.records import CheckpointInfo
-from orchestrator.checkpoint.files import read_manifest
+from orchestrator.checkpoint.folder import read_manifest
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.core import retention
 from orchestrator.core.codes import CheckpointState

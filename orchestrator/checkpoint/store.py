@@ -13,7 +13,7 @@ from collections.abc import Callable, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.checkpoint.files import list_checkpoints, read_manifest
+from orchestrator.checkpoint.folder import list_checkpoints, read_manifest
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, KgorchError

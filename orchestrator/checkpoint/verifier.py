@@ -10,7 +10,7 @@ from typing import Protocol
 
 from db.records import RunInfo
 from orchestrator.checkpoint import store
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError

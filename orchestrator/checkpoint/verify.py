@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator import untrusted_io
-from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointBroken
 from orchestrator.system import hashing

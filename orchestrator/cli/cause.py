@@ -37,10 +37,10 @@ def odd_row(error: Exception) -> str | None:
 
 def _odd_row(error: Exception) -> str | None:
     from db import soundness
-    from orchestrator.core import windows
+    from orchestrator.core import quota_windows
     from orchestrator.system.paths import check_stored_folder
 
-    readers: soundness.Readers = {"pools.resets": windows.parse, "runs.folder": check_stored_folder}
+    readers: soundness.Readers = {"pools.resets": quota_windows.parse, "runs.folder": check_stored_folder}
     frames = list(_frames(error))
     values = list(_values(frames))
     records = [value for value in values if type(value).__module__ == "db.records"]

@@ -37,7 +37,7 @@ class Section(NamedTuple):
 def as_bytes(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> int | None:
     if typed is None:
         return None
-    from orchestrator.core.fit import CONTEXT
+    from orchestrator.core.memory_fit import CONTEXT
     from orchestrator.plan import parse_size_bytes
 
     try:
@@ -119,10 +119,10 @@ def command(
 
 def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *, probes: bool) -> dict[str, Any]:
     from orchestrator.hardware import gpu_locks
+    from orchestrator.launch.verdicts import FAIL
     from orchestrator.plan import user_config
+    from orchestrator.preflight import machine_checks, stage_probe
     from orchestrator.report import check
-    from orchestrator.runtime import preflight, probing
-    from orchestrator.runtime.verdicts import FAIL
     from orchestrator.system import host_memory
 
     said, _ = load_plan(path, overrides)
@@ -130,10 +130,10 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
     detected, home, engine = state()
     plan = user_config.apply_to_plan(said, user_config.load())
     profile = user_config.resolve_platform(plan.platform, detected)
-    lines, reached = preflight.lines(
+    lines, reached = machine_checks.lines(
         engine, home, profile, plan, path.parent, elsewhere=device_memory is not None, overrides=overrides
     )
-    probed, failed = list[probing.Probed](), ""
+    probed, failed = list[stage_probe.Probed](), ""
     free = host_memory.free_bytes()
     if probes and not any(line.verdict == FAIL for line in lines):
         wants = gpu_locks.resource_request(plan)
@@ -143,7 +143,7 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
             then = "wait until they are free (kgorch queue); or, without taking steps, kgorch check --no-probe"
             raise gpu_locks.GpusUnavailable(error.what, *error.facts, next_step=then) from None
         try:
-            with probing.folder_in(home) as root:
+            with stage_probe.folder_in(home) as root:
                 stages = [stage for stage in plan.stage if stage.quick_test_of is None]  # the others are part of these
                 if device_memory and plan.session.gpus:
                     stages = [_as_on(plan.session.gpus, stage) for stage in stages]
@@ -152,16 +152,16 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
                     try:
                         limit = _limit_of_a_rank(free, stage.ranks, device_memory)
                         probed.append(
-                            probing.probe(plan, stage, path.parent, root, memory=limit, patience_s=PATIENCE_S)
+                            stage_probe.probe(plan, stage, path.parent, root, memory=limit, patience_s=PATIENCE_S)
                         )
-                    except probing.ProbeFailed as error:
+                    except stage_probe.ProbeFailed as error:
                         failed = "; ".join((error.what, *error.facts))
                         break
         finally:
             claim.release()
     checkpoints = path.parent / plan.checkpoint.dir if plan.checkpoint.dir else home
     found = check.of(
-        engine, plan, profile, lines, probed, failed, free=free, disk_free=preflight.disk_free(checkpoints),
+        engine, plan, profile, lines, probed, failed, free=free, disk_free=machine_checks.disk_free(checkpoints),
         cores=len(os.sched_getaffinity(0)), device_memory=device_memory,
         reached=reached,
     )  # fmt: skip
@@ -176,10 +176,11 @@ def _found(path: Path, overrides: tuple[str, ...], device_memory: int | None, *,
 def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[str, ...]) -> dict[str, Any]:
     """As _found, of a machine that is not here: its GPUs are hidden from the probe, which computes nothing."""
     from orchestrator.core.machines import rates
+    from orchestrator.launch import verdicts
     from orchestrator.plan import user_config
     from orchestrator.platforms.detect import BY_NAME
+    from orchestrator.preflight import assumptions, stage_probe
     from orchestrator.report import check, estimate
-    from orchestrator.runtime import assumptions, probing, verdicts
 
     machine = assumptions.machine_of(name)
     plan, _ = load_plan(path, overrides)
@@ -191,16 +192,16 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     _, home, engine = state()
     plan = user_config.apply_to_plan(plan, user_config.load())
     profile = user_config.resolve_platform(plan.platform, BY_NAME[machine.platform])
-    lines, probed, failed = list(estimate.lines(plan, profile, machine)), list[probing.Probed](), ""
+    lines, probed, failed = list(estimate.lines(plan, profile, machine)), list[stage_probe.Probed](), ""
     if not any(line.verdict == verdicts.FAIL for line in lines):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        with probing.folder_in(home) as root:
+        with stage_probe.folder_in(home) as root:
             for number, stage in enumerate(stages, 1):
                 render.echo(f"looking at stage {stage.name} ({number} of {len(stages)})", err=True)
                 gpu = rates(machine, by_stage[stage.name])
                 try:
-                    one = probing.probe(plan, stage, path.parent, root, memory=None, patience_s=PATIENCE_S, gpu=gpu)
-                except probing.ProbeFailed as error:
+                    one = stage_probe.probe(plan, stage, path.parent, root, memory=None, patience_s=PATIENCE_S, gpu=gpu)
+                except stage_probe.ProbeFailed as error:
                     if not any(one.found.get("trials") for one in probed):
                         failed = "; ".join((error.what, *error.facts))
                         break
@@ -222,7 +223,7 @@ def _estimated(path: Path, overrides: tuple[str, ...], name: str, said: tuple[st
     if probed and not trained and not failed:
         failed = "no stage brings a batch to session.backward(), so there is nothing to estimate"
 
-    def laid_out(probes: list[probing.Probed]) -> dict[str, Any]:
+    def laid_out(probes: list[stage_probe.Probed]) -> dict[str, Any]:
         return check.of(
             engine, plan, profile, lines, probes, failed, free=machine.ram_bytes, disk_free=profile.disk_bytes, cores=machine.cores,
             device_memory=None, reached=None, on=(machine.gpu, machine.gpus), besides_s=by_stage[assumptions.ALL].besides,

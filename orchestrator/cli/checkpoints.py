@@ -15,7 +15,7 @@ from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, ReplayF
 
 if TYPE_CHECKING:
     from db.records import CheckpointInfo
-    from orchestrator.runtime.replay import Difference
+    from orchestrator.preflight.determinism_check import Difference
 
 
 @click.group("checkpoints", cls=Group)
@@ -34,7 +34,7 @@ def command() -> None:
 @json_option
 def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     """The checkpoints of RUN, oldest first."""
-    from orchestrator.report.view import plain, stamp
+    from orchestrator.report.run_view import plain, stamp
 
     rows = _rows(run)[1] if dropped else _standing(run)[1]
     if as_json:
@@ -119,8 +119,10 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from dataclasses import asdict
 
     from db import sessions
-    from orchestrator.runtime import launcher, ownership, replay
-    from orchestrator.runtime.choosing import plan_of
+    from orchestrator.admission import ownership
+    from orchestrator.admission.resolve_run import plan_of
+    from orchestrator.launch import launcher
+    from orchestrator.preflight import determinism_check
     from orchestrator.system.file_lock import FileLock
     from orchestrator.system.paths import lock_path
 
@@ -140,7 +142,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
                 f"{run.name} has no such checkpoint to train on from (a final one closes its stage)",
                 next_step=f"kgorch checkpoints list {run.name}",
             )
-        found = replay.replay(
+        found = determinism_check.replay(
             engine, run, plan_of(run), Path(chosen.path), steps, lambda text: render.echo(text, err=True)
         )
     finally:
@@ -152,7 +154,10 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
         if not as_json:
             render.echo(f"{trained}: equal bits ({found.tensors} tensors, {render.size(found.bytes)})")
         return 0
-    shown = [*(_difference(item) for item in found.differing[: replay.MEASURED]), *found.other[: replay.MEASURED]]
+    shown = [
+        *(_difference(item) for item in found.differing[: determinism_check.MEASURED]),
+        *found.other[: determinism_check.MEASURED],
+    ]
     raise ReplayFailed(
         f"{trained}: {len(found.differing)} of {found.tensors} tensors differ",
         *shown,
@@ -181,8 +186,8 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
       kgorch checkpoints prune surface-demo --keep 1 --dry-run
     """
     from db import checkpoints as rows
+    from orchestrator.admission.resolve_run import plan_of
     from orchestrator.checkpoint import registry, store
-    from orchestrator.runtime.choosing import plan_of
 
     _, _, engine = state()
     found = find_run(engine, run)
@@ -255,8 +260,8 @@ def _best(run: Any, rows: list[CheckpointInfo], stage: str | None, asked: str) -
 
     Raises: KgorchError.
     """
+    from orchestrator.admission.resolve_run import plan_of
     from orchestrator.checkpoint import registry
-    from orchestrator.runtime.choosing import plan_of
 
     planned = plan_of(run).checkpoint.keep.best
     metric, _, way = asked.rpartition(":") if asked.endswith((":min", ":max")) else (asked, "", "")
@@ -302,7 +307,7 @@ def _standing(run: str | None) -> tuple[Any, list[CheckpointInfo]]:
 
 def _folders(run_folder: str, rows: list[CheckpointInfo]) -> list[Path]:
     """What lies on disk, known to the database or not."""
-    from orchestrator.checkpoint.files import list_checkpoints
+    from orchestrator.checkpoint.folder import list_checkpoints
 
     roots = {Path(row.path).parent for row in rows} | {
         path for path in Path(run_folder, "checkpoints").glob("*") if path.is_dir()

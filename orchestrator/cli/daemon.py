@@ -48,7 +48,7 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     """
     if ctx.invoked_subcommand:
         return 0
-    from orchestrator.runtime.daemon import Daemon
+    from orchestrator.scheduler.daemon import Daemon
     from orchestrator.system import log_handlers, process_protection
 
     _, home, engine = state()
@@ -122,6 +122,6 @@ def stop(wait: bool) -> int:
 
 
 def _ask(home: Any, what: str) -> dict[str, Any] | None:
-    from orchestrator.runtime import daemonapi
+    from orchestrator.scheduler import daemon_api
 
-    return daemonapi.ask(home, what)
+    return daemon_api.ask(home, what)

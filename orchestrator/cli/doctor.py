@@ -83,7 +83,7 @@ def _run(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _pictures(series: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from orchestrator.core.advice import sparkline
+    from orchestrator.core.bottlenecks import sparkline
 
     for name, label, top in PICTURES:
         if values := series.get(name):

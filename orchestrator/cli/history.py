@@ -40,7 +40,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
     Example:
       kgorch history surface-demo --events -n 20
     """
-    from orchestrator.report import view
+    from orchestrator.report import run_view
 
     _, _, engine = state()
     found = find_run(engine, run)
@@ -50,7 +50,7 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
         from orchestrator.cli import plot as drawing
 
         return drawing.draw_of_run(engine, found, plot, axis)
-    entries = view.history(engine, found, limit=limit or 50)
+    entries = run_view.history(engine, found, limit=limit or 50)
     if as_json:
         render.as_json(entries)
         return 0
@@ -84,9 +84,9 @@ def _say_what_is_left_out(entries: list[dict[str, Any]]) -> None:
 def _say_what_is_foretold(engine: Engine, found: RunInfo) -> None:
     """When it will end; of a finished run, how that was foretold."""
     from orchestrator.cli.status import forecast_rows
-    from orchestrator.report import forecast, view
+    from orchestrator.report import forecast, run_view
 
-    if ahead := view.of_run(engine, found)["forecast"]:
+    if ahead := run_view.of_run(engine, found)["forecast"]:
         render.labelled(forecast_rows(ahead), err=True)
     elif past := forecast.held(engine, found):
         count, inside, off = past
@@ -115,7 +115,7 @@ def _rung(taken: dict[str, Any]) -> str:
 
 def _events(engine: Engine, found: RunInfo, limit: int, as_json: bool) -> int:
     from db import sessions
-    from orchestrator.report.view import stamp
+    from orchestrator.report.run_view import stamp
 
     entries = sessions.events(engine, found.id, limit=limit)
     if as_json:

@@ -45,7 +45,7 @@ def command(
       kgorch logs surface-demo -f --rank 1
     """
     from db import sessions
-    from orchestrator.report import view
+    from orchestrator.report import run_view
 
     _, _, engine = state()
     found = find_run(engine, run)
@@ -74,7 +74,7 @@ def command(
         if not attempt and Path(newest.folder) != path.parent:
             at, path = 0, Path(newest.folder, name)
             render.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
-        elif last is None or not view.is_supervised(last):
+        elif last is None or not run_view.is_supervised(last):
             _print_from(path, at, output)
             output.end()
             return 0

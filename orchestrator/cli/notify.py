@@ -37,11 +37,11 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """
     from orchestrator.errors import ExitCode, PlanError
     from orchestrator.plan import user_config
-    from orchestrator.runtime import notices
+    from orchestrator.services import notifications
 
     loaded = user_config.apply_to_plan(load_plan(plan, overrides)[0], user_config.load())
-    notices.check(loaded.notify)
-    found = notices.test(loaded.notify, loaded.name, plan.absolute().parent)
+    notifications.check(loaded.notify)
+    found = notifications.test(loaded.notify, loaded.name, plan.absolute().parent)
     if not found:
         raise PlanError(
             f"{plan} tells nobody", next_step="give its [notify] part, or your configuration's, a command or urls"
@@ -59,12 +59,13 @@ def test(plan: Path, overrides: tuple[str, ...], as_json: bool) -> int:
 def given_up(run_id: str) -> int:
     """What the daemon has said when it gives a run up: it reads no plans itself."""
     from db import runs
-    from orchestrator.core.notices import given_up as notice
-    from orchestrator.runtime import choosing, notices
+    from orchestrator.admission import resolve_run
+    from orchestrator.core.notification_policy import given_up as notice
+    from orchestrator.services import notifications
 
     _, _, engine = state()
     if run := runs.by_id(engine, run_id):
-        told = notices.Notices(choosing.plan_of(run).notify, run.name, Path(run.workdir))
+        told = notifications.Notices(resolve_run.plan_of(run).notify, run.name, Path(run.workdir))
         told.tell(notice(run.why))
         until_s = time.monotonic() + PATIENCE_S
         while told.is_busy and time.monotonic() < until_s:

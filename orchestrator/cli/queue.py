@@ -16,8 +16,8 @@ from orchestrator.core.codes import ResumeState
 
 if TYPE_CHECKING:
     from db.records import RunInfo
-    from orchestrator.runtime.bringing import Consent
-    from orchestrator.runtime.choosing import Nothing
+    from orchestrator.admission.import_run import Consent
+    from orchestrator.admission.resolve_run import Nothing
 
 
 @click.group("queue", cls=Group, invoke_without_command=True)
@@ -33,7 +33,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
     if ctx.invoked_subcommand:
         return 0
     from db import queue
-    from orchestrator.report.view import stamp
+    from orchestrator.report.run_view import stamp
 
     _, _, engine = state()
     found = [
@@ -94,17 +94,17 @@ def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> in
     """
     due_at = at or datetime.now(UTC)
     if what.endswith(".toml"):
-        from orchestrator.runtime.bringing import Consent
+        from orchestrator.admission.import_run import Consent
 
         consent = Consent(plan=accept_plan)
         return add_plan(Path(what), load_plan(Path(what))[1], (), due_at=due_at, consent=consent, required=required)
     if required or accept_plan:
         raise click.UsageError(f"{what} is a run of this machine: --continue and --accept-plan are for a PLAN.toml")
-    from orchestrator.runtime import enqueuing
+    from orchestrator.admission import queue_entry
 
     _, home, engine = state()
     run = find_run(engine, what)
-    return _say(home, run, enqueuing.enqueue_known(engine, run, due_at=due_at), due_at)
+    return _say(home, run, queue_entry.enqueue_known(engine, run, due_at=due_at), due_at)
 
 
 @command.command("drop")
@@ -141,14 +141,14 @@ def add_plan(
     required: bool = False,
     as_json: bool = False,
 ) -> int:
-    from orchestrator.cli.session import Copying
-    from orchestrator.runtime import choosing, enqueuing
-    from orchestrator.runtime.bringing import NONE
+    from orchestrator.admission import queue_entry, resolve_run
+    from orchestrator.admission.import_run import NONE
+    from orchestrator.cli.foreground import Copying
 
     profile, home, engine = state()
     due_at = due_at or datetime.now(UTC)
     with Copying() as watcher:
-        found = enqueuing.enqueue(
+        found = queue_entry.enqueue(
             engine,
             home,
             profile,
@@ -162,24 +162,24 @@ def add_plan(
             required=required,
             watcher=watcher,
         )
-    run, nothing = (found.run, found) if isinstance(found, choosing.Nothing) else (found, None)
+    run, nothing = (found.run, found) if isinstance(found, resolve_run.Nothing) else (found, None)
     if as_json:
-        from orchestrator.report import view
-        from orchestrator.runtime import daemonapi
+        from orchestrator.report import run_view
+        from orchestrator.scheduler import daemon_api
 
-        daemonapi.wake(home)
-        render.as_json(view.of_run(engine, run))
+        daemon_api.wake(home)
+        render.as_json(run_view.of_run(engine, run))
         return 0
     return _say(home, run, nothing, due_at)
 
 
 def _say(home: Path, run: RunInfo, nothing: Nothing | None, due_at: datetime) -> int:
-    from orchestrator.runtime import daemonapi
+    from orchestrator.scheduler import daemon_api
 
     if nothing:
         render.echo(f"{run.name} is {nothing.why}; nothing was queued")
         return 0
-    lives = daemonapi.wake(home)
+    lives = daemon_api.wake(home)
     when = "now" if due_at <= datetime.now(UTC) else f"at {render.clock(due_at.isoformat())}"
     render.echo(f"{run.name} is queued: due {when}" + ("" if lives else "; no daemon lives that would begin it"))
     render.echo(f"next: {'kgorch status ' + run.name + ' --watch' if lives else 'kgorch daemon'}")

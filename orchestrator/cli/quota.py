@@ -61,11 +61,11 @@ def show(pool: str | None = None, as_json: bool = False) -> int:
     Example:
       kgorch quota kaggle --json
     """
-    from orchestrator.report import hours
+    from orchestrator.report import quota_view
 
     profile, _, engine = state()
     known = _known(engine, pool) if pool else None
-    found = [item for item in hours.everyone(engine) if known in (None, item["pool"])]
+    found = [item for item in quota_view.everyone(engine) if known in (None, item["pool"])]
     if as_json:
         render.as_json(found)
     elif not found:
@@ -93,9 +93,9 @@ def correct(used: str, pool: str | None, as_json: bool) -> int:
     Example:
       kgorch quota set --used 12.5h
     """
+    from orchestrator.limits import quota_pools
     from orchestrator.plan import parse_duration_s
-    from orchestrator.report import hours
-    from orchestrator.runtime import pools
+    from orchestrator.report import quota_view
 
     try:
         told_s = float(parse_duration_s(used))
@@ -103,8 +103,8 @@ def correct(used: str, pool: str | None, as_json: bool) -> int:
         raise click.BadParameter(f"{error}; found {used!r}", param_hint="--used") from None
     _, _, engine = state()
     name = _known(engine, pool)
-    made = pools.correct(engine, name, told_s)
-    found = next(item for item in hours.everyone(engine) if item["pool"] == name)
+    made = quota_pools.correct(engine, name, told_s)
+    found = next(item for item in quota_view.everyone(engine) if item["pool"] == name)
     if as_json:
         render.as_json(found | made)
         return 0

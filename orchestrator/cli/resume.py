@@ -8,8 +8,8 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, run_argument, state, until_option
+from orchestrator.cli.foreground import Copying, report_nothing, run_session
 from orchestrator.cli.progress import progress_option
-from orchestrator.cli.session import Copying, report_nothing, run_session
 
 
 @click.command("resume")
@@ -33,22 +33,22 @@ def command(
     Example:
       kgorch resume surface-demo
     """
-    from orchestrator.runtime import choosing, opening
-    from orchestrator.runtime.bringing import Consent
+    from orchestrator.admission import resolve_run, session_start
+    from orchestrator.admission.import_run import Consent
     from orchestrator.system import process_protection
 
     process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
         if run and claimed:
-            from orchestrator.runtime import resuming
+            from orchestrator.scheduler import claimed_resume
 
-            opened = resuming.resume(engine, home, profile, run, claimed, watcher)
+            opened = claimed_resume.resume(engine, home, profile, run, claimed, watcher)
         else:
-            opened = opening.resume(engine, home, profile, run, watcher, until, consent=Consent(plan=accept_plan))
+            opened = session_start.resume(engine, home, profile, run, watcher, until, consent=Consent(plan=accept_plan))
     if opened is None:
         render.echo("null" if as_json else "there is no run to go on with")
         return 0
-    if isinstance(opened, choosing.Nothing):
+    if isinstance(opened, resolve_run.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json, progress=progress)

@@ -13,7 +13,7 @@ from orchestrator.cli.common import find_run, json_option, state
 from orchestrator.errors import KgorchError
 
 if TYPE_CHECKING:
-    from orchestrator.runtime.removal import Removal
+    from orchestrator.admission.removal import Removal
 
 
 @click.command("rm")
@@ -33,7 +33,7 @@ def command(runs: tuple[str, ...], dry_run: bool, yes: bool, checkpoints: bool, 
       kgorch rm surface-demo --dry-run
       kgorch rm surface-demo/1 surface-demo/2 --yes
     """
-    from orchestrator.runtime import removal
+    from orchestrator.admission import removal
 
     _, home, engine = state()
     chosen = {run.id: run for run in (find_run(engine, name) for name in runs)}

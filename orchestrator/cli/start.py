@@ -13,8 +13,8 @@ import click
 
 from orchestrator.cli import render
 from orchestrator.cli.common import json_option, load_plan, plan_argument, set_option, state, until_option
+from orchestrator.cli.foreground import Copying, report_nothing, run_session
 from orchestrator.cli.progress import progress_option
-from orchestrator.cli.session import Copying, report_nothing, run_session
 from orchestrator.errors import ExitCode, KgorchError
 
 
@@ -66,8 +66,8 @@ def command(
     Example:
       kgorch start --set session.wall=30m --set stage.train.args.epochs=3
     """
-    from orchestrator.runtime import choosing, opening
-    from orchestrator.runtime.bringing import Consent
+    from orchestrator.admission import resolve_run, session_start
+    from orchestrator.admission.import_run import Consent
     from orchestrator.system import process_protection
 
     consent = Consent(changes=accept_changes, plan=accept_plan, extend=extend)
@@ -97,7 +97,7 @@ def command(
     process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
-        opened = opening.start(
+        opened = session_start.start(
             engine,
             home,
             profile,
@@ -111,7 +111,7 @@ def command(
             until=until,
             required=required,
         )
-    if isinstance(opened, choosing.Nothing):
+    if isinstance(opened, resolve_run.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json, progress=progress)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli import gauges, render
+from orchestrator.cli import render, telemetry_rows
 from orchestrator.cli.common import find_run, json_option, run_argument, state
 
 
@@ -77,7 +77,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if held := found["snapshot"]:
         lines.append(("snapshot", f"step {held['step']} of {held['stage']}, in memory, {render.ago(held['at'])}"))
     if found["telemetry"] and session and session["training_alive"]:
-        lines += gauges.rows(found["telemetry"]["values"])
+        lines += telemetry_rows.rows(found["telemetry"]["values"])
     if found["metrics"]:
         lines.append(("metrics", render.metrics(found["metrics"])))
     if found["exactness"]:
@@ -216,21 +216,21 @@ def _next_line(found: dict[str, Any]) -> str:
 
 
 def _look(name: str | None) -> dict[str, Any]:
-    from orchestrator.report import view
+    from orchestrator.report import run_view
 
     _, _, engine = state()
     try:
-        return view.of_run(engine, find_run(engine, name))
+        return run_view.of_run(engine, find_run(engine, name))
     finally:
         engine.dispose()
 
 
 def _list(as_json: bool, limit: int) -> int:
     from db import runs
-    from orchestrator.report import view
+    from orchestrator.report import run_view
 
     _, _, engine = state()
-    found = [view.of_run(engine, run) for run in runs.everyone(engine, limit=limit)]
+    found = [run_view.of_run(engine, run) for run in runs.everyone(engine, limit=limit)]
     if as_json:
         render.as_json(found)
     else:

@@ -31,8 +31,9 @@ def command(run: str | None, wait: bool) -> int:
     import time
 
     from db import sessions
-    from orchestrator.report import view
-    from orchestrator.runtime import endings, launcher
+    from orchestrator.launch import launcher
+    from orchestrator.report import run_view
+    from orchestrator.supervisor import ending_files
     from orchestrator.system.sockets import control_socket
 
     _, _, engine = state()
@@ -50,9 +51,9 @@ def command(run: str | None, wait: bool) -> int:
         _say_what_comes(engine, found)
         return 0
     if wait:
-        while (last := sessions.last(engine, found.id)) and view.is_supervised(last):
+        while (last := sessions.last(engine, found.id)) and run_view.is_supervised(last):
             time.sleep(0.1)
-        if last and last.phase not in OVER and (ending := endings.read(Path(found.folder), last.number)):
+        if last and last.phase not in OVER and (ending := ending_files.read(Path(found.folder), last.number)):
             render.echo(
                 f"{found.name}: {render.words(ending['phase'])}; the database could not be written, the next start does it"
             )

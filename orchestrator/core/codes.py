@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Of a session (core/session.py)."""
+    """Of a session (core/lifecycle.py)."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -133,7 +133,7 @@ class RankError(StrEnum):
 
 
 class Fit(StrEnum):
-    """Whether a plan, or a stage, fits the machine (core/fit.py). `FITS_WITH`: other settings than the plan's."""
+    """Whether a plan, or a stage, fits the machine (core/memory_fit.py). `FITS_WITH`: other settings than the plan's."""
 
     FITS = "fits"
     FITS_WITH = "fits_with"
@@ -169,7 +169,7 @@ class NoticeKind(StrEnum):
 
 
 class EventKind(StrEnum):
-    """Of an entry in a run's journal. The first part are the events of core/session.py, which move a session."""
+    """Of an entry in a run's journal. The first part are the events of core/lifecycle.py, which move a session."""
 
     SESSION_OPENED = "session_opened"
     ATTACHED = "attached"

@@ -40,7 +40,7 @@ class Machine:
 
 
 CONTEXT = 512 * MIB
-"""CUDA's context and the code of loaded kernels. Source: core/fit.py, CONTEXT."""
+"""CUDA's context and the code of loaded kernels. Source: core/memory_fit.py, CONTEXT."""
 
 WORKSPACES = 512 * MIB
 """cuDNN's and cuBLAS's workspaces, and what the allocator rounds up and cannot join; assumed. cuBLAS takes 8 MiB a stream and

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from orchestrator.core.windows import Rolling, Window
+from orchestrator.core.quota_windows import Rolling, Window
 
 USEFUL_S, USEFUL_SHARE = 600.0, 0.02
 """What must have come back before a session is worth its start-up: ten minutes, or 2% of small quotas."""

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.snapshots import LEAVES
+from orchestrator.core.snapshot_budget import LEAVES
 from orchestrator.hardware import nvml
 from orchestrator.system import host_memory
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestrator.core.memory import Rung
+from orchestrator.core.memory_ladder import Rung
 from orchestrator.plan.diagnostics import problem_at
 from orchestrator.plan.quantities import Name
 from orchestrator.plan.sections import (

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from orchestrator.core import hang, health, memory, notices, room, trend, windows
+from orchestrator.core import (
+    hang_detection,
+    memory_ladder,
+    memory_pressure,
+    metric_trend,
+    notification_policy,
+    quota_windows,
+    training_health,
+)
 from orchestrator.errors import nearest
 from orchestrator.plan.diagnostics import problem_at
 from orchestrator.plan.quantities import Bytes, BytesOrZero, Name, Seconds
@@ -123,7 +131,7 @@ class QuotaSection(PlanTable):
     @classmethod
     def _check_window(cls, value: str | None) -> str | None:
         if value is not None:
-            windows.parse(value)
+            quota_windows.parse(value)
         return value
 
     @model_validator(mode="after")
@@ -169,7 +177,7 @@ class NotifySection(PlanTable):
     """`[notify]`: which events are reported, and where. `${NAME}` in a command or URL is an environment variable.
 
     Attributes:
-        on (list[str]): kinds of events (core/notices.py).
+        on (list[str]): kinds of events (core/notification_policy.py).
         command (list[str]): program and arguments, run without a shell.
         urls (list[str]): webhook or Apprise URLs, at most 8: each has a thread of its own.
     """
@@ -184,9 +192,11 @@ class NotifySection(PlanTable):
     def _check_kinds(cls, value: list[str]) -> list[str]:
         value = [kind.replace(" ", "_") for kind in value]  # "cut off": in plans of before codes, kept with their runs
         for kind in value:
-            if kind not in notices.KINDS:
-                known = ", ".join(notices.KINDS)
-                raise ValueError(f"unknown event {kind!r:.60}{nearest(kind, notices.KINDS)}; known: {known}")
+            if kind not in notification_policy.KINDS:
+                known = ", ".join(notification_policy.KINDS)
+                raise ValueError(
+                    f"unknown event {kind!r:.60}{nearest(kind, notification_policy.KINDS)}; known: {known}"
+                )
         return value
 
     @field_validator("command", "urls")
@@ -215,12 +225,12 @@ class ForecastSection(PlanTable):
     @classmethod
     def _check_target(cls, value: str | None) -> str | None:
         if value is not None:
-            trend.parse_target(value)
+            metric_trend.parse_target(value)
         return value
 
 
 class MemorySection(PlanTable):
-    """`[memory]`: the microbatch to start with, and what changes when memory runs out (core/memory.py).
+    """`[memory]`: the microbatch to start with, and what changes when memory runs out (core/memory_ladder.py).
 
     Attributes:
         microbatch (int | "auto" | None): samples of one forward and backward on one rank; "auto" for what the last
@@ -230,8 +240,8 @@ class MemorySection(PlanTable):
     """
 
     microbatch: Literal["auto"] | Annotated[int, Field(ge=1)] | None = None
-    ladder: list[str | dict[str, Any]] = list(memory.DEFAULT)
-    climb: Literal["off"] | Seconds = room.CLIMB_AFTER_S
+    ladder: list[str | dict[str, Any]] = list(memory_ladder.DEFAULT)
+    climb: Literal["off"] | Seconds = memory_pressure.CLIMB_AFTER_S
 
     @property
     def climb_after_s(self) -> float | None:
@@ -241,23 +251,23 @@ class MemorySection(PlanTable):
     @field_validator("ladder")
     @classmethod
     def _check_rungs(cls, value: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
-        names = [memory.parse_rung(rung).name for rung in value]
+        names = [memory_ladder.parse_rung(rung).name for rung in value]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"the rung {repeated[0]!r} is listed twice")
         return value
 
     @property
-    def rungs(self) -> list[memory.Rung]:
-        return [memory.parse_rung(rung) for rung in self.ladder]
+    def rungs(self) -> list[memory_ladder.Rung]:
+        return [memory_ladder.parse_rung(rung) for rung in self.ladder]
 
     @property
-    def settings(self) -> memory.Settings:
+    def settings(self) -> memory_ladder.Settings:
         """The settings to start with, before any rung."""
-        return memory.Settings(microbatch=None if self.microbatch == "auto" else self.microbatch)
+        return memory_ladder.Settings(microbatch=None if self.microbatch == "auto" else self.microbatch)
 
 
 class HangSection(PlanTable):
-    """`health.hang`: seconds without progress after which a rank counts as hung, by place in the training (core/hang.py).
+    """`health.hang`: seconds without progress after which a rank counts as hung, by place in the training (core/hang_detection.py).
 
     None for a time-out that follows from how long the place has taken in this run.
     """
@@ -275,7 +285,7 @@ def _expand_hang(value: Any) -> Any:
     """`"auto"` is a table without entries, `"off"` is None."""
     if isinstance(value, str):
         if value not in ("auto", "off"):
-            raise ValueError(f'expected "auto", "off" or a table of time-outs ({", ".join(hang.PLACES)})')
+            raise ValueError(f'expected "auto", "off" or a table of time-outs ({", ".join(hang_detection.PLACES)})')
         return {} if value == "auto" else None
     return value
 
@@ -284,14 +294,14 @@ class HealthSection(PlanTable):
     """`[health]`: what is done about diverged or hanging training.
 
     Attributes:
-        nan (list): remedies for a loss or weight that is not finite, taken in this order (core/health.py); empty for none.
+        nan (list): remedies for a loss or weight that is not finite, taken in this order (core/training_health.py); empty for none.
         spike (float | None): a loss this many robust standard deviations above the recent ones is treated alike; None for never.
         hang (HangSection | None): when ranks without progress are killed and launched again; None for never.
         collective_timeout (float | "off"): seconds after which a rank that waits for another one in a collective fails
             (time-out of the process group); "off" for none that a session could reach (worker/group.py).
     """
 
-    nan: list[str | dict[str, Any]] = list(health.DEFAULT)
+    nan: list[str | dict[str, Any]] = list(training_health.DEFAULT)
     spike: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     hang: Annotated[HangSection | None, BeforeValidator(_expand_hang)] = HangSection()
     collective_timeout: Literal["off"] | Seconds = "off"
@@ -300,12 +310,12 @@ class HealthSection(PlanTable):
     @classmethod
     def _check_remedies(cls, value: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
         for remedy in value:
-            health.parse_remedy(remedy)
+            training_health.parse_remedy(remedy)
         return value
 
     @property
-    def remedies(self) -> list[health.Remedy]:
-        return [health.parse_remedy(remedy) for remedy in self.nan]
+    def remedies(self) -> list[training_health.Remedy]:
+        return [training_health.parse_remedy(remedy) for remedy in self.nan]
 
     @property
     def collective_timeout_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Amazon EC2. A Spot instance is told two minutes before it is taken back (runtime/spot.py)."""
+"""Amazon EC2. A Spot instance is told two minutes before it is taken back (limits/spot_notice.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Microsoft Azure. A Spot machine is told 30 s or more before it is taken back (runtime/spot.py)."""
+"""Microsoft Azure. A Spot machine is told 30 s or more before it is taken back (limits/spot_notice.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Google Compute Engine. A Spot machine is told 30 s before it is switched off (runtime/spot.py)."""
+"""Google Compute Engine. A Spot machine is told 30 s before it is switched off (limits/spot_notice.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A Slurm job: its end is asked for again and again (runtime/slurm.py), for an administrator may move it."""
+"""A Slurm job: its end is asked for again and again (limits/slurm_limit.py), for an administrator may move it."""
 
 from collections.abc import Mapping
 from pathlib import Path

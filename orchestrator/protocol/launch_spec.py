@@ -45,14 +45,14 @@ class LaunchSpec:
         stop_at: step of the stage at which every rank saves and stops without a request; None for none.
         deterministic: the plan's demand for deterministic kernels.
         weights: the stage's pretrained weights, from the plan; None for none.
-        settings: of memory, as the plan has them at its start (core/memory.py).
+        settings: of memory, as the plan has them at its start (core/memory_ladder.py).
         schedule: what changes before which step, in order of the steps: {"step": 40, "settings": {…}}. A step that is
-            repeated after a resume is computed as it was. Entries that are not about memory: core/health.py.
+            repeated after a resume is computed as it was. Entries that are not about memory: core/training_health.py.
         changes: the rows that `schedule` comes from, as they stand in every manifest (manifest.Adjustment).
         ladder: the plan's rungs.
         device: to which remembered rungs belong, together with the number of ranks.
         health: `nan`: the plan's remedies; `spike`; `past`: [[step, remedy] …] of those applied.
-        data: folder of the local cache of each source, by the source's absolute path (runtime/datacache.py).
+        data: folder of the local cache of each source, by the source's absolute path (services/data_cache.py).
         extends: the final checkpoint to resume from is trained further, because the plan has more epochs now.
         cached: folder of values that the run computes once (worker/cached.py); empty where none are kept.
         collective_timeout_s: of the process group; None for the default.

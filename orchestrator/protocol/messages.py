@@ -110,10 +110,10 @@ class RankMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Where a rank is in its training, about once a second, so that hangs are detected (core/hang.py).
+    """Where a rank is in its training, about once a second, so that hangs are detected (core/hang_detection.py).
 
     Attributes:
-        where: one of the places of core/hang.py.
+        where: one of the places of core/hang_detection.py.
         for_s: seconds since it came there.
         still_s: seconds since its main thread moved.
         longest: the most seconds that it spent in each place in this attempt.
@@ -149,13 +149,13 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class RungApplied:
-    """All ranks changed to these settings before this step (core/memory.py); one of them tells it.
+    """All ranks changed to these settings before this step (core/memory_ladder.py); one of them tells it.
 
     Attributes:
         step: before which they hold.
         rung: of the memory ladder.
         why: the reason, in words.
-        settings: as core/memory.py has them.
+        settings: as core/memory_ladder.py has them.
         changes_result: the training's numbers are not those that they would have been.
         up: a rung was undone.
     """
@@ -171,7 +171,7 @@ class RungApplied:
 
 @dataclass(frozen=True, slots=True)
 class RemedyApplied:
-    """All ranks dropped the gradients of a step and made this change of the schedule (core/health.py)."""
+    """All ranks dropped the gradients of a step and made this change of the schedule (core/training_health.py)."""
 
     attempt: str
     remedy: str
@@ -227,7 +227,7 @@ class Request:
 
     Attributes:
         what: to a supervisor `ping`, `save`, `stop`, or from the daemon `suspend`: save and end within `within_s`, and go on
-            when there is a daemon again. To the snapshot server: see runtime/keeper.py.
+            when there is a daemon again. To the snapshot server: see snapshots/keeper.py.
         within_s: seconds; 0 where it means nothing.
     """
 

@@ -14,22 +14,22 @@ from sqlalchemy import Engine
 
 from db import samples, sessions
 from db.records import RunInfo
-from orchestrator.core import deadline, fit, outlay
+from orchestrator.core import cost_estimate, memory_fit, save_deadline
 from orchestrator.core.codes import EventKind, Fit
-from orchestrator.core.fit import CONTEXT, Trial, Verdict
-from orchestrator.core.forecast import Hours
-from orchestrator.core.memory import Facts
-from orchestrator.core.outlay import Loop, Measured, Reached
+from orchestrator.core.cost_estimate import Loop, Measured, Reached
+from orchestrator.core.eta import Hours
+from orchestrator.core.memory_fit import CONTEXT, Trial, Verdict
+from orchestrator.core.memory_ladder import Facts
 from orchestrator.hardware import devices
+from orchestrator.launch.requirements import loading_workers
+from orchestrator.launch.verdicts import FAIL, PASS, WARN, Line
+from orchestrator.limits import quota_pools
+from orchestrator.limits.quota_ledger import terms_of
+from orchestrator.limits.quota_outlook import PoolHours
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.report.view import View, stamp
-from orchestrator.runtime import pools
-from orchestrator.runtime.hours import PoolHours
-from orchestrator.runtime.ledger import terms_of
-from orchestrator.runtime.probing import Probed
-from orchestrator.runtime.requirements import loading_workers
-from orchestrator.runtime.verdicts import FAIL, PASS, WARN, Line
+from orchestrator.preflight.stage_probe import Probed
+from orchestrator.report.run_view import View, stamp
 from orchestrator.system import files
 from orchestrator.system.paths import check_result_path
 
@@ -126,7 +126,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         "held_then": verdict.need.held if verdict.need else None,
         "rungs": list(verdict.rungs),
         "largest_microbatch": verdict.largest,
-        "auto_microbatch": fit.even(found["share"], verdict.largest, facts),
+        "auto_microbatch": memory_fit.even(found["share"], verdict.largest, facts),
         "share": found["share"],
         "parts": found["memory"],
         "process": found["resident"],
@@ -171,7 +171,7 @@ def judged(plan: Plan, one: Probed, limit: Limit, facts: Facts) -> tuple[Verdict
         for trial in found["trials"]
     ]
     standing = sum(found["memory"][part] for part in ("weights", "gradients", "optimizer", "buckets"))
-    verdict = fit.judge(
+    verdict = memory_fit.judge(
         trials, share=found["share"], base=plan.memory.settings, ladder=plan.rungs_of(one.stage.name), facts=facts,
         limit=limit.usable, where=limit.where, standing=max(0, foot) + standing,
     )  # fmt: skip
@@ -211,19 +211,19 @@ def _forecast(
         costs.append(Measured("", (), 0, 0, 0, 0, 0, 0, besides_s, 0, 0))
     wall_s = plan.session.wall or profile.wall_s
     slowest = max(costs, key=lambda cost: cost.save_s + max(cost.evaluation_s, cost.step_s))
-    lead_s = deadline.lead_s(
+    lead_s = save_deadline.lead_s(
         save_s=2 * slowest.save_s,  # of one save that was seen; it is read back, too
         gap_s=slowest.evaluation_s,
         step_s=slowest.step_s,
-        margin_s=plan.session.margin or deadline.default_margin_s(wall_s),
+        margin_s=plan.session.margin or save_deadline.default_margin_s(wall_s),
     )
     now, terms = datetime.now(UTC), terms_of(plan, profile, on)
     hours: Hours | None = None
     if terms:
-        hours = PoolHours(terms.quota, pools.uses(engine, terms.quota, now), terms.factor)
+        hours = PoolHours(terms.quota, quota_pools.uses(engine, terms.quota, now), terms.factor)
     # Besides the last ones the best, and a new best until it is read back and the one before may go.
     kept = plan.checkpoint.keep.last + 2 * (plan.checkpoint.keep.best is not None)
-    found = outlay.lay_out(
+    found = cost_estimate.lay_out(
         costs, now, wall_s=wall_s, lead_s=lead_s, hours=hours, factor=terms.factor if terms else 1.0, kept=kept,
         reached=reached,
     )  # fmt: skip
@@ -313,7 +313,7 @@ def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
 
 
 def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
-    """For `kgorch history`, which holds it against what came, and `microbatch = "auto"` (runtime/rungs.py)."""
+    """For `kgorch history`, which holds it against what came, and `microbatch = "auto"` (launch/rungs.py)."""
     path = check_result_path(home, plan.hash)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, json.dumps(found).encode())

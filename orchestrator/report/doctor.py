@@ -16,12 +16,12 @@ from sqlalchemy import Engine
 
 from db import rungs, samples, sessions
 from db.records import AttemptInfo, EventInfo, RunInfo, SampleInfo, SessionInfo
-from orchestrator.core import advice
+from orchestrator.admission.resolve_run import plan_of
+from orchestrator.core import bottlenecks
 from orchestrator.core.codes import EventKind
-from orchestrator.report.view import View, stamp
-from orchestrator.runtime.attempts import device_of
-from orchestrator.runtime.choosing import plan_of
-from orchestrator.runtime.rungs import Place, standing
+from orchestrator.launch.attempts import device_of
+from orchestrator.launch.rungs import Place, standing
+from orchestrator.report.run_view import View, stamp
 
 RECENT_S = 600
 """Advice is of the last ten minutes, where single seconds are kept; a picture is of the whole session."""
@@ -58,7 +58,7 @@ IN_ORDER = {
 
 def of_run(engine: Engine, run: RunInfo) -> View:
     row = sessions.last(engine, run.id)
-    told = advice.advise([item.values for item in _recent(engine, row)], _facts(engine, run, row)) if row else None
+    told = bottlenecks.advise([item.values for item in _recent(engine, row)], _facts(engine, run, row)) if row else None
     return {
         "run": run.name,
         "run_number": run.number,
@@ -95,11 +95,11 @@ def _whole(engine: Engine, row: SessionInfo) -> list[SampleInfo]:
     return samples.series(engine, row.id, row.started_at, samples.SECOND) or minutes
 
 
-def _facts(engine: Engine, run: RunInfo, row: SessionInfo) -> advice.Facts:
+def _facts(engine: Engine, run: RunInfo, row: SessionInfo) -> bottlenecks.Facts:
     plan, attempt = plan_of(run), sessions.last_attempt(engine, row.id)
     told = sessions.newest_event(engine, row.run_id, (EventKind.MEMORY_FACTS,), session_id=row.id)
     facts = told.facts if told else {}
-    return advice.Facts(
+    return bottlenecks.Facts(
         workers=_count(facts, "num_workers"),
         ranks=attempt.ranks if attempt else None,
         batch=_count(facts, "batch"),

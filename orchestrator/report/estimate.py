@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from orchestrator.core.machines import COMMUNICATION, CONTEXT, MACHINES, WORKSPACES, Assumed, Machine
+from orchestrator.launch.verdicts import FAIL, PASS, Line
 from orchestrator.plan import Plan
 from orchestrator.platforms.profile import Profile
-from orchestrator.report.view import View
-from orchestrator.runtime.assumptions import ALL
-from orchestrator.runtime.probing import Probed
-from orchestrator.runtime.verdicts import FAIL, PASS, Line
+from orchestrator.preflight.assumptions import ALL
+from orchestrator.preflight.stage_probe import Probed
+from orchestrator.report.run_view import View
 
 
 def lines(plan: Plan, profile: Profile, machine: Machine) -> Iterator[Line]:
@@ -87,7 +87,7 @@ def assumptions(name: str, profile: Profile, by_stage: Mapping[str, Assumed], pr
     mib = 1 << 20
     rows = [
         ("machine", f"{machine.gpus} x {machine.gpu}", machine.sources),
-        ("of it for CUDA's context and kernels", f"{CONTEXT // mib} MiB", "orchestrator/core/fit.py, CONTEXT"),
+        ("of it for CUDA's context and kernels", f"{CONTEXT // mib} MiB", "orchestrator/core/memory_fit.py, CONTEXT"),
         ("… for cuDNN's and cuBLAS's workspaces, and what the allocator cannot join", f"{WORKSPACES // mib} MiB", "assumed"),
         *([("… for NCCL", f"{COMMUNICATION // mib} MiB", "assumed")] if machine.gpus > 1 else []),
         ("share of the operations a second that a training reaches", f"{assumed.compute:g}", "assumed: --assume compute="),

@@ -1,4 +1,4 @@
-"""What ended a run that failed, on ten lines: of the newest attempt, what failed first (core/outcome.py says what that is)."""
+"""What ended a run that failed, on ten lines: of the newest attempt, what failed first (core/attempt_outcome.py)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sqlalchemy import Engine
 
 from db import sessions
 from db.records import AttemptInfo, RunInfo
-from orchestrator.core import outcome
+from orchestrator.core import attempt_outcome
 from orchestrator.core.codes import EventKind, Outcome
-from orchestrator.runtime import launcher
+from orchestrator.launch import launcher
 
 LINES = 5
 """Of a traceback's end: two frames and the error."""
@@ -49,7 +49,7 @@ def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
 def of_attempt(attempt: AttemptInfo) -> tuple[str | None, list[str]]:
     """Where the rank that failed first stood, as `train.py:17`, and the end of its traceback; None and nothing where no rank wrote
     it down."""
-    failed = outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
+    failed = attempt_outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
     return (where(failed[0].traceback), _end_of(failed[0].traceback)) if failed else (None, [])
 
 
@@ -68,7 +68,7 @@ def _end_of(traceback: str) -> list[str]:
 
 def _first(engine: Engine, run: RunInfo, attempt: AttemptInfo) -> tuple[int | None, str | None, str | None, list[str]]:
     """The rank that failed first, when, where, and the end of its traceback; of a hang, where the ranks stood."""
-    failed = outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
+    failed = attempt_outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
     if failed:
         told = failed[0].traceback
         return failed[0].rank, failed[0].at or None, where(told), _end_of(told)

@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from db import sessions
 from db.records import RunInfo, SessionInfo
 from orchestrator.core.codes import EventKind, RunState
-from orchestrator.core.forecast import Course, End
-from orchestrator.runtime import foretelling
-from orchestrator.runtime.foretelling import Foretold, Goal
+from orchestrator.core.eta import Course, End
+from orchestrator.supervisor import run_forecast
+from orchestrator.supervisor.run_forecast import Foretold, Goal
 
 FORECASTS = 1000
 """The newest that are held against what came."""
@@ -22,7 +22,7 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, liv
     """None for a run that is over, which one that has failed is, or that has not trained yet."""
     if run.state != RunState.ACTIVE:
         return None
-    found = foretelling.foretell(engine, run, row, now, lives=lives)
+    found = run_forecast.foretell(engine, run, row, now, lives=lives)
     return _view(found) if found else None
 
 

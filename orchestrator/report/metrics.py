@@ -13,10 +13,10 @@ from sqlalchemy import Engine
 
 from db import runs
 from db.records import RunInfo
-from orchestrator.core import curve
-from orchestrator.core.curve import Point, Record
-from orchestrator.core.trend import parse_target
-from orchestrator.runtime import curves
+from orchestrator.core import metric_curve
+from orchestrator.core.metric_curve import Point, Record
+from orchestrator.core.metric_trend import parse_target
+from orchestrator.supervisor import metric_curves
 
 View = dict[str, Any]
 Series = list[tuple[float, float]]
@@ -46,19 +46,19 @@ class Curve(NamedTuple):
 
     def points(self) -> list[tuple[str, Point]]:
         """Stage and point, in the order of stages and steps."""
-        return [(stage, point) for stage, records in self.stages.items() for point in curve.points(records)]
+        return [(stage, point) for stage, records in self.stages.items() for point in metric_curve.points(records)]
 
     def series(self, stage: str, name: str, axis: str) -> Series:
         """For drawing: one of AXES and the metric, what is no number left out. Hours since the run began, pauses included."""
         records = self.stages[stage]
         found: Series
         if axis == "epoch":
-            found = [(epoch, values[name]) for epoch, values in curve.by_epoch(records) if name in values]
+            found = [(epoch, values[name]) for epoch, values in metric_curve.by_epoch(records) if name in values]
         else:
             began_s = self.created_at.timestamp()
             found = [
                 ((point.at_s - began_s) / 3600 if axis == "hours" else point.step, point.values[name])
-                for point in curve.points(records)
+                for point in metric_curve.points(records)
                 if name in point.values
             ]
         return [(x, y) for x, y in found if math.isfinite(y)]
@@ -70,7 +70,7 @@ class Curve(NamedTuple):
 
 
 def of_run(engine: Engine, run: RunInfo) -> Curve:
-    found = curves.of_run(engine, run)
+    found = metric_curves.of_run(engine, run)
     order = [item.name for item in runs.stages(engine, run.id)]
     stages = {name: found[name] for name in sorted(found, key=lambda name: order.index(name) if name in order else -1)}
     return Curve(run.created_at, stages, _modes(run))
@@ -108,7 +108,7 @@ def table(found: Curve) -> list[View]:
     """One entry a stage and metric: the last and the best value, and the step of each."""
     rows = []
     for stage, records in found.stages.items():
-        for item in curve.summaries(curve.points(records), found.modes):
+        for item in metric_curve.summaries(metric_curve.points(records), found.modes):
             last, best = _number(item.last), _number(item.best)
             rows.append({"stage": stage} | item._asdict() | {"last": last, "best": best})
     return rows

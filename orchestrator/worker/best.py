@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import checkpoint_folder_name
 from orchestrator.core.codes import EventKind
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable

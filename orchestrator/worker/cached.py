@@ -1,8 +1,8 @@
 """Values that a run computes once: `session.cached`. A file of JSON for each name in the run's folder, `cached/NAME.json`.
 
 The next session reads it instead of computing; on a new machine it comes along from the source, like what the run has made
-(runtime/taking.py). So it may have been written by anybody: it is JSON within bounds, it runs nothing and names no path, and it
-counts only under the very key that it is asked for. What it says is the script's to check.
+(admission/import_files.py). Anybody may have written it: it is JSON within bounds, it runs nothing and names no path, and
+it counts only under the very key that it is asked for. What it says is the script's to check.
 
 A file is a line of JSON (format, key, bytes and hash of the rest), then the value. Without kgorch nothing is stored.
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.checkpoint.files import read_checkpoint, read_json_file
+from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
 from orchestrator.errors import KgorchError
 from orchestrator.system import files
 from orchestrator.worker import state

@@ -1,4 +1,4 @@
-"""Rank 0's own record of what the script reports (core/curve.py), so that a dead supervisor loses nothing of it.
+"""Rank 0's own record of what the script reports (core/metric_curve.py), so that a dead supervisor loses nothing of it.
 
 The training's thread makes records; a thread of their own appends them to `metrics.jsonl` in the attempt's folder. It is not the
 thread that talks to the supervisor: a disk that hangs would keep that one from its deadline. No error of the disk reaches the
@@ -14,8 +14,8 @@ import time
 from collections import deque
 from pathlib import Path
 
-from orchestrator.core import curve
-from orchestrator.core.curve import Mark, Record, Recorder
+from orchestrator.core import metric_curve
+from orchestrator.core.metric_curve import Mark, Record, Recorder
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system import files
 
@@ -33,7 +33,7 @@ class Curve:
 
     def __init__(self, launch: LaunchSpec) -> None:
         self.epoch = 0
-        self._writer = Writer(Path(launch.folder, curve.FILE_NAME))
+        self._writer = Writer(Path(launch.folder, metric_curve.FILE_NAME))
         self._recorder = Recorder(self._writer.put)
 
     def add(self, name: str, value: float, mark: Mark) -> None:
@@ -52,7 +52,7 @@ class Curve:
 class Writer:
     """Appends records to a file, from a thread of its own that begins with the first of them."""
 
-    def __init__(self, path: Path, *, most_bytes: int = curve.MOST_BYTES) -> None:
+    def __init__(self, path: Path, *, most_bytes: int = metric_curve.MOST_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
         self._queue: deque[Record] = deque()
         self._changed = threading.Condition()
@@ -95,7 +95,7 @@ class Writer:
                 left = [*left, *self._queue][-WAITING:]
                 self._queue.clear()
             try:
-                self._append("".join(f"{curve.encode(record)}\n" for record in left).encode())
+                self._append("".join(f"{metric_curve.encode(record)}\n" for record in left).encode())
                 left = []
             except OSError:
                 pass  # full, read-only or gone: training does not depend on it
@@ -125,8 +125,8 @@ class Writer:
 
     def _thin(self) -> None:
         """Half of the bytes, in a new file under the same name. Raises: OSError, with the file as it was."""
-        kept = curve.thinned(curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
-        files.write(self._path, "".join(f"{curve.encode(record)}\n" for record in kept).encode())
+        kept = metric_curve.thinned(metric_curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
+        files.write(self._path, "".join(f"{metric_curve.encode(record)}\n" for record in kept).encode())
         self._close()
         self._open()
 

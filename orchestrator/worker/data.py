@@ -1,4 +1,4 @@
-"""A path to data that becomes the local copy once that is whole (runtime/datacache.py).
+"""A path to data that becomes the local copy once that is whole (services/data_cache.py).
 
 A rank looks at the end of each epoch and writes down in the attempt's folder what it found; the path asks for that file
 whenever it is used, so loading processes that were forked or given a pickled path epochs ago go over, too. That costs

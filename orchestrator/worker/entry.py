@@ -27,14 +27,14 @@ from typing import Any, NoReturn
 
 from orchestrator import worker
 from orchestrator.core.codes import RankError, RankOutcome
-from orchestrator.core.health import Trouble
+from orchestrator.core.training_health import Trouble
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError, nearest
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system.attempt_files import write_attempt_file
 from orchestrator.system.clock import boottime_s
 
 EXIT_S = 4.0
-"""Seconds that a failed rank may take to end; a second later the shim ends it (runtime/failed_attempt.py)."""
+"""Seconds that a failed rank may take to end; a second later the shim ends it (launch/failed_attempt.py)."""
 
 
 def die_with_parent() -> None:

@@ -17,7 +17,7 @@ from orchestrator.errors import KgorchError
 UNLIMITED = timedelta(days=7)
 """The time-out of collectives under kgorch unless the plan names one, longer than any session: a rank may validate alone for hours
 while the others wait for it in an all-reduce. PyTorch's 10 minutes (NCCL) or 30 (gloo) would end such a run; kgorch looks for hangs
-itself, by what each part of the run has taken (core/hang.py), which one figure for all collectives cannot."""
+itself, by what each part of the run has taken (core/hang_detection.py), which one figure for all collectives cannot."""
 
 
 class CudaUnusable(RuntimeError):

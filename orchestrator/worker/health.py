@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from orchestrator.core import health
+from orchestrator.core import training_health
 from orchestrator.core.codes import EventKind
-from orchestrator.core.health import LOSS, WEIGHTS, Spike, Taken, Trouble
+from orchestrator.core.training_health import LOSS, WEIGHTS, Spike, Taken, Trouble
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import JournalEntry, Message, RemedyApplied
 from orchestrator.worker.host_copy import HostCopy
@@ -58,7 +58,7 @@ class Health:
         self, launch: LaunchSpec, rank: int, ladder: Ladder, send: Callable[[Message], None], *, late: bool
     ) -> None:
         told = launch.health
-        self._policy = [health.parse_remedy(written) for written in told.get("nan", ())]
+        self._policy = [training_health.parse_remedy(written) for written in told.get("nan", ())]
         self._past = [Taken(**taken) for taken in told.get("past", ())]
         self._spike = Spike(told.get("spike"))
         self._entries = [entry for entry in launch.schedule if "settings" not in entry]
@@ -156,13 +156,13 @@ class Health:
 
         Raises: Unwell where that is not enough.
         """
-        kind = health.SPIKE if worst == SPIKE else LOSS
-        remedy = None if worst == LATE else health.next_remedy(self._policy, self._past, kind, self._step)
+        kind = training_health.SPIKE if worst == SPIKE else LOSS
+        remedy = None if worst == LATE else training_health.next_remedy(self._policy, self._past, kind, self._step)
         if remedy is None or not remedy.is_in_process:
             raise Unwell(self._trouble)
         what = "far above the last ones" if worst == SPIKE else "no number"
         trouble = self._trouble or Trouble(kind, -1, self._step, f"loss is {what} at step {self._step}", self._call)
-        change = health.change_of(remedy, trouble)
+        change = training_health.change_of(remedy, trouble)
         self._make(change)
         self._remember(remedy.name, trouble.said(), change)
 
@@ -170,7 +170,7 @@ class Health:
         """`stepped`: the weights have taken the step since. That they are bad then tells nothing, unless it was dropped before."""
         self._losses = losses
         if bad := [loss for loss in losses if not math.isfinite(loss)]:
-            was_dropped = any(0 <= step - taken.seen <= health.SOON for taken in self._past)
+            was_dropped = any(0 <= step - taken.seen <= training_health.SOON for taken in self._past)
             if (not stepped or was_dropped) and (found := next(_not_finite(_weights(self._tracked)), None)):
                 self._see(WEIGHTS, step, f"{found} is no number at step {step}, and so the loss", 0)
                 return LATE
@@ -179,10 +179,10 @@ class Health:
         for loss in losses:
             if not (said := self._spike.sees(loss)):
                 continue
-            if health.next_remedy(self._policy, self._past, health.SPIKE, step) is None:
+            if training_health.next_remedy(self._policy, self._past, training_health.SPIKE, step) is None:
                 self._spike.forget()  # no remedy helped: this is its level now
                 return 0
-            self._see(health.SPIKE, step, f"{said} at step {step}", call)
+            self._see(training_health.SPIKE, step, f"{said} at step {step}", call)
             return SPIKE
         return 0
 
@@ -190,7 +190,7 @@ class Health:
         flag = self._weigh(arrived.losses.tolist(), arrived.step, arrived.call, stepped=not arrived.scaled)
         if not flag:
             self.learn()
-        remedy = health.next_remedy(self._policy, self._past, LOSS, arrived.step)
+        remedy = training_health.next_remedy(self._policy, self._past, LOSS, arrived.step)
         left_out = flag == NOT_FINITE and arrived.scaled and next(_not_finite(self._buffers()), None) is None
         if left_out and remedy and remedy.name == "skip":
             assert self._trouble

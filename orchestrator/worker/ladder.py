@@ -1,6 +1,6 @@
 """This rank's place on the memory ladder: the settings in force, and going over to others together with all ranks.
 
-The ranks choose alike without asking each other (core/memory.py): they hold the same settings and the same facts, and take
+The ranks choose alike without asking each other (core/memory_ladder.py): they hold the same settings and the same facts, and take
 a rung at the same moment, after a vote in a step or at a boundary on which the board agreed. One tells the supervisor: the
 first that lacked memory, else rank 0.
 """
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from orchestrator.core import memory
+from orchestrator.core import memory_ladder
 from orchestrator.core.codes import EventKind
-from orchestrator.core.memory import Facts, Rung, Settings
+from orchestrator.core.memory_ladder import Facts, Rung, Settings
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import JournalEntry, Message, RungApplied
 from orchestrator.worker import activation
@@ -34,7 +34,7 @@ class Ladder:
 
     def __init__(self, launch: LaunchSpec, device: torch.device, send: Callable[[Message], None]) -> None:
         self.settings = self._base = Settings.of(launch.settings)
-        self._rungs: Sequence[Rung] = [memory.parse_rung(rung) for rung in launch.ladder]
+        self._rungs: Sequence[Rung] = [memory_ladder.parse_rung(rung) for rung in launch.ladder]
         self._facts = Facts(device=device.type)
         self._schedule = [change for change in launch.schedule if "settings" in change]
         self._attempt, self._stage, self._device, self._send = launch.attempt, launch.stage, device, send
@@ -114,7 +114,7 @@ class Ladder:
             must: memory has run out; else it only may soon, and what needs another process is left.
         Raises: LadderEnds.
         """
-        found = memory.next_rung(self._rungs, self.settings, self._base, self._facts)
+        found = memory_ladder.next_rung(self._rungs, self.settings, self._base, self._facts)
         if found is None or not found[0].is_in_process or (found[0].changes_result and not must):
             if must:
                 raise LadderEnds(why)
@@ -128,7 +128,9 @@ class Ladder:
 
     def up(self, step: int, *, tells: bool) -> None:
         """Undo the last rung that was taken in process."""
-        above = memory.levels(memory.in_order(self._rungs, self._facts), self.settings, self._base, self._facts)
+        above = memory_ladder.levels(
+            memory_ladder.in_order(self._rungs, self._facts), self.settings, self._base, self._facts
+        )
         if len(above) < 2:
             return
         self._schedule.clear()

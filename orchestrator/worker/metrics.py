@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.core.curve import Mark
+from orchestrator.core.metric_curve import Mark
 from orchestrator.errors import KgorchError
 from orchestrator.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
 from orchestrator.worker.host_copy import HostCopy

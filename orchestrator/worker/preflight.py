@@ -1,4 +1,4 @@
-"""Calls a stage's `preflight` function and tells what it answered: `python -m orchestrator.worker.preflight` (runtime/inputs.py).
+"""Calls a stage's `preflight` function and tells what it answered: `python -m orchestrator.worker.preflight` (launch/inputs.py).
 
 The order comes on standard input; the answer, a line of JSON, goes to standard output, which is the log for all else that is
 printed here.

@@ -1,4 +1,4 @@
-"""A probe of a training: a few real steps of it, timed and weighed, in its place (`kgorch check`, runtime/probing.py).
+"""A probe of a training: a few real steps of it, timed and weighed, in its place (`kgorch check`, preflight/stage_probe.py).
 
 The script runs as always, but `steps` gives it batches as the probe wants them: the first ones, the same ones once more (read
 by now), and then the largest of them again and again, with other microbatches, with and without activation checkpointing. One

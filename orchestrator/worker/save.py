@@ -1,7 +1,7 @@
 """One rank's part of a snapshot: copy the state into an image that the keeper holds too, and tell it so.
 
 The copy at the agreed step is all that holds the training up. What becomes of the snapshot is the keeper's business
-(runtime/keeper.py): it stays in memory, and is written to disk beside the training when it was taken for that.
+(snapshots/keeper.py): it stays in memory, and is written to disk beside the training when it was taken for that.
 
 Two slots, filled in turn. Which one comes next hangs only on what all ranks have done at the same steps, and on what
 rank 0 says with each request (`admit`): one that is being written is not filled.

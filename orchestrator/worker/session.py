@@ -28,7 +28,7 @@ from torch import nn
 from orchestrator import __version__
 from orchestrator.checkpoint.manifest import Manifest, Position
 from orchestrator.core.codes import EventKind
-from orchestrator.core.curve import Mark
+from orchestrator.core.metric_curve import Mark
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LaunchSpec
 from orchestrator.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankMetrics
@@ -639,7 +639,7 @@ class Session:
         state.set_rng_state(rng, self.device)
 
     def _tick(self, place: str = "step") -> float:
-        """Seconds since this was called last; the longest of them is told. What begins is a `place` of core/hang.py."""
+        """Seconds since this was called last; the longest of them is told. What begins is a `place` of core/hang_detection.py."""
         now_s = time.monotonic()
         self._place.enter(place, now_s)
         passed_s = now_s - self._ticked_s if self._ticked_s else 0.0

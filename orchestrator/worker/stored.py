@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from orchestrator.checkpoint.files import read_checkpoint, read_json_file
+from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import Manifest, parse_manifest
 from orchestrator.errors import CannotRestore
 from orchestrator.protocol.snapshot_messages import SnapshotInfo

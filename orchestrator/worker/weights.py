@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from orchestrator.checkpoint.files import read_json_file, readable_checkpoints
+from orchestrator.checkpoint.folder import read_json_file, readable_checkpoints
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.core import retention

@@ -1,4 +1,4 @@
-"""Where a rank is in its training, and for how long: what tells a long validation from a hang (core/hang.py).
+"""Where a rank is in its training, and for how long: what tells a long validation from a hang (core/hang_detection.py).
 
 The training's thread writes (`enter`, a fraction of a microsecond a step), the link's thread reads once a second and looks
 besides at the main thread's stack: one that stands on the same instructions as a second ago has not moved.
@@ -17,7 +17,7 @@ from orchestrator.protocol.messages import RankProgress
 
 
 class Whereabouts:
-    """Attributes: where: a place of core/hang.py. longest: seconds that each place left again has taken at most."""
+    """Attributes: where: a place of core/hang_detection.py. longest: seconds that each place left again has taken at most."""
 
     def __init__(self) -> None:
         self.where, self._since_s = "start", time.monotonic()

@@ -72,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CONFIG_HOME", str(root / "config"))
         for verb in ("start", "resume"):
             patch.setattr(f"orchestrator.cli.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
-        patch.setattr("orchestrator.runtime.daemon.Daemon.run", lambda _: None)
+        patch.setattr("orchestrator.scheduler.daemon.Daemon.run", lambda _: None)
         patch.setattr("orchestrator.cli.daemon.os.execv", lambda *_: sys.exit(0))
         yield root
 

@@ -19,9 +19,9 @@ from db import charges, checkpoints, curves, queue, rungs, runs, samples, sessio
 from db.engine import open_database
 from db.records import PoolInfo
 from orchestrator.cli import VERBS, cli, render
-from orchestrator.core import curve
+from orchestrator.core import metric_curve
 from orchestrator.core.codes import Phase, Reason
-from orchestrator.core.curve import Record, Value
+from orchestrator.core.metric_curve import Record, Value
 from orchestrator.errors import NotFound
 from orchestrator.plan import check_entries, load
 from orchestrator.system import process_identity
@@ -358,7 +358,7 @@ def recorded(run, attempt: str, *records: Record) -> None:
     """What rank 0 of an attempt has written."""
     folder = Path(run.folder, "attempts", attempt)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / curve.FILE_NAME).write_text("".join(f"{curve.encode(item)}\n" for item in records))
+    (folder / metric_curve.FILE_NAME).write_text("".join(f"{metric_curve.encode(item)}\n" for item in records))
 
 
 def losses(first: int, step: int, loss: float) -> Record:
@@ -392,7 +392,7 @@ def test_metrics_of_a_version_that_wrote_no_curve_are_those_of_its_journal(kgorc
 
 def test_metrics_are_in_the_database_where_the_attempts_folder_is_gone(kgorch, run, engine):
     attempt = sessions.attempts(engine, run.id)[-1]
-    curves.write(engine, attempt.id, [curve.encode(losses(10, 12, 0.25))])
+    curves.write(engine, attempt.id, [metric_curve.encode(losses(10, 12, 0.25))])
     assert "train\tloss\t0.25\t12" in kgorch("metrics").stdout
 
 
@@ -595,12 +595,14 @@ def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_written_there(k
     ("kernel", "expected"), [("", "next: kgorch resume ink"), ("Interactive", "attach this session's output")]
 )
 def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(monkeypatch, capsys, kernel, expected):
-    from orchestrator.cli import session
+    from orchestrator.cli import foreground
 
     monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
     if kernel:
         monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", kernel)
     following = {"at": None, "daemon_alive": False}
-    session._say_how_it_ended({"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED)
+    foreground._say_how_it_ended(
+        {"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED
+    )
     said = capsys.readouterr().err
     assert expected in said and ("kgorch start PLAN" in said) == bool(kernel)

@@ -15,8 +15,8 @@ from answered import code_of, make_state
 from db import charges, queue, runs, sessions
 from db.engine import open_database
 from db.tables import Base
+from orchestrator.admission import removal
 from orchestrator.errors import ExitCode
-from orchestrator.runtime import removal
 from orchestrator.system import process_identity
 from orchestrator.system.file_lock import FileLock
 

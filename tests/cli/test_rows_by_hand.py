@@ -23,17 +23,17 @@ from db.engine import open_database
 from db.facts import SHAPES
 from db.soundness import first_oddity
 from db.tables import Base
-from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.cli import cause
-from orchestrator.core import windows
+from orchestrator.core import quota_windows
 from orchestrator.errors import ExitCode
+from orchestrator.launch import remedies
+from orchestrator.launch import rungs as ladder
 from orchestrator.plan import parse
-from orchestrator.runtime import remedies
-from orchestrator.runtime import rungs as ladder
 from orchestrator.system.paths import check_stored_folder
 
-READERS = {"pools.resets": windows.parse, "runs.folder": check_stored_folder}
+READERS = {"pools.resets": quota_windows.parse, "runs.folder": check_stored_folder}
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
 VERBS = [
@@ -161,7 +161,9 @@ def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(
         UnicodeEncodeError("latin-1", "→", 0, 1, "not in it"),
         FileNotFoundError(2, "gone", "x"),
     ):
-        monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours))
+        monkeypatch.setattr(
+            "orchestrator.report.run_view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours)
+        )
         with pytest.raises(type(ours)):
             code_of(["status", "digits"])
 
@@ -184,7 +186,7 @@ def test_an_odd_row_of_another_run_does_not_hide_a_bug_of_ours(at_home, capfd, m
     with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
         connection.execute("UPDATE sessions SET step = 'ten', phase = 'odd' WHERE run_id = 'ink'")
         connection.execute("UPDATE runs SET folder = '/etc' WHERE id = 'ink'")
-    fail(monkeypatch, "orchestrator.report.view.of_run", error)
+    fail(monkeypatch, "orchestrator.report.run_view.of_run", error)
     with pytest.raises(type(error)):
         code_of(["status", "digits"])
 
@@ -193,7 +195,7 @@ def test_an_odd_row_of_the_run_that_the_code_had_no_hand_in_does_not_hide_a_bug_
     change(at_home, [])
     with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
         connection.execute("UPDATE checkpoints SET source = x'ff00' WHERE run_id = 'digits'")
-    monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, **__: {}["ours"])
+    monkeypatch.setattr("orchestrator.report.run_view.of_run", lambda *_, **__: {}["ours"])
     with pytest.raises(KeyError):
         code_of(["status", "digits"])
 
@@ -206,7 +208,7 @@ def test_a_bug_of_ours_shows_itself_at_once_whatever_the_database_holds(at_home,
     read: list[str] = []
     real = soundness._as_kept
     monkeypatch.setattr(soundness, "_as_kept", lambda *args: read.append(str(real(*args))) or real(*args))
-    monkeypatch.setattr("orchestrator.report.view.of_run", lambda *_, **__: {}["ours"])
+    monkeypatch.setattr("orchestrator.report.run_view.of_run", lambda *_, **__: {}["ours"])
     with pytest.raises(KeyError):
         code_of(["status", "digits"])
     assert read and all(f"LIMIT {cause.NEWEST}" in statement for statement in read)

@@ -18,7 +18,7 @@ from harness import wait_until
 
 from db import checkpoints, runs, sessions
 from db.engine import open_database
-from orchestrator.checkpoint.files import write_manifest
+from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
 from orchestrator.cli import render, watch
 from orchestrator.core import text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.advice import Facts, advise, sparkline
+from orchestrator.core.bottlenecks import Facts, advise, sparkline
 
 GIB = 2**30
 BUSY = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core import codes, session
+from orchestrator.core import codes, lifecycle
 from orchestrator.core.codes import NOTED_BY_RANKS, REASON_TEXT, EventKind, Reason
 
 ROOT = Path(__file__).parents[2]
@@ -90,8 +90,8 @@ def test_a_code_is_compared_with_a_member_of_its_enum(path):
 
 
 def test_each_event_of_the_lifecycle_has_a_kind_of_its_own():
-    events = [kind for kind in vars(session).values() if isinstance(kind, type) and issubclass(kind, session.Event)]
-    kinds = [event.kind for event in events if event is not session.Event]
+    events = [kind for kind in vars(lifecycle).values() if isinstance(kind, type) and issubclass(kind, lifecycle.Event)]
+    kinds = [event.kind for event in events if event is not lifecycle.Event]
     assert len(kinds) == len(set(kinds)) > 20 and not NOTED_BY_RANKS & set(kinds)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import curve
-from orchestrator.core.curve import Mark, Point, Record, Recorder, Stretch, Value
+from orchestrator.core import metric_curve
+from orchestrator.core.metric_curve import Mark, Point, Record, Recorder, Stretch, Value
 
 EPOCHS, BATCHES = 4, 5
 
@@ -32,7 +32,7 @@ class Training:
     lines: list[str] = field(default_factory=list)
 
     def run(self, from_step: int, until_step: int, saves: set[int], waits: list[float]) -> None:
-        recorder = Recorder(lambda record: self.lines.append(curve.encode(record)))
+        recorder = Recorder(lambda record: self.lines.append(metric_curve.encode(record)))
         step, now_s = from_step, 1e9
         position = max(0, from_step - 1) // BATCHES  # a step that ends an epoch is saved before its evaluation
         for epoch in range(position, EPOCHS):
@@ -69,18 +69,20 @@ def test_the_curve_of_a_run_that_was_cut_is_that_of_an_uninterrupted_one(cuts, l
         text = "".join(f"{line}\n" for line in attempt.lines)
         saved = [step for step in saves if begins < step <= max(until, begins)]
         if is_torn:  # killed in the midst of a line, behind the newest save
-            text += curve.encode(Record(until, until - 1, 1, 1e9, {"loss": Value(9.0, 1)}))[:-3]
-        stretches.append(Stretch(begins, curve.decode(text)))
+            text += metric_curve.encode(Record(until, until - 1, 1, 1e9, {"loss": Value(9.0, 1)}))[:-3]
+        stretches.append(Stretch(begins, metric_curve.decode(text)))
         begins = max(saved, default=begins)
 
-    merged, expected = curve.merged(stretches), curve.decode("\n".join(alone.lines))
+    merged, expected = metric_curve.merged(stretches), metric_curve.decode("\n".join(alone.lines))
     means = [record for record in merged if not record.is_exact]
     assert [record.first for record in means] == [0, *(record.step for record in means[:-1])] and means[-1].step == ALL
     assert sum(record.values["loss"].reports for record in means) == ALL
     assert [record.values for record in merged if record.is_exact] == [
         item.values for item in expected if item.is_exact
     ]
-    for (epoch, values), (same, aim) in zip(curve.by_epoch(merged), curve.by_epoch(expected), strict=True):
+    for (epoch, values), (same, aim) in zip(
+        metric_curve.by_epoch(merged), metric_curve.by_epoch(expected), strict=True
+    ):
         assert epoch == same and values == pytest.approx(aim, rel=1e-6)
 
 
@@ -108,9 +110,9 @@ def test_all_reports_of_one_step_are_in_one_record_however_slow_they_come():
 
 def test_exact_values_keep_all_their_digits_and_what_is_no_number_is_nan():
     values = {"dice": Value(0.1 + 0.2, 1), "bad": Value(math.inf, 1)}
-    line = curve.encode(Record(7, 7, 2, 1.0, values))
+    line = metric_curve.encode(Record(7, 7, 2, 1.0, values))
     assert "NaN" not in line and "Infinity" not in line
-    [read] = curve.decode(line)
+    [read] = metric_curve.decode(line)
     assert read.values["dice"].mean == 0.1 + 0.2 and math.isnan(read.values["bad"].mean)
     assert (read.step, read.epoch, read.is_exact) == (7, 2, True)
 
@@ -135,24 +137,24 @@ def test_exact_values_keep_all_their_digits_and_what_is_no_number_is_nan():
         '{"s":2,"f":1,"e":1,"t":1,"v":{"a":[1,0]}}',
         '{"s":2,"f":1,"e":1,"t":1,"v":{"a":[1,-1]}}',
         '{"s":2,"f":1,"e":1,"t":1,"v":{"a":1}}',
-        json.dumps({"s": 1, "e": 1, "t": 1, "v": {str(n): n for n in range(curve.MOST_NAMES + 1)}}),
-        json.dumps({"s": 1, "e": 1, "t": 1, "v": {"x" * curve.LINE_BYTES: 1}}),
+        json.dumps({"s": 1, "e": 1, "t": 1, "v": {str(n): n for n in range(metric_curve.MOST_NAMES + 1)}}),
+        json.dumps({"s": 1, "e": 1, "t": 1, "v": {"x" * metric_curve.LINE_BYTES: 1}}),
     ],
     ids=range(19),
 )
 def test_a_line_that_is_no_record_is_passed_over(line):
     whole = '{"s":1,"e":1,"t":1,"v":{"a":1}}'
-    assert [item.step for item in curve.decode(f"{whole}\n{line}\n{whole}")] == [1, 1]
+    assert [item.step for item in metric_curve.decode(f"{whole}\n{line}\n{whole}")] == [1, 1]
 
 
 def test_a_name_moves_no_cursor_and_is_bounded():
-    [read] = curve.decode(json.dumps({"s": 1, "e": 1, "t": 1, "v": {"a\x1b[2J\n" + "x" * 500: 1}}))
+    [read] = metric_curve.decode(json.dumps({"s": 1, "e": 1, "t": 1, "v": {"a\x1b[2J\n" + "x" * 500: 1}}))
     [name] = read.values
-    assert name.startswith("a?[2J?xx") and len(name) == curve.NAME_LENGTH
+    assert name.startswith("a?[2J?xx") and len(name) == metric_curve.NAME_LENGTH
 
 
 def test_a_number_beyond_any_is_none():
-    [read] = curve.decode('{"s":1,"e":1,"t":1,"v":{"a":1' + "0" * 400 + "}}")
+    [read] = metric_curve.decode('{"s":1,"e":1,"t":1,"v":{"a":1' + "0" * 400 + "}}")
     assert math.isnan(read.values["a"].mean)
 
 
@@ -164,8 +166,8 @@ def test_thinned_records_keep_within_their_bytes_and_every_report_while_there_ar
         records.append(
             Record(step, first, epoch, 1e9, {"dice" if is_exact else "loss": Value(0.5, 1 if is_exact else 3)})
         )
-    kept = curve.thinned(records, most_bytes)
-    assert sum(len(curve.encode(item)) + 1 for item in kept) <= most_bytes
+    kept = metric_curve.thinned(records, most_bytes)
+    assert sum(len(metric_curve.encode(item)) + 1 for item in kept) <= most_bytes
     assert kept[-1:] == records[-1:] or not kept
     exact = [item for item in records if item.is_exact]
     if [item for item in kept if item.is_exact] == exact and kept and kept[0].first == 0:
@@ -178,9 +180,9 @@ def test_what_an_attempt_did_beyond_the_step_that_the_next_one_went_on_from_is_n
 
     first = Stretch(0, [mean(0, 4, 1.0), mean(4, 8, 2.0), mean(8, 9, 3.0)])
     in_vain, again = Stretch(4, []), Stretch(4, [mean(4, 9, 5.0)])
-    assert curve.merged([first, in_vain]) == [mean(0, 4, 1.0)]
-    assert curve.merged([first, in_vain, again]) == [mean(0, 4, 1.0), mean(4, 9, 5.0)]
-    assert curve.merged([first, Stretch(0, [])]) == []  # begun anew
+    assert metric_curve.merged([first, in_vain]) == [mean(0, 4, 1.0)]
+    assert metric_curve.merged([first, in_vain, again]) == [mean(0, 4, 1.0), mean(4, 9, 5.0)]
+    assert metric_curve.merged([first, Stretch(0, [])]) == []  # begun anew
 
 
 def test_a_step_is_one_point_and_an_exact_value_goes_before_a_mean_of_the_name():
@@ -188,7 +190,7 @@ def test_a_step_is_one_point_and_an_exact_value_goes_before_a_mean_of_the_name()
         Record(4, 0, 1, 5.0, {"loss": Value(1.0, 4), "dice": Value(0.1, 4)}),
         Record(4, 4, 1, 6.0, {"dice": Value(0.5, 1)}),
     ]
-    assert curve.points(records) == [Point(4, 1, 6.0, 4, {"loss": 1.0, "dice": 0.5})]
+    assert metric_curve.points(records) == [Point(4, 1, 6.0, 4, {"loss": 1.0, "dice": 0.5})]
 
 
 def test_the_best_is_by_the_plan_or_by_the_name_and_the_first_of_equals():
@@ -196,9 +198,9 @@ def test_the_best_is_by_the_plan_or_by_the_name_and_the_first_of_equals():
         Point(step, 1, 0.0, 1, {"val_loss": loss, "dice": dice, "chance": math.nan})
         for step, loss, dice in [(1, 0.5, 0.1), (2, 0.2, 0.7), (3, 0.2, 0.7), (4, 0.3, math.nan)]
     ]
-    found = {item.name: item for item in curve.summaries(points, {})}
+    found = {item.name: item for item in metric_curve.summaries(points, {})}
     assert (found["val_loss"].mode, found["val_loss"].best, found["val_loss"].best_step) == ("min", 0.2, 2)
     assert (found["dice"].mode, found["dice"].best, found["dice"].best_step) == ("max", 0.7, 2)
     assert found["val_loss"].last == 0.3 and math.isnan(found["dice"].last) and found["dice"].values == 4
     assert math.isnan(found["chance"].best)
-    assert {item.name: item.best for item in curve.summaries(points, {"val_loss": "max"})}["val_loss"] == 0.5
+    assert {item.name: item.best for item in metric_curve.summaries(points, {"val_loss": "max"})}["val_loss"] == 0.5

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import cadence, deadline, retention
-from orchestrator.core.codes import RankError, RankOutcome
-from orchestrator.core.deadline import Save
-from orchestrator.core.outcome import (
+from orchestrator.core import checkpoint_interval, retention, save_deadline
+from orchestrator.core.attempt_outcome import (
     Ended,
     RankRecord,
     failed_in,
@@ -21,8 +19,8 @@ from orchestrator.core.outcome import (
     memory_that_ran_out,
     verdict,
 )
-from orchestrator.core.retention import Kept, Rule, to_drop
-from orchestrator.core.session import (
+from orchestrator.core.codes import RankError, RankOutcome
+from orchestrator.core.lifecycle import (
     AttemptCrashed,
     AttemptSuspended,
     OutOfMemory,
@@ -30,39 +28,45 @@ from orchestrator.core.session import (
     RunFinished,
     StageFinished,
 )
+from orchestrator.core.retention import Kept, Rule, to_drop
+from orchestrator.core.save_deadline import Save
 from orchestrator.platforms.detect import detect
 
 
 def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
-    assert deadline.first_guess_s(300_000_000, 100e6) == pytest.approx(2 + 9)
-    assert deadline.first_guess_s(0, 0) == 2.0
+    assert save_deadline.first_guess_s(300_000_000, 100e6) == pytest.approx(2 + 9)
+    assert save_deadline.first_guess_s(0, 0) == 2.0
 
 
 def test_a_margin_that_nobody_names_is_a_hundredth_of_the_session_within_bounds():
     hours, minute, short = 9 * 3600.0, 60.0, 20.0
-    assert [deadline.default_margin_s(wall) for wall in (hours, minute, short)] == [120.0, 0.6, 0.5]
+    assert [save_deadline.default_margin_s(wall) for wall in (hours, minute, short)] == [120.0, 0.6, 0.5]
 
 
 def test_the_lead_counts_on_the_slowest_of_the_runs_saves_and_forgets_those_long_ago():
-    assert deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 19, 10, guess_s=99) < 2.5
-    assert deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 18, 10, guess_s=99) > 60
-    assert deadline.save_s([], 10, guess_s=99) == 99
+    assert save_deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 19, 10, guess_s=99) < 2.5
+    assert save_deadline.save_s([Save(10, 60.0)] + [Save(10, 2.0)] * 18, 10, guess_s=99) > 60
+    assert save_deadline.save_s([], 10, guess_s=99) == 99
 
 
 def test_few_saves_tell_little_so_more_is_counted_on():
-    leads = [deadline.save_s([Save(10, 4.0)] * count, 10, guess_s=99) for count in (1, 4, 16)]
+    leads = [save_deadline.save_s([Save(10, 4.0)] * count, 10, guess_s=99) for count in (1, 4, 16)]
     assert leads == [pytest.approx(8.0), pytest.approx(6.0), pytest.approx(5.0)]
 
 
 def test_a_state_that_has_grown_is_counted_on_to_take_longer():
-    assert deadline.save_s([Save(100, 2.0)] * 16, 400, guess_s=99) == pytest.approx(10.0)
-    assert deadline.save_s([Save(400, 2.0)] * 16, 100, guess_s=99) == pytest.approx(2.5)
+    assert save_deadline.save_s([Save(100, 2.0)] * 16, 400, guess_s=99) == pytest.approx(10.0)
+    assert save_deadline.save_s([Save(400, 2.0)] * 16, 100, guess_s=99) == pytest.approx(2.5)
 
 
 def test_the_interval_is_youngs_and_bounded_by_the_plan():
-    assert cadence.interval_s(0.06, trained_s=0, failures=0) == pytest.approx(math.sqrt(2 * 0.06 * 9 * 3600), rel=1e-6)
-    assert cadence.interval_s(0.06, trained_s=0, failures=0, at_most_s=5) == 5
-    assert cadence.interval_s(1.0, trained_s=3600, failures=20) < cadence.interval_s(1.0, trained_s=3600, failures=0)
+    assert checkpoint_interval.interval_s(0.06, trained_s=0, failures=0) == pytest.approx(
+        math.sqrt(2 * 0.06 * 9 * 3600), rel=1e-6
+    )
+    assert checkpoint_interval.interval_s(0.06, trained_s=0, failures=0, at_most_s=5) == 5
+    assert checkpoint_interval.interval_s(1.0, trained_s=3600, failures=20) < checkpoint_interval.interval_s(
+        1.0, trained_s=3600, failures=0
+    )
 
 
 kept = st.builds(

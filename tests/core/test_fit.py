@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import fit
+from orchestrator.core import memory_fit
 from orchestrator.core.codes import Fit
-from orchestrator.core.fit import Trial
-from orchestrator.core.memory import DEFAULT, Facts, Settings, parse_rung
+from orchestrator.core.memory_fit import Trial
+from orchestrator.core.memory_ladder import DEFAULT, Facts, Settings, parse_rung
 
 GB = 10**9
 FACTS = Facts(batch=16, blocks=4)
@@ -23,7 +23,7 @@ def trials(foot=2.0, each=1.0, dropped=0.25, sizes=(1, 8, 16), step_s=1.0):
 
 def judged(limit, found=None, ladder=DEFAULT, base=None, facts=FACTS):
     rungs = [parse_rung(rung) for rung in ladder]
-    return fit.judge(
+    return memory_fit.judge(
         found or trials(), share=16, base=base or Settings(), ladder=rungs, facts=facts, limit=int(limit * GB), where="16 GB"
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_activations_go_first_where_batchnorm_would_notice_a_smaller_microbatch(
 def test_of_a_single_trial_what_stands_does_not_shrink_with_the_microbatch():
     alone = [Trial(16, False, 18 * GB, 1.0)]  # 15 of them weights, gradients and optimizer
     rungs = [parse_rung(rung) for rung in DEFAULT]
-    found = fit.judge(
+    found = memory_fit.judge(
         alone, share=16, base=Settings(), ladder=rungs, facts=FACTS, limit=14 * GB, where="14 GB", standing=15 * GB
     )
     assert found.word == Fit.DOES_NOT_FIT and found.largest == 0
@@ -93,21 +93,21 @@ def test_the_last_of_memory_is_not_counted_on():
 def test_what_is_said_to_fit_fits_by_its_own_figures(foot, each, dropped, limit):
     found = judged(limit=limit, found=trials(foot, each, dropped * each))
     if found.need is not None:
-        assert found.need.held <= fit.FULL * limit * GB
+        assert found.need.held <= memory_fit.FULL * limit * GB
     if found.word == Fit.DOES_NOT_FIT:
-        assert foot + min(each, dropped * each) > fit.FULL * limit * 0.999, (
+        assert foot + min(each, dropped * each) > memory_fit.FULL * limit * 0.999, (
             "one sample with activations dropped had no room"
         )
 
 
 @given(st.integers(1, 300), st.integers(0, 300))
 def test_auto_takes_as_few_parts_as_fit_and_makes_them_alike(share, largest):
-    size = fit.even(share, largest, Facts(batch=share))
+    size = memory_fit.even(share, largest, Facts(batch=share))
     if not largest or largest >= share:
         assert size == largest
         return
     parts = -(-share // size)
     assert 0 < size <= largest and parts == -(-share // largest)
     assert size - 1 == 0 or -(-share // (size - 1)) > parts, "smaller ones would be more"
-    assert fit.even(share, largest, Facts(batch=share, batchnorm=True)) == 0, "its statistics would change"
-    assert fit.even(share, largest, Facts()) == 0, "nobody can split it"
+    assert memory_fit.even(share, largest, Facts(batch=share, batchnorm=True)) == 0, "its statistics would change"
+    assert memory_fit.even(share, largest, Facts()) == 0, "nobody can split it"

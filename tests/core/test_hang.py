@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.hang import ASLEEP_S, PLACES, RULES, STILL_S, Watch
-from orchestrator.core.session import Hung
-from orchestrator.runtime.stacks import Frame, Stack, culprit, frames_of_dump, frames_of_spy
+from orchestrator.core.hang_detection import ASLEEP_S, PLACES, RULES, STILL_S, Watch
+from orchestrator.core.lifecycle import Hung
+from orchestrator.launch.stack_dumps import Frame, Stack, culprit, frames_of_dump, frames_of_spy
 
 
 def launched(longest=None, given=None, *, ranks=2, without_progress=0, at_s=0.0) -> Watch:

@@ -6,9 +6,11 @@ import random
 
 import pytest
 
-from orchestrator.core import health
+from orchestrator.core import training_health
+from orchestrator.core.attempt_outcome import Ended, RankRecord, verdict
 from orchestrator.core.codes import RankOutcome
-from orchestrator.core.health import (
+from orchestrator.core.lifecycle import RetriesExhausted, Unwell
+from orchestrator.core.training_health import (
     LOSS,
     QUIET,
     SOON,
@@ -21,10 +23,8 @@ from orchestrator.core.health import (
     change_of,
     next_remedy,
 )
-from orchestrator.core.outcome import Ended, RankRecord, verdict
-from orchestrator.core.session import RetriesExhausted, Unwell
 
-POLICY = [health.parse_remedy(name) for name in ("skip", "rollback", "reset_scaler", "lr/2")]
+POLICY = [training_health.parse_remedy(name) for name in ("skip", "rollback", "reset_scaler", "lr/2")]
 
 
 def _taken(step, remedy="skip", seen=None):
@@ -47,7 +47,7 @@ def test_a_trouble_soon_after_another_takes_the_next_remedy_and_after_long_quiet
 def test_when_all_are_taken_nothing_is_left_and_the_cause_is_the_first_by_time():
     past = [_taken(step, remedy.name) for step, remedy in zip(range(10, 50, 10), POLICY, strict=True)]
     assert _next(*past, step=50) is None
-    said = health.exhausted(past, Trouble(LOSS, 1, 50, "loss is inf at step 50"))
+    said = training_health.exhausted(past, Trouble(LOSS, 1, 50, "loss is inf at step 50"))
     assert said.startswith("rank 0: loss is nan at step 10") and "skip, rollback, reset_scaler, lr/2" in said
 
 
@@ -72,11 +72,11 @@ def test_a_spike_takes_no_remedy_against_overflow():
     ],
 )
 def test_a_remedy_becomes_an_entry_of_the_schedule(written, change):
-    assert change_of(health.parse_remedy(written), Trouble(LOSS, 0, 7, "")) == change
+    assert change_of(training_health.parse_remedy(written), Trouble(LOSS, 0, 7, "")) == change
 
 
 def test_with_bad_weights_no_batch_is_to_blame_and_the_change_begins_at_the_last_good_state():
-    change = change_of(health.parse_remedy("lr/2"), Trouble(WEIGHTS, 0, 300, "", since=100))
+    change = change_of(training_health.parse_remedy("lr/2"), Trouble(WEIGHTS, 0, 300, "", since=100))
     assert change == {"step": 100, "seen": 300, "lr": 0.5}
 
 
@@ -85,7 +85,7 @@ def test_with_bad_weights_no_batch_is_to_blame_and_the_change_begins_at_the_last
 )
 def test_what_is_no_remedy_is_told_with_examples(written):
     with pytest.raises(ValueError, match="expected one like skip"):
-        health.parse_remedy(written)
+        training_health.parse_remedy(written)
 
 
 def test_the_first_record_with_a_trouble_decides_and_the_others_are_collateral():

@@ -22,16 +22,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import untrusted_io
+from orchestrator.admission.source_scan import Candidate
 from orchestrator.checkpoint import safetensors_header
 from orchestrator.checkpoint.export import export_safetensors
-from orchestrator.checkpoint.files import read_checkpoint, write_durably, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_durably, write_manifest
 from orchestrator.checkpoint.manifest import FILE_PATTERN, MAX_WORLD_SIZE, FileEntry, Manifest, Position, parse_manifest
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.core.health import Trouble
-from orchestrator.core.outcome import Ended, failed_in, first_cause, verdict
+from orchestrator.core.attempt_outcome import Ended, failed_in, first_cause, verdict
+from orchestrator.core.training_health import Trouble
 from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.runtime import launcher
-from orchestrator.runtime.finding import Candidate
+from orchestrator.launch import launcher
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 """How much longer: `make soak`."""

@@ -13,6 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("orchestrator/**/*.py"), *ROOT.glob("db/**/*.py")])
 
+LOW = {
+    "orchestrator.core",
+    "orchestrator.errors",
+    "orchestrator.untrusted_io",
+    "orchestrator.protocol",
+    "orchestrator.system",
+}
+"""What everything above may use."""
+
 # package → what of this project it may import; the rest of the world is checked below
 MAY = {
     "orchestrator.core": {"orchestrator.core"},
@@ -20,13 +29,13 @@ MAY = {
     "orchestrator.worker": {
         "orchestrator.worker",
         "orchestrator.core.codes",
-        "orchestrator.core.memory",  # the ranks choose rungs themselves, in the midst of a step
-        "orchestrator.core.health",
-        "orchestrator.core.curve",
+        "orchestrator.core.memory_ladder",  # the ranks choose rungs themselves, in the midst of a step
+        "orchestrator.core.training_health",
+        "orchestrator.core.metric_curve",
         "orchestrator.core.retention",  # which checkpoint of another stage is its best
         "orchestrator.protocol",
         "orchestrator.checkpoint.manifest",
-        "orchestrator.checkpoint.files",
+        "orchestrator.checkpoint.folder",
         "orchestrator.checkpoint.verify",
         "orchestrator.checkpoint.safetensors_header",
         "orchestrator.untrusted_io",
@@ -56,29 +65,94 @@ MAY = {
         "orchestrator.errors",
         "db.samples",
     },
-    "orchestrator.runtime": {
-        "orchestrator.runtime",
-        "orchestrator.system",
-        "orchestrator.hardware",
-        "orchestrator.core",
-        "orchestrator.platforms",
-        "orchestrator.protocol",
+    "orchestrator.snapshots": {*LOW, "orchestrator.snapshots", "orchestrator.checkpoint"},
+    "orchestrator.services": {
+        *LOW,
+        "orchestrator.services",
         "orchestrator.checkpoint",
-        "orchestrator.untrusted_io",
-        "orchestrator.errors",
+        "orchestrator.hardware",
         "orchestrator.plan",
+        "db",
+    },
+    "orchestrator.limits": {
+        *LOW,
+        "orchestrator.limits",
+        "orchestrator.hardware",
+        "orchestrator.plan",
+        "orchestrator.platforms",
+        "db",
+    },
+    "orchestrator.launch": {
+        *LOW,
+        "orchestrator.launch",
+        "orchestrator.checkpoint",
+        "orchestrator.hardware",
+        "orchestrator.plan",
+        "orchestrator.services",
+        "orchestrator.snapshots",
         "orchestrator",
         "db",
     },
-    "orchestrator.report": {
-        "orchestrator.report",
-        "orchestrator.core",
-        "orchestrator.runtime",
+    "orchestrator.supervisor": {
+        *LOW,
+        "orchestrator.supervisor",
         "orchestrator.checkpoint",
-        "orchestrator.system",
         "orchestrator.hardware",
-        "orchestrator.plan",  # one that is checked has no rows yet
+        "orchestrator.launch",
+        "orchestrator.limits",
+        "orchestrator.plan",
+        "orchestrator.services",
+        "orchestrator.snapshots",
+        "db",
+    },
+    "orchestrator.admission": {
+        *LOW,
+        "orchestrator.admission",
+        "orchestrator.checkpoint",
+        "orchestrator.hardware",
+        "orchestrator.launch",
+        "orchestrator.limits",
+        "orchestrator.plan",
         "orchestrator.platforms",
+        "orchestrator.services",
+        "orchestrator.supervisor",
+        "db",
+    },
+    "orchestrator.scheduler": {
+        *LOW,
+        "orchestrator.scheduler",
+        "orchestrator.admission",
+        "orchestrator.hardware",
+        "orchestrator.launch",
+        "orchestrator.platforms",
+        "db",
+    },
+    "orchestrator.preflight": {
+        *LOW,
+        "orchestrator.preflight",
+        "orchestrator.admission",
+        "orchestrator.checkpoint",
+        "orchestrator.hardware",
+        "orchestrator.launch",
+        "orchestrator.limits",
+        "orchestrator.plan",
+        "orchestrator.platforms",
+        "orchestrator.snapshots",
+        "db",
+    },
+    "orchestrator.report": {
+        *LOW,
+        "orchestrator.report",
+        "orchestrator.admission",
+        "orchestrator.checkpoint",
+        "orchestrator.hardware",
+        "orchestrator.launch",
+        "orchestrator.limits",
+        "orchestrator.plan",
+        "orchestrator.platforms",
+        "orchestrator.preflight",
+        "orchestrator.snapshots",
+        "orchestrator.supervisor",
         "db",
     },
     "orchestrator.cli": {"orchestrator", "db"},
@@ -119,7 +193,7 @@ STANDARD_LIBRARY_ALONE = (
     "orchestrator.system.clock",
     "orchestrator.platforms",
     "orchestrator.system.files",
-    "orchestrator.runtime.shim",
+    "orchestrator.launch.shim",
 )
 
 
@@ -170,6 +244,17 @@ def test_imports_point_one_way(path):
         assert not [name for name in ours if _below(name, "orchestrator.worker")], f"{module} imports the worker"
 
 
+PACKAGES = sorted(path.parent for path in ROOT.glob("orchestrator/*/__init__.py"))
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_each_package_says_what_it_is_for_and_its_imports_are_bounded(folder):
+    module = _module(folder / "__init__.py")
+    assert module in MAY, f"{module}: say in MAY what it may import"
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    assert said, f"{module} says nothing of itself"
+
+
 def _loaded_by(statement: str) -> set[str]:
     program = f"import sys; {statement}; print(*sys.modules)"
     return set(
@@ -184,14 +269,15 @@ def test_the_workers_door_is_cheap():
 
 def test_command_line_and_supervisor_never_load_torch():
     loaded = _loaded_by(
-        "import orchestrator.cli.start, orchestrator.runtime.opening, orchestrator.cli.checkpoints, orchestrator.checkpoint.export"
+        "import orchestrator.cli.start, orchestrator.admission.session_start, orchestrator.cli.checkpoints,"
+        " orchestrator.checkpoint.export"
     )
     assert "torch" not in loaded and "numpy" not in loaded
     assert "apscheduler" in loaded
 
 
 def test_status_does_not_pay_for_what_start_needs():
-    loaded = _loaded_by("import orchestrator.cli.status, orchestrator.report.view, db.engine")
+    loaded = _loaded_by("import orchestrator.cli.status, orchestrator.report.run_view, db.engine")
     assert not loaded & {
         "pydantic",
         "alembic",
@@ -199,21 +285,28 @@ def test_status_does_not_pay_for_what_start_needs():
         "torch",
         "psutil",
         "rich",
-        "orchestrator.core.session",
+        "orchestrator.core.lifecycle",
     }
 
 
 def test_a_daemon_that_waits_keeps_in_memory_what_it_needs():
-    loaded = _loaded_by("import orchestrator.cli.daemon, orchestrator.runtime.daemon, db.engine")
-    assert not loaded & {"pydantic", "alembic", "torch", "rich", "orchestrator.plan", "orchestrator.runtime.opening"}
+    loaded = _loaded_by("import orchestrator.cli.daemon, orchestrator.scheduler.daemon, db.engine")
+    assert not loaded & {
+        "pydantic",
+        "alembic",
+        "torch",
+        "rich",
+        "orchestrator.plan",
+        "orchestrator.admission.session_start",
+    }
 
 
 def test_the_shim_stays_small():
-    loaded = _loaded_by("import orchestrator.runtime.shim")
+    loaded = _loaded_by("import orchestrator.launch.shim")
     assert not loaded & {"torch", "sqlalchemy", "psutil", "pydantic", "apscheduler"}
 
 
-SCREENS = {"render", "watch", "session", "check"}
+SCREENS = {"render", "watch", "foreground", "check"}
 """Modules that have a rich console: tables, a whole screen, a bar of copying, and a page that is a file. What they are given has
 passed the door."""
 

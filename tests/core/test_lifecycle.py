@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import session as core
+from orchestrator.core import lifecycle as core
 from orchestrator.core.codes import OVER, REASON_TEXT, Phase, Reason
-from orchestrator.core.deadline import Save
-from orchestrator.core.session import (
+from orchestrator.core.lifecycle import (
     CALIBRATION_S,
     TRANSITIONS,
     Adopted,
@@ -52,6 +51,7 @@ from orchestrator.core.session import (
     due,
     next_due_s,
 )
+from orchestrator.core.save_deadline import Save
 from orchestrator.core.wall import Wall, has_moved, nearest
 
 EVENTS = [

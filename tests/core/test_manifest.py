@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator import untrusted_io
 from orchestrator.checkpoint import store
-from orchestrator.checkpoint.files import MAX_MANIFEST_BYTES, list_checkpoints, read_checkpoint, write_manifest
+from orchestrator.checkpoint.folder import MAX_MANIFEST_BYTES, list_checkpoints, read_checkpoint, write_manifest
 from orchestrator.checkpoint.json_values import MAX_TEXT_LENGTH
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.checkpoint.verify import verify_checkpoint

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.memory import (
+from orchestrator.core.memory_ladder import (
     DEFAULT,
     EVALUATION,
     HOST,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.hardware import devices
+from orchestrator.launch import shim
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.runtime import shim
 from orchestrator.system import host_memory as host
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import notices
-from orchestrator.core import session as core
+from orchestrator.core import lifecycle as core
+from orchestrator.core import notification_policy
 from orchestrator.core.codes import Phase, Reason
-from orchestrator.core.notices import KINDS, Notice, Sieve
-from orchestrator.core.session import Session
+from orchestrator.core.lifecycle import Session
+from orchestrator.core.notification_policy import KINDS, Notice, Sieve
 from orchestrator.errors import PlanError
 from orchestrator.plan import parse
 
@@ -32,27 +32,30 @@ PLAN = 'name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\n[notify]\n'
     ],
 )
 def test_each_event_is_told_as_the_kind_that_it_is(event, phase, kinds):
-    told = notices.of(event, Session(phase=phase), number=2)
+    told = notification_policy.of(event, Session(phase=phase), number=2)
     assert told is not None and told.kinds == kinds and set(kinds) <= set(KINDS)
 
 
 def test_what_is_no_news_is_not_told():
-    assert notices.of(core.Attached(), Session(phase=Phase.TRAINING), number=1) is None
-    assert notices.of(core.Adopted(), Session(phase=Phase.TRAINING), number=1) is None
+    assert notification_policy.of(core.Attached(), Session(phase=Phase.TRAINING), number=1) is None
+    assert notification_policy.of(core.Adopted(), Session(phase=Phase.TRAINING), number=1) is None
 
 
 def test_the_first_session_starts_the_run_and_a_later_one_resumes_it():
-    kinds = [notices.of(core.SessionOpened(), Session(phase=Phase.STARTING), number=number).kinds for number in (1, 2)]
+    kinds = [
+        notification_policy.of(core.SessionOpened(), Session(phase=Phase.STARTING), number=number).kinds
+        for number in (1, 2)
+    ]
     assert kinds == [("started",), ("resumed",)]
 
 
 def test_a_session_whose_hours_are_spent_is_told_as_quota_or_as_its_end_to_who_wants_that_alone():
     ended = Session(phase=Phase.SUSPENDED, wall_kind=Reason.QUOTA, reason=Reason.QUOTA, why="the quota")
-    told = notices.of(core.AttemptSuspended(), ended, number=1)
+    told = notification_policy.of(core.AttemptSuspended(), ended, number=1)
     assert Sieve(["quota", "suspended"]).lets_through(told, 0.0) == ("quota", 0)
     assert Sieve(["suspended"]).lets_through(told, 0.0) == ("suspended", 0)
     assert Sieve(["finished"]).lets_through(told, 0.0) is None
-    finished = notices.of(core.RunFinished(), replace(ended, phase=Phase.FINISHED), number=1)
+    finished = notification_policy.of(core.RunFinished(), replace(ended, phase=Phase.FINISHED), number=1)
     assert finished.kinds == ("finished",), "a run that is finished asks for no hours"
 
 
@@ -70,8 +73,8 @@ def test_saves_are_told_once_a_minute_and_how_many_were_left_unsaid():
 
 
 def test_for_want_of_room_the_oldest_save_goes_first():
-    assert notices.to_give_up(["failed", "rung", "saved", "saved"]) == 2
-    assert notices.to_give_up(["failed", "rung"]) == 0
+    assert notification_policy.to_give_up(["failed", "rung", "saved", "saved"]) == 2
+    assert notification_policy.to_give_up(["failed", "rung"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from orchestrator.core.outlay import Loop, Measured, Reached, lay_out, left
+from orchestrator.core.cost_estimate import Loop, Measured, Reached, lay_out, left
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = 3600.0

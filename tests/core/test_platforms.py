@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError, PlanError
+from orchestrator.limits.fixed_walls import began_s
 from orchestrator.plan import Plan, parse, user_config
 from orchestrator.platforms.azure import ASSET_TAG
 from orchestrator.platforms.detect import BY_NAME, PLATFORMS, detect
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime.beginning import began_s
 from orchestrator.system.clock import boottime_s
 
 PLAN = 'name = "x"\n[[stage]]\nname = "train"\nentry = "train.py"\n'

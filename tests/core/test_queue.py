@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.queue import (
-    BACKOFF,
-    RESERVE_AFTER_S,
-    Machine,
-    Waiting,
-    back_off_s,
-    choose,
-    fits,
-    has_room,
-)
+from orchestrator.core.scheduling import BACKOFF, RESERVE_AFTER_S, Machine, Waiting, back_off_s, choose, fits, has_room
 
 
 def machine(gpus: int = 2, free: int = 2, **changes) -> Machine:

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.core import quota as core
-from orchestrator.core import windows
+from orchestrator.core import quota_windows
 from orchestrator.core.codes import Phase, Reason
+from orchestrator.core.lifecycle import DeadlineReached, QueueResume, Session, StopRequested, advance
 from orchestrator.core.quota import Quota, Use, available_at, lasts_s, left_s, used_s
-from orchestrator.core.session import DeadlineReached, QueueResume, Session, StopRequested, advance
 
 HOUR = 3600.0
 DAY = 86400.0
@@ -27,7 +27,7 @@ def at(text: str) -> datetime:
 
 
 def quota(hours: float = 30.0, resets: str = KAGGLE, *, reserve_h: float = 0.0) -> Quota:
-    return Quota("p", hours * HOUR, windows.parse(resets), reserve_h * HOUR)
+    return Quota("p", hours * HOUR, quota_windows.parse(resets), reserve_h * HOUR)
 
 
 def use(began: datetime | str, hours: float, factor: float = 1.0) -> Use:
@@ -50,13 +50,13 @@ def length_h(window: tuple[datetime, datetime | None]) -> float:
 
 @pytest.mark.parametrize("spelling", ["Sat 00:00 UTC", "saturday 0:00 utc", "  SATU 00:00   Z "])
 def test_a_week_begins_on_its_weekday_however_it_is_spelled(spelling):
-    start, end = windows.parse(spelling).window_at(at("2026-11-21 00:00"))
+    start, end = quota_windows.parse(spelling).window_at(at("2026-11-21 00:00"))
     assert (start, end) == (at("2026-11-21 00:00"), at("2026-11-28 00:00"))
-    assert windows.parse(spelling).window_at(at("2026-11-20 23:59"))[1] == start
+    assert quota_windows.parse(spelling).window_at(at("2026-11-20 23:59"))[1] == start
 
 
 def test_a_day_and_a_week_with_a_clock_change_are_an_hour_shorter_or_longer():
-    daily, weekly = windows.parse("daily 00:00 Europe/Berlin"), windows.parse("Mon 09:00 Europe/Berlin")
+    daily, weekly = quota_windows.parse("daily 00:00 Europe/Berlin"), quota_windows.parse("Mon 09:00 Europe/Berlin")
     assert length_h(daily.window_at(at("2026-03-29 12:00"))) == 23.0
     assert length_h(daily.window_at(at("2026-10-25 12:00"))) == 25.0
     assert length_h(weekly.window_at(at("2026-03-29 12:00"))) == 167.0
@@ -65,18 +65,18 @@ def test_a_day_and_a_week_with_a_clock_change_are_an_hour_shorter_or_longer():
 
 
 def test_a_reset_at_a_time_that_the_clock_leaves_out_comes_as_much_later_as_it_jumps():
-    skipped = windows.parse("daily 02:30 Europe/Berlin").window_at(at("2026-03-29 12:00"))[0]
+    skipped = quota_windows.parse("daily 02:30 Europe/Berlin").window_at(at("2026-03-29 12:00"))[0]
     assert skipped == at("2026-03-29 01:30") and skipped.astimezone(BERLIN).hour == 3
 
 
 def test_a_reset_at_a_time_that_the_clock_shows_twice_comes_once():
-    daily = windows.parse("daily 02:30 Europe/Berlin")
+    daily = quota_windows.parse("daily 02:30 Europe/Berlin")
     assert daily.window_at(at("2026-10-25 00:29"))[1] == at("2026-10-25 00:30")
     assert daily.window_at(at("2026-10-25 01:30"))[0] == at("2026-10-25 00:30"), "the second 02:30 is no reset"
 
 
 def test_weeks_go_on_over_the_end_of_a_year_with_53_of_them():
-    weekly = windows.parse("Mon 00:00 UTC")
+    weekly = quota_windows.parse("Mon 00:00 UTC")
     assert weekly.window_at(at("2027-01-01 12:00")) == (at("2026-12-28 00:00"), at("2027-01-04 00:00"))
 
 
@@ -89,11 +89,11 @@ def test_weeks_go_on_over_the_end_of_a_year_with_53_of_them():
     ],
 )
 def test_the_31st_of_a_shorter_month_is_its_last_day(inside, start, end):
-    assert windows.parse("monthly 31 00:00 UTC").window_at(at(inside)) == (at(start), at(end))
+    assert quota_windows.parse("monthly 31 00:00 UTC").window_at(at(inside)) == (at(start), at(end))
 
 
 def test_a_day_that_a_zone_left_out_makes_no_empty_window():
-    start, end = windows.parse("daily 09:00 Pacific/Apia").window_at(at("2011-12-30 20:00"))
+    start, end = quota_windows.parse("daily 09:00 Pacific/Apia").window_at(at("2011-12-30 20:00"))
     assert start <= at("2011-12-30 20:00") < end and length_h((start, end)) == 24.0
 
 
@@ -108,7 +108,7 @@ INSTANTS = st.datetimes(datetime(1990, 1, 1), datetime(2080, 1, 1)).map(lambda f
 
 @given(SPELLINGS, INSTANTS)
 def test_windows_tile_time(text, instant):
-    window = windows.parse(text)
+    window = quota_windows.parse(text)
     start, end = window.window_at(instant)
     assert end is not None and start <= instant < end
     assert window.window_at(start) == window.window_at(end - timedelta(microseconds=1)) == (start, end)
@@ -118,14 +118,14 @@ def test_windows_tile_time(text, instant):
 
 @given(SPELLINGS | st.sampled_from(("rolling 3d", "never")), INSTANTS, st.floats(0, 40 * DAY))
 def test_pieces_are_the_stretch_cut_at_the_edges(text, instant, span_s):
-    window, until_at = windows.parse(text), instant + timedelta(seconds=span_s)
-    cut = list(windows.pieces(window, instant, until_at))
+    window, until_at = quota_windows.parse(text), instant + timedelta(seconds=span_s)
+    cut = list(quota_windows.pieces(window, instant, until_at))
     assert [end for _, end in cut[:-1]] == [start for start, _ in cut[1:]]
     assert not cut or (cut[0][0], cut[-1][1]) == (instant, until_at)
     for start, end in cut:
         last = end - timedelta(microseconds=1)
         if text.startswith("rolling"):
-            assert (end - start).total_seconds() <= windows.PIECE_S
+            assert (end - start).total_seconds() <= quota_windows.PIECE_S
         else:
             assert window.window_at(start) == window.window_at(last)
 
@@ -153,7 +153,7 @@ def test_pieces_are_the_stretch_cut_at_the_edges(text, instant, span_s):
 )
 def test_a_window_that_cannot_be_read_is_refused_with_what_was_meant(text, said):
     with pytest.raises(ValueError, match=said):
-        windows.parse(text)
+        quota_windows.parse(text)
 
 
 @given(
@@ -164,7 +164,7 @@ def test_a_window_that_cannot_be_read_is_refused_with_what_was_meant(text, said)
 )
 def test_any_text_is_a_window_or_a_value_error(text):
     try:
-        window = windows.parse(text)
+        window = quota_windows.parse(text)
     except ValueError as error:
         assert str(error)
     else:
@@ -289,7 +289,7 @@ def test_who_ends_at_the_wall_has_at_no_instant_used_more_than_was_allowed(histo
     then = now + timedelta(seconds=lived)
     cut = [
         Use(start, (end - start).total_seconds(), (end - start).total_seconds() * rate)
-        for start, end in windows.pieces(held.window, now, then)
+        for start, end in quota_windows.pieces(held.window, now, then)
     ]
     if not was_over:
         assert used_s(held, [*uses, *cut], then) <= held.usable_s + 1.0
@@ -311,7 +311,7 @@ def test_no_hours_are_left_when_the_wall_comes(history, resets, hours, rate):
     then = now + timedelta(seconds=lasts)
     cut = [
         Use(a, (b - a).total_seconds(), (b - a).total_seconds() * rate)
-        for a, b in windows.pieces(held.window, now, then)
+        for a, b in quota_windows.pieces(held.window, now, then)
     ]
     assert left_s(held, [*uses, *cut], then) <= 1.0 or held.window.window_at(then)[0] == then
 

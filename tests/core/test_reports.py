@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.machines import MACHINES
 from orchestrator.errors import KgorchError
-from orchestrator.runtime import assumptions
+from orchestrator.preflight import assumptions
 
 ROOT = Path(__file__).parents[2]
 REPORTS = runpy.run_path(str(ROOT / "docs" / "reports.py"))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.room import HIGH, LOW, SETTLE_S, Look, Watch, look, taken
+from orchestrator.core.memory_pressure import HIGH, LOW, SETTLE_S, Look, Watch, look, taken
 
 
 def _told(looks, *, tries=0, climb_after_s=600.0):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from orchestrator.core.trend import Outlook, Point, Target, outlook, parse_target
+from orchestrator.core.metric_trend import Outlook, Point, Target, outlook, parse_target
 
 IOU = Target("iou", True, 0.72)
 

@@ -14,16 +14,16 @@ from harness import weekly_reset
 from db import charges, queue, runs, sessions
 from db.charges import Own
 from db.records import PoolInfo
-from orchestrator.core import windows
+from orchestrator.core import quota_windows
 from orchestrator.core.codes import Reason
 from orchestrator.core.quota import Quota, used_s
 from orchestrator.hardware import devices
+from orchestrator.limits import quota_ledger, quota_pools
+from orchestrator.limits.quota_ledger import Ledger, Terms
 from orchestrator.plan import parse
 from orchestrator.platforms.kaggle import PROFILE as KAGGLE
 from orchestrator.platforms.profile import Profile
-from orchestrator.report import hours
-from orchestrator.runtime import ledger, pools
-from orchestrator.runtime.ledger import Ledger, Terms
+from orchestrator.report import quota_view
 from orchestrator.system import process_identity
 
 SATURDAY = datetime(2026, 11, 21, tzinfo=UTC)
@@ -39,7 +39,7 @@ def run(engine, tmp_path):
 
 
 def terms(hours: float = 30.0, resets: str = WEEKLY, factor: float = 1.0) -> Terms:
-    return Terms(Quota("p", hours * 3600.0, windows.parse(resets)), resets, factor, "T4")
+    return Terms(Quota("p", hours * 3600.0, quota_windows.parse(resets)), resets, factor, "T4")
 
 
 def opened(engine, run, *, alive: bool = True, **columns):
@@ -90,7 +90,10 @@ def test_a_session_over_the_reset_is_charged_to_both_windows(engine, run):
         clock.now_s += 3600
         held.wall(clock.now_s)
     assert [(row[1][:13], row[2]) for row in rows(engine)] == [("2026-11-20 22", 7200.0), ("2026-11-21 00", 10800.0)]
-    assert used_s(terms().quota, pools.uses(engine, terms().quota, SATURDAY + timedelta(hours=3)), SATURDAY) == 10800.0
+    assert (
+        used_s(terms().quota, quota_pools.uses(engine, terms().quota, SATURDAY + timedelta(hours=3)), SATURDAY)
+        == 10800.0
+    )
 
 
 def test_use_that_was_cut_at_other_edges_counts_from_the_new_edge_on(engine, run):
@@ -98,8 +101,8 @@ def test_use_that_was_cut_at_other_edges_counts_from_the_new_edge_on(engine, run
     charges.charge(engine, session.id, "p", [(SATURDAY - timedelta(hours=4), 14400.0)], factor=2.0, accelerator="T4")
     charges.charge(engine, session.id, "p", [(SATURDAY, 3600.0)], factor=2.0, accelerator="T4")
     earlier, now = terms(resets="Fri 22:00 UTC").quota, SATURDAY + timedelta(hours=5)
-    assert used_s(earlier, pools.uses(engine, earlier, now), now) == 2 * 3 * 3600
-    assert used_s(terms().quota, pools.uses(engine, terms().quota, now), now) == 2 * 3600
+    assert used_s(earlier, quota_pools.uses(engine, earlier, now), now) == 2 * 3 * 3600
+    assert used_s(terms().quota, quota_pools.uses(engine, terms().quota, now), now) == 2 * 3600
 
 
 def test_use_of_a_rolling_window_is_written_in_hours(engine, run):
@@ -123,10 +126,10 @@ def test_two_sessions_of_a_pool_see_each_other_come_and_go(engine, run):
     held.begin(run.id, mine.id)
     assert held.wall(clock.now_s).at_s == clock.now_s + 36000
     charges.charge(engine, other.id, "p", [(now, 0.0)], factor=3.0, accelerator="T4")
-    clock.now_s += ledger.LOOK_S
+    clock.now_s += quota_ledger.LOOK_S
     assert held.wall(clock.now_s).at_s == pytest.approx(clock.now_s + 9000, abs=10)
     sessions.update_session(engine, other.id, supervisor_started_ticks=1)
-    clock.now_s += ledger.LOOK_S
+    clock.now_s += quota_ledger.LOOK_S
     assert held.wall(clock.now_s).at_s == pytest.approx(clock.now_s + 36000, abs=10), "the dead spend nothing"
 
 
@@ -149,9 +152,9 @@ def test_a_ledger_that_cannot_be_read_leaves_the_wall_where_it_was_and_catches_u
         assert held.wall(clock.now_s) == before
         other.execute("ROLLBACK")
     assert rows(engine)[0][2] == 0.0
-    clock.now_s += ledger.RETRY_S
+    clock.now_s += quota_ledger.RETRY_S
     assert held.wall(clock.now_s).at_s == pytest.approx(before.at_s)
-    assert rows(engine)[0][2] == 60 + ledger.RETRY_S
+    assert rows(engine)[0][2] == 60 + quota_ledger.RETRY_S
 
 
 def test_a_session_that_is_adopted_is_charged_for_the_time_that_nobody_supervised(engine, run):
@@ -168,7 +171,7 @@ def test_a_session_that_is_adopted_is_charged_for_the_time_that_nobody_supervise
         database.execute("DELETE FROM charges")
     charges.charge(engine, session.id, "p", [(in_a_year, 30.0)], factor=1.0, accelerator="cpu")
     Ledger.adopting(engine, plan, GENERIC, session).stop()
-    assert sum(row[2] for row in rows(engine)) <= ledger.boottime_s() + 60, "no longer than since the boot"
+    assert sum(row[2] for row in rows(engine)) <= quota_ledger.boottime_s() + 60, "no longer than since the boot"
 
 
 def test_what_a_dead_session_ran_after_its_last_charge_is_completed(engine, run, tmp_path):
@@ -180,13 +183,13 @@ def test_what_a_dead_session_ran_after_its_last_charge_is_completed(engine, run,
     ended = SATURDAY + timedelta(seconds=75)
     Path(tmp_path, "exit.json").write_text(f'{{"status": -9, "at": "{ended.isoformat()}"}}')
     beaten = session._replace(beat_at=SATURDAY + timedelta(seconds=40))
-    ledger.complete(engine, beaten, None, terms())
+    quota_ledger.complete(engine, beaten, None, terms())
     assert [row[2] for row in rows(engine)] == [40.0]
-    ledger.complete(engine, beaten, attempt, terms())
+    quota_ledger.complete(engine, beaten, attempt, terms())
     assert [row[2] for row in rows(engine)] == [75.0]
-    ledger.complete(engine, beaten, None, terms())
+    quota_ledger.complete(engine, beaten, None, terms())
     assert [row[2] for row in rows(engine)] == [75.0], "never less than is known"
-    ledger.complete(
+    quota_ledger.complete(
         engine,
         beaten._replace(wall_at=SATURDAY + timedelta(seconds=90), beat_at=SATURDAY + timedelta(days=365)),
         None,
@@ -202,11 +205,11 @@ def test_a_clock_that_jumped_by_a_year_charges_no_year_where_there_is_no_wall(en
     )
     charges.charge(engine, session.id, "p", [(began, 10.0)], factor=2.0, accelerator="T4")
     in_a_year = began + timedelta(days=365)
-    ledger.complete(engine, session._replace(beat_at=in_a_year), attempt, terms(30, "never"))
-    assert rows(engine)[0][2] == 10.0 + ledger.SLACK.total_seconds()
+    quota_ledger.complete(engine, session._replace(beat_at=in_a_year), attempt, terms(30, "never"))
+    assert rows(engine)[0][2] == 10.0 + quota_ledger.SLACK.total_seconds()
     Path(tmp_path, "exit.json").write_text(f'{{"status": -9, "at": "{in_a_year.isoformat()}"}}')
-    ledger.complete(engine, session, attempt, terms(30, "never"))
-    assert rows(engine)[0][2] <= ledger.boottime_s(), "no longer than since the boot"
+    quota_ledger.complete(engine, session, attempt, terms(30, "never"))
+    assert rows(engine)[0][2] <= quota_ledger.boottime_s(), "no longer than since the boot"
 
 
 def test_what_a_clock_that_ran_ahead_has_charged_counts_once_and_not_for_a_year(engine, run):
@@ -220,7 +223,7 @@ def test_what_a_clock_that_ran_ahead_has_charged_counts_once_and_not_for_a_year(
     sessions.update_session(engine, wrong.id, phase="suspended")
 
     def used(at: datetime) -> float:
-        return used_s(terms().quota, pools.uses(engine, terms().quota, at), at)
+        return used_s(terms().quota, quota_pools.uses(engine, terms().quota, at), at)
 
     Ledger.opening(engine, plan, GENERIC)
     assert used(now + timedelta(days=20)) == 7200.0, "all lie ahead: it may be our clock that is behind"
@@ -237,7 +240,7 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
     )
     charges.charge(engine, session.id, "p", [(SATURDAY, 10.0)], factor=2.0, accelerator="T4")
     Path(tmp_path, "exit.json").write_text(content)
-    ledger.complete(engine, session, attempt, terms())
+    quota_ledger.complete(engine, session, attempt, terms())
     assert [row[2] for row in rows(engine)] == [10.0]
 
 
@@ -245,29 +248,29 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
 def test_the_platforms_hours_count_where_there_are_gpus(monkeypatch, gpus, factor):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr(devices, "model_name", lambda: "Tesla T4")
-    found = ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE)
+    found = quota_ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE)
     assert (found.quota.pool, found.quota.total_s, found.factor) == ("kaggle", 108000.0, factor)
     assert found.resets == WEEKLY
 
 
 def test_a_session_without_gpus_costs_nothing_of_the_platforms_hours_but_of_the_plans(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE) is None
-    said = ledger.terms_of(parse(PLAN + '[quota]\nhours = 2\nreserve = "30m"\nfactor = 3.0', "plan.toml"), KAGGLE)
+    assert quota_ledger.terms_of(parse(PLAN, "plan.toml"), KAGGLE) is None
+    said = quota_ledger.terms_of(parse(PLAN + '[quota]\nhours = 2\nreserve = "30m"\nfactor = 3.0', "plan.toml"), KAGGLE)
     assert (said.quota.usable_s, said.factor, said.resets) == (5400.0, 3.0, WEEKLY)
-    assert ledger.terms_of(parse(PLAN, "plan.toml"), GENERIC) is None
+    assert quota_ledger.terms_of(parse(PLAN, "plan.toml"), GENERIC) is None
 
 
 def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
-    monkeypatch.setattr(process_identity, "start_time_s", lambda _: ledger.boottime_s() - 300)
+    monkeypatch.setattr(process_identity, "start_time_s", lambda _: quota_ledger.boottime_s() - 300)
     in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
     first, session = Ledger.opening(engine, plan, in_container), opened(engine, run)
     first.begin(run.id, session.id)
-    assert charges.used_s(engine, "p", windows.BEGINNING) == pytest.approx(300, abs=20)
+    assert charges.used_s(engine, "p", quota_windows.BEGINNING) == pytest.approx(300, abs=20)
     second, session = Ledger.opening(engine, plan, in_container), opened(engine, run)
     second.begin(run.id, session.id)
-    assert charges.used_s(engine, "p", windows.BEGINNING) == pytest.approx(300, abs=40)
+    assert charges.used_s(engine, "p", quota_windows.BEGINNING) == pytest.approx(300, abs=40)
     elsewhere = Ledger.opening(engine, plan, GENERIC)
     elsewhere.begin(run.id, opened(engine, run).id)
     assert charges.newest(engine, session.id + 1).used_s < 20, "a machine of one's own begins with the session"
@@ -281,22 +284,22 @@ def test_after_a_correction_used_is_what_the_person_said(engine, run, told_s, re
     began = datetime.now(UTC) - timedelta(seconds=1500)
     charges.charge(engine, session.id, "p", [(began, 1000.0)], factor=2.0, accelerator="T4")
     for _ in range(2):
-        pools.correct(engine, "p", told_s)
-        assert hours.of_pool(engine, "p", datetime.now(UTC))["used_s"] == pytest.approx(told_s, abs=1.0)
+        quota_pools.correct(engine, "p", told_s)
+        assert quota_view.of_pool(engine, "p", datetime.now(UTC))["used_s"] == pytest.approx(told_s, abs=1.0)
 
 
 def test_a_correction_wakes_the_runs_that_wait_for_the_pools_hours_and_no_others(engine, run):
     charges.tell_pool(engine, run.id, PoolInfo("p", 100.0, "never", 0.0, SATURDAY))
     queue.put(engine, run.id, reason=Reason.QUOTA, due_at=None)
-    assert pools.correct(engine, "other", 5.0)["resumed"] == 0
-    assert pools.correct(engine, "p", 5.0)["resumed"] == 1
+    assert quota_pools.correct(engine, "other", 5.0)["resumed"] == 0
+    assert quota_pools.correct(engine, "p", 5.0)["resumed"] == 1
     assert queue.open_resume(engine, run.id).due_at <= datetime.now(UTC)
     queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=None)
-    assert pools.correct(engine, "p", 5.0)["resumed"] == 0
+    assert quota_pools.correct(engine, "p", 5.0)["resumed"] == 0
     for due_at in (SATURDAY, None):
         queue.put(engine, run.id, reason=Reason.QUOTA, due_at=due_at)
         assert queue.drop(engine, run.id)
-        assert pools.correct(engine, "p", 5.0)["resumed"] == 0, "a person took it out"
+        assert quota_pools.correct(engine, "p", 5.0)["resumed"] == 0, "a person took it out"
 
 
 def test_a_claimed_place_in_the_queue_is_given_back_while_the_quota_is_spent(engine, run):
@@ -336,7 +339,7 @@ def test_ten_thousand_sessions_and_their_charges_take_milliseconds(engine, run):
 
     def took_s() -> float:
         began = time.perf_counter()
-        assert hours.everyone(engine)[0]["used_s"] > 0
+        assert quota_view.everyone(engine)[0]["used_s"] > 0
         return time.perf_counter() - began
 
     assert min(took_s() for _ in range(5)) < 0.25, "all of it; it takes about 20 ms on an idle core"

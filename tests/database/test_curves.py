@@ -10,9 +10,9 @@ from db import runs, sessions, transfer
 from db.engine import open_database
 from db.records import RunInfo
 from db.tables import Curve
-from orchestrator.core import curve
-from orchestrator.core.curve import Record, Value
-from orchestrator.runtime import curves
+from orchestrator.core import metric_curve
+from orchestrator.core.metric_curve import Record, Value
+from orchestrator.supervisor import metric_curves
 
 
 def mean(first: int, step: int, loss: float = 0.5, name: str = "loss") -> Record:
@@ -20,7 +20,7 @@ def mean(first: int, step: int, loss: float = 0.5, name: str = "loss") -> Record
 
 
 def lines(*records: Record) -> list[str]:
-    return [curve.encode(item) for item in records]
+    return [metric_curve.encode(item) for item in records]
 
 
 def run_in(home) -> tuple:
@@ -47,10 +47,10 @@ def brought_to(home, engine, folder=None) -> dict[str, list[Record]]:
     there = open_database(home)
     here = home / "runs" / "ink" / "1"
     columns = remembered.run | {"folder": str(here), "checkpoints": str(here / "checkpoints")}
-    found = curves.brought(remembered, folder)
+    found = metric_curves.brought(remembered, folder)
     run = transfer.take_in(there, columns, ["train"], {}, found, {}, lambda row: None, [])
     try:
-        return curves.of_run(there, run)
+        return metric_curves.of_run(there, run)
     finally:
         there.dispose()
 
@@ -77,9 +77,9 @@ def test_an_import_writes_what_is_new_and_leaves_the_rest(source):
     assert kept() == before
     rows.write(engine, attempt.id, lines(*many, mean(3000, 3001)))
     assert list(kept()) == list(before), "the last piece has grown"
-    assert curve.decode(rows.of_attempt(engine, attempt.id)) == [*many, mean(3000, 3001)]
+    assert metric_curve.decode(rows.of_attempt(engine, attempt.id)) == [*many, mean(3000, 3001)]
     rows.write(engine, attempt.id, lines(mean(0, 3001)))
-    assert curve.decode(rows.of_attempt(engine, attempt.id)) == [mean(0, 3001)]
+    assert metric_curve.decode(rows.of_attempt(engine, attempt.id)) == [mean(0, 3001)]
     assert rows.attempts_with_any(engine, "r1") == {attempt.id}
 
 
@@ -98,9 +98,9 @@ def test_the_file_beside_a_database_goes_before_rows_that_know_less(source, tmp_
     rows.write(engine, attempt.id, lines(mean(0, 4)))
     folder = tmp_path / "source" / "runs" / "ink" / "1" / "attempts"
     (folder / "1.1").mkdir(parents=True)
-    (folder / "1.1" / curve.FILE_NAME).write_text("\n".join(lines(mean(0, 4), mean(4, 8))) + '\n{"s":9,')
+    (folder / "1.1" / metric_curve.FILE_NAME).write_text("\n".join(lines(mean(0, 4), mean(4, 8))) + '\n{"s":9,')
     assert brought_to(tmp_path / "here", engine, folder) == {"train": [mean(0, 4), mean(4, 8)]}
-    (folder / "1.1" / curve.FILE_NAME).write_text("")
+    (folder / "1.1" / metric_curve.FILE_NAME).write_text("")
     assert brought_to(tmp_path / "there", engine, folder) == {"train": [mean(0, 4)]}
 
 
@@ -108,27 +108,27 @@ def test_a_link_in_the_place_of_a_file_or_of_its_folder_is_not_followed(source, 
     engine, _, _ = source
     secret = tmp_path / "secret"
     secret.mkdir()
-    (secret / curve.FILE_NAME).write_text("\n".join(lines(mean(0, 4))))
+    (secret / metric_curve.FILE_NAME).write_text("\n".join(lines(mean(0, 4))))
     folder = tmp_path / "source" / "runs" / "ink" / "1" / "attempts"
     folder.mkdir(parents=True)
     (folder / "1.1").symlink_to(secret)
     assert brought_to(tmp_path / "here", engine, folder) == {"train": []}
     (folder / "1.1").unlink()
     (folder / "1.1").mkdir()
-    (folder / "1.1" / curve.FILE_NAME).symlink_to(secret / curve.FILE_NAME)
+    (folder / "1.1" / metric_curve.FILE_NAME).symlink_to(secret / metric_curve.FILE_NAME)
     assert brought_to(tmp_path / "there", engine, folder) == {"train": []}
 
 
 def test_what_a_strangers_database_says_is_checked_and_bounded(source, tmp_path, monkeypatch):
     engine, _, attempt = source
-    monkeypatch.setattr(curve, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(metric_curve, "MOST_BYTES", 20_000)
     hostile = ["no record", '{"s":-1,"e":1,"t":1,"v":{"a":1}}', "\x1b[2J", *lines(mean(0, 1, name="a\x1b[2Jb"))]
     with engine.begin() as connection:
         for number, piece in enumerate([hostile, lines(*(mean(step, step + 1) for step in range(1, 2000)))]):
             values = {"attempt_id": attempt.id, "number": number, "lines": "\n".join(piece)}
             connection.execute(insert(Curve).values(values))
     found = brought_to(tmp_path / "here", engine)["train"]
-    assert sum(len(curve.encode(item)) + 1 for item in found) <= 20_000
+    assert sum(len(metric_curve.encode(item)) + 1 for item in found) <= 20_000
     assert {name for item in found for name in item.values} == {"a?[2Jb", "loss"}
     assert sum(value.reports for item in found for value in item.values.values()) == 2000
 
@@ -148,12 +148,12 @@ def test_a_piece_that_is_no_text_is_left_out_and_the_rest_comes_along(source, va
 
 
 def test_the_newest_of_a_huge_file_is_read_and_what_is_no_plain_file_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves, "READ_BYTES", 1000)
-    assert curves.read(tmp_path) == []
-    place = tmp_path / curve.FILE_NAME
+    monkeypatch.setattr(metric_curves, "READ_BYTES", 1000)
+    assert metric_curves.read(tmp_path) == []
+    place = tmp_path / metric_curve.FILE_NAME
     place.write_text("\n".join(lines(*(mean(step, step + 1) for step in range(1000)))))
-    found = curves.read(tmp_path)
+    found = metric_curves.read(tmp_path)
     assert 5 < len(found) < 30 and found[-1] == mean(999, 1000)
     place.unlink()
     place.mkdir()
-    assert curves.read(tmp_path) == []
+    assert metric_curves.read(tmp_path) == []

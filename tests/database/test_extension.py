@@ -13,16 +13,17 @@ from sqlalchemy.orm import Session as Orm
 from db import curves, runs, sessions
 from db.engine import open_database
 from db.tables import Attempt
+from orchestrator.admission.import_run import Consent
+from orchestrator.admission.session_start import Opened
 from orchestrator.checkpoint.manifest import Position
 from orchestrator.checkpoint.verifier import Verifier
-from orchestrator.core import curve
-from orchestrator.core.curve import Record, Value
+from orchestrator.core import metric_curve
+from orchestrator.core.metric_curve import Record, Value
 from orchestrator.errors import PlanError
+from orchestrator.launch import attempts
 from orchestrator.plan import parse
-from orchestrator.runtime import attempts, endings, settling
-from orchestrator.runtime.bringing import Consent
-from orchestrator.runtime.journal import Journal
-from orchestrator.runtime.opening import Opened
+from orchestrator.supervisor import ending_files, orphan_recovery
+from orchestrator.supervisor.recorder import Journal
 
 ONE = PLAN.replace('[[stage]]\nname = "predict"\nentry = "t.py"\n', "")
 LONG_ONE = ONE.replace('entry = "t.py"', 'entry = "t.py"\nargs = { epochs = 9 }')
@@ -109,7 +110,7 @@ def test_a_final_checkpoint_of_an_earlier_version_is_no_place_to_go_on_from(here
     """It does not say at which epoch its loop ended: the extension would train nothing and end well."""
     from dataclasses import replace
 
-    from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+    from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
     from orchestrator.checkpoint.manifest import checkpoint_folder_name
 
     root = finished(here)
@@ -130,9 +131,9 @@ def test_an_end_that_only_a_file_tells_finishes_the_stage_as_well(here):
     attempt = sessions.last_attempt(engine, row.id)
     closes = {"attempt_id": attempt.id, "outcome": "finished", "cause": "", "last_step": 20, "gained": True}
     entry = {"kind": "run_finished", "phase": "finished", "facts": {}, "resume": None, "closes": closes, "why": ""}
-    endings.write(root.parent, row.number, entry)
+    ending_files.write(root.parent, row.number, entry)
     plan = parse(ONE, "p")
-    assert settling.settle(engine, run, plan, sessions.last(engine, "r1"), attempt).phase == "finished"
+    assert orphan_recovery.settle(engine, run, plan, sessions.last(engine, "r1"), attempt).phase == "finished"
     assert not attempts.open_stages(engine, run, plan)
     engine.dispose()
 
@@ -144,7 +145,7 @@ def test_figures_with_many_dots_are_no_reason_to_doubt_a_database(here, source, 
     with Orm(engine) as orm:
         attempt = orm.scalars(select(Attempt)).first().id
     values = {f"m{number}": Value(0.1234 + number, 1) for number in range(names)}
-    curves.write(engine, attempt, [curve.encode(Record(step, step, 1, 1.7e9, values)) for step in range(1, 60)])
+    curves.write(engine, attempt, [metric_curve.encode(Record(step, step, 1, 1.7e9, values)) for step in range(1, 60)])
     engine.dispose()
     opened, _ = here.start()
     assert opened.row.number == 2, "the history came along"
@@ -177,6 +178,6 @@ def test_a_reader_that_is_closed_says_that_it_drops_nothing(tmp_path):
 
 def test_an_end_of_another_version_is_none_that_can_be_taken(tmp_path):
     entry = {"kind": "run_finished", "phase": "finished", "facts": {}, "resume": None, "closes": None}
-    endings.write(tmp_path, 1, entry)
-    endings.write(tmp_path, 2, entry | {"of_the_future": 1})
-    assert endings.read(tmp_path, 1) == entry and endings.read(tmp_path, 2) is None
+    ending_files.write(tmp_path, 1, entry)
+    ending_files.write(tmp_path, 2, entry | {"of_the_future": 1})
+    assert ending_files.read(tmp_path, 1) == entry and ending_files.read(tmp_path, 2) is None

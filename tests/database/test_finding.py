@@ -18,14 +18,14 @@ from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 
 from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
+from orchestrator.admission import import_files, resolve_run, session_start, source_scan
 from orchestrator.checkpoint import registry
-from orchestrator.checkpoint.files import read_checkpoint, write_manifest
+from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, Adjustment
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import choosing, finding, opening, taking
 
 
 def damage(folder):
@@ -105,7 +105,7 @@ def test_without_keep_best_the_furthest_comes_alone(here, evaluated):
 
 
 def test_a_best_for_which_there_is_no_room_stays_and_the_run_goes_on(here, evaluated, monkeypatch):
-    usage = taking.shutil.disk_usage
+    usage = import_files.shutil.disk_usage
     taken = []
 
     def disk_usage(path):
@@ -113,7 +113,7 @@ def test_a_best_for_which_there_is_no_room_stays_and_the_run_goes_on(here, evalu
         taken += [path] if Path(path).name == "checkpoints" else []  # not the folder for a copy of the database
         return usage(path) if len(taken) < 2 else usage(path)._replace(free=0)
 
-    monkeypatch.setattr(taking.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(import_files.shutil, "disk_usage", disk_usage)
     opened, told = here.start(BEST)
     assert opened.row.first_step == 40 and [path.name for path in told.copied] == ["step-00000040"]
     assert any("no room" in note and "step-00000020" in note for note in told.notes)
@@ -459,7 +459,7 @@ def test_a_run_that_is_finished_there_is_finished_here(here, source):
     runs.set_state(engine, "r1", "finished")
     engine.dispose()
     opened, _ = here.start()
-    assert isinstance(opened, choosing.Nothing) and opened.why == "finished"
+    assert isinstance(opened, resolve_run.Nothing) and opened.why == "finished"
     assert (here.home / "runs/ink/1/outputs/submission.csv").is_file()
 
 
@@ -566,13 +566,13 @@ import os, signal
 from pathlib import Path
 from db.engine import open_database
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import opening
+from orchestrator.admission import session_start
 class Killer:
     note = found = lambda *_: None
     def copying(self, done, total): os.kill(os.getpid(), signal.SIGKILL)
 home = Path({str(here.home)!r})
 where = Path({str(here.work)!r}, "plan.toml")
-opening.start(open_database(home), home, Profile("test"), {PLAN!r}, where, [], watcher=Killer())
+session_start.start(open_database(home), home, Profile("test"), {PLAN!r}, where, [], watcher=Killer())
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -9
     assert not [path for path in here.home.rglob("step-*") if FOLDER_PATTERN.fullmatch(path.name)]
@@ -616,7 +616,7 @@ def test_sources_are_folders_and_globs_relative_to_the_plan(tmp_path, monkeypatc
     (tmp_path / "a" / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "b"))
     told = ["a/**", "a/*", "~", str(tmp_path / "a/x"), "nowhere"]
-    folders, notes = finding.roots(told, tmp_path)
+    folders, notes = source_scan.roots(told, tmp_path)
     assert folders == [tmp_path / "a", tmp_path / "a/x", tmp_path / "a/y", tmp_path / "b"]
     assert notes == ["the source nowhere names no folder"]
     with pytest.raises(PlanError, match=r"\*\* at the end alone"):
@@ -628,7 +628,7 @@ def test_an_empty_list_of_sources_searches_nothing_and_none_is_the_platforms(her
     platform = Profile("test", sources=(str(tmp_path / "source" / "**"),))
     for text, found in [(PLAN.replace('"../source/**"', ""), False), (PLAN.partition("[resume]")[0], True)]:
         engine = open_database(here.home)
-        opened = opening.start(engine, here.home, platform, text, here.work / "plan.toml", [])
+        opened = session_start.start(engine, here.home, platform, text, here.work / "plan.toml", [])
         opened.lock.release()
         assert (opened.run.id == "r1") == found
         engine.dispose()
@@ -640,10 +640,10 @@ def test_resume_of_a_name_unknown_here_looks_in_the_platforms_sources(here, sour
     engine = open_database(here.home)
     platform = Profile("test", sources=(str(tmp_path / "source"),))
     with pytest.raises(NotFound, match="there is no run named 'nothing'"):
-        opening.resume(engine, here.home, platform, "nothing")
+        session_start.resume(engine, here.home, platform, "nothing")
     with pytest.raises(KgorchError, match=r"it would run t\.py(.|\n)*--accept-plan"):
-        opening.resume(engine, here.home, platform, "ink")
-    opened = opening.resume(engine, here.home, platform, "ink", consent=TRUSTED)
+        session_start.resume(engine, here.home, platform, "ink")
+    opened = session_start.resume(engine, here.home, platform, "ink", consent=TRUSTED)
     opened.lock.release()
     engine.dispose()
     assert (opened.run.id, opened.row.first_step, opened.run.workdir) == ("r1", 20, str(here.work))
@@ -653,7 +653,7 @@ def test_resume_of_a_run_whose_code_is_not_here_says_what_to_type(here, source, 
     state(source)
     engine = open_database(here.home)
     with pytest.raises(NotFound, match=r"/elsewhere, is not on this machine(.|\n)*kgorch start PLAN"):
-        opening.resume(engine, here.home, Profile("test", sources=(str(tmp_path / "source"),)), "ink")
+        session_start.resume(engine, here.home, Profile("test", sources=(str(tmp_path / "source"),)), "ink")
     engine.dispose()
 
 
@@ -668,20 +668,20 @@ def test_our_own_state_is_not_taken_for_a_source_that_encloses_it(here, tmp_path
 def test_the_search_ends_at_its_bounds_and_says_so(tmp_path):
     deep = tmp_path.joinpath(*"abcdefgh")
     checkpoint(deep, 10)
-    assert [item.manifest.step for item in finding.search([tmp_path], "ink").checkpoints] == [10]
-    seen = finding.search([tmp_path], "ink", depth=5)
+    assert [item.manifest.step for item in source_scan.search([tmp_path], "ink").checkpoints] == [10]
+    seen = source_scan.search([tmp_path], "ink", depth=5)
     assert not seen.checkpoints and "5 levels" in seen.notes[0]
-    seen = finding.search([tmp_path], "ink", entries=6)
+    seen = source_scan.search([tmp_path], "ink", entries=6)
     assert not seen.checkpoints and "6 names" in seen.notes[0]
 
 
 def test_a_folder_with_very_many_files_does_not_hide_what_lies_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(finding, "SLICE", 10)
+    monkeypatch.setattr(source_scan, "SLICE", 10)
     (tmp_path / "a" / "images").mkdir(parents=True)
     for number in range(300):
         (tmp_path / "a" / "images" / f"{number}.png").touch()
     checkpoint(tmp_path / "b" / "c", 10)
-    seen = finding.search([tmp_path], "ink", entries=100)
+    seen = source_scan.search([tmp_path], "ink", entries=100)
     assert len(seen.checkpoints) == 1 and "100 names" in seen.notes[0]
 
 
@@ -693,7 +693,7 @@ def test_leftovers_other_runs_and_our_own_folders_are_not_found(tmp_path):
         left.rename(left.with_name(left.name + name))
     inner = checkpoint(tmp_path / "inner", 40)
     checkpoint(inner / "nested", 50)
-    seen = finding.search([tmp_path], "ink", skip=frozenset({tmp_path / "mine"}))
+    seen = source_scan.search([tmp_path], "ink", skip=frozenset({tmp_path / "mine"}))
     assert [item.manifest.step for item in seen.checkpoints] == [40]
 
 
@@ -707,8 +707,8 @@ def test_what_may_not_be_read_is_passed_over_with_a_note(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
 
-    monkeypatch.setattr(finding.os, "scandir", guarded)
-    seen = finding.search([tmp_path], "ink")
+    monkeypatch.setattr(source_scan.os, "scandir", guarded)
+    seen = source_scan.search([tmp_path], "ink")
     assert len(seen.checkpoints) == 1 and "closed was passed over: Permission denied" in seen.notes[0]
 
 

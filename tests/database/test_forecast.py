@@ -10,15 +10,15 @@ import pytest
 from sqlalchemy import event
 
 from db import checkpoints, runs, sessions
-from orchestrator.core import forecast as core
-from orchestrator.core import windows
+from orchestrator.core import eta as core
+from orchestrator.core import quota_windows
 from orchestrator.core.codes import Reason
-from orchestrator.core.forecast import Ahead, Pace
+from orchestrator.core.eta import Ahead, Pace
 from orchestrator.core.quota import Quota
-from orchestrator.report import forecast, view
-from orchestrator.runtime import foretelling
-from orchestrator.runtime.foretelling import Foreteller
-from orchestrator.runtime.hours import PoolHours
+from orchestrator.limits.quota_outlook import PoolHours
+from orchestrator.report import forecast, run_view
+from orchestrator.supervisor import run_forecast
+from orchestrator.supervisor.run_forecast import Foreteller
 
 BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
 PLAN = '[forecast]\ntarget = "iou >= 0.72"'
@@ -62,7 +62,7 @@ def test_past_sessions_foretell_how_many_more_are_needed_and_until_when(engine, 
     for number in range(3):  # 1000 steps in 3500 s, an hour each, the next one 30 s later
         began = BEGAN + number * timedelta(seconds=3590)
         row = past_session(engine, run, began, 1000 * number, 1000 * number + 1000, 3560)
-    found = foretelling.foretell(engine, run, row, BEGAN + timedelta(hours=3), lives=False)
+    found = run_forecast.foretell(engine, run, row, BEGAN + timedelta(hours=3), lives=False)
     assert found.steps_left == 7000 and found.startup_s == 60 and found.steps_an_epoch == 100
     assert found.pace.usual_s == pytest.approx(3.5) and found.pace.stretches == 3
     assert found.end.usual.sessions == 7
@@ -76,7 +76,7 @@ def test_a_living_session_is_foretold_how_far_it_comes_before_its_wall(engine, r
     began = BEGAN + timedelta(hours=1)
     beat_at = began + timedelta(seconds=1060)
     row = past_session(engine, run, began, 1000, 1500, 3560, phase="training", ended_at=None, beat_at=beat_at)
-    found = foretelling.foretell(engine, run, row, beat_at, lives=True)
+    found = run_forecast.foretell(engine, run, row, beat_at, lives=True)
     left_s = 3600 - 1060 - 40
     assert found.now_steps == int(left_s / found.pace.usual_s) and 700 < found.now_steps < 1000
 
@@ -116,7 +116,7 @@ def test_a_target_is_foretold_from_checkpoints_where_no_epochs_are_known(engine,
 def test_the_supervisor_notes_epochs_of_ten_seconds_and_more_and_one_forecast(engine, run, monkeypatch):
     row = past_session(engine, run, BEGAN, 0, 1000, 3560, beat_at=BEGAN + timedelta(seconds=3560))
     clock, noted = [100.0], []
-    monkeypatch.setattr(foretelling, "boottime_s", lambda: clock[0])
+    monkeypatch.setattr(run_forecast, "boottime_s", lambda: clock[0])
     teller = Foreteller(engine, run, lambda kind, facts: noted.append((kind, facts)))
     for second in range(0, 60, 2):  # an epoch of 100 steps every 6 seconds
         clock[0] = 100.0 + second
@@ -139,7 +139,7 @@ def test_of_what_is_done_nothing_is_foretold(engine, run):
 
 def test_more_steps_than_were_said_do_not_end_in_the_past(engine, run):
     row = past_session(engine, run, BEGAN, 0, 12_000, 3560)
-    found = foretelling.foretell(engine, run, row, BEGAN + timedelta(hours=1), lives=False)
+    found = run_forecast.foretell(engine, run, row, BEGAN + timedelta(hours=1), lives=False)
     assert found.steps_left == 0 and found.end.usual.end_at >= BEGAN + timedelta(hours=1)
 
 
@@ -156,25 +156,25 @@ def test_the_beginning_of_a_cold_epoch_makes_no_pace_faster_than_all(engine, run
     began = BEGAN + timedelta(hours=2)
     now = began + timedelta(seconds=60 + 30)
     row = past_session(engine, run, began, 1600, 1610, 3560, phase="training", ended_at=None, beat_at=now)
-    pace = foretelling.foretell(engine, run, row, now, lives=True).pace
+    pace = run_forecast.foretell(engine, run, row, now, lives=True).pace
     assert pace.usual_s == pytest.approx(1.0, rel=0.02) and pace.slow_s < 1.3
 
 
 def test_a_session_in_which_the_wall_clock_was_put_back_says_nothing_of_the_pace(engine, run):
     past_session(engine, run, BEGAN, 0, 1000, 3560)
     row = past_session(engine, run, BEGAN + timedelta(hours=1), 1000, 2000, -600)
-    pace = foretelling.foretell(engine, run, row, BEGAN + timedelta(hours=2), lives=False).pace
+    pace = run_forecast.foretell(engine, run, row, BEGAN + timedelta(hours=2), lives=False).pace
     assert pace.usual_s == pytest.approx(3.5) and pace.stretches == 1
 
 
 def test_a_target_given_on_the_command_line_counts_however_it_is_spaced(run):
     given = run._replace(overrides=["forecast.target = dice >= 0.9"])
-    assert str(foretelling.target_of(given)) == "dice ≥ 0.9"
+    assert str(run_forecast.target_of(given)) == "dice ≥ 0.9"
 
 
 @pytest.mark.parametrize("resets", ["Sat 00:00 UTC", "rolling 24h", "monthly 1 00:00 Europe/Berlin"])
 def test_a_thousand_sessions_under_a_quota_are_foretold_at_once(resets):
-    quota = Quota("kaggle", 4 * 3600, windows.parse(resets))
+    quota = Quota("kaggle", 4 * 3600, quota_windows.parse(resets))
     ahead = Ahead(length_s=3600.0, startup_s=60.0, hours=PoolHours(quota, [], 1.0))
     began_s = time.process_time()
     assert core.end(10**9, Pace(0.9, 1.0, 1.1, 3), BEGAN, None, ahead).usual is None, "more sessions than are looked at"
@@ -204,8 +204,8 @@ def plans_of(engine, call):
 
 
 CALLS = {
-    "status": lambda engine, run: view.of_run(engine, run),
-    "history": lambda engine, run: view.history(engine, run, limit=50),
+    "status": lambda engine, run: run_view.of_run(engine, run),
+    "history": lambda engine, run: run_view.history(engine, run, limit=50),
     "resume": lambda engine, run: runs.newest_in(engine, ("active", "failed")),
     "opening": lambda engine, run: (sessions.trained(engine, run.id), sessions.without_progress(engine, run.id)),
     "finding": lambda engine, run: (runs.newest(engine, "ink"), runs.numbered(engine, "ink", 1)),

@@ -28,14 +28,15 @@ from db.imported import COLUMNS, ROWS, Reader, Rule
 from db.soundness import CODES
 from db.tables import Base
 from orchestrator import untrusted_io
-from orchestrator.checkpoint.files import read_checkpoint, read_manifest
+from orchestrator.admission import source_scan
+from orchestrator.admission.source_scan import Candidate
+from orchestrator.checkpoint.folder import read_checkpoint, read_manifest
 from orchestrator.checkpoint.manifest import Adjustment
 from orchestrator.errors import KgorchError, NotFound
+from orchestrator.launch import rungs as ladder
 from orchestrator.plan import parse
 from orchestrator.platforms.profile import Profile
-from orchestrator.runtime import finding, resumption
-from orchestrator.runtime import rungs as ladder
-from orchestrator.runtime.finding import Candidate
+from orchestrator.preflight import resume_position
 from orchestrator.untrusted_io import Budget, BudgetExceeded
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
@@ -318,7 +319,7 @@ def test_when_the_budget_ends_in_a_database_the_others_are_not_read_and_it_is_sa
     budget = Budget(3600, 1 << 20)
     read = transfer.read
     monkeypatch.setattr(transfer, "read", lambda *args: [read(*args), budget.spend(1 << 20)])
-    found = finding.find(["../source/**"], here.work, "ink", [], told, budget)
+    found = source_scan.find(["../source/**"], here.work, "ink", [], told, budget)
     assert found.runs["r1"].rows is None and found.cut == "more than 1 MiB were to be read"
     assert told.notes == ["3 databases were not read to the end: more than 1 MiB were to be read"]
 
@@ -351,7 +352,7 @@ def test_a_database_larger_than_what_is_free_is_not_copied(here, source, monkeyp
     state(source)
     usage = shutil.disk_usage(here.work)
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    found = finding.find(["../source/**"], here.work, "ink", [], told := Told())
+    found = source_scan.find(["../source/**"], here.work, "ink", [], told := Told())
     assert found.runs["r1"].rows is None and "no room for a copy" in told.notes[0]
 
 
@@ -380,8 +381,8 @@ def test_very_many_links_to_one_large_manifest_are_read_up_to_the_budget(tmp_pat
         (folder := tmp_path / str(number)).mkdir()
         os.link(made / "manifest.json", folder / "manifest.json")
     asked, described = [], read_manifest
-    monkeypatch.setattr(finding, "read_manifest", lambda folder: [asked.append(folder), described(folder)][1])
-    seen = finding.search([tmp_path], "ink", budget=Budget(3600, 10 * size))
+    monkeypatch.setattr(source_scan, "read_manifest", lambda folder: [asked.append(folder), described(folder)][1])
+    seen = source_scan.search([tmp_path], "ink", budget=Budget(3600, 10 * size))
     assert len(asked) == len(seen.checkpoints) == 10
     assert seen.cut.endswith("were to be read") and "has not seen all" in seen.notes[0]
 
@@ -402,7 +403,7 @@ def test_of_a_large_manifest_little_is_kept(tmp_path):
 def test_the_search_ends_with_its_time(tmp_path):
     for number in range(50):
         checkpoint(tmp_path / str(number), 10, run_id=f"r{number}")
-    seen = finding.search([tmp_path], "ink", budget=Budget(20, 1 << 30, Clock()))
+    seen = source_scan.search([tmp_path], "ink", budget=Budget(20, 1 << 30, Clock()))
     assert len(seen.checkpoints) < 20 and seen.cut == "it took longer than 20 s"
 
 
@@ -410,7 +411,7 @@ def test_twenty_thousand_folders_are_gone_through(tmp_path):
     for number in range(20_000):
         (tmp_path / str(number)).mkdir()
     checkpoint(tmp_path / "9" / "deep", 10)
-    assert len(finding.search([tmp_path], "ink", budget=ENOUGH).checkpoints) == 1
+    assert len(source_scan.search([tmp_path], "ink", budget=ENOUGH).checkpoints) == 1
 
 
 def test_a_budget_bounds_time_and_bytes_over_all_that_is_read():
@@ -443,8 +444,8 @@ def test_what_is_no_plain_file_holds_nobody_up(here, source, what, name):
     path.unlink(missing_ok=True)
     ODD_FILES[what](path)
     program = (
-        "import sys; from pathlib import Path; from orchestrator.runtime import finding; from sources import Told\n"
-        f"found = finding.find(['../source/**'], Path({str(here.work)!r}), 'ink', [], Told())\n"
+        "import sys; from pathlib import Path; from orchestrator.admission import source_scan; from sources import Told\n"
+        f"found = source_scan.find(['../source/**'], Path({str(here.work)!r}), 'ink', [], Told())\n"
         "print(*sorted(found.runs['r1'].checkpoints[0].folder.name for _ in '1'))"
     )
     found = subprocess.run(
@@ -460,11 +461,11 @@ def test_links_in_a_ring_and_links_that_a_glob_meets_are_not_followed(tmp_path):
     checkpoint(tmp_path / "secret", 10)
     (tmp_path / "in" / "b").symlink_to(tmp_path / "secret")
     checkpoint(tmp_path / "in" / "a" / "kept", 20)
-    folders, _ = finding.roots(["in/*"], tmp_path)
+    folders, _ = source_scan.roots(["in/*"], tmp_path)
     assert folders == [tmp_path / "in" / "a"]
-    assert [item.manifest.step for item in finding.search(folders, "ink").checkpoints] == [20]
+    assert [item.manifest.step for item in source_scan.search(folders, "ink").checkpoints] == [20]
     (tmp_path / "mine").symlink_to(tmp_path / "secret")
-    assert finding.roots(["mine", "mine/**"], tmp_path)[0] == [tmp_path / "secret"], "a link that a person names"
+    assert source_scan.roots(["mine", "mine/**"], tmp_path)[0] == [tmp_path / "secret"], "a link that a person names"
 
 
 def test_rivals_without_number_are_listed_up_to_a_bound(here, source):
@@ -472,7 +473,7 @@ def test_rivals_without_number_are_listed_up_to_a_bound(here, source):
         checkpoint(source / str(number), 10, run_id=f"r{number}")
     with pytest.raises(KgorchError, match="60 runs of this name") as refused:
         here.start()
-    assert len(refused.value.facts) == finding.RIVALS + 1 and refused.value.facts[-1] == "… 40 more"
+    assert len(refused.value.facts) == source_scan.RIVALS + 1 and refused.value.facts[-1] == "… 40 more"
 
 
 def a_database(tmp_path):
@@ -496,8 +497,8 @@ def test_a_database_with_changed_bytes_is_read_or_passed_over(tmp_path):
         for at, put in edits:
             changed[at : at + len(put)] = put
         (tmp_path / "in" / "kgorch.db").write_bytes(changed)
-        found = finding.find(["in"], tmp_path, "ink", [], told := Told(), Budget(60, 1 << 30))
-        assert found.runs.keys() <= {"r1"} or all(finding.RUN_ID.fullmatch(run_id) for run_id in found.runs)
+        found = source_scan.find(["in"], tmp_path, "ink", [], told := Told(), Budget(60, 1 << 30))
+        assert found.runs.keys() <= {"r1"} or all(source_scan.RUN_ID.fullmatch(run_id) for run_id in found.runs)
         assert all(note.isprintable() for note in told.notes)
 
     run()
@@ -526,7 +527,7 @@ def test_a_start_names_other_runs_that_it_has_seen_and_the_nearest(here, source)
 
 
 def test_a_start_that_has_not_seen_all_says_so(here, source, monkeypatch):
-    monkeypatch.setattr(finding, "SEARCH_BYTES", 10)
+    monkeypatch.setattr(source_scan, "SEARCH_BYTES", 10)
     checkpoint(source, 20)
     _, told = here.start()
     assert "no state of 'ink' (the search ended at more than 0 MiB" in told.notes[-1]
@@ -565,7 +566,7 @@ def test_a_manifest_that_changes_between_search_and_copy_is_not_used(here, sourc
         found = read(folder)
         return replace(found, run_id="r2") if "tmp-found" in str(folder) else found
 
-    monkeypatch.setattr("orchestrator.runtime.taking.read_checkpoint", another)
+    monkeypatch.setattr("orchestrator.admission.import_files.read_checkpoint", another)
     with pytest.raises(KgorchError, match="changed while it was copied"):
         here.start()
     assert made.is_dir()
@@ -579,7 +580,7 @@ def checked(place, text=PLAN, overrides=()):
     engine, plan = open_database(place.home), parse(text, "plan.toml", list(overrides))
     try:
         before = sorted((place.home / "runs").rglob("*"))
-        told = list(resumption.look(engine, place.home, Profile("test"), plan, place.work, overrides))
+        told = list(resume_position.look(engine, place.home, Profile("test"), plan, place.work, overrides))
         assert sorted((place.home / "runs").rglob("*")) == before
         return [(line.verdict, line.said) for line in told]
     finally:

@@ -18,14 +18,14 @@ from db.records import RungInfo
 from orchestrator import plan as plans
 from orchestrator.checkpoint.json_values import MAX_TEXT_LENGTH
 from orchestrator.checkpoint.manifest import Adjustment
-from orchestrator.core.memory import DEVICE, HOST, Facts, Settings, next_rung
+from orchestrator.core.memory_ladder import DEVICE, HOST, Facts, Settings, next_rung
+from orchestrator.launch import remedies, rungs
+from orchestrator.launch.attempts import Running
+from orchestrator.launch.rungs import Place
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import RankProgress, RungApplied
 from orchestrator.report import doctor
-from orchestrator.runtime import remedies, rungs
-from orchestrator.runtime.attempts import Running
-from orchestrator.runtime.rungs import Place
-from orchestrator.runtime.watching import MemoryWatch
+from orchestrator.supervisor.memory_monitor import MemoryWatch
 
 HERE, OTHER = Place("train", "Tesla T4", 2), Place("train", "Tesla P100", 1)
 PLAN = """

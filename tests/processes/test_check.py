@@ -17,8 +17,9 @@ from orchestrator.core.codes import Fit
 from orchestrator.errors import KgorchError
 from orchestrator.hardware import devices
 from orchestrator.hardware.devices import Accelerators, Gpu, GpuInventory
+from orchestrator.launch import launcher, requirements
 from orchestrator.plan import parse
-from orchestrator.runtime import launcher, preflight, probing, requirements
+from orchestrator.preflight import machine_checks, stage_probe
 
 PROMISE = Path(__file__).parents[1] / "promises" / "check.json"
 QUICK = '[[stage]]\nname = "quick"\nquick_test_of = "train"\n\n'
@@ -167,24 +168,24 @@ def test_what_was_killed_for_want_of_memory_is_not_tried_again_and_does_not_fit(
             (folder / "probe.trying").write_text(json.dumps(trying))
         return True
 
-    monkeypatch.setattr(probing, "_run", run)
+    monkeypatch.setattr(stage_probe, "_run", run)
     monkeypatch.setattr(launcher, "kernel_kills", lambda folder: 1)
     monkeypatch.setattr(launcher, "was_sigkilled", lambda folder: True)
     plan = parse('name = "a"\n[memory]\nmicrobatch = 4\n[[stage]]\nname = "s"\nentry = "a.py"\nranks = 1', "plan.toml")
-    with pytest.raises(probing.ProbeFailed):
-        probing.probe(plan, plan.stage[0], tmp_path, tmp_path, memory=None, patience_s=1.0)
+    with pytest.raises(stage_probe.ProbeFailed):
+        stage_probe.probe(plan, plan.stage[0], tmp_path, tmp_path, memory=None, patience_s=1.0)
     assert asked == [(4, []), (4, [(64, False)]), (1, [(64, False), (4, False)])]
 
 
 def test_the_keeper_that_stages_share_can_tell_their_launches_apart(tmp_path, monkeypatch):
     """It numbers snapshots by attempt: a second stage waited for ever for a save that it took for the first one's."""
     launched = []
-    monkeypatch.setattr(probing, "_run", lambda launch, patience_s: launched.append(launch.attempt) or True)
+    monkeypatch.setattr(stage_probe, "_run", lambda launch, patience_s: launched.append(launch.attempt) or True)
     stages = "".join(f'[[stage]]\nname = "{name}"\nentry = "a.py"\nranks = 1\n' for name in "abc")
     plan = parse(f'name = "a"\n{stages}', "plan.toml")
     for stage in plan.stage:
-        with pytest.raises(probing.ProbeFailed):
-            probing.probe(plan, stage, tmp_path, tmp_path, memory=None, patience_s=1.0)
+        with pytest.raises(stage_probe.ProbeFailed):
+            stage_probe.probe(plan, stage, tmp_path, tmp_path, memory=None, patience_s=1.0)
     assert len(set(launched)) == 3
 
 
@@ -397,10 +398,10 @@ def test_a_start_while_the_driver_fails_says_what_to_do(kgorch, tmp_path):
 
 
 def shared_memory(free: int, monkeypatch, folder: Path, *, gpus: int, ranks: int):
-    monkeypatch.setattr(preflight, "SHM", folder)
+    monkeypatch.setattr(machine_checks, "SHM", folder)
     monkeypatch.setattr(devices, "visible_gpu_count", lambda environ=None: gpus)
     monkeypatch.setattr(devices, "torch_cuda", lambda: "12.6")
-    return list(preflight._shared_memory(free, a_plan(ranks=ranks)))
+    return list(machine_checks._shared_memory(free, a_plan(ranks=ranks)))
 
 
 def test_nccl_needs_shared_memory_too(monkeypatch, tmp_path):
@@ -422,7 +423,7 @@ def test_what_killed_ranks_left_of_nccl_is_told_in_bytes(monkeypatch, tmp_path):
     [row] = shared_memory(1 << 30, monkeypatch, tmp_path, gpus=0, ranks=1)
     assert row.verdict == "warn" and row.said.startswith(f"3.0 MiB of {tmp_path} are NCCL's files")
     assert row.do.endswith(f"find {tmp_path} -name 'nccl-*' -user $(id -u) -delete")
-    monkeypatch.setattr(preflight.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(machine_checks.os, "getuid", lambda: 12345)
     assert shared_memory(1 << 30, monkeypatch, tmp_path, gpus=0, ranks=1) == [], "another user's are not ours to remove"
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from orchestrator.protocol import codec, transport
 from orchestrator.protocol.messages import Request, Response
-from orchestrator.runtime import daemonapi
+from orchestrator.scheduler import daemon_api
 from orchestrator.system.sockets import control_socket
 
 PING = codec.encode(Request("ping"))
@@ -79,13 +79,13 @@ def test_who_never_reads_does_not_stop_the_supervisor_and_a_crowd_does_not_stop_
 
 def test_a_client_that_floods_the_daemon_and_never_reads_stops_neither_it_nor_its_end(kgorch):
     process = kgorch.background("daemon")
-    path = kgorch.home / daemonapi.SOCKET
-    wait_until(lambda: daemonapi.ask(kgorch.home, "ping"))
+    path = kgorch.home / daemon_api.SOCKET
+    wait_until(lambda: daemon_api.ask(kgorch.home, "ping"))
     with crowd(path, 8) as silent:
         line = json.dumps({"ask": "status"}).encode() + b"\n"
         stuff(silent, line)
         for _ in range(5):
-            assert daemonapi.ask(kgorch.home, "status")["pid"] == process.pid
+            assert daemon_api.ask(kgorch.home, "status")["pid"] == process.pid
             stuff(silent, line)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0

@@ -22,11 +22,11 @@ from sqlalchemy.exc import OperationalError
 
 from db import queue, runs, sessions
 from db.engine import open_database
-from orchestrator.core import queue as core
+from orchestrator.core import scheduling as core
 from orchestrator.core.codes import Reason
 from orchestrator.protocol.messages import Response
-from orchestrator.runtime import daemonapi, resuming
-from orchestrator.runtime.daemon import Daemon
+from orchestrator.scheduler import claimed_resume, daemon_api
+from orchestrator.scheduler.daemon import Daemon
 from orchestrator.system import process_identity
 from orchestrator.system.sockets import control_socket
 
@@ -34,7 +34,7 @@ TAKES = """
 import subprocess, sys
 from pathlib import Path
 from db.engine import open_database
-from orchestrator.runtime.daemon import Daemon
+from orchestrator.scheduler.daemon import Daemon
 home = Path(sys.argv[1])
 def start(entry, token):
     return subprocess.Popen([sys.executable, "-c", WORK, str(home), entry.run, token])
@@ -44,14 +44,14 @@ from pathlib import Path
 from db import queue
 from db.engine import open_database
 from db.queue import Claimant
-from orchestrator.runtime import resuming
+from orchestrator.scheduler import claimed_resume
 home, run, token = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(":")
 engine = open_database(home)
 before = Claimant(int(token[1]), int(token[2]), token[3])
-if queue.hand_over(engine, int(token[0]), before, resuming.us(), by="daemon"):
+if queue.hand_over(engine, int(token[0]), before, claimed_resume.us(), by="daemon"):
     with open(home / "done", "a") as file:
         file.write(run + "\\\\n")
-    queue.taken(engine, "id-" + run, by="x", **resuming.us()._asdict())
+    queue.taken(engine, "id-" + run, by="x", **claimed_resume.us()._asdict())
 '''
 Daemon(open_database(home), home, at_once=2, start=start).run()
 """
@@ -78,7 +78,7 @@ def make(engine, home, name: str, plan: str = "") -> str:
 
 def daemon(kgorch, *args: str) -> subprocess.Popen[str]:
     process = kgorch.background("daemon", *args)
-    wait_until(lambda: (found := daemonapi.ask(kgorch.home, "ping")) and found["pid"] == process.pid, what="a daemon")
+    wait_until(lambda: (found := daemon_api.ask(kgorch.home, "ping")) and found["pid"] == process.pid, what="a daemon")
     return process
 
 
@@ -111,11 +111,11 @@ def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     plan = kgorch.plan(extra=f"""[notify]\ncommand = ["sh", "-c", "cat > {told}"]""").read_text()
     run = make(engine, kgorch.home, "hopeless", plan=plan)
     queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
-    row, us = queue.open_resume(engine, run), resuming.us()
+    row, us = queue.open_resume(engine, run), claimed_resume.us()
     assert queue.claim(engine, row.id, us, by="x", seen=queue.Seen(0, queue.newest_session(engine)))
     for name, value in kgorch.env().items():
         monkeypatch.setenv(name, value)
-    assert resuming.put_back(engine, row._replace(tries=core.TRIES - 1), us, "no such disk")
+    assert claimed_resume.put_back(engine, row._replace(tries=core.TRIES - 1), us, "no such disk")
     wait_until(lambda: told.exists() and told.read_text().endswith("}"))
     message = json.loads(told.read_text())
     assert message["event"] == "failed" and message["run"] == "hopeless" and "no such disk" in message["text"]
@@ -186,7 +186,7 @@ def test_claims_of_the_dead_and_of_another_boot_are_due_again(kgorch):
 
 def test_the_socket_is_the_owners_and_stands_garbage_silence_and_crowds(kgorch):
     process = daemon(kgorch)
-    path = kgorch.home / daemonapi.SOCKET
+    path = kgorch.home / daemon_api.SOCKET
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     crowd = []
     for words in (b"garbage\n", b'{"ask": 5}\n', b"[" * 9000 + b"\n", b"x" * 300_000, b"\xff\xfe\n", b'{"ask": "st'):
@@ -199,8 +199,8 @@ def test_the_socket_is_the_owners_and_stands_garbage_silence_and_crowds(kgorch):
             except OSError:
                 pass
             crowd.append(peer)
-    assert wait_until(lambda: daemonapi.ask(kgorch.home, "status"))["pid"] == process.pid
-    assert daemonapi.ask(kgorch.home, "nonsense") == {"ok": False, "error": "expected ping, status, wake or stop"}
+    assert wait_until(lambda: daemon_api.ask(kgorch.home, "status"))["pid"] == process.pid
+    assert daemon_api.ask(kgorch.home, "nonsense") == {"ok": False, "error": "expected ping, status, wake or stop"}
     for peer in crowd:
         peer.close()
     assert "has stopped" in kgorch("daemon", "stop").stdout
@@ -213,12 +213,12 @@ def test_a_second_daemon_leaves_the_socket_to_the_first(kgorch):
     second = kgorch.background("daemon")
     log = kgorch.home / "logs" / "daemon.log"
     wait_until(lambda: "another daemon answers" in log.read_text())
-    assert daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
+    assert daemon_api.ask(kgorch.home, "ping")["pid"] == first.pid
     third = kgorch.background("daemon")
     wait_until(lambda: log.read_text().count("another daemon answers") == 2)
-    assert end(second) == 0 and daemonapi.ask(kgorch.home, "ping")["pid"] == first.pid
+    assert end(second) == 0 and daemon_api.ask(kgorch.home, "ping")["pid"] == first.pid
     assert end(first) == 0
-    wait_until(lambda: (found := daemonapi.ask(kgorch.home, "ping")) and found["pid"] == third.pid, what="an heir")
+    wait_until(lambda: (found := daemon_api.ask(kgorch.home, "ping")) and found["pid"] == third.pid, what="an heir")
     assert end(third) == 0
 
 
@@ -239,7 +239,7 @@ def sleepers():
 
 def begun_by_a_daemon(engine, run: str, process: subprocess.Popen[bytes]) -> int:
     ticks, boot = process_identity.start_ticks(process.pid), process_identity.boot_id()
-    queue.taken(engine, run, by=resuming.BY_DAEMON, pid=process.pid, ticks=ticks, boot=boot)
+    queue.taken(engine, run, by=claimed_resume.BY_DAEMON, pid=process.pid, ticks=ticks, boot=boot)
     who = {"supervisor_pid": process.pid, "supervisor_started_ticks": ticks, "boot_id": boot}
     return sessions.open_session(engine, run, **who).id
 
@@ -329,7 +329,7 @@ def test_a_database_that_is_replaced_under_a_living_daemon_is_the_one_that_count
     run = make(engine, kgorch.home, "broken")
     queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
     wait_until(lambda: (row := queue.open_resume(engine, run)) and row.tries, what="a try")
-    assert daemonapi.ask(kgorch.home, "status")["waiting"] == 1
+    assert daemon_api.ask(kgorch.home, "status")["waiting"] == 1
     assert end(process) == 0
 
 
@@ -361,7 +361,7 @@ def test_a_run_goes_on_through_kills_of_the_daemon_a_stop_and_a_reboot(kgorch):
 
     end(first, signal.SIGKILL)
     second = daemon(kgorch)
-    wait_until(lambda: daemonapi.ask(kgorch.home, "status")["running"] == ["test"])
+    wait_until(lambda: daemon_api.ask(kgorch.home, "status")["running"] == ["test"])
     assert kgorch.status()["session"]["supervisor"] == {"pid": supervisor, "alive": True}
     assert kgorch.pids() == pids and kgorch.status()["session"]["number"] == 1
 
@@ -459,7 +459,7 @@ def test_ten_thousand_rows_that_cannot_begin_leave_the_daemon_answering_fed_and_
             pass
         fed_s, longest_s = time.monotonic(), 0.0
         for _ in range(8):  # of a watchdog of four seconds each, fed twice in its time
-            found = daemonapi.ask(kgorch.home, "status")
+            found = daemon_api.ask(kgorch.home, "status")
             assert found and found["pid"] == process.pid and found["waiting"] == 10_000
             while b"WATCHDOG=1" not in systemd.recv(4096):
                 pass

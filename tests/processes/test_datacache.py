@@ -16,8 +16,8 @@ from harness import wait_until
 from orchestrator.plan import DataSection
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
-from orchestrator.runtime import datacache
-from orchestrator.runtime.datacache import Cache, DataCache
+from orchestrator.services import data_cache
+from orchestrator.services.data_cache import Cache, DataCache
 from orchestrator.worker.data import Data
 
 
@@ -99,14 +99,14 @@ def test_a_source_that_changes_makes_the_copy_stale_until_it_is_made_again(sourc
 
 
 def test_a_source_that_changes_during_the_copy_is_not_taken_for_whole(source, tmp_path, monkeypatch):
-    real = datacache._copied
+    real = data_cache._copied
 
     def meanwhile(reading, writing):
         digest = real(reading, writing)
         (source / "b.bin").write_bytes(b"longer or shorter")
         return digest
 
-    monkeypatch.setattr(datacache, "_copied", meanwhile)
+    monkeypatch.setattr(data_cache, "_copied", meanwhile)
     made = Served(source, tmp_path / "cache")
     assert made.last[0] == "data_cache_failed" and "changes while it is copied" in made.last[1] and not made.is_whole
     monkeypatch.undo()
@@ -214,7 +214,7 @@ def test_a_process_that_is_killed_in_the_midst_of_it_costs_one_file_and_its_succ
     ledger = tmp_path / "cache" / "copied.jsonl"
 
     def start():
-        command = [sys.executable, "-m", "orchestrator.runtime.datacache", json.dumps(order)]
+        command = [sys.executable, "-m", "orchestrator.services.data_cache", json.dumps(order)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     killed = start()

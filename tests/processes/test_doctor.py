@@ -19,7 +19,7 @@ def mounted(kgorch: Kgorch, count: int = 32):
 
 
 def _caching(kgorch: Kgorch):
-    return [process for process in processes_of(kgorch.home) if "orchestrator.runtime.datacache" in process.cmdline()]
+    return [process for process in processes_of(kgorch.home) if "orchestrator.services.data_cache" in process.cmdline()]
 
 
 def test_a_training_that_waits_for_its_data_is_told_so_with_the_change_to_make(kgorch):

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, processes_of, wait_until
 
+from orchestrator.launch import launcher
 from orchestrator.protocol import transport
 from orchestrator.protocol.messages import Response
 from orchestrator.protocol.snapshot_messages import CheckpointWritten
-from orchestrator.runtime import daemonapi, launcher
+from orchestrator.scheduler import daemon_api
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.process_identity import start_ticks
 from orchestrator.system.sockets.control_socket import ControlSocket, ask
@@ -282,13 +283,13 @@ def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch)
 @pytest.mark.parametrize("what", ["taken away", "another's"])
 def test_who_asks_after_a_socket_file_was_taken_away_is_heard(tmp_path, what):
     channel = ControlSocket(tmp_path / "control.sock", lambda message, reply: reply(Response(True, message.what)))
-    api = daemonapi.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
-    for name in ("control.sock", daemonapi.SOCKET):
+    api = daemon_api.Api(tmp_path, lambda asked, reply: reply({"ok": asked}))
+    for name in ("control.sock", daemon_api.SOCKET):
         (tmp_path / name).unlink()
         if what == "another's":
             transport.listen(tmp_path / name).close()
     assert wait_until(lambda: ask(tmp_path / "control.sock", "status"), within_s=20) == Response(True, "status")
-    assert wait_until(lambda: daemonapi.ask(tmp_path, "ping"), within_s=20) == {"ok": "ping"}
+    assert wait_until(lambda: daemon_api.ask(tmp_path, "ping"), within_s=20) == {"ok": "ping"}
     channel.close()
     api.close()
     assert not list(tmp_path.iterdir())
@@ -301,7 +302,7 @@ def test_what_runs_can_be_told_and_ended_on_a_disk_that_has_become_read_only(tmp
     assert held.acquire()
     if subprocess.run(["mount", "--bind", attempt, seen], capture_output=True).returncode:
         pytest.skip("no right to mount")
-    listening = ControlSocket(seen / "control.sock", lambda *_: None), daemonapi.Api(seen, lambda *_: None)
+    listening = ControlSocket(seen / "control.sock", lambda *_: None), daemon_api.Api(seen, lambda *_: None)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", seen], check=True)
         for one in listening:

@@ -10,9 +10,9 @@ from harness import Kgorch, processes_of, wait_until
 LIAR = """
 import os, sys
 from pathlib import Path
-if "orchestrator.runtime.keeper" in sys.orig_argv:  # a disk that keeps other bytes than it was given
-    from orchestrator.runtime import persisting
-    persist, left = persisting.persist, Path(os.environ["LIES_LEFT"])
+if "orchestrator.snapshots.keeper" in sys.orig_argv:  # a disk that keeps other bytes than it was given
+    from orchestrator.snapshots import snapshot_writer
+    persist, left = snapshot_writer.persist, Path(os.environ["LIES_LEFT"])
     def lie(*args):
         place, size = persist(*args)
         if place.name.endswith("-final") and (count := int(left.read_text())) > 0:
@@ -22,7 +22,7 @@ if "orchestrator.runtime.keeper" in sys.orig_argv:  # a disk that keeps other by
             content[-1] ^= 1
             shard.write_bytes(content)
         return place, size
-    persisting.persist = lie
+    snapshot_writer.persist = lie
 """
 
 

@@ -25,7 +25,8 @@ from orchestrator.protocol.codec import PROTOCOL_VERSION, LineBuffer
 from orchestrator.protocol.messages import MESSAGE_KINDS, Request, Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.protocol.snapshot_messages import SnapshotInfo
-from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.scheduler import daemon_api
+from orchestrator.snapshots import keeper_client
 from orchestrator.system.sockets import control_socket
 from orchestrator.system.sockets.line_server import MAX_CLIENTS
 
@@ -138,11 +139,11 @@ def bounded(pid: int, path: Path, answers: Callable[[], Any]) -> Iterator[Callab
 
 def test_the_daemon_stands_whatever_is_said_to_it(kgorch):
     process = kgorch.background("daemon")
-    wait_until(lambda: daemonapi.ask(kgorch.home, "ping"))
+    wait_until(lambda: daemon_api.ask(kgorch.home, "ping"))
     asked = (st.sampled_from(["ping", "status", "wake", "", "\0"]) | odd).filter(lambda word: word != "stop")
     lines = asked.map(lambda word: json.dumps({"ask": word}).encode() + b"\n")
-    path = kgorch.home / daemonapi.SOCKET
-    with bounded(process.pid, path, lambda: daemonapi.ask(kgorch.home, "ping", timeout_s=30)) as act:
+    path = kgorch.home / daemon_api.SOCKET
+    with bounded(process.pid, path, lambda: daemon_api.ask(kgorch.home, "ping", timeout_s=30)) as act:
         SOME(given(steps(lines))(act))()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
@@ -190,5 +191,5 @@ def test_the_keeper_stands_whatever_is_said_to_it(place):
     with bounded(place.keeper.pid, place.folder / KEEPER_SOCKET, answers) as act:
         SOME(given(steps(lines))(act))()
     assert place.keeper.poll() is None
-    snapshots.end(place.folder, timeout_s=30)
+    keeper_client.end(place.folder, timeout_s=30)
     assert place.keeper.wait(timeout=30) == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 
 
 def _train(kgorch, name="test", nan='["skip"]', code=0, ranks=2, every="600s", **args):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from harness import wait_until
 
-from orchestrator.runtime import stacks
+from orchestrator.launch import stack_dumps
 
 HEALTH = "[health]\nhang = {{ {} }}"
 
@@ -98,8 +98,8 @@ def test_a_stopped_rank_that_nobody_can_read_is_woken_to_tell_where_it_stood(tmp
         assert rank.stdout and rank.stdout.readline() == "up\n"
         rank.send_signal(signal.SIGSTOP)
         wait_until(lambda: psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED)
-        monkeypatch.setattr(stacks, "_spied", lambda *_: "")  # as where py-spy is not installed, or not allowed
-        [told, gone] = stacks.collect(tmp_path, 2)
+        monkeypatch.setattr(stack_dumps, "_spied", lambda *_: "")  # as where py-spy is not installed, or not allowed
+        [told, gone] = stack_dumps.collect(tmp_path, 2)
         assert told.state == "stopped" and re.search(r"rank_of_a_test.py:[45] in <module>", str(told))
         assert gone.state == "gone"
     finally:
@@ -108,26 +108,29 @@ def test_a_stopped_rank_that_nobody_can_read_is_woken_to_tell_where_it_stood(tmp
 
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
-STUCK = stacks.Frame("/home/me/train.py", 40, "loss_of")
-SCRIPT = (stacks.Frame("/home/me/train.py", 12, "main"), stacks.Frame("<frozen runpy>", 1, "_run_module_as_main"))
+STUCK = stack_dumps.Frame("/home/me/train.py", 40, "loss_of")
+SCRIPT = (
+    stack_dumps.Frame("/home/me/train.py", 12, "main"),
+    stack_dumps.Frame("<frozen runpy>", 1, "_run_module_as_main"),
+)
 WAITS_ON_CUDA = {
-    "an event": (stacks.Frame(f"{PACKAGES}/torch/cuda/streams.py", 230, "synchronize"),),
-    "the device": (stacks.Frame(f"{PACKAGES}/torch/cuda/__init__.py", 1088, "synchronize"),),
-    "the GradScaler": (stacks.Frame(f"{PACKAGES}/torch/amp/grad_scaler.py", 350, "_maybe_opt_step"),),
-    "a loss that arrives": (stacks.Frame("/kgorch/orchestrator/worker/health.py", 261, "wait"),),
-    "a figure": (stacks.Frame("/kgorch/orchestrator/worker/metrics.py", 60, "collect"),),
-    "a copy of it": (stacks.Frame("/kgorch/orchestrator/worker/host_copy.py", 33, "wait"),),
-    "a snapshot": (stacks.Frame("/kgorch/orchestrator/worker/image.py", 112, "fill"),),
+    "an event": (stack_dumps.Frame(f"{PACKAGES}/torch/cuda/streams.py", 230, "synchronize"),),
+    "the device": (stack_dumps.Frame(f"{PACKAGES}/torch/cuda/__init__.py", 1088, "synchronize"),),
+    "the GradScaler": (stack_dumps.Frame(f"{PACKAGES}/torch/amp/grad_scaler.py", 350, "_maybe_opt_step"),),
+    "a loss that arrives": (stack_dumps.Frame("/kgorch/orchestrator/worker/health.py", 261, "wait"),),
+    "a figure": (stack_dumps.Frame("/kgorch/orchestrator/worker/metrics.py", 60, "collect"),),
+    "a copy of it": (stack_dumps.Frame("/kgorch/orchestrator/worker/host_copy.py", 33, "wait"),),
+    "a snapshot": (stack_dumps.Frame("/kgorch/orchestrator/worker/image.py", 112, "fill"),),
 }
 
 
 @pytest.mark.parametrize("frames", WAITS_ON_CUDA.values(), ids=WAITS_ON_CUDA)
 def test_a_rank_that_waits_for_its_gpu_is_not_taken_for_the_culprit(frames):
-    victim = stacks.Stack(0, psutil.STATUS_SLEEPING, frames + SCRIPT)
-    stuck = stacks.Stack(1, psutil.STATUS_SLEEPING, (STUCK, *SCRIPT))
-    assert stacks.culprit([victim, stuck]) == stuck
+    victim = stack_dumps.Stack(0, psutil.STATUS_SLEEPING, frames + SCRIPT)
+    stuck = stack_dumps.Stack(1, psutil.STATUS_SLEEPING, (STUCK, *SCRIPT))
+    assert stack_dumps.culprit([victim, stuck]) == stuck
 
 
 def test_a_rank_that_starts_cuda_waits_for_nobody():
-    starting = (stacks.Frame(f"{PACKAGES}/torch/cuda/__init__.py", 400, "_lazy_init"), *SCRIPT)
-    assert not stacks.Stack(0, psutil.STATUS_SLEEPING, starting).waits_for_others
+    starting = (stack_dumps.Frame(f"{PACKAGES}/torch/cuda/__init__.py", 400, "_lazy_init"), *SCRIPT)
+    assert not stack_dumps.Stack(0, psutil.STATUS_SLEEPING, starting).waits_for_others

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import PlanError
+from orchestrator.launch import inputs
 from orchestrator.plan import StageSection, check_entries, parse
-from orchestrator.runtime import inputs
 
 PREFLIGHT = '''
 """Looks at the data of a test's plan."""

@@ -11,7 +11,7 @@ from harness import Kgorch, wait_until
 
 from db import queue, runs, sessions
 from db.engine import open_database
-from orchestrator.runtime import launcher
+from orchestrator.launch import launcher
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from harness import Kgorch, processes_of, wait_until
 
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.runtime import snapshots
+from orchestrator.snapshots import keeper_client
 
 
 def _folder(kgorch: Kgorch):
@@ -18,13 +18,13 @@ def _folder(kgorch: Kgorch):
 
 
 def _keeper(kgorch: Kgorch) -> psutil.Process:
-    [found] = [process for process in processes_of(kgorch.home) if "orchestrator.runtime.keeper" in process.cmdline()]
+    [found] = [process for process in processes_of(kgorch.home) if "orchestrator.snapshots.keeper" in process.cmdline()]
     return found
 
 
 def _snapshot_beyond(kgorch: Kgorch, step: int) -> int:
     held = wait_until(
-        lambda: (found := snapshots.newest(_folder(kgorch))) and found.step > step and found, what="snapshot"
+        lambda: (found := keeper_client.newest(_folder(kgorch))) and found.step > step and found, what="snapshot"
     )
     return held.step
 

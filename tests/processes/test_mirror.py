@@ -19,11 +19,11 @@ from harness import processes_of, wait_until
 from db import checkpoints as rows
 from db import runs
 from db.engine import open_database
-from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint, write_manifest
+from orchestrator.checkpoint.folder import list_checkpoints, read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.runtime.mirror import END_S, UNDER_WAY, Mirror
-from orchestrator.runtime.supervisor import SIGTERM_GRACE_S
+from orchestrator.services.mirror import END_S, UNDER_WAY, Mirror
+from orchestrator.supervisor.loop import SIGTERM_GRACE_S
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 from harness import wait_until
 from webhook import serving
 
-from orchestrator.core.notices import Notice
+from orchestrator.core.notification_policy import Notice
 from orchestrator.errors import PlanError
 from orchestrator.plan import NotifySection
-from orchestrator.runtime import notices
-from orchestrator.runtime.notices import Notices
+from orchestrator.services import notifications
+from orchestrator.services.notifications import Notices
 from orchestrator.system import process_identity
 from orchestrator.system.redaction import public_form
 
@@ -35,7 +35,7 @@ def hook():
 @pytest.fixture
 def telling(tmp_path, monkeypatch):
     """Makes Notices of a [notify] part, whose tries follow each other quickly."""
-    monkeypatch.setattr(notices, "AGAIN_S", 0.02)
+    monkeypatch.setattr(notifications, "AGAIN_S", 0.02)
     made: list[Notices] = []
 
     def make(environ=None, **part) -> Notices:
@@ -92,7 +92,7 @@ def test_what_goes_on_failing_is_given_up_noted_once_and_noted_again_when_it_arr
     made = telling(urls=[hook.url])
     [(kind, facts)] = sent(made)
     assert kind == "notices_failed" and facts["failing"] == {hook.url: "HTTP 500"}
-    assert len(hook.asked) == notices.TRIES
+    assert len(hook.asked) == notifications.TRIES
     assert sent(made) == [], "the same cause is no news"
     assert [kind for kind, _ in sent(made)] == ["notices_arrive"]
 
@@ -118,7 +118,7 @@ def test_what_the_server_refuses_for_good_is_not_sent_twice(telling, hook):
 def test_a_target_that_is_not_there_or_hangs_holds_up_neither_who_tells_nor_the_other_targets(
     telling, hook, monkeypatch
 ):
-    monkeypatch.setattr(notices, "REPLY_S", 30.0)
+    monkeypatch.setattr(notifications, "REPLY_S", 30.0)
     with serving() as slow:
         slow.slow_s = 20.0
         dead = f"http://127.0.0.1:{refusing_port()}"
@@ -145,23 +145,23 @@ def test_what_has_not_arrived_at_the_end_is_noted(telling, hook, tmp_path, is_co
     made.now()
     made.stop()
     kind, facts = made.notes.get_nowait()
-    assert kind == "notices_failed" and list(facts["failing"].values()) == [notices.LATE]
+    assert kind == "notices_failed" and list(facts["failing"].values()) == [notifications.LATE]
     assert facts["event"] == "finished" and made.notes.empty()
 
 
 def test_a_flood_is_bounded_and_an_end_outlives_the_saves_before_it(tmp_path, hook, monkeypatch):
-    monkeypatch.setattr("orchestrator.core.notices.APART_S", {})
+    monkeypatch.setattr("orchestrator.core.notification_policy.APART_S", {})
     hook.slow_s = 0.3
     made = Notices(NotifySection(on=["finished", "saved"], urls=[hook.url]), "ink", tmp_path)
     made.tell(FINISHED)
-    for step in range(notices.ROOM + 20):
+    for step in range(notifications.ROOM + 20):
         made.tell(Notice(("saved",), "", {"step": step}))
     assert made.notes.get()[1]["event"] == "saved"
     hook.slow_s = 0.0
     wait_until(lambda: not made.is_busy)
     made.stop()
-    assert hook.events[0] == "finished" and len(hook.got) <= notices.ROOM + 2
-    assert hook.got[-1]["step"] == notices.ROOM + 19, "the newest save is told"
+    assert hook.events[0] == "finished" and len(hook.got) <= notifications.ROOM + 2
+    assert hook.got[-1]["step"] == notifications.ROOM + 19, "the newest save is told"
 
 
 def test_a_command_is_told_by_words_environment_and_standard_input(telling, tmp_path):
@@ -195,8 +195,8 @@ def test_a_command_that_is_not_there_is_noted_and_not_tried_again(telling):
 
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(telling, tmp_path, monkeypatch):
-    monkeypatch.setattr(notices, "COMMAND_S", 3.0)
-    monkeypatch.setattr(notices, "TRIES", 1)
+    monkeypatch.setattr(notifications, "COMMAND_S", 3.0)
+    monkeypatch.setattr(notifications, "TRIES", 1)
     text = "import subprocess, time\np = subprocess.Popen(['sleep', '600'])\nopen('pid', 'w').write(str(p.pid))\ntime.sleep(600)"
     made = Notices(NotifySection(on=["finished"], command=script(tmp_path, text)), "ink", tmp_path, tries=1)
     [(_, facts)] = sent(made)
@@ -226,15 +226,15 @@ def test_apprise_reaches_what_it_knows(telling, hook):
 )
 def test_a_target_that_can_never_be_told_is_refused_at_the_start(part, said):
     with pytest.raises(PlanError) as caught:
-        notices.check(NotifySection(**part), {})
+        notifications.check(NotifySection(**part), {})
     assert said in str(caught.value)
 
 
 def test_without_apprise_its_urls_are_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "apprise", None)
-    notices.check(NotifySection(urls=["https://h/x"]))
+    notifications.check(NotifySection(urls=["https://h/x"]))
     with pytest.raises(PlanError, match=r"pip install 'kgorch\[notify\]'"):
-        notices.check(NotifySection(urls=["discord://1/2"]))
+        notifications.check(NotifySection(urls=["discord://1/2"]))
 
 
 @pytest.mark.parametrize(
@@ -331,6 +331,6 @@ def test_a_target_that_breaks_is_told_by_the_kind_of_its_error(monkeypatch, tmp_
     def broken(self, message):
         raise RuntimeError(f"cannot reach https://h/{SECRET}")
 
-    monkeypatch.setattr(notices._Webhook, "send", broken)
-    [outcome] = notices.test(NotifySection(urls=[f"https://h/{SECRET}"]), "ink", tmp_path)
+    monkeypatch.setattr(notifications._Webhook, "send", broken)
+    [outcome] = notifications.test(NotifySection(urls=[f"https://h/{SECRET}"]), "ink", tmp_path)
     assert outcome.why == "RuntimeError"

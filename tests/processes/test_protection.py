@@ -27,7 +27,7 @@ def oom_score_of(pid: int) -> int:
 def roles(kgorch) -> dict[str, int]:
     found = dict(kgorch.pids())
     for process in processes_of(kgorch.home):
-        if "orchestrator.runtime.keeper" in process.cmdline():
+        if "orchestrator.snapshots.keeper" in process.cmdline():
             found["keeper"] = process.pid
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Kgorch, wait_until
 
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.system import host_memory
 
 LADDERS = {

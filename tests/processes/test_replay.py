@@ -11,7 +11,7 @@ import pytest
 from harness import processes_of, wait_until
 
 from orchestrator.checkpoint.safetensors_header import Span
-from orchestrator.runtime import replay
+from orchestrator.preflight import determinism_check
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -95,6 +95,6 @@ def test_how_far_two_tensors_lie_apart_is_told_for_every_type(tmp_path, dtype, f
     for name, content in zip(("a", "b"), values, strict=True):
         (tmp_path / name).write_bytes(struct.pack(form, *content))
     span = Span(dtype, (2,), 0, struct.calcsize(form))
-    assert not replay._same(tmp_path / "a", span, tmp_path / "b", span)
-    assert replay._same(tmp_path / "a", span, tmp_path / "a", span)
-    assert replay._apart(tmp_path / "a", span, tmp_path / "b", span) == (elements, most)
+    assert not determinism_check._same(tmp_path / "a", span, tmp_path / "b", span)
+    assert determinism_check._same(tmp_path / "a", span, tmp_path / "a", span)
+    assert determinism_check._apart(tmp_path / "a", span, tmp_path / "b", span) == (elements, most)

@@ -18,7 +18,7 @@ import pytest
 from harness import Kgorch, wait_until
 
 from orchestrator.core.codes import Reason
-from orchestrator.runtime import slurm
+from orchestrator.limits import slurm_limit
 from orchestrator.system.clock import boottime_s
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
@@ -139,7 +139,7 @@ def _squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 @pytest.mark.parametrize("said", ["NONE", "N/A", "Unknown"])
 def test_a_job_without_an_end_has_no_wall(said, tmp_path, monkeypatch):
     _squeue(tmp_path, monkeypatch, f"echo {said}")
-    job = slurm.JobEnd({**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(time.time() + 60)})
+    job = slurm_limit.JobEnd({**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(time.time() + 60)})
     assert job.wall(boottime_s()) is None and job.notes.empty()
     job.stop()
 
@@ -149,7 +149,7 @@ def test_a_job_without_an_end_has_no_wall(said, tmp_path, monkeypatch):
 )
 def test_a_task_of_an_array_asks_for_its_own_end(task, asked, tmp_path, monkeypatch):
     _squeue(tmp_path, monkeypatch, f'echo "$3" > {tmp_path}/asked; date -d "+10 minutes" +%Y-%m-%dT%H:%M:%S')
-    job = slurm.JobEnd({**os.environ, "SLURM_JOB_ID": "7", **task})
+    job = slurm_limit.JobEnd({**os.environ, "SLURM_JOB_ID": "7", **task})
     wall = job.wall(boottime_s())
     job.stop()
     assert (tmp_path / "asked").read_text().strip() == asked, "the number alone names all tasks of the array"
@@ -159,7 +159,7 @@ def test_a_task_of_an_array_asks_for_its_own_end(task, asked, tmp_path, monkeypa
 def test_of_a_heterogeneous_job_the_first_end_counts(tmp_path, monkeypatch):
     told = 'date -d "+%d minutes" +%%Y-%%m-%%dT%%H:%%M:%%S'
     _squeue(tmp_path, monkeypatch, f"echo N/A; {told % 20}; {told % 10}")
-    job = slurm.JobEnd({**os.environ, "SLURM_JOB_ID": "7"})
+    job = slurm_limit.JobEnd({**os.environ, "SLURM_JOB_ID": "7"})
     wall = job.wall(boottime_s())
     job.stop()
     assert wall and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
@@ -179,7 +179,7 @@ def test_where_squeue_does_not_answer_the_end_told_at_launch_holds_and_the_cause
 ):
     _squeue(tmp_path, monkeypatch, f"echo x >> {tmp_path}/asked; {script}")
     environ = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 600)}
-    job = slurm.JobEnd(environ, every_s=0.05)
+    job = slurm_limit.JobEnd(environ, every_s=0.05)
     wait_until(lambda: (tmp_path / "asked").read_text().count("x") > 3)
     wall = job.wall(boottime_s())
     assert wall and wall.why == Reason.SLURM and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
@@ -189,10 +189,10 @@ def test_where_squeue_does_not_answer_the_end_told_at_launch_holds_and_the_cause
 
 
 def test_a_controller_that_hangs_holds_the_opening_up_for_a_moment_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "FIRST_S", 0.2)
+    monkeypatch.setattr(slurm_limit, "FIRST_S", 0.2)
     _squeue(tmp_path, monkeypatch, "exec sleep 20")
     began = time.monotonic()
-    job = slurm.JobEnd({**os.environ, "SLURM_JOB_ID": "7"})
+    job = slurm_limit.JobEnd({**os.environ, "SLURM_JOB_ID": "7"})
     assert job.wall(boottime_s()) is None
     assert time.monotonic() - began < 10
     job.stop()
@@ -205,10 +205,10 @@ def test_a_real_jobs_end_is_the_wall_it_moves_and_a_session_in_it_saves_before(
     job = cluster.submit("exec sleep 600", "--time=2", "--cpus-per-task=1")
     wait_until(lambda: cluster.ask("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING", what=cluster.logs())
     environ = {**cluster.env, "SLURM_JOB_ID": job}
-    end = slurm.JobEnd(environ, every_s=0.2)
+    end = slurm_limit.JobEnd(environ, every_s=0.2)
     first = end.wall(boottime_s())
     assert first and first.why == Reason.SLURM and 60 < first.at_s - boottime_s() <= 125
-    began_s = slurm.job_began_s(environ)
+    began_s = slurm_limit.job_began_s(environ)
     assert began_s is not None and first.at_s - began_s == pytest.approx(120, abs=2)
 
     cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=5")

@@ -15,7 +15,7 @@ import pytest
 from harness import wait_until
 
 from orchestrator.core.codes import Reason
-from orchestrator.runtime import spot
+from orchestrator.limits import spot_notice
 from orchestrator.system.clock import boottime_s
 
 Answer = Callable[[str, str, Any], tuple[int, str]]
@@ -63,11 +63,11 @@ def server() -> Iterator[Metadata]:
 
 
 @pytest.fixture
-def listen(server) -> Iterator[Callable[[str], spot.Notices]]:
-    made: list[spot.Notices] = []
+def listen(server) -> Iterator[Callable[[str], spot_notice.Notices]]:
+    made: list[spot_notice.Notices] = []
 
-    def listening(protocol: str, base: str = "") -> spot.Notices:
-        made.append(spot.Notices(protocol, base or server.url, every_s=0.05))
+    def listening(protocol: str, base: str = "") -> spot_notice.Notices:
+        made.append(spot_notice.Notices(protocol, base or server.url, every_s=0.05))
         return made[-1]
 
     yield listening
@@ -75,7 +75,7 @@ def listen(server) -> Iterator[Callable[[str], spot.Notices]]:
         notices.stop()
 
 
-def _left_s(notices: spot.Notices) -> float:
+def _left_s(notices: spot_notice.Notices) -> float:
     wall = wait_until(lambda: notices.wall(boottime_s()), within_s=30, what="a notice")
     assert wall.why == Reason.SPOT
     return wall.at_s - boottime_s()
@@ -175,7 +175,7 @@ def test_on_azure_a_preemption_that_names_nobody_or_has_begun_is_ours_at_once(se
     server.answer = _azure(_preempt(80))
     assert 50 < _left_s(listen("azure")) <= 80
     server.answer = _azure({"EventType": "Preempt", "EventStatus": "Started", "NotBefore": "", "Resources": ["vm-7"]})
-    assert 0 < _left_s(listen("azure")) <= spot.SURELY_S
+    assert 0 < _left_s(listen("azure")) <= spot_notice.SURELY_S
 
 
 def test_a_notice_that_was_seen_stays_whatever_the_server_says_later(server, listen):
@@ -191,7 +191,7 @@ def test_a_notice_that_was_seen_stays_whatever_the_server_says_later(server, lis
 def test_a_wrong_clock_makes_of_a_notice_neither_a_wall_in_the_past_nor_one_out_of_reach(server, listen, hours):
     at = _in(60 + 3600 * hours).strftime("%Y-%m-%dT%H:%M:%SZ")
     server.answer = _aws(lambda: json.dumps({"action": "stop", "time": at}))
-    assert 5 < _left_s(listen("aws")) <= spot.AWS_NOTICE_S
+    assert 5 < _left_s(listen("aws")) <= spot_notice.AWS_NOTICE_S
 
 
 @pytest.mark.parametrize("protocol", ["aws", "gcp", "azure"])
@@ -216,7 +216,7 @@ def test_a_server_that_talks_nonsense_is_no_notice_is_noted_and_believed_once_it
 
 
 def test_a_cause_is_noted_once_and_the_server_asked_more_seldom(listen, server, monkeypatch):
-    monkeypatch.setattr(spot, "AT_MOST_S", 0.2)
+    monkeypatch.setattr(spot_notice, "AT_MOST_S", 0.2)
     server.answer = lambda *_: (500, "down")
     notices = listen("gcp")
     wait_until(lambda: len(server.asked) > 5)
@@ -224,7 +224,7 @@ def test_a_cause_is_noted_once_and_the_server_asked_more_seldom(listen, server, 
 
 
 def test_a_slow_server_and_none_at_all_hold_nobody_up(server, listen, monkeypatch):
-    monkeypatch.setattr(spot, "ANSWER_S", 0.3)
+    monkeypatch.setattr(spot_notice, "ANSWER_S", 0.3)
     gone = threading.Event()
     server.answer = lambda *_: (gone.wait(30), (200, "TRUE"))[1]
     began = time.monotonic()

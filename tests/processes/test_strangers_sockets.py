@@ -18,7 +18,8 @@ from orchestrator.protocol import codec, transport
 from orchestrator.protocol.messages import Response
 from orchestrator.protocol.run_files import KEEPER_SOCKET
 from orchestrator.protocol.transport import WrongOwner
-from orchestrator.runtime import daemonapi, snapshots
+from orchestrator.scheduler import daemon_api
+from orchestrator.snapshots import keeper_client
 from orchestrator.system.sockets import control_socket
 
 NOBODY = 65534
@@ -56,29 +57,29 @@ def squatted(path: Path) -> Iterator[None]:
 
 
 def test_a_strangers_socket_is_no_supervisors_no_keepers_and_no_daemons(tmp_path):
-    for name in ("control.sock", KEEPER_SOCKET, daemonapi.SOCKET):
+    for name in ("control.sock", KEEPER_SOCKET, daemon_api.SOCKET):
         with squatted(tmp_path / name), pytest.raises(WrongOwner, match=f"uid {NOBODY}"):
             transport.connect(tmp_path / name)
     with squatted(tmp_path / "a" / "control.sock"), pytest.raises(KgorchError, match="belongs to another user"):
         control_socket.ask(tmp_path / "a" / "control.sock", "stop")
     with squatted(tmp_path / "a" / KEEPER_SOCKET):
-        assert snapshots.newest(tmp_path / "a") is None
-    with squatted(tmp_path / "a" / daemonapi.SOCKET), pytest.raises(KgorchError, match="belongs to another user"):
-        daemonapi.ask(tmp_path / "a", "ping")
+        assert keeper_client.newest(tmp_path / "a") is None
+    with squatted(tmp_path / "a" / daemon_api.SOCKET), pytest.raises(KgorchError, match="belongs to another user"):
+        daemon_api.ask(tmp_path / "a", "ping")
 
 
 def test_who_asks_for_the_daemon_is_told_that_another_user_answers(kgorch):
-    with squatted(kgorch.home / daemonapi.SOCKET):
+    with squatted(kgorch.home / daemon_api.SOCKET):
         for verb in ("status", "stop"):
             said = kgorch("daemon", verb, code=2).stderr
             assert "daemon.sock belongs to another user" in said and f"uid {NOBODY}" in said and "next:" in said
 
 
 def test_a_daemon_takes_the_place_of_a_strangers_socket(kgorch):
-    path = kgorch.home / daemonapi.SOCKET
+    path = kgorch.home / daemon_api.SOCKET
     with squatted(path):
         process = kgorch.background("daemon")
         wait_until(lambda: path.stat().st_uid == 0 and stat.S_IMODE(path.stat().st_mode) == 0o600)
-        wait_until(lambda: daemonapi.ask(kgorch.home, "ping"))
+        wait_until(lambda: daemon_api.ask(kgorch.home, "ping"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.checkpoint.files import list_checkpoints
+from orchestrator.checkpoint.folder import list_checkpoints
 from orchestrator.checkpoint.manifest import MANIFEST_NAME
 from storm import looking
 from storm.invariants import Trace

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CHARGED_EVERY_S = 2.0
-"""What a session's end may miss of its hours (runtime/ledger.py)."""
+"""What a session's end may miss of its hours (limits/quota_ledger.py)."""
 
 PERSONS = ("the wall came before the first step", "nothing of this session could be saved", "no room for a checkpoint")
 """Ends after which a person has to look: of sessions that are too short here, and of a disk that was full until the wall."""

@@ -38,8 +38,8 @@ AT_A_BEGIN = "skipped"
 """What the workloads report when they begin, so also wherever they go on."""
 
 ROLES = {
-    "orchestrator.runtime.shim": "shim",
-    "orchestrator.runtime.keeper": "keeper",
+    "orchestrator.launch.shim": "shim",
+    "orchestrator.snapshots.keeper": "keeper",
     "torch.distributed.run": "torchrun",
     "orchestrator.worker.entry": "rank",
 }

@@ -12,7 +12,7 @@ import pytest
 import ranks
 from safetensors.numpy import load_file
 
-from orchestrator.checkpoint.files import list_checkpoints
+from orchestrator.checkpoint.folder import list_checkpoints
 from orchestrator.checkpoint.manifest import Manifest, shard_names
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.worker.board import SAVE, STOP, Board, size

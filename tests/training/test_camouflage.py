@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics.functional.classification import binary_jaccard_index
 
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.errors import KgorchError
 from orchestrator.worker import starting
 from orchestrator.worker.activation import blocks

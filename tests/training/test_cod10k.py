@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from orchestrator import plan as plans
-from orchestrator.core import trend
+from orchestrator.core import metric_trend
 from orchestrator.errors import CannotRestore, KgorchError, WeightsRefused
 from orchestrator.worker import starting
 from orchestrator.worker.weights import Weights
@@ -342,6 +342,6 @@ def test_the_plans_have_the_documents_figures():
 
 def test_the_documents_progress_is_foretold_as_the_page_says():
     """Epoch 75 to 84: IoU 0.6221 to 0.6373. The document: 53 more epochs to 0.72; by its own 0.0015 an epoch they are 55."""
-    points = [trend.Point(epoch, 0.6221 + (epoch - 75) * 0.0152 / 9) for epoch in range(75, 85)]
-    assert trend.outlook(points, trend.parse_target("iou >= 0.72")).steps == 49
+    points = [metric_trend.Point(epoch, 0.6221 + (epoch - 75) * 0.0152 / 9) for epoch in range(75, 85)]
+    assert metric_trend.outlook(points, metric_trend.parse_target("iou >= 0.72")).steps == 49
     assert pytest.approx(55.1, abs=0.05) == (0.72 - 0.6373) / 0.0015

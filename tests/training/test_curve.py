@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from orchestrator.core import curve
-from orchestrator.core.curve import Record, Value
+from orchestrator.core import metric_curve
+from orchestrator.core.metric_curve import Record, Value
 from orchestrator.worker.curve import WAITING, Writer
 
 
@@ -17,12 +17,12 @@ def record(step: int, **more: float) -> Record:
 
 
 def steps_in(path) -> list[int]:
-    return [item.step for item in curve.decode(path.read_text())]
+    return [item.step for item in metric_curve.decode(path.read_text())]
 
 
 @pytest.fixture
 def place(tmp_path):
-    return tmp_path / curve.FILE_NAME
+    return tmp_path / metric_curve.FILE_NAME
 
 
 def test_records_are_in_the_file_once_it_is_drained_and_at_the_end(place):
@@ -48,7 +48,7 @@ def test_a_file_keeps_within_its_bound_and_holds_the_newest(place):
         if step % 100 == 0:
             assert writer.drain(30.0) and place.stat().st_size <= 20_000
     writer.close(30.0)
-    found = curve.decode(place.read_text())
+    found = metric_curve.decode(place.read_text())
     assert found[-1] == record(3000) and found[0].first == 0
     assert sum(item.values["loss"].reports for item in found) == 3000
 
@@ -106,7 +106,7 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(place):
     writer.close(0.1)
     assert time.monotonic() - began_s < 10
     with open(place, "rb") as reader:  # let the thread go
-        held = curve.decode(reader.read().decode())
+        held = metric_curve.decode(reader.read().decode())
     assert len(held) <= 2 * WAITING and held[-1].step == 10 * WAITING - 1
 
 

@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 
-from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.errors import KgorchError
+from orchestrator.launch import shim
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.runtime import shim
 from orchestrator.worker.determinism import Determinism
 
 

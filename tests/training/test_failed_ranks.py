@@ -8,7 +8,7 @@ import time
 import pytest
 import ranks
 
-from orchestrator.runtime import failed_attempt
+from orchestrator.launch import failed_attempt
 from orchestrator.system.clock import boottime_s
 from orchestrator.worker import entry
 

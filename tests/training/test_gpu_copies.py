@@ -9,7 +9,7 @@ import pytest
 import torch
 from late_cuda import LateCuda
 
-from orchestrator.core.curve import Mark, Recorder, Value
+from orchestrator.core.metric_curve import Mark, Recorder, Value
 from orchestrator.protocol.messages import JournalEntry
 from orchestrator.protocol.snapshot_messages import STAMP_BYTES, BufferGrant
 from orchestrator.worker import health, host_copy, image, metrics, oom, retry, save

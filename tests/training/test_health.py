@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from orchestrator.core.health import change_of, parse_remedy
+from orchestrator.core.training_health import change_of, parse_remedy
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.messages import JournalEntry, RemedyApplied
 from orchestrator.worker.health import LATE, NOT_FINITE, SPIKE, Health, Unwell

@@ -19,7 +19,7 @@ from saving import Place, save
 from torch import nn
 
 from orchestrator import untrusted_io
-from orchestrator.checkpoint.files import read_checkpoint, read_json_file
+from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
 from orchestrator.checkpoint.verify import verify_checkpoint
 from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError

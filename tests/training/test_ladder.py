@@ -10,8 +10,8 @@ import sys
 import pytest
 import ranks
 
-from orchestrator.checkpoint.files import readable_checkpoints
-from orchestrator.core.memory import Settings
+from orchestrator.checkpoint.folder import readable_checkpoints
+from orchestrator.core.memory_ladder import Settings
 from orchestrator.worker import drain
 from orchestrator.worker.board import Board, PeersLost, size
 

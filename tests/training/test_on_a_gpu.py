@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator.errors import KgorchError
+from orchestrator.launch import shim
 from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.runtime import shim
 from orchestrator.system.clock import boottime_s
 from orchestrator.worker import attach, group, oom, state
 from orchestrator.worker.activation import has_dropout_state

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from orchestrator.checkpoint.files import readable_checkpoints
+from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.errors import KgorchError
 from orchestrator.worker.weights import Weights
 from workloads.timeseries import predict, train

@@ -43,7 +43,7 @@ from torch.utils.data import (
     Sampler,
 )
 
-from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.errors import CannotRestore, KgorchError
 from orchestrator.worker import attach, state
 from orchestrator.worker.replay import Replay

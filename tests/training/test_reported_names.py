@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saving import described
 
-from orchestrator.checkpoint.files import MAX_MANIFEST_BYTES, read_checkpoint, read_manifest, write_manifest
+from orchestrator.checkpoint.folder import MAX_MANIFEST_BYTES, read_checkpoint, read_manifest, write_manifest
 from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry
 from orchestrator.protocol import codec
 from orchestrator.protocol.codec import MAX_LINE_BYTES

@@ -23,14 +23,14 @@ from saving import Place, described, save
 from torch import nn
 
 from orchestrator.checkpoint.export import export_safetensors, export_torch, exporter_for
-from orchestrator.checkpoint.files import list_checkpoints, read_checkpoint
+from orchestrator.checkpoint.folder import list_checkpoints, read_checkpoint
 from orchestrator.checkpoint.manifest import manifest_document, shard_names
 from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.core.snapshots import images
+from orchestrator.core.snapshot_budget import images
 from orchestrator.errors import KgorchError
 from orchestrator.protocol import codec, transport
 from orchestrator.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
-from orchestrator.runtime import persisting, snapshots
+from orchestrator.snapshots import keeper_client, snapshot_writer
 from orchestrator.worker import save as saving
 from orchestrator.worker import state, stored
 from orchestrator.worker.board import SAVE, SLOT, SNAPSHOT, STOP
@@ -132,23 +132,23 @@ def test_a_snapshot_stays_in_memory_and_the_training_does_not_change_what_was_re
 def test_a_snapshot_outlives_its_rank_and_is_written_when_a_supervisor_asks(place):
     save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     assert wait_until(place.newest).step == 8
-    snapshots.persist(place.folder, timeout_s=20)
+    keeper_client.persist(place.folder, timeout_s=20)
     assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
-    snapshots.persist(place.folder, timeout_s=20)  # nothing to do
+    keeper_client.persist(place.folder, timeout_s=20)  # nothing to do
     assert len(list(place.root.iterdir())) == 1
 
 
 def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place):
     save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     wait_until(place.newest)
-    snapshots.end(place.folder, timeout_s=20)
+    keeper_client.end(place.folder, timeout_s=20)
     assert place.keeper.wait(timeout=10) == 0
     assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
 
 
 def test_of_two_keepers_one_stays(place):
     save(place.saver(), {"model": nn.Linear(4, 4)}, 1, persist=False)
-    second = subprocess.run([sys.executable, "-m", "orchestrator.runtime.keeper", str(place.folder)], timeout=20)
+    second = subprocess.run([sys.executable, "-m", "orchestrator.snapshots.keeper", str(place.folder)], timeout=20)
     assert second.returncode == 0
     assert wait_until(place.newest).step == 1
 
@@ -235,9 +235,9 @@ def test_a_snapshot_that_is_forgotten_is_neither_held_nor_written(place):
     for step in (1, 2):
         save(saver, net, step, persist=False)
     newest = wait_until(lambda: (held := place.newest()) and held.step == 2 and held)
-    snapshots.forget(place.folder, newest.number)
+    keeper_client.forget(place.folder, newest.number)
     assert place.newest().step == 1
-    snapshots.persist(place.folder, timeout_s=20)
+    keeper_client.persist(place.folder, timeout_s=20)
     assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [1]
 
 
@@ -247,11 +247,11 @@ def test_an_image_that_is_filled_anew_while_it_is_written_makes_no_checkpoint(tm
     content = (tmp_path / "described").read_bytes()
     image = os.memfd_create("image")
     os.write(image, content + b"[]")
-    share = persisting.Share(image, {"described": (0, len(content)), "tensors": (len(content), 2)})
+    share = snapshot_writer.Share(image, {"described": (0, len(content)), "tensors": (len(content), 2)})
     with pytest.raises(OSError, match="filled anew"):
-        persisting.persist([share], tmp_path / "cp", "1.1", lambda: False)
+        snapshot_writer.persist([share], tmp_path / "cp", "1.1", lambda: False)
     assert list((tmp_path / "cp").iterdir()) == []
-    persisting.persist([share], tmp_path / "cp", "1.1", lambda: True)
+    snapshot_writer.persist([share], tmp_path / "cp", "1.1", lambda: True)
     os.close(image)
 
 
@@ -426,9 +426,9 @@ def test_leftovers_of_killed_saves_and_deletions_are_cleared_and_nothing_else(tm
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
-    persisting.clear_leftovers(tmp_path)
+    snapshot_writer.clear_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-00000001.broken", "step-00000002"]
-    persisting.clear_leftovers(tmp_path / "none")
+    snapshot_writer.clear_leftovers(tmp_path / "none")
 
 
 # kill -9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,19 @@ def test_a_box_holds_what_the_file_holds_whether_it_is_mapped_decoded_or_unpacke
         for _ in range(2):
             np.testing.assert_array_equal(reader.box("train_images/1000.tif", (3, 5, 0), (7, 19, 7)), whole[cut])
     assert len(list(tmp_path.glob("unpacked/*.npy"))) == (compression is not None), "a plain file is mapped where it is"
+
+
+@pytest.mark.parametrize("compression", ["zlib", None])
+def test_a_file_that_was_replaced_is_read_anew_though_the_one_before_is_kept_open(root: Path, compression) -> None:
+    path, reader = root / "train_images" / "1000.tif", Reader(root)
+    for value in (1, 2):
+        aside = path.with_suffix(".part")
+        tifffile.imwrite(
+            aside, np.full((SIZE,) * 3, value, np.uint8), photometric="minisblack", compression=compression
+        )
+        os.utime(aside, ns=(value, value))
+        aside.replace(path)
+        assert (reader.box("train_images/1000.tif", (1, 2, 3), (4, 5, 6)) == value).all()
 
 
 def test_unpacked_volumes_stay_below_their_limit(root: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from orchestrator.errors import KgorchError
 from workloads.surface_detection import make_volumes, package, submit
 from workloads.surface_detection.predict import best_of
-from workloads.surface_detection.volumes import header, pages, write
+from workloads.surface_detection.volumes import header, stack_of, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_alone_it_trains_predicts_with_a_score_and_packs_what_the_competition_ta
     facts = json.loads((tmp_path / "outputs/predictions.json").read_text())
     assert facts["weights"]["checkpoint"] == "outputs/surface.safetensors" and 0.2 < facts["volumes"][0]["dice"] < 1
     alone(tmp_path, "predict", *small, *kept, "--mirrored", "1", "--blend", "hann")
-    mask = np.stack(pages(tmp_path / "outputs/predictions/1003.tif"))
+    mask = np.stack(stack_of(tmp_path / "outputs/predictions/1003.tif").pages())
     assert mask.shape == (24, 24, 24) and mask.dtype == np.uint8 and set(np.unique(mask)) <= {0, 1}
     said = alone(tmp_path, "package", "--data", "data", "--message", "mine")
     assert "kaggle competitions submit -c vesuvius-challenge-surface-detection -f " in said and "-m mine" in said
@@ -78,7 +78,7 @@ def test_a_mask_is_a_deflated_stack_of_8_bit_pages_with_the_same_bytes_each_time
         header(tmp_path / "a.tif") == (5, 6, 7)
         and (tmp_path / "a.tif").read_bytes() == (tmp_path / "b.tif").read_bytes()
     )
-    np.testing.assert_array_equal(np.stack(pages(tmp_path / "a.tif")), mask)
+    np.testing.assert_array_equal(np.stack(stack_of(tmp_path / "a.tif").pages()), mask)
     with Image.open(tmp_path / "a.tif") as stack:
         assert stack.info["compression"] == "tiff_adobe_deflate" and stack.n_frames == 5
 

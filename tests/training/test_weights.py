@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 
-from orchestrator.checkpoint.files import read_checkpoint
+from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.errors import CannotRestore, CheckpointBroken
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.worker import weights

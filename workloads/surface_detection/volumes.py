@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -35,6 +36,9 @@ Shape: TypeAlias = tuple[int, int, int]
 SURFACE = 1
 MOST_VOXELS = 1 << 34
 """Of one volume; the competition's largest have 33 million."""
+OPEN_FILES = 32
+"""Volumes and labels that a process keeps open: a random patch comes from any of them."""
+
 FREE_BYTES = 2 << 30
 """Unpacked copies leave this much of their disk free."""
 PROBLEMS = (OSError, ValueError, SyntaxError, EOFError, IndexError, tifffile.TiffFileError)
@@ -254,7 +258,7 @@ class Reader:
         try:
             volume = self._mapped(path)
             if volume is None:
-                found = np.stack(pages(path, range(cut[0].start, cut[0].stop)))[:, cut[1], cut[2]]
+                found = np.stack(stack_of(path).pages(range(cut[0].start, cut[0].stop)))[:, cut[1], cut[2]]
             else:
                 found = np.array(volume[cut])
         except PROBLEMS as problem:
@@ -268,16 +272,16 @@ class Reader:
     def _mapped(self, path: Path) -> np.ndarray | None:
         """The whole volume as a map of a file, or None: it is compressed, and there is no unpacked copy of it."""
         if self._unpacked is None:
-            return plain(path)
+            return stack_of(path).plain
         state = path.stat()
         copy = self._unpacked / f"{path.parent.name}-{path.stem}-{state.st_size}-{state.st_mtime_ns}.npy"
         try:
             return np.load(copy, mmap_mode="r")
         except (OSError, ValueError):
             pass  # not there, or cut off by a full disk
-        if (volume := plain(path)) is not None or self._full:
+        if (volume := stack_of(path).plain) is not None or self._full:
             return volume
-        volume = np.stack(pages(path))
+        volume = np.stack(stack_of(path).pages())
         try:
             self._unpacked.mkdir(parents=True, exist_ok=True)
             taken = sum(entry.stat().st_size for entry in os.scandir(self._unpacked))
@@ -293,23 +297,36 @@ class Reader:
         return volume
 
 
-def plain(path: Path) -> np.ndarray | None:
-    """An uncompressed volume, mapped; None where it is compressed."""
-    try:
-        found = tifffile.memmap(path, mode="r")
-    except ValueError:  # compressed, or its pages do not lie one after another
-        return None
-    return found if found.ndim == 3 else found[None]
+class Stack:
+    """An open file of pages. Where its pages lie is read once: to find that anew for each box took ten times as long as the box."""
 
+    def __init__(self, path: Path) -> None:
+        try:
+            found = tifffile.memmap(path, mode="r")
+        except ValueError:  # compressed, or its pages do not lie one after another
+            self.plain = None
+            self._image = Image.open(path)
+        else:
+            self.plain = found if found.ndim == 3 else found[None]
 
-def pages(path: Path, numbers: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Slices [H, W] of a volume, uint8. Pillow decodes LZW, as the real files have it; tifffile would need imagecodecs for it."""
-    with Image.open(path) as stack:
+    def pages(self, numbers: Sequence[int] | None = None) -> list[np.ndarray]:
+        """Slices [H, W] of a compressed volume, uint8. Pillow decodes LZW, which tifffile cannot without imagecodecs."""
         found = []
-        for number in range(getattr(stack, "n_frames", 1)) if numbers is None else numbers:
-            stack.seek(number)
-            found.append(np.asarray(stack))
+        for number in range(getattr(self._image, "n_frames", 1)) if numbers is None else numbers:
+            self._image.seek(number)
+            found.append(np.asarray(self._image))
         return found
+
+
+def stack_of(path: Path) -> Stack:
+    """Of this process: an open file's position is shared with a process that was forked from it."""
+    state = path.stat()
+    return _stack(path, state.st_size, state.st_mtime_ns, os.getpid())
+
+
+@lru_cache(maxsize=OPEN_FILES)
+def _stack(path: Path, size: int, mtime_ns: int, pid: int) -> Stack:
+    return Stack(path)
 
 
 def write(path: Path, mask_DHW: np.ndarray) -> None:

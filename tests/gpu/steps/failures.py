@@ -15,7 +15,7 @@ from gpu.step import Probes, Report
 
 probes = Probes()
 END_S = 10.0
-"""Seconds from an exception to the end of all processes: 5 for the ranks (runtime/failed_attempt.py), and torchrun's own end."""
+"""Seconds from an exception to the end of all processes: 5 for the ranks (launch/failed_attempt.py), and torchrun's own end."""
 
 
 def first_end(kgorch: Kgorch, within_s: float) -> Path:
