@@ -1,5 +1,6 @@
 """Checkpoint folders: their manifest, how they are verified, found, deleted, recorded in the database and exported.
 
-Ranks load `manifest`, `folder`, `verify` and `safetensors_header`: these, `store` and `export` may import errors, untrusted_io and
-protocol.values; `verifier` also protocol.messages, the clock and db.records; `registry` also db, plan and core.retention.
+Ranks load `manifest`, `folder`, `verify` and `safetensors_header`: these, `store` and `export` may import errors, untrusted_io,
+protocol.values, system.files and system.hashing; `verifier` also protocol.messages, the clock and db.records; `registry` also db,
+plan and core.retention.
 """

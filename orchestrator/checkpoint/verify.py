@@ -6,15 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
-
 from orchestrator import untrusted_io
 from orchestrator.checkpoint.folder import read_checkpoint
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointBroken
-
-READ_BYTES = 256 << 10
-"""Of one read: stays in a core's cache between the kernel's copy and the hash."""
+from orchestrator.system import hashing
 
 READERS = 4
 """Files that are hashed at a time; xxhash releases the GIL."""
@@ -47,10 +43,7 @@ def hash_file(folder: Path, name: str) -> str:
 
     Raises: CheckpointBroken; CheckpointUnreadable.
     """
-    digest = xxhash.xxh3_128()
-    for chunk in read_chunks(folder, name):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashing.hash_chunks(read_chunks(folder, name))
 
 
 def read_chunks(folder: Path, name: str) -> Iterator[memoryview]:
@@ -58,7 +51,7 @@ def read_chunks(folder: Path, name: str) -> Iterator[memoryview]:
 
     Raises: CheckpointBroken; CheckpointUnreadable.
     """
-    buffer = memoryview(bytearray(READ_BYTES))
+    buffer = memoryview(bytearray(hashing.BUFFER_BYTES))
     try:
         with untrusted_io.open_file(folder, name) as file:
             left = os.fstat(file.fileno()).st_size  # one that grows while it is read has no end

@@ -153,6 +153,7 @@ def gpu_of_rank(ranks: int, environ: Mapping[str, str] = os.environ) -> list[int
     if not cuda_visible.parse(text, None).is_hidden:
         with contextlib.suppress(nvml.DriverUnresponsive):
             inventory = nvml.query(_inventory)
+    # no answer and no restriction: ranks take the GPUs in the order of their index
     if inventory is None and text is None:
         return list(range(ranks))
     visible = (inventory.visible(text) if inventory else cuda_visible.parse(text, None)).gpus
@@ -171,6 +172,7 @@ class GpuMemoryBaseline:
         """Wait until the memory of ended processes is free; after the time-out, a sentence about what is not, else ""."""
         until = time.monotonic() + timeout_s
         while (used := used_memory()) is not None:
+            # the first call, or another set of GPUs: nothing to compare with
             if self._before is None or len(self._before) != len(used):
                 self._before = used
             over = [now - before for now, before in zip(used, self._before, strict=True)]

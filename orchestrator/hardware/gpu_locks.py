@@ -150,6 +150,7 @@ def acquire(home: Path, run: LockOwner, request: Mapping[str, Any]) -> GpuLocks:
             str(error),
             next_step=f"run nvidia-smi to see what is wrong; then kgorch resume {run.name}",
         ) from None
+    # CPU runs have nothing to lock: how many run at once is the queue's limit
     if not universe or request["ranks"] == 0:
         return GpuLocks()
     count = len(universe) if request["ranks"] is None else min(request["ranks"], len(universe))
@@ -168,6 +169,7 @@ def reacquire(home: Path, launched_with: str | None, *, share: bool) -> GpuLocks
     Args:
         launched_with: the CUDA_VISIBLE_DEVICES that it was launched with; None if it was not set.
     """
+    # whatever counts GPUs from here on must see those that the training has
     if launched_with is not None:
         os.environ[VISIBLE] = launched_with
     mine = visible_gpus()
@@ -205,12 +207,14 @@ def _lock(
 ) -> tuple[list[LockableGpu], list[int]]:
     """Lock up to `count` GPUs, free ones before those that others share; in the order of `universe`."""
     chosen: dict[LockableGpu, int] = {}
+    # a run that shares takes GPUs that nobody uses first, and joins other sharers in a second pass
     for only_free in (True, False) if share else (False,):
         for device in universe:
             if len(chosen) == count or device in chosen or (only_free and _mode(_lock_path(home, device)) != "free"):
                 continue
             descriptor = _open_lock(home, device)
             mode = fcntl.LOCK_SH if share else fcntl.LOCK_EX
+            # a file that was deleted between open and flock would exclude nobody
             if _try(descriptor, mode) and is_file_at(descriptor, _lock_path(home, device)):
                 chosen[device] = descriptor
             else:
@@ -251,6 +255,7 @@ def _mode(path: Path) -> str:
     except FileNotFoundError:
         return "free"
     try:
+        # in this order: LOCK_SH succeeds on a free lock, too
         for lock, mode in ((fcntl.LOCK_EX, "free"), (fcntl.LOCK_SH, "shared")):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
@@ -278,7 +283,7 @@ def _lock_path(home: Path, device: LockableGpu) -> Path:
 def _write_owner(home: Path, devices: Iterable[LockableGpu], run: LockOwner) -> None:
     """Name the owner in the lock files, for messages; the lock itself shows whether the owner still lives."""
     for device in devices:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a full disk costs a name in a message, not the session
             _lock_path(home, device).write_text(json.dumps({"run": run.name, "run_id": run.id}))
 
 
@@ -292,4 +297,5 @@ def _owner_of(path: Path) -> dict[str, Any]:
 
 def _lockable(gpu: cuda_visible.VisibleGpu) -> LockableGpu:
     name = gpu.entry if gpu.is_mig else gpu.uuid or str(gpu.index)
+    # the name of a MIG instance may contain slashes
     return LockableGpu("".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name), gpu.entry)

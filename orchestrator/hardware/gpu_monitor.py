@@ -129,6 +129,7 @@ class GpuMonitor:
         self._next_s = now_s + self._retries.after(self._failures)
 
     def _emit_once(self, kind: str, facts: dict[str, Any]) -> None:
+        # a lost GPU is seen again at each pass, and by each new thread
         if (event := (kind, *facts.values())) not in self._emitted:
             self._emitted.add(event)
             self._emit(kind, facts)
@@ -185,6 +186,7 @@ class _QueryThread(threading.Thread):
 
     def _visible_handles(self) -> dict[int, Any]:
         """By NVML's index, those that CUDA would see."""
+        # NVML itself ignores CUDA_VISIBLE_DEVICES
         handles = {
             index: self._call("nvmlDeviceGetHandleByIndex", index) for index in range(self._call("nvmlDeviceGetCount"))
         }
@@ -213,7 +215,7 @@ class _QueryThread(threading.Thread):
         for call in metric.calls:
             try:
                 answer = self._call(call, handle, *metric.arguments)
-            except self._lib.NVMLError_GpuIsLost:
+            except self._lib.NVMLError_GpuIsLost:  # all other queries of this GPU would fail, too
                 raise
             except (self._lib.NVMLError, AttributeError):  # not in this driver, or not in this pynvml
                 continue

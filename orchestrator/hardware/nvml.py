@@ -46,6 +46,7 @@ def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | 
         except Exception as error:
             answers.put(error)
 
+    # a daemon thread: a call that never returns must not keep this process from ending
     thread = threading.Thread(target=run, name="nvml-once", daemon=True)
     thread.start()
     try:

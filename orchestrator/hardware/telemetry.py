@@ -93,8 +93,9 @@ class Sampler:
         gpus, host = GpuMonitor(lambda kind, facts: self.notes.put((kind, facts))), HostMetrics()
         next_s = time.monotonic()
         while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
-            next_s = max(next_s + SAMPLE_S, time.monotonic())
+            next_s = max(next_s + SAMPLE_S, time.monotonic())  # missed samples are not made up for
             gpus.check()
+            # replaced, never changed: a reader on another thread sees a whole sample
             self._latest = gpus.values() | host.values() | self._disk_free | self._of_ranks()
             self._waiting.append((datetime.now(UTC), self._latest))
         gpus.stop()
@@ -107,7 +108,7 @@ class Sampler:
         return metrics
 
     def _write(self) -> None:
-        with contextlib.suppress(SQLAlchemyError):
+        with contextlib.suppress(SQLAlchemyError):  # telemetry never ends a session
             samples.tidy(self._engine)
         rolled_s = time.monotonic()
         while not self._stopping.is_set():
@@ -133,7 +134,7 @@ class HostMetrics:
 
         self._psutil, self._read_s = psutil, time.monotonic()
         self._before: Any = None
-        self.values()
+        self.values()  # psutil's rates start at the first call, whose result means nothing
 
     def values(self) -> dict[str, float]:
         metrics: dict[str, float] = {}

@@ -56,6 +56,7 @@ def _groups() -> list[tuple[int, Path, str]]:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
         return []
+    # in a hybrid hierarchy version 1 has the memory controller, so it is first
     first = [(1, CGROUP / "memory", path) for _, controllers, path in lines if "memory" in controllers.split(",")]
     return first + [(2, CGROUP, path) for _, controllers, path in lines if not controllers]
 
@@ -66,6 +67,7 @@ def _up(root: Path, path: str, limit: str, used: str, cache: str) -> list[tuple[
         try:
             bound = int((folder / limit).read_text())  # "max" is no number
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            # the kernel frees inactive page cache before it kills a process
             free = max(bound - int((folder / used).read_text()) + int(stat.get(cache, 0)), 0)
             rooms.append((free, bound))
         except (OSError, ValueError):

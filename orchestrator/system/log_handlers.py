@@ -37,7 +37,7 @@ def configure(home: Path, *, name: str = "daemon", environ: Mapping[str, str] = 
     """
     logger = logging.getLogger("kgorch")
     logger.setLevel(logging.INFO)
-    logger.propagate = False
+    logger.propagate = False  # a library may have configured the root logger: lines would come twice
     for old in list(logger.handlers):
         logger.removeHandler(old)
         old.close()
@@ -80,7 +80,7 @@ class JournalHandler(logging.Handler):
         super().__init__()
         self._address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(1)
+        self._socket.settimeout(1)  # a journald that hangs must not hold up the process
 
     def emit(self, record: logging.LogRecord) -> None:
         entry = _entry(record)

@@ -121,6 +121,7 @@ def uninstall(folder: Path) -> list[UnitChange]:
 def refuse_foreign(folder: Path) -> None:
     """Raises: KgorchError when the folder has a unit of one of our names that we did not write."""
     for path in (folder / name for name in UNITS):
+        # `systemctl mask` makes a link to /dev/null: the administrator's, too
         try:
             foreign = path.is_symlink() or (
                 path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(MARK)

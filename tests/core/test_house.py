@@ -237,6 +237,7 @@ MAY = {
         "orchestrator.untrusted_io",
         "orchestrator.protocol.values",
         "orchestrator.system.files",
+        "orchestrator.system.hashing",
     },
     "orchestrator.plan": {"orchestrator.plan", "orchestrator.core", "orchestrator.platforms", "orchestrator.errors"},
 }

@@ -46,6 +46,7 @@ class ControlSocket(LineServer):
 
     def _on_line(self, line: bytes, peer: Peer, complete: Callable[[], None]) -> None:
         message = codec.decode(line)
+        # ranks say hello, commands do not
         peer.is_attached = peer.is_attached or isinstance(message, Hello)
 
         def job() -> None:

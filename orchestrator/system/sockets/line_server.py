@@ -207,6 +207,7 @@ class Peers:
             self._add(connection)
 
     def _add(self, connection: socket.socket) -> None:
+        # room is made rather than refused: a rank whose connection broke must get through
         if len(self._peers) >= self.clients:
             self.drop(next((peer for peer in self._peers if not peer.is_attached), next(iter(self._peers))))
         peer = Peer(connection, self._line_bytes)
@@ -226,7 +227,7 @@ class Peers:
             self.drop(peer)
             return
         with self._guard:
-            self._peers[peer] = self._peers.pop(peer)
+            self._peers[peer] = self._peers.pop(peer)  # now the last in the order of dropping
         self._pass_on(peer)
         self._register(peer)
 
@@ -321,7 +322,7 @@ class LineServer:
                 self.peers.turn()
             except Exception:  # a bug of ours: the connected peers must be served all the same
                 _log(traceback.format_exc())
-                time.sleep(0.1)
+                time.sleep(0.1)  # such a bug may repeat at once, and would take a core from the training
         self.peers.close()
 
 
