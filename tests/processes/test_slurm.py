@@ -182,7 +182,7 @@ def test_where_squeue_does_not_answer_the_end_told_at_launch_holds_and_the_cause
     job = slurm_limit.JobEnd(environ, every_s=0.05)
     wait_until(lambda: (tmp_path / "asked").read_text().count("x") > 3)
     wall = job.wall(boottime_s())
-    assert wall and wall.why == Reason.SLURM and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
+    assert wall and wall.kind == Reason.SLURM and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
     kind, facts = job.notes.get_nowait()
     assert kind == "slurm_unreachable" and said in facts["why"] and job.notes.empty()
     job.stop()
@@ -207,7 +207,7 @@ def test_a_real_jobs_end_is_the_wall_it_moves_and_a_session_in_it_saves_before(
     environ = {**cluster.env, "SLURM_JOB_ID": job}
     end = slurm_limit.JobEnd(environ, every_s=0.2)
     first = end.wall(boottime_s())
-    assert first and first.why == Reason.SLURM and 60 < first.at_s - boottime_s() <= 125
+    assert first and first.kind == Reason.SLURM and 60 < first.at_s - boottime_s() <= 125
     began_s = slurm_limit.job_began_s(environ)
     assert began_s is not None and first.at_s - began_s == pytest.approx(120, abs=2)
 
@@ -227,6 +227,6 @@ def test_a_real_jobs_end_is_the_wall_it_moves_and_a_session_in_it_saves_before(
     wait_until(ended.exists, within_s=150, what=cluster.logs())
     assert ended.read_text().strip() == "10", cluster.logs()
     over = kgorch.status()
-    assert (over["phase"], over["why"]) == ("suspended", Reason.SLURM)
+    assert (over["phase"], over["reason"]) == ("suspended", Reason.SLURM)
     assert over["checkpoint"]["verified"] and over["checkpoint"]["step"] == over["step"] > 0
     wait_until(lambda: "COMPLETED" in cluster.ask("scontrol", "show", "job", job), what="it ended before its limit")

@@ -77,7 +77,7 @@ def listen(server) -> Iterator[Callable[[str], spot_notice.Notices]]:
 
 def _left_s(notices: spot_notice.Notices) -> float:
     wall = wait_until(lambda: notices.wall(boottime_s()), within_s=30, what="a notice")
-    assert wall.why == Reason.SPOT
+    assert wall.kind == Reason.SPOT
     return wall.at_s - boottime_s()
 
 
@@ -260,8 +260,8 @@ def test_a_training_that_is_told_in_time_saves_before_the_machine_goes(kgorch, s
     assert supervisor.wait(timeout=90) == 10
     over = kgorch.status()
     assert datetime.fromisoformat(over["session"]["ended_at"]) < told[0], "over before the machine goes"
-    assert (over["phase"], over["why"]) == ("suspended", Reason.SPOT)
+    assert (over["phase"], over["reason"]) == ("suspended", Reason.SPOT)
     assert over["checkpoint"]["verified"] and over["checkpoint"]["step"] == over["step"] > step
     [moved] = kgorch.events("wall_moved")
-    assert moved["facts"]["why"] == Reason.SPOT
+    assert moved["facts"]["wall"] == Reason.SPOT
     assert kgorch.events("spot_notice")
