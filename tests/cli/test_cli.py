@@ -252,7 +252,7 @@ def waiting(engine, run):
         sessions.note(engine, run.id, "save_failed", {"why": why}, session.id)
     rungs.add(
         engine, run.id, session.id, plan_hash="h", stage="train", device="T4", world=2, step=7, rung="microbatch/2",
-        why="out_of_memory", settings={},
+        why="out of memory", settings={},
     )  # fmt: skip
     return run
 

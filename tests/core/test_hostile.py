@@ -149,7 +149,7 @@ def test_a_manifest_with_changed_bytes_is_taken_or_refused(edits):
 RECORD = {
     "rank": 1, "outcome": "failed", "at": "2026-11-20T10:00:00+00:00", "at_s": 12.5, "began": True,
     "error": {
-        "type": "builtins.RuntimeError", "message": "out_of_memory", "memory": "host", "step": 3, "traceback": "…",
+        "type": "builtins.RuntimeError", "message": "out of memory", "memory": "host", "step": 3, "traceback": "…",
         "trouble": {"kind": "loss", "rank": 1, "step": 3, "what": "loss is nan", "call": 0, "since": 2},
     },
 }  # fmt: skip

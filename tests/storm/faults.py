@@ -31,7 +31,7 @@ from storm.world import World
 Deed = Callable[[World, random.Random], Trace]
 DEEDS: dict[str, Deed] = {}
 
-CUT = ("session", "^cut off: ")
+CUT = ("session", "^cut_off: ")
 KILLED = ("attempt", r"crashed: (rank [\d, ]+ was killed|no rank left a word)")
 IN_A_SAVE_S = 3.0
 """How long a save is waited for that is to be met in its midst."""
@@ -87,7 +87,7 @@ def kill_keeper(world: World, chance: random.Random) -> Trace:
 
 @deed
 def kill_supervisor(world: World, chance: random.Random) -> Trace:
-    trace = world.trace("kill_supervisor", "SIGKILL to the supervisor", ("event Adopted", ""), CUT)
+    trace = world.trace("kill_supervisor", "SIGKILL to the supervisor", ("event adopted", ""), CUT)
     world.kill(_one(world, "supervisor", chance))
     return trace
 
@@ -163,7 +163,7 @@ def kill_daemon(world: World, chance: random.Random) -> Trace:
 def terminate_rank(world: World, chance: random.Random) -> Trace:
     """Rank 0 takes it for the machine's word that the end comes; another one alone does not speak for all."""
     victim = _one(world, "rank", chance)
-    said = [("session", "^(suspended|cut off|finished): ")] if looking.role_of(victim)[1] == "0" else []
+    said = [("session", "^(suspended|cut_off|finished): ")] if looking.role_of(victim)[1] == "0" else []
     trace = world.trace("terminate_rank", "SIGTERM to a rank", *said)
     world.kill(victim, number=signal.SIGTERM)
     return trace
@@ -171,7 +171,7 @@ def terminate_rank(world: World, chance: random.Random) -> Trace:
 
 @deed
 def terminate_torchrun(world: World, chance: random.Random) -> Trace:
-    trace = world.trace("terminate_torchrun", "SIGTERM to torchrun", ("session", "^(suspended|cut off): "))
+    trace = world.trace("terminate_torchrun", "SIGTERM to torchrun", ("session", "^(suspended|cut_off): "))
     world.kill(_one(world, "torchrun", chance), number=signal.SIGTERM)
     return trace
 
@@ -235,7 +235,7 @@ def reboot(world: World, chance: random.Random) -> Trace:
 
 @deed
 def stop_by_person(world: World, chance: random.Random) -> Trace:
-    trace = world.trace("stop_by_person", "kgorch stop", ("session", "^suspended: a person's stop"))
+    trace = world.trace("stop_by_person", "kgorch stop", ("session", "^suspended: stopped by the user"))
     _wait(world.run("stop").process, 90)
     world.wants_start = True
     return trace
@@ -243,7 +243,7 @@ def stop_by_person(world: World, chance: random.Random) -> Trace:
 
 @deed
 def stop_and_kill(world: World, chance: random.Random) -> Trace:
-    said = ("session", "^(suspended|cut off): ")
+    said = ("session", "^(suspended|cut_off): ")
     trace = world.trace("stop_and_kill", "kgorch stop, and SIGKILL to all in its midst", said)
     world.run("stop")
     time.sleep(0.2 + 1.5 * chance.random())
@@ -264,7 +264,7 @@ def _wait(process: subprocess.Popen[bytes], for_s: float) -> None:
 def disk_full(world: World, chance: random.Random) -> Trace:
     """A training that writes a table of its own may end of it, too."""
     said = r"No space left|no room|full"
-    places = ("event SaveFailed", said), ("event launch_failed", said), ("attempt", said)
+    places = ("event save_failed", said), ("event launch_failed", said), ("attempt", said)
     trace = world.trace("disk_full", "the disk is full", *places)
     disk = world.kept or world.disk
     disk.fill(leaving=chance.choice([0, 4096, 40_000]))
@@ -296,7 +296,7 @@ def disk_full_at_start(world: World, chance: random.Random) -> Trace:
 @deed
 def disk_goes_read_only(world: World, chance: random.Random) -> Trace:
     said = "Read-only|EROFS"
-    places = ("event SaveFailed", "attempt", "event keeper_not_started")  # the last: where the keeper has just gone
+    places = ("event save_failed", "attempt", "event keeper_not_started")  # the last: where the keeper has just gone
     trace = world.trace("disk_goes_read_only", "the disk goes read-only", *((place, said) for place in places))
     world.weather.set(read_only=1)
     _save_in_vain(world, chance)
@@ -359,7 +359,10 @@ def _damaged(world: World, name: str, how: str, damage: Callable[[Path], None]) 
     folder = _newest_of_two(world)
     world.damaged.add(str(folder))
     trace = world.trace(
-        name, f"{how} {folder.name}", ("event set_aside", folder.name), ("event passed_over", folder.name)
+        name,
+        f"{how} {folder.name}",
+        ("event checkpoint_quarantined", folder.name),
+        ("event checkpoint_skipped", folder.name),
     )
     damage(folder)
     return trace
