@@ -47,8 +47,8 @@ from orchestrator.protocol.snapshot_messages import (
     SnapshotInfo,
     SnapshotReady,
 )
-from orchestrator.snapshots import snapshot_writer
-from orchestrator.snapshots.snapshot_writer import Share
+from orchestrator.snapshots import checkpoint_writer
+from orchestrator.snapshots.checkpoint_writer import Share
 from orchestrator.system.clock import boottime_s
 from orchestrator.system.host_memory import free_bytes
 from orchestrator.system.sockets.line_server import MAX_CLIENTS, Peer, Peers
@@ -227,9 +227,9 @@ class Holder:
         place, total = root, 0
         try:
             if snapshot.room.root not in self._cleared:
-                snapshot_writer.clear_leftovers(root)
+                checkpoint_writer.clear_leftovers(root)
                 self._cleared.add(snapshot.room.root)
-            place, total = snapshot_writer.persist(
+            place, total = checkpoint_writer.persist(
                 snapshot.shares(), root, snapshot.room.attempt, lambda: snapshot.is_whole
             )
         except Exception as problem:

@@ -11,8 +11,8 @@ LIAR = """
 import os, sys
 from pathlib import Path
 if "orchestrator.snapshots.keeper" in sys.orig_argv:  # a disk that keeps other bytes than it was given
-    from orchestrator.snapshots import snapshot_writer
-    persist, left = snapshot_writer.persist, Path(os.environ["LIES_LEFT"])
+    from orchestrator.snapshots import checkpoint_writer
+    persist, left = checkpoint_writer.persist, Path(os.environ["LIES_LEFT"])
     def lie(*args):
         place, size = persist(*args)
         if place.name.endswith("-final") and (count := int(left.read_text())) > 0:
@@ -22,7 +22,7 @@ if "orchestrator.snapshots.keeper" in sys.orig_argv:  # a disk that keeps other 
             content[-1] ^= 1
             shard.write_bytes(content)
         return place, size
-    snapshot_writer.persist = lie
+    checkpoint_writer.persist = lie
 """
 
 

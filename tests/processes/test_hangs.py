@@ -48,7 +48,7 @@ def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
     [session] = kgorch.history()
     assert [attempt["outcome"] for attempt in session["attempts"]] == ["hung", "finished"]
     assert "rank 0: hangs.py:" in session["attempts"][0]["cause"] and "in loss_of" in session["attempts"][0]["cause"]
-    assert {entry["kind"] for entry in kgorch.events()} >= {"ranks_hung", "stacks", "hang_diagnosed", "longest_seen"}
+    assert {entry["kind"] for entry in kgorch.events()} >= {"ranks_hung", "stacks", "hang_diagnosed", "longest_waits"}
 
 
 def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):

@@ -68,7 +68,7 @@ def _as_written(value: bytes, **changed: object) -> bytes:
 
 
 HOSTILE = {
-    "cut_off": _as_written(b'{"a":1}')[:-1],
+    "cut off": _as_written(b'{"a":1}')[:-1],
     "another byte": _as_written(b'{"a":1}')[:-2] + b"2}",
     "more behind it": _as_written(b'{"a":1}') + b" ",
     "another format": _as_written(b"1", format="pickle"),

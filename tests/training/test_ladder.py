@@ -156,7 +156,7 @@ def test_memory_that_runs_out_before_the_reduction_began_is_no_step_to_try_again
     reduction = ddp_drain.GradientReduction([])
     reduction._ddps, reduction._syncs = [object()], True  # begin() has raised half-way
     with pytest.raises(RuntimeError, match="prepared its buckets"):
-        reduction.owe()
+        reduction.drain()
 
 
 def test_the_ladders_end_is_told_as_what_ran_out(tmp_path):

@@ -17,7 +17,7 @@ from orchestrator.errors import KgorchError
 from orchestrator.launch import shim
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.system.clock import boottime_s
-from orchestrator.worker import attach, rng_state
+from orchestrator.worker import attach, restore, rng_state, save_coordinator
 from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.determinism import Determinism
 from orchestrator.worker.memory import oom
@@ -224,10 +224,10 @@ def test_status_says_what_cuda_does_not_promise_unless_it_is_asked_for(monkeypat
 
 def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(alone, monkeypatch):
     session = alone()
-    session._tell_other_versions(process_group.versions("0.1.0", CPU))
+    restore.report_other_versions(session._state, process_group.versions("0.1.0", CPU))
     assert "versions" not in session.exactness
-    session._tell_other_versions(
-        {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
+    restore.report_other_versions(
+        session._state, {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
     )
     said = "the device was Tesla T4 and is cpu; cuDNN was 90100 and is none: other bits from here on"
     assert session.exactness["versions"] == said
@@ -266,9 +266,9 @@ def test_the_dropout_state_of_an_rnn_is_renewed_before_every_backward(alone, mon
     """cuDNN draws it once a process otherwise, so that a resumed process has other masks."""
     assert has_dropout_state([rnn]) is keeps
     session, renewed = alone(), []
-    monkeypatch.setattr(state_codec, "renew_dropout_state", renewed.append)
+    monkeypatch.setattr(rng_state, "renew_dropout_state", renewed.append)
     session._runner._device = torch.device("cuda", 0)
-    session._runner.learn([rnn])
+    session._runner.set_modules([rnn])
     session._runner._device = CPU
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
     session.backward(torch.ones(2, 2), lambda part: part.sum().requires_grad_())
@@ -294,10 +294,10 @@ def test_what_is_queued_on_the_device_is_no_part_of_what_a_snapshot_costs(alone,
             waited.append(boottime_s())
 
     session.track(model=nn.Linear(2, 2))
-    session.device = torch.device("cuda", 0)
+    session._state.member = session._state.member._replace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    seen = session._seen()
-    assert waited and seen.began_s >= waited[0]
+    boundary = save_coordinator.capture_boundary(session._state)
+    assert waited and boundary.began_s >= waited[0]
 
 
 def _training():

@@ -19,9 +19,10 @@ from orchestrator.worker.session import Session
 def test_a_loader_gets_the_workers_and_the_pinned_memory_that_rungs_have_left(settings, workers, pinned):
     launch = LaunchSpec("r", "id", "s", "1.1", "/", "e:f", ".", 1, "s", "c", "o", "h", settings=settings)
     with Session(None, 0) as session:
-        session._supervision.ladder = Ladder(launch, session.device, print)
+        options = {"num_workers": 4, "pin_memory": True, "prefetch_factor": 3}
+        options = Ladder(launch, session.device, print).loader_options(options)
         data = torch.utils.data.TensorDataset(torch.ones(8, 1))
-        made = session.loader(data, 4, num_workers=4, pin_memory=True, prefetch_factor=3)
+        made = session.loader(data, 4, **options)
     assert (made._inner.num_workers, made._inner.pin_memory) == (workers, pinned)
 
 

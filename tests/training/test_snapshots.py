@@ -30,7 +30,7 @@ from orchestrator.core.snapshot_budget import images
 from orchestrator.errors import KgorchError
 from orchestrator.protocol import codec, transport
 from orchestrator.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
-from orchestrator.snapshots import keeper_client, snapshot_writer
+from orchestrator.snapshots import checkpoint_writer, keeper_client
 from orchestrator.worker.checkpoint import restore_source, state_codec
 from orchestrator.worker.checkpoint import snapshot_writer as saving
 from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
@@ -247,11 +247,11 @@ def test_an_image_that_is_filled_anew_while_it_is_written_makes_no_checkpoint(tm
     content = (tmp_path / "described").read_bytes()
     image = os.memfd_create("image")
     os.write(image, content + b"[]")
-    share = snapshot_writer.Share(image, {"described": (0, len(content)), "tensors": (len(content), 2)})
+    share = checkpoint_writer.Share(image, {"described": (0, len(content)), "tensors": (len(content), 2)})
     with pytest.raises(OSError, match="filled anew"):
-        snapshot_writer.persist([share], tmp_path / "cp", "1.1", lambda: False)
+        checkpoint_writer.persist([share], tmp_path / "cp", "1.1", lambda: False)
     assert list((tmp_path / "cp").iterdir()) == []
-    snapshot_writer.persist([share], tmp_path / "cp", "1.1", lambda: True)
+    checkpoint_writer.persist([share], tmp_path / "cp", "1.1", lambda: True)
     os.close(image)
 
 
@@ -426,9 +426,9 @@ def test_leftovers_of_killed_saves_and_deletions_are_cleared_and_nothing_else(tm
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
-    snapshot_writer.clear_leftovers(tmp_path)
+    checkpoint_writer.clear_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-00000001.broken", "step-00000002"]
-    snapshot_writer.clear_leftovers(tmp_path / "none")
+    checkpoint_writer.clear_leftovers(tmp_path / "none")
 
 
 # kill -9
