@@ -18,7 +18,7 @@ from orchestrator.system.clock import boottime_s
 from orchestrator.worker import rng_state
 from orchestrator.worker.checkpoint import state_codec
 from orchestrator.worker.checkpoint.snapshot_buffer import share
-from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
+from orchestrator.worker.checkpoint.snapshot_writer import RankSnapshot, SnapshotWriter
 from orchestrator.worker.ranks.consensus_board import Board, size
 
 
@@ -66,6 +66,5 @@ def save(
     mine = share(captured.tensors, captured.own, rank, ranks)
     docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
     slot = saver.next_slot() if slot is None else slot
-    return saver.save(
-        captured, mine, docs, described(step, final, ranks), slot=slot, persist=persist, began_s=boottime_s()
-    )
+    snapshot = RankSnapshot(captured, mine, docs, described(step, final, ranks), boottime_s())
+    return saver.save(snapshot, slot=slot, persist=persist)
