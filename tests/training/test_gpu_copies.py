@@ -190,7 +190,7 @@ def test_images_that_are_files_are_not_pinned_and_somebody_says_so(tmp_path, mon
 
     place = Place(tmp_path)
     saver = place.saver()
-    monkeypatch.setattr(snapshot_writer, "Image", Recorded)
+    monkeypatch.setattr(snapshot_writer, "SnapshotBuffer", Recorded)
     monkeypatch.setattr(saver, "_connect", lambda patience_s: setattr(saver, "_keeper", object()))
     monkeypatch.setattr(snapshot_writer.transport, "send", lambda *_: None)
     answer = BufferGrant(count=count, bytes=100, number=1, slot=0), [0] * max(count, 1)
