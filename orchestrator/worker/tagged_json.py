@@ -66,8 +66,9 @@ class TensorTable:
         while path in self.tensors:
             path += "~"
         if (wrong := safetensors_header.name_error(path)) or len(self.tensors) >= safetensors_header.MAX_TENSORS:
+            wrong = wrong or f"is one of more than {safetensors_header.MAX_TENSORS}"
             raise CannotRestore(
-                f"the tensor {path!r:.200} {wrong or f'is beyond the {safetensors_header.MAX_TENSORS} that a shard can hold'}",
+                f"the tensor {path!r:.200} {wrong}, which a shard cannot hold",
                 next_step="give the state_dict other keys, or stack small tensors",
             )
         self.tensors[path] = tensor
