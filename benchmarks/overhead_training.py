@@ -259,7 +259,7 @@ def reading_us(session: Session, batches: int = 60) -> dict[str, float]:
     data = TensorDataset(torch.randn(SAMPLES * batches * session.world_size, WIDTH))
     sampler = DistributedSampler(data, session.world_size, session.rank)
     plain = DataLoader(data, SAMPLES, sampler=sampler, drop_last=True)
-    with mock.patch.object(session, "_ladder", None):
+    with mock.patch.object(session._supervision.ladder, "loader_options", lambda options: options):
         ours = session.loader(data, SAMPLES * session.world_size)
     times: dict[str, list[float]] = {"plain": [], "keyed": []}
     for _ in range(5):

@@ -90,7 +90,7 @@ def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
 def test_two_daemons_take_each_due_run_once(kgorch):
     engine = open_database(kgorch.home)
     for number in range(20):
-        queue.put(engine, make(engine, kgorch.home, f"run{number}"), why="x", due_at=datetime.now(UTC))
+        queue.put(engine, make(engine, kgorch.home, f"run{number}"), reason=Reason.QUEUED, due_at=datetime.now(UTC))
     for _ in range(2):
         kgorch.started.append(
             subprocess.Popen([sys.executable, "-c", TAKES, str(kgorch.home)], env=kgorch.env(), text=True)
@@ -432,7 +432,7 @@ def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
 def fill_queue(kgorch, count: int) -> None:
     """So many due rows of runs whose folders are gone, as after a disk was replaced."""
     engine = open_database(kgorch.home)
-    queue.put(engine, make(engine, kgorch.home, "gone"), why="x", due_at=datetime.now(UTC) - timedelta(minutes=1))
+    queue.put(engine, make(engine, kgorch.home, "gone"), reason=Reason.QUEUED, due_at=datetime.now(UTC) - timedelta(minutes=1))
     shutil.rmtree(kgorch.home / "runs")
     engine.dispose()
     with contextlib.closing(sqlite3.connect(kgorch.home / "kgorch.db")) as database, database:

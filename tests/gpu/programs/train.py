@@ -209,7 +209,7 @@ def until_stop(items, print_results):
 
 def session_step(session) -> int:
     """The optimizer step at which this attempt begins."""
-    return int(getattr(session, "_step", 0))
+    return int(session._state.position.step) if session.supervised else 0
 
 
 def busy(session, loss) -> None:
