@@ -274,7 +274,13 @@ def test_a_resume_that_is_queued_says_whether_a_daemon_lives_that_begins_it(kgor
         assert shown(kgorch)["next"].startswith("the daemon goes on with it, due")
         assert kgorch.status()["next"]["daemon_alive"]
         sessions.record(
-            engine, run.id, last.id, kind="x", phase="suspended", facts={}, resume={"reason": Reason.USER, "why": "a person", "due_at": None}
+            engine,
+            run.id,
+            last.id,
+            kind="x",
+            phase="suspended",
+            facts={},
+            resume={"reason": Reason.USER, "why": "a person", "due_at": None},
         )
         assert shown(kgorch)["next"] == "kgorch resume mine", "what a person stopped, no daemon begins"
 

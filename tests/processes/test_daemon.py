@@ -432,7 +432,9 @@ def test_a_person_queues_a_run_for_an_hour_and_takes_it_out_again(kgorch):
 def fill_queue(kgorch, count: int) -> None:
     """So many due rows of runs whose folders are gone, as after a disk was replaced."""
     engine = open_database(kgorch.home)
-    queue.put(engine, make(engine, kgorch.home, "gone"), reason=Reason.QUEUED, due_at=datetime.now(UTC) - timedelta(minutes=1))
+    queue.put(
+        engine, make(engine, kgorch.home, "gone"), reason=Reason.QUEUED, due_at=datetime.now(UTC) - timedelta(minutes=1)
+    )
     shutil.rmtree(kgorch.home / "runs")
     engine.dispose()
     with contextlib.closing(sqlite3.connect(kgorch.home / "kgorch.db")) as database, database:
