@@ -29,6 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from orchestrator.admission.requests import LocalState, StartRequest  # noqa: E402
 from orchestrator.checkpoint.folder import write_durably, write_manifest  # noqa: E402
 from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
 from orchestrator.protocol import codec, transport  # noqa: E402
@@ -102,7 +103,7 @@ def supervise(plan: Path, page: Path | None) -> None:
     from orchestrator.supervisor.loop import Supervisor
 
     profile, home, engine = state()
-    opened = session_start.start(engine, home, profile, plan.read_text(), plan, ())
+    opened = session_start.start(LocalState(engine, home, profile), StartRequest(plan.read_text(), plan))
     assert isinstance(opened, session_start.Opened)
     rest = {"walls": opened.walls, "claim": opened.claim}
     if page:

@@ -11,7 +11,7 @@ import xxhash
 from db import checkpoints, runs, sessions
 from db.engine import open_database
 from orchestrator.admission import session_start
-from orchestrator.admission.import_run import Consent
+from orchestrator.admission.requests import Consent, LocalState, StartRequest
 from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
 from orchestrator.platforms.profile import Profile
@@ -63,20 +63,13 @@ class Place:
     work: Path
     home: Path
 
-    def start(self, text=PLAN, overrides=(), **options):
-        """The run that would train now, and what the person was told."""
+    def start(self, text=PLAN, overrides=(), *, until=None, **options):
+        """The run that would train now, and what the person was told. `options`: of the request."""
         told, engine = Told(), open_database(self.home)
         try:
-            opened = session_start.start(
-                engine,
-                self.home,
-                Profile("test"),
-                text,
-                self.work / "plan.toml",
-                list(overrides),
-                watcher=told,
-                **options,
-            )
+            state = LocalState(engine, self.home, Profile("test"))
+            request = StartRequest(text, self.work / "plan.toml", list(overrides), **options)
+            opened = session_start.start(state, request, watcher=told, until=until)
             if isinstance(opened, session_start.Opened):
                 opened.lock.release()
             return opened, told

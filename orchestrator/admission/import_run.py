@@ -15,35 +15,17 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import RunInfo
 from orchestrator.admission import import_files, plan_changes, source_scan
+from orchestrator.admission.requests import NO_CONSENT, Consent, LocalState, StartRequest
 from orchestrator.admission.source_scan import Found, Place, Search, Watcher
 from orchestrator.core.codes import EventKind, RunState
 from orchestrator.errors import KgorchError, NotFound
 from orchestrator.launch import launcher, rungs
 from orchestrator.plan import Plan, check_entries, parse
-from orchestrator.platforms.profile import Profile
 from orchestrator.system.paths import checkpoints_folder, last_run_number, make_run_folder, run_folder
 
 OTHERS_LOOKED_AT = 200
 SHOWN, SHOWN_LETTERS = 20, 200
 """Of what a database from elsewhere would have decided: so much is shown."""
-
-
-class Consent(NamedTuple):
-    """What a person allows in advance.
-
-    Attributes:
-        changes: of a plan, that would be refused.
-        plan: settings and plans that a database from elsewhere keeps. They decide what runs, and whose they are nobody can tell:
-            on Kaggle every data set that is attached is a source.
-        extend: of a run that is finished, that it is trained longer by a plan with more to do.
-    """
-
-    changes: bool = False
-    plan: bool = False
-    extend: bool = False
-
-
-NONE = Consent()
 
 
 class Looked(NamedTuple):
@@ -62,15 +44,7 @@ class Looked(NamedTuple):
 
 
 def look_around(
-    engine: Engine,
-    home: Path,
-    plan: Plan,
-    profile: Profile,
-    workdir: Path,
-    wanted: str | None,
-    watcher: Watcher,
-    *,
-    remembers: bool = True,
+    state: LocalState, plan: Plan, workdir: Path, wanted: str | None, watcher: Watcher, *, remembers: bool = True
 ) -> Looked:
     """What the plan's sources, else the platform's, hold of the run to go on with.
 
@@ -78,7 +52,8 @@ def look_around(
 
     Raises: KgorchError that lists the rivals; NotFound.
     """
-    given = sources = profile.sources if plan.resume.sources is None else plan.resume.sources
+    engine, home = state.engine, state.home
+    given = sources = state.profile.sources if plan.resume.sources is None else plan.resume.sources
     mine = runs.of_name(engine, plan.name)
     known = mine[0] if mine else None
     if known is None:
@@ -144,26 +119,16 @@ def announce(engine: Engine, plan: Plan, workdir: Path, looked: Looked, *, requi
         watcher.note(text)
 
 
-def bring(
-    engine: Engine,
-    home: Path,
-    text: str,
-    where: Path,
-    workdir: Path,
-    overrides: Sequence[str],
-    found: Found,
-    watcher: Watcher,
-    consent: Consent = NONE,
-) -> RunInfo:
+def bring(state: LocalState, request: StartRequest, found: Found, watcher: Watcher) -> RunInfo:
     """A run that a source holds becomes ours, by the plan and the overrides given here; with those that it keeps, by consent.
 
     Raises: as taking.bring; PlanError; KgorchError where it keeps overrides that were neither given nor consented to.
     """
     theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": [], "number": 1}
-    kept = check_overrides(found, overrides, consent)
-    merged = [*kept, *overrides]
-    plan = parse(text, str(where), merged)
-    check_settings(found, plan, consent)
+    engine, home, text, workdir = state.engine, state.home, request.plan_text, request.workdir
+    merged = [*check_overrides(found, request.overrides, request.consent), *request.overrides]
+    plan = parse(text, str(request.where), merged)
+    check_settings(found, plan, request.consent)
     known = runs.newest(engine, plan.name)
     if known:
         refuse_while_training(engine, known)
@@ -184,7 +149,7 @@ def bring(
     ended = theirs.get("state") in (RunState.FINISHED, RunState.FAILED)
     columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else import_files.GOES_ON
     if judged := plan_changes.judge_found(found, plan):
-        plan_changes.refuse(plan.name, judged, accept=consent.changes)
+        plan_changes.refuse(plan.name, judged, accept=request.consent.changes)
     if theirs.get("plan_hash", plan.hash) != plan.hash:
         told = change(theirs["plan_hash"], plan, workdir) | (plan_changes.facts(judged) if judged else {})
         found.events.append((EventKind.PLAN_CHANGED, told))
@@ -194,7 +159,7 @@ def bring(
     return run
 
 
-def check_overrides(found: Found, overrides: Sequence[str], consent: Consent = NONE) -> list[str]:
+def check_overrides(found: Found, overrides: Sequence[str], consent: Consent = NO_CONSENT) -> list[str]:
     """Settings from the command line that a found run keeps and that are not given now.
 
     Raises: KgorchError where there are some and nobody has consented to them.
@@ -212,7 +177,7 @@ def check_overrides(found: Found, overrides: Sequence[str], consent: Consent = N
     return kept
 
 
-def check_settings(found: Found, plan: Plan, consent: Consent = NONE) -> None:
+def check_settings(found: Found, plan: Plan, consent: Consent = NO_CONSENT) -> None:
     """What was found may have changed arguments of a stage, which are the training script's: by a rung of the memory ladder, by a
     remedy. Those that this plan names itself may hold.
 
@@ -244,18 +209,17 @@ def _item(name: str, value: Any) -> str:
     return f"{name} = {json.dumps(value, sort_keys=True)}"
 
 
-def by_name(
-    engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
-) -> RunInfo:
+def by_name(state: LocalState, name: str, watcher: Watcher, consent: Consent = NO_CONSENT) -> RunInfo:
     """A run that only the platform's sources know, by the plan that the database there keeps; its code has to be here.
 
     Raises: NotFound; KgorchError without consent to that plan; as bring.
     """
-    search = source_scan.find(profile.sources, Path.cwd(), name, [home], watcher)
-    _leave_others_alone(engine, name, search, watcher)
+    sources = state.profile.sources
+    search = source_scan.find(sources, Path.cwd(), name, [state.home], watcher)
+    _leave_others_alone(state.engine, name, search, watcher)
     held = source_scan.choose(search.runs, None, (), None, ())
     if held is None:
-        said = [search.in_words(name)] if profile.sources else []
+        said = [search.in_words(name)] if sources else []
         raise NotFound(f"there is no run named {name!r}", *said, next_step="`kgorch status` lists the runs")
     if held.rows is None:
         raise NotFound(
@@ -275,7 +239,7 @@ def by_name(
             next_step=f"kgorch start PLAN goes on with it by a plan of yours; or kgorch resume {name} --accept-plan",
         )
     check_entries(plan, workdir)
-    return bring(engine, home, text, where, workdir, [], held, watcher, consent)
+    return bring(state, StartRequest(text, where, consent=consent), held, watcher)
 
 
 def _key(override: str) -> str:

@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 from sqlalchemy import Engine
 
 from db import queue, runs, sessions
 from db.records import RunInfo
 from orchestrator.admission import import_files, ownership, resolve_run
-from orchestrator.admission.import_run import NONE, Consent
+from orchestrator.admission.requests import LocalState, StartRequest
 from orchestrator.admission.resolve_run import Nothing
 from orchestrator.admission.source_scan import SILENT, Watcher
 from orchestrator.core.codes import OVER, NotStarted, Reason, RunState
 from orchestrator.errors import KgorchError
 from orchestrator.hardware import gpu_locks
 from orchestrator.plan import Plan, user_config
-from orchestrator.platforms.profile import Profile
 from orchestrator.system.file_lock import FileLock, is_locked
 from orchestrator.system.paths import home_of_folder, lock_path
 
 
 def enqueue(
-    engine: Engine,
-    home: Path,
-    profile: Profile,
-    plan_text: str,
-    where: Path,
-    overrides: Sequence[str],
-    *,
-    due_at: datetime,
-    fresh: bool = False,
-    run_id: str | None = None,
-    consent: Consent = NONE,
-    watcher: Watcher = SILENT,
-    required: bool = False,
+    state: LocalState, request: StartRequest, *, due_at: datetime, watcher: Watcher = SILENT
 ) -> RunInfo | Nothing:
-    """As opening.start, but for the session: the run stands in the queue, for the daemon. Raises: as that."""
-    plan = resolve_run.checked(plan_text, where, overrides)
-    here = user_config.resolve_platform(plan.platform, profile)
-    lock = FileLock(lock_path(home, plan.name))
-    if not lock.acquire():
-        return Nothing(resolve_run.run_elsewhere(engine, plan.name), NotStarted.LIVE)
-    try:
-        if ownership.is_live(engine, home, plan.name, fresh=fresh):
+    """Like session_start.start, but the run waits in the queue for the daemon. Raises: as that."""
+    engine = state.engine
+    plan = resolve_run.checked(request)
+    with ExitStack() as held:
+        lock = FileLock(lock_path(state.home, plan.name))
+        if not lock.acquire():
             return Nothing(resolve_run.run_elsewhere(engine, plan.name), NotStarted.LIVE)
-        run, plan, found = resolve_run.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
-        )
+        held.callback(lock.release)
+        if ownership.is_live(engine, state.home, plan.name, fresh=request.fresh):
+            return Nothing(resolve_run.run_elsewhere(engine, plan.name), NotStarted.LIVE)
+        profile = user_config.resolve_platform(plan.platform, state.profile)
+        run, plan, found = resolve_run.run_of(replace(state, profile=profile), request, plan, watcher)
         if run.state == RunState.FINISHED:
             return Nothing(run, NotStarted.FINISHED)
         last = sessions.last(engine, run.id)
@@ -57,8 +44,6 @@ def enqueue(
             import_files.catch_up(engine, run, plan, found, watcher)
         _put(engine, run, plan, due_at)
         return run
-    finally:
-        lock.release()
 
 
 def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> Nothing | None:

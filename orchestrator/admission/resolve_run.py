@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from sqlalchemy import Engine
 from db import runs, sessions
 from db.records import RunInfo
 from orchestrator.admission import import_run, plan_changes
-from orchestrator.admission.import_run import NONE, Consent
+from orchestrator.admission.requests import NO_CONSENT, Consent, LocalState, StartRequest
 from orchestrator.admission.source_scan import Found, Watcher
 from orchestrator.core.codes import EventKind, NotStarted, RunState
 from orchestrator.errors import KgorchError, PlanError
 from orchestrator.launch import extension
 from orchestrator.plan import Plan, check_entries, parse, user_config
-from orchestrator.platforms.profile import Profile
 from orchestrator.services import mirror, notifications
 from orchestrator.system.file_lock import FileLock
 from orchestrator.system.paths import checkpoints_folder, last_run_number, lock_path, make_run_folder
@@ -41,9 +40,10 @@ class Nothing:
     changed: Sequence[str] = ()
 
 
-def checked(plan_text: str, where: Path, overrides: Sequence[str]) -> Plan:
-    plan = read(plan_text, str(where), overrides)
-    check_entries(plan, where.absolute().parent)
+def checked(request: StartRequest) -> Plan:
+    """The plan of a request, with the user's configuration. Raises: PlanError, ConfigError."""
+    plan = read(request.plan_text, str(request.where), request.overrides)
+    check_entries(plan, request.workdir)
     mirror.check(plan)
     notifications.check(plan.notify)
     return plan
@@ -59,37 +59,27 @@ def plan_of(run: RunInfo) -> Plan:
 
 
 def run_of(
-    engine: Engine,
-    home: Path,
-    profile: Profile,
-    plan: Plan,
-    plan_text: str,
-    where: Path,
-    overrides: Sequence[str],
-    fresh: bool,
-    run_id: str | None,
-    watcher: Watcher,
-    consent: Consent = NONE,
-    required: bool = False,
+    state: LocalState, request: StartRequest, plan: Plan, watcher: Watcher
 ) -> tuple[RunInfo, Plan, Found | None]:
     """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
     source has further of it.
 
     Args:
-        required: there must be one to go on with. So may the plan say.
+        state: with the profile that the plan names.
     Raises: NotFound where there is none; as bringing.look_around and bringing.bring.
     """
-    workdir = where.absolute().parent
+    engine, consent, workdir = state.engine, request.consent, request.workdir
+    fresh, run_id, plan_text, overrides = request.fresh, request.run_id, request.plan_text, request.overrides
     known, found = runs.newest(engine, plan.name), None
     if not fresh and not (known and known.state == RunState.FINISHED and run_id in (None, known.id)):
-        looked = import_run.look_around(engine, home, plan, profile, workdir, run_id, watcher)
+        looked = import_run.look_around(state, plan, workdir, run_id, watcher)
         found = looked.found
         if known is None and found is None:
-            needed = required or plan.resume.required
+            needed = request.required or plan.resume.required
             import_run.announce(engine, plan, workdir, looked, required=needed, watcher=watcher)
         if found and (known is None or known.id != found.run_id):
             longer = _longer_than_found(found, plan, consent)
-            known = import_run.bring(engine, home, plan_text, where, workdir, overrides, found, watcher, consent)
+            known = import_run.bring(state, request, found, watcher)
             if longer:
                 known = extension.reopen(engine, known, longer)
             found = None
@@ -97,21 +87,19 @@ def run_of(
         if known.state == RunState.FINISHED and not consent.extend:
             return known, plan, None
         merged = [*(item for item in known.overrides if item not in overrides), *overrides]
-        plan = read(plan_text, str(where), merged)
+        plan = read(plan_text, str(request.where), merged)
         if found:
             import_run.check_settings(found, plan, consent)
         if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
-            known = _take_changed_plan(
-                engine, known, plan, plan_text, merged, workdir, accept=consent.changes, watcher=watcher
-            )
+            known = _take_changed_plan(engine, known, plan, replace(request, overrides=merged), watcher)
         elif known.state == RunState.FINISHED:
             extension.stages_to_do(known.name, plan, plan)  # refuses: nothing has changed
         return known, plan, found
     if known:
         import_run.refuse_while_training(engine, known)
         runs.supersede(engine, known.id, "--fresh began another run of this name")
-    number = max(known.number if known else 0, last_run_number(home, plan.name)) + 1
-    return _create(engine, home, plan, plan_text, workdir, overrides, number), plan, None
+    number = max(known.number if known else 0, last_run_number(state.home, plan.name)) + 1
+    return _create(state, request, plan, number), plan, None
 
 
 def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
@@ -135,65 +123,55 @@ def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
     return []
 
 
-def bring_by_name(
-    engine: Engine, home: Path, profile: Profile, name: str, watcher: Watcher, consent: Consent = NONE
-) -> RunInfo:
-    lock = FileLock(lock_path(home, name))
+def bring_by_name(state: LocalState, name: str, watcher: Watcher, consent: Consent = NO_CONSENT) -> RunInfo:
+    lock = FileLock(lock_path(state.home, name))
     if not lock.acquire():
-        return run_elsewhere(engine, name)
+        return run_elsewhere(state.engine, name)
     try:
-        return import_run.by_name(engine, home, profile, name, watcher, consent)
+        return import_run.by_name(state, name, watcher, consent)
     finally:
         lock.release()
 
 
-def _create(
-    engine: Engine, home: Path, plan: Plan, text: str, workdir: Path, overrides: Sequence[str], number: int
-) -> RunInfo:
-    folder, run_id = make_run_folder(home, plan.name, number, text), uuid.uuid4().hex[:12]
+def _create(state: LocalState, request: StartRequest, plan: Plan, number: int) -> RunInfo:
+    folder, run_id = make_run_folder(state.home, plan.name, number, request.plan_text), uuid.uuid4().hex[:12]
     return runs.create(
-        engine,
+        state.engine,
         id=run_id,
         name=plan.name,
         number=number,
         folder=str(folder),
-        workdir=str(workdir),
-        checkpoints=str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, run_id)),
-        plan=text,
-        overrides=list(overrides),
+        workdir=str(request.workdir),
+        checkpoints=str(checkpoints_folder(folder, request.workdir, plan.checkpoint.dir, plan.name, run_id)),
+        plan=request.plan_text,
+        overrides=list(request.overrides),
         plan_hash=plan.hash,
         stages=[stage.name for stage in plan.stage],
     )
 
 
-def _take_changed_plan(
-    engine: Engine,
-    run: RunInfo,
-    plan: Plan,
-    text: str,
-    overrides: list[str],
-    workdir: Path,
-    *,
-    accept: bool,
-    watcher: Watcher,
-) -> RunInfo:
-    """What may change between sessions is taken, with a note; `accept`: also what only a person can know to be right.
+def _take_changed_plan(engine: Engine, run: RunInfo, plan: Plan, request: StartRequest, watcher: Watcher) -> RunInfo:
+    """Keep the changed plan with the run, and note each difference.
+
+    Args:
+        request: with all overrides that hold now. Its consent decides about changes that only the user can know to be right.
 
     Raises: PlanError that shows what differs.
     """
     old = plan_of(run)
     longer = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
     judged = plan_changes.judge(engine, run, old, plan, longer)
-    plan_changes.refuse(run.name, judged, accept=accept)
+    plan_changes.refuse(run.name, judged, accept=request.consent.changes)
     for difference in judged.differences:
         watcher.note(f"the plan has changed: {difference}")
     if longer:  # before the plan is the new one: cut between the two, it can be done again
         run = extension.reopen(engine, run, longer)
-    changed: dict[str, Any] = {"plan": text, "overrides": overrides, "plan_hash": plan.hash, "workdir": str(workdir)}
+    kept = {"plan": request.plan_text, "overrides": list(request.overrides), "workdir": str(request.workdir)}
+    changed: dict[str, Any] = kept | {"plan_hash": plan.hash}
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
-    facts = import_run.change(run.plan_hash, plan, workdir) | plan_changes.facts(judged)
+    facts = import_run.change(run.plan_hash, plan, request.workdir) | plan_changes.facts(judged)
     sessions.note(engine, run.id, EventKind.PLAN_CHANGED, facts)
-    (Path(run.folder) / "plan.toml").write_text(text)
+    (Path(run.folder) / "plan.toml").write_text(request.plan_text)
     return run._replace(**changed)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
@@ -18,7 +18,7 @@ from db import checkpoints as checkpoint_rows
 from db import queue, runs, sessions
 from db.records import AttemptInfo, RunInfo, SessionInfo
 from orchestrator.admission import import_files, ownership, resolve_run
-from orchestrator.admission.import_run import NONE, Consent
+from orchestrator.admission.requests import NO_CONSENT, Consent, LocalState, RunContext, StartRequest
 from orchestrator.admission.resolve_run import Nothing
 from orchestrator.admission.source_scan import SILENT, Found, Watcher
 from orchestrator.checkpoint import registry, store
@@ -34,7 +34,6 @@ from orchestrator.limits import fixed_walls
 from orchestrator.limits.quota_ledger import Ledger, terms_of
 from orchestrator.limits.wall_sources import Walls
 from orchestrator.plan import Plan, user_config
-from orchestrator.platforms.profile import Profile
 from orchestrator.services import mirror, notifications
 from orchestrator.supervisor.loop import Listener, Observer, Supervisor
 from orchestrator.supervisor.orphan_recovery import settle
@@ -93,63 +92,48 @@ class Opened:
 
 
 def start(
-    engine: Engine,
-    home: Path,
-    profile: Profile,
-    plan_text: str,
-    where: Path,
-    overrides: Sequence[str],
-    *,
-    fresh: bool = False,
-    run_id: str | None = None,
-    consent: Consent = NONE,
-    watcher: Watcher = SILENT,
-    until: datetime | None = None,
-    required: bool = False,
+    state: LocalState, request: StartRequest, *, watcher: Watcher = SILENT, until: datetime | None = None
 ) -> Opened | Nothing:
     """Go on with the run of this plan's name, which may lie here or in a source, or begin it.
 
     Args:
-        profile: of the platform that was detected; plan and configuration may name another.
-        run_id: which run, where there are several of the name.
-        consent: to what would be refused otherwise; a person knows better.
         until: when this session, and no later one, shall be over.
-        required: there must be a run to go on with.
     Raises: NotFound without one, PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that
         lists several runs, or asks for consent.
     """
-    plan = resolve_run.checked(plan_text, where, overrides)
-    lock = FileLock(lock_path(home, plan.name))
-    if not lock.acquire():
-        return Nothing(resolve_run.run_elsewhere(engine, plan.name), NotStarted.LIVE)
-    try:
-        if ownership.is_live(engine, home, plan.name, fresh=fresh):
-            lock.release()
+    engine, plan = state.engine, resolve_run.checked(request)
+    with ExitStack() as held:  # what is held is let go of unless a session is opened
+        if (lock := _lock(state, plan.name, held, fresh=request.fresh)) is None:
             return Nothing(resolve_run.run_elsewhere(engine, plan.name), NotStarted.LIVE)
-        here = user_config.resolve_platform(plan.platform, profile)
-        run, plan, found = resolve_run.run_of(
-            engine, home, here, plan, plan_text, where, overrides, fresh, run_id, watcher, consent, required
-        )
+        profile = user_config.resolve_platform(plan.platform, state.profile)
+        run, plan, found = resolve_run.run_of(replace(state, profile=profile), request, plan, watcher)
         if run.state == RunState.FINISHED:
-            lock.release()
             return Nothing(run, NotStarted.FINISHED, changed=resolve_run.difference_of_finished(engine, run, plan))
-        here = user_config.resolve_platform(plan.platform, profile)
-        return _go_on(engine, run, plan, here, lock, found, watcher, until=until)
-    except BaseException:
-        lock.release()
-        raise
+        profile = user_config.resolve_platform(plan.platform, state.profile)
+        context = RunContext(engine, run, plan, profile)
+        opened = _go_on(context, lock, _Start(found, watcher, until))
+        if isinstance(opened, Opened):
+            held.pop_all()
+        return opened
+
+
+def _lock(state: LocalState, name: str, held: ExitStack, *, fresh: bool = False) -> FileLock | None:
+    """The lock of the runs of that name, in `held`; None where another supervisor lives."""
+    lock = FileLock(lock_path(state.home, name))
+    if not lock.acquire():
+        return None
+    held.callback(lock.release)
+    return None if ownership.is_live(state.engine, state.home, name, fresh=fresh) else lock
 
 
 def resume(
-    engine: Engine,
-    home: Path,
-    profile: Profile,
+    state: LocalState,
     name: str | None,
+    *,
     watcher: Watcher = SILENT,
     until: datetime | None = None,
-    *,
-    by_person: bool = True,
-    consent: Consent = NONE,
+    by_user: bool = True,
+    consent: Consent = NO_CONSENT,
 ) -> Opened | Nothing | None:
     """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
 
@@ -157,36 +141,25 @@ def resume(
 
     Raises: NotFound for a name that no run bears; as start.
     """
+    engine = state.engine
     run: RunInfo | None
     if name:
-        run = runs.newest(engine, name) or resolve_run.bring_by_name(engine, home, profile, name, watcher, consent)
+        run = runs.newest(engine, name) or resolve_run.bring_by_name(state, name, watcher, consent)
     else:
         run = runs.newest_in(engine, (RunState.ACTIVE, RunState.FAILED))
         if run is None:
             return None
     if run.state == RunState.FINISHED:
         return Nothing(run, NotStarted.FINISHED)
-    lock = FileLock(lock_path(home, run.name))
-    if not lock.acquire():
-        return Nothing(run, NotStarted.LIVE)
-    try:
-        if ownership.is_live(engine, home, run.name):
-            lock.release()
+    with ExitStack() as held:
+        if (lock := _lock(state, run.name, held)) is None:
             return Nothing(run, NotStarted.LIVE)
         plan = resolve_run.plan_of(run)
-        return _go_on(
-            engine,
-            run,
-            plan,
-            user_config.resolve_platform(plan.platform, profile),
-            lock,
-            watcher=watcher,
-            until=until,
-            by_person=by_person,
-        )
-    except BaseException:
-        lock.release()
-        raise
+        context = RunContext(engine, run, plan, user_config.resolve_platform(plan.platform, state.profile))
+        opened = _go_on(context, lock, _Start(None, watcher, until, by_user))
+        if isinstance(opened, Opened):
+            held.pop_all()
+        return opened
 
 
 def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
@@ -197,40 +170,38 @@ def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
         runs.set_state(engine, run.id, RunState.FAILED, why)
 
 
-def _go_on(
-    engine: Engine,
-    run: RunInfo,
-    plan: Plan,
-    profile: Profile,
-    lock: FileLock,
-    found: Found | None = None,
-    watcher: Watcher = SILENT,
-    until: datetime | None = None,
-    by_person: bool = True,
-) -> Opened | Nothing:
+class _Start(NamedTuple):
+    """How a session is to be opened. `found`: what a source has further of the run."""
+
+    found: Found | None
+    watcher: Watcher
+    until: datetime | None
+    by_user: bool = True
+
+
+def _go_on(context: RunContext, lock: FileLock, how: _Start) -> Opened | Nothing:
+    engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
     mirror.check(plan)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in OVER:
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             ownership.refuse_moved(home_of_folder(run.folder), run, attempt)
-            return _adopt(engine, run, plan, profile, last, attempt, lock, until)
+            return _adopt(context, last, attempt, lock, how.until)
         before = last.reason
         last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
-        if Reason.USER in (before, last.reason) and not by_person:
+        if Reason.USER in (before, last.reason) and not how.by_user:
             queue.put(engine, run.id, reason=Reason.USER, due_at=None)
-            lock.release()
             return Nothing(run, NotStarted.STOPPED)
     if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
         )
-    if found:
-        import_files.catch_up(engine, run, plan, found, watcher)
+    if how.found:
+        import_files.catch_up(engine, run, plan, how.found, how.watcher)
         last = sessions.last(engine, run.id)
     if last and last.phase == Phase.FINISHED and not attempts.open_stages(engine, run, plan):
         conclude(engine, run, Phase.FINISHED, "")
-        lock.release()
         return Nothing(run, NotStarted.FINISHED)
     if run.state == RunState.FAILED:  # who starts it again has mended the cause, or wants to see it once more
         runs.set_state(engine, run.id, RunState.ACTIVE)
@@ -240,41 +211,35 @@ def _go_on(
             next_step="kgorch start NEW/plan.toml, where it lies now",
         )
     notifications.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
-    requirements.check_gpus(plan, watcher.note, platform=profile.name)
+    requirements.check_gpus(plan, how.watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
-    requirements.check_data(stages, Path(run.workdir), watcher.note, platform=profile.name)
+    requirements.check_data(stages, Path(run.workdir), how.watcher.note, platform=profile.name)
     for stage in stages[:1]:
         place = rungs.Place(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
         if rungs.is_unmeasured(engine, run, plan, place):
-            watcher.note(UNMEASURED.format(place))
-    return _open_session(engine, run, plan, profile, lock, until)
+            how.watcher.note(UNMEASURED.format(place))
+    return _open_session(context, lock, how.until)
 
 
-def _open_session(
-    engine: Engine, run: RunInfo, plan: Plan, profile: Profile, lock: FileLock, until: datetime | None
-) -> Opened | Nothing:
-    claim = gpu_locks.acquire(home_of_folder(run.folder), run, gpu_locks.resource_request(plan))
-    try:
-        return _open_on(claim, engine, run, plan, profile, lock, until)
-    except BaseException:
-        claim.release()
-        raise
+def _open_session(context: RunContext, lock: FileLock, until: datetime | None) -> Opened | Nothing:
+    with ExitStack() as held:
+        claim = gpu_locks.acquire(context.home, context.run, gpu_locks.resource_request(context.plan))
+        held.callback(claim.release)
+        opened = _open_on(claim, context, lock, until)
+        if isinstance(opened, Opened):
+            held.pop_all()
+        return opened
 
 
 def _open_on(
-    claim: gpu_locks.GpuLocks,
-    engine: Engine,
-    run: RunInfo,
-    plan: Plan,
-    profile: Profile,
-    lock: FileLock,
-    until: datetime | None,
+    claim: gpu_locks.GpuLocks, context: RunContext, lock: FileLock, until: datetime | None
 ) -> Opened | Nothing:
+    engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
     now_s = boottime_s()
     walls = Walls(
         fixed_walls.fixed_wall(plan, profile, now_s, until), fixed_walls.moving_walls(engine, run, plan, profile)
     )
-    session = _session_of(engine, run, plan, walls.nearest(now_s))
+    session = _session_of(context, walls.nearest(now_s))
     length_s = plan.session.wall or profile.wall_s
     if length_s is not None and length_s <= session.least_lead_s:
         raise PlanError(
@@ -309,11 +274,8 @@ def _open_on(
         )
     ledger = walls.ledger
     if ledger and (waits := _wait_for_quota(engine, run, ledger, session.lead_s)):
-        claim.release()
-        lock.release()
         return waits
     if not lock.refresh():  # its file was deleted while a source was copied, say, and another has begun a session
-        claim.release()
         return Nothing(run, NotStarted.LIVE)
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
     row = sessions.open_session(
@@ -371,7 +333,8 @@ def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float)
     return Nothing(run, NotStarted.QUOTA, due_at)
 
 
-def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall: Wall | None) -> Session:
+def _session_of(context: RunContext, wall: Wall | None) -> Session:
+    engine, run, plan = context.engine, context.run, context.plan
     root = Path(run.checkpoints)
     speed = store.measure_write_speed(root)
     newest = checkpoint_rows.newest_verified(engine, run.id)
@@ -397,16 +360,10 @@ def _session_of(engine: Engine, run: RunInfo, plan: Plan, wall: Wall | None) -> 
 
 
 def _adopt(
-    engine: Engine,
-    run: RunInfo,
-    plan: Plan,
-    profile: Profile,
-    last: SessionInfo,
-    attempt: AttemptInfo,
-    lock: FileLock,
-    until: datetime | None,
+    context: RunContext, last: SessionInfo, attempt: AttemptInfo, lock: FileLock, until: datetime | None
 ) -> Opened:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
+    engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
     # First the session's own CUDA_VISIBLE_DEVICES: what it costs follows from the GPUs that can be seen.
     told = launcher.environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
     claim = gpu_locks.reacquire(home_of_folder(run.folder), told, share=plan.session.share)
@@ -416,9 +373,7 @@ def _adopt(
     more = attempts.more_after(engine, run, plan, attempt.stage)
     session = replace(
         _session_of(
-            engine,
-            run,
-            plan,
+            context,
             None if last.boot_wall_s is None else Wall(last.boot_wall_s, last.wall_kind or Reason.TIME_LIMIT),
         ),
         phase=Phase(last.phase),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from orchestrator.core.codes import ResumeState
 
 if TYPE_CHECKING:
     from db.records import RunInfo
-    from orchestrator.admission.import_run import Consent
+    from orchestrator.admission.requests import StartRequest
     from orchestrator.admission.resolve_run import Nothing
 
 
@@ -94,10 +93,11 @@ def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> in
     """
     due_at = at or datetime.now(UTC)
     if what.endswith(".toml"):
-        from orchestrator.admission.import_run import Consent
+        from orchestrator.admission.requests import Consent, StartRequest
 
-        consent = Consent(plan=accept_plan)
-        return add_plan(Path(what), load_plan(Path(what))[1], (), due_at=due_at, consent=consent, required=required)
+        plan = Path(what)
+        request = StartRequest(load_plan(plan)[1], plan, consent=Consent(plan=accept_plan), required=required)
+        return add_plan(request, due_at=due_at)
     if required or accept_plan:
         raise click.UsageError(f"{what} is a run of this machine: --continue and --accept-plan are for a PLAN.toml")
     from orchestrator.admission import queue_entry
@@ -129,39 +129,15 @@ def drop(run: str | None) -> int:
     return 0
 
 
-def add_plan(
-    plan: Path,
-    text: str,
-    overrides: Sequence[str],
-    *,
-    due_at: datetime | None = None,
-    fresh: bool = False,
-    run_id: str | None = None,
-    consent: Consent | None = None,
-    required: bool = False,
-    as_json: bool = False,
-) -> int:
+def add_plan(request: StartRequest, *, due_at: datetime | None = None, as_json: bool = False) -> int:
     from orchestrator.admission import queue_entry, resolve_run
-    from orchestrator.admission.import_run import NONE
+    from orchestrator.admission.requests import LocalState
     from orchestrator.cli.foreground import Copying
 
     profile, home, engine = state()
     due_at = due_at or datetime.now(UTC)
     with Copying() as watcher:
-        found = queue_entry.enqueue(
-            engine,
-            home,
-            profile,
-            text,
-            plan,
-            overrides,
-            due_at=due_at,
-            fresh=fresh,
-            run_id=run_id,
-            consent=consent or NONE,
-            required=required,
-            watcher=watcher,
-        )
+        found = queue_entry.enqueue(LocalState(engine, home, profile), request, due_at=due_at, watcher=watcher)
     run, nothing = (found.run, found) if isinstance(found, resolve_run.Nothing) else (found, None)
     if as_json:
         from orchestrator.report import run_view

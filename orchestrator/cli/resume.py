@@ -34,7 +34,7 @@ def command(
       kgorch resume surface-demo
     """
     from orchestrator.admission import resolve_run, session_start
-    from orchestrator.admission.import_run import Consent
+    from orchestrator.admission.requests import Consent, LocalState
     from orchestrator.system import process_protection
 
     process_protection.protect()
@@ -45,7 +45,9 @@ def command(
 
             opened = claimed_resume.resume(engine, home, profile, run, claimed, watcher)
         else:
-            opened = session_start.resume(engine, home, profile, run, watcher, until, consent=Consent(plan=accept_plan))
+            opened = session_start.resume(
+                LocalState(engine, home, profile), run, watcher=watcher, until=until, consent=Consent(plan=accept_plan)
+            )
     if opened is None:
         render.echo("null" if as_json else "there is no run to go on with")
         return 0

@@ -67,7 +67,7 @@ def command(
       kgorch start --set session.wall=30m --set stage.train.args.epochs=3
     """
     from orchestrator.admission import resolve_run, session_start
-    from orchestrator.admission.import_run import Consent
+    from orchestrator.admission.requests import Consent, LocalState, StartRequest
     from orchestrator.system import process_protection
 
     consent = Consent(changes=accept_changes, plan=accept_plan, extend=extend)
@@ -80,12 +80,11 @@ def command(
     if queued and (until or detach):
         raise click.UsageError("--queue begins no session: --until and --detach are of one, leave them out")
     loaded, text = load_plan(plan, overrides)
+    request = StartRequest(text, plan, overrides, fresh, run_id, consent, required)
     if queued:
         from orchestrator.cli.queue import add_plan
 
-        return add_plan(
-            plan, text, overrides, fresh=fresh, run_id=run_id, consent=consent, required=required, as_json=as_json
-        )
+        return add_plan(request, as_json=as_json)
     if detach:
         options = [*(["--fresh"] if fresh else []), *(["--run", run_id] if run_id else [])]
         options += ["--continue"] if required else []
@@ -97,20 +96,7 @@ def command(
     process_protection.protect()
     profile, home, engine = state()
     with Copying() as watcher:
-        opened = session_start.start(
-            engine,
-            home,
-            profile,
-            text,
-            plan,
-            overrides,
-            fresh=fresh,
-            run_id=run_id,
-            consent=consent,
-            watcher=watcher,
-            until=until,
-            required=required,
-        )
+        opened = session_start.start(LocalState(engine, home, profile), request, watcher=watcher, until=until)
     if isinstance(opened, resolve_run.Nothing):
         return report_nothing(engine, opened, as_json=as_json)
     return run_session(engine, opened, as_json=as_json, progress=progress)

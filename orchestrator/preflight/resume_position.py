@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from db import runs
 from db.records import RunInfo
 from orchestrator.admission import import_run
+from orchestrator.admission.requests import LocalState
 from orchestrator.admission.source_scan import NOWHERE, Found, Place, place_of
 from orchestrator.checkpoint.folder import readable_checkpoints
 from orchestrator.checkpoint.manifest import Manifest
@@ -54,7 +55,7 @@ def look(
         yield Line("checkpoint", PASS, f"the run {known.name} is finished: a start does nothing", do)
         return None
     try:
-        looked = import_run.look_around(engine, home, plan, profile, workdir, None, notes, remembers=False)
+        looked = import_run.look_around(LocalState(engine, home, profile), plan, workdir, None, notes, remembers=False)
         if looked.found:
             if known is None or known.id != looked.found.run_id:
                 import_run.check_overrides(looked.found, overrides)

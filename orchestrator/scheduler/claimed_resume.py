@@ -57,6 +57,7 @@ def resume(
     Raises: as opening.resume, once the row is put back.
     """
     from orchestrator.admission import resolve_run, session_start  # the daemon needs none of it, for months
+    from orchestrator.admission.requests import LocalState
 
     try:
         number, pid, ticks, boot = told.split(":")
@@ -68,7 +69,7 @@ def resume(
     over = threading.Event()
     threading.Thread(target=_renew, args=(engine, resume_id, over), name="lease", daemon=True).start()
     try:
-        opened = session_start.resume(engine, home, profile, name, watcher, by_person=False)
+        opened = session_start.resume(LocalState(engine, home, profile), name, watcher=watcher, by_user=False)
     except GpusUnavailable as error:
         _wait_on(engine, resume_id, str(error.what))
         return None

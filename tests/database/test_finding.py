@@ -19,6 +19,7 @@ from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 from db import checkpoints, rungs, runs, sessions, transfer
 from db.engine import open_database
 from orchestrator.admission import import_files, resolve_run, session_start, source_scan
+from orchestrator.admission.requests import LocalState, StartRequest
 from orchestrator.checkpoint import registry
 from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
 from orchestrator.checkpoint.manifest import FOLDER_PATTERN, Adjustment
@@ -567,12 +568,13 @@ from pathlib import Path
 from db.engine import open_database
 from orchestrator.platforms.profile import Profile
 from orchestrator.admission import session_start
+from orchestrator.admission.requests import LocalState, StartRequest
 class Killer:
     note = found = lambda *_: None
     def copying(self, done, total): os.kill(os.getpid(), signal.SIGKILL)
 home = Path({str(here.home)!r})
 where = Path({str(here.work)!r}, "plan.toml")
-session_start.start(open_database(home), home, Profile("test"), {PLAN!r}, where, [], watcher=Killer())
+session_start.start(LocalState(open_database(home), home, Profile("test")), StartRequest({PLAN!r}, where), watcher=Killer())
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -9
     assert not [path for path in here.home.rglob("step-*") if FOLDER_PATTERN.fullmatch(path.name)]
@@ -628,7 +630,9 @@ def test_an_empty_list_of_sources_searches_nothing_and_none_is_the_platforms(her
     platform = Profile("test", sources=(str(tmp_path / "source" / "**"),))
     for text, found in [(PLAN.replace('"../source/**"', ""), False), (PLAN.partition("[resume]")[0], True)]:
         engine = open_database(here.home)
-        opened = session_start.start(engine, here.home, platform, text, here.work / "plan.toml", [])
+        opened = session_start.start(
+            LocalState(engine, here.home, platform), StartRequest(text, here.work / "plan.toml")
+        )
         opened.lock.release()
         assert (opened.run.id == "r1") == found
         engine.dispose()
@@ -640,10 +644,10 @@ def test_resume_of_a_name_unknown_here_looks_in_the_platforms_sources(here, sour
     engine = open_database(here.home)
     platform = Profile("test", sources=(str(tmp_path / "source"),))
     with pytest.raises(NotFound, match="there is no run named 'nothing'"):
-        session_start.resume(engine, here.home, platform, "nothing")
+        session_start.resume(LocalState(engine, here.home, platform), "nothing")
     with pytest.raises(KgorchError, match=r"it would run t\.py(.|\n)*--accept-plan"):
-        session_start.resume(engine, here.home, platform, "ink")
-    opened = session_start.resume(engine, here.home, platform, "ink", consent=TRUSTED)
+        session_start.resume(LocalState(engine, here.home, platform), "ink")
+    opened = session_start.resume(LocalState(engine, here.home, platform), "ink", consent=TRUSTED)
     opened.lock.release()
     engine.dispose()
     assert (opened.run.id, opened.row.first_step, opened.run.workdir) == ("r1", 20, str(here.work))
@@ -653,7 +657,7 @@ def test_resume_of_a_run_whose_code_is_not_here_says_what_to_type(here, source, 
     state(source)
     engine = open_database(here.home)
     with pytest.raises(NotFound, match=r"/elsewhere, is not on this machine(.|\n)*kgorch start PLAN"):
-        session_start.resume(engine, here.home, Profile("test", sources=(str(tmp_path / "source"),)), "ink")
+        session_start.resume(LocalState(engine, here.home, Profile("test", sources=(str(tmp_path / "source"),))), "ink")
     engine.dispose()
 
 
