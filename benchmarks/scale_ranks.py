@@ -29,6 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from orchestrator.admission.open_session import Opened  # noqa: E402
 from orchestrator.admission.requests import LocalState, StartRequest  # noqa: E402
 from orchestrator.checkpoint.folder import write_durably, write_manifest  # noqa: E402
 from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
@@ -104,7 +105,7 @@ def supervise(plan: Path, page: Path | None) -> None:
 
     profile, home, engine = state()
     opened = session_start.start(LocalState(engine, home, profile), StartRequest(plan.read_text(), plan))
-    assert isinstance(opened, session_start.Opened)
+    assert isinstance(opened, Opened)
     rest = {"walls": opened.walls, "claim": opened.claim}
     if page:
         rest["clock"] = by_hand(Clock(page), samples, telemetry)

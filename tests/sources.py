@@ -11,6 +11,7 @@ import xxhash
 from db import checkpoints, runs, sessions
 from db.engine import open_database
 from orchestrator.admission import session_start
+from orchestrator.admission.open_session import Opened
 from orchestrator.admission.requests import Consent, LocalState, StartRequest
 from orchestrator.checkpoint.folder import write_manifest
 from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
@@ -70,7 +71,7 @@ class Place:
             state = LocalState(engine, self.home, Profile("test"))
             request = StartRequest(text, self.work / "plan.toml", list(overrides), **options)
             opened = session_start.start(state, request, watcher=told, until=until)
-            if isinstance(opened, session_start.Opened):
+            if isinstance(opened, Opened):
                 opened.lock.release()
             return opened, told
         finally:

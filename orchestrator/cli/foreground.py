@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from db.records import SessionInfo
+    from orchestrator.admission.open_session import Opened
     from orchestrator.admission.resolve_run import Nothing
-    from orchestrator.admission.session_start import Opened
     from orchestrator.checkpoint.manifest import Manifest
 
 EXIT = {

@@ -30,8 +30,8 @@ from orchestrator.platforms.profile import Profile
 from orchestrator.system import process_identity
 
 if TYPE_CHECKING:
+    from orchestrator.admission.open_session import Opened
     from orchestrator.admission.resolve_run import Nothing
-    from orchestrator.admission.session_start import Opened
     from orchestrator.admission.source_scan import Watcher
 
 BY_DAEMON = "daemon"

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session as Orm
 from db import curves, runs, sessions
 from db.engine import open_database
 from db.tables import Attempt
+from orchestrator.admission.open_session import Opened
 from orchestrator.admission.requests import Consent
-from orchestrator.admission.session_start import Opened
 from orchestrator.checkpoint.manifest import Position
 from orchestrator.checkpoint.verifier import Verifier
 from orchestrator.core import metric_curve
