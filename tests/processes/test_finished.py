@@ -45,7 +45,7 @@ def finals(kgorch: Kgorch) -> list[str]:
 def test_what_a_script_does_after_its_training_is_done_in_the_next_session_where_the_wall_cut_it_off(kgorch, ranks):
     plan = kgorch.plan("after_training.py", ranks=ranks, wall="20s", margin="2s", args={"after": 600})
     first = kgorch("start", str(plan), code=10)
-    assert "suspended by the wall" in first.stderr and "step 8, verified" in first.stderr, first.stderr
+    assert "suspended: the session's time limit" in first.stderr and "step 8, verified" in first.stderr, first.stderr
     output = next(kgorch.home.glob("runs/*/*/outputs"))
     assert [path.name for path in sorted(output.iterdir())] == [f"begun{rank}" for rank in range(ranks)]
     kgorch("start", str(plan), code=0)

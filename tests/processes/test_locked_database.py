@@ -40,7 +40,7 @@ def test_a_stop_reaches_the_training_at_once_and_is_written_down_when_it_can_be(
         connection.execute("ROLLBACK")
     assert supervisor.wait(timeout=60) == 10 and stop.wait(timeout=60) == 0, stop.communicate()
     status = kgorch.status()
-    assert (status["phase"], status["why"]) == ("suspended", "a person's stop")
+    assert (status["phase"], status["reason"]) == ("suspended", "user")
     assert status["checkpoint"]["step"] == status["step"] and status["next"]["at"] is None
     [attempt] = kgorch.history()[0]["attempts"]
     assert attempt["outcome"] == "stopped"
@@ -66,7 +66,7 @@ def test_the_end_of_a_session_that_the_database_never_took_is_known_to_the_next_
         assert stopped.wait(timeout=30) == 0
         assert "suspended" in stopped.communicate()[0]
         [ending] = kgorch.home.glob("runs/test/1/session-1.ended.json")
-        assert json.loads(ending.read_text())["why"] == "a person's stop"
+        assert json.loads(ending.read_text())["reason"] == "user"
     engine = open_database(kgorch.home)
     kgorch.background("daemon")
     run = runs.newest(engine, "test")
