@@ -643,9 +643,9 @@ class Supervisor:
         self._known.add(str(folder))
         if found.stage == self._row.stage:
             self._saved_step = max(self._saved_step, found.step)
-        self._row = self._row._replace(
-            step=max(self._row.step, found.step) if found.stage == self._row.stage else self._row.step
-        )
+        if found.stage == self._row.stage and found.step >= self._row.step:
+            # The ranks' last heartbeat may come after their end is known: the figures of a short stage are in its last checkpoint.
+            self._row = self._row._replace(step=found.step, metrics={**self._row.metrics, **found.metrics})
         session_id = self._row.id
         self._journal.write(
             lambda: registry.record_verified(
