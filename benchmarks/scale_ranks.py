@@ -95,7 +95,7 @@ class Waiting(threading.Event):
 
 
 def supervise(plan: Path, page: Path | None) -> None:
-    for name in ("cli.start", "cli.session", "cli.render"):  # what `kgorch start` has loaded by then
+    for name in ("cli.start", "cli.foreground", "cli.render"):  # what `kgorch start` has loaded by then
         importlib.import_module(f"orchestrator.{name}")
     from db import samples
     from orchestrator.admission import session_start
