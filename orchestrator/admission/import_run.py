@@ -122,7 +122,7 @@ def announce(engine: Engine, plan: Plan, workdir: Path, looked: Looked, *, requi
 def bring(state: LocalState, request: StartRequest, found: Found, watcher: Watcher) -> RunInfo:
     """A run that a source holds becomes ours, by the plan and the overrides given here; with those that it keeps, by consent.
 
-    Raises: as taking.bring; PlanError; KgorchError where it keeps overrides that were neither given nor consented to.
+    Raises: as import_files.bring; PlanError; KgorchError where it keeps overrides that were neither given nor consented to.
     """
     theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": [], "number": 1}
     engine, home, text, workdir = state.engine, state.home, request.plan_text, request.workdir

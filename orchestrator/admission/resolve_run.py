@@ -66,7 +66,7 @@ def run_of(
 
     Args:
         state: with the profile that the plan names.
-    Raises: NotFound where there is none; as bringing.look_around and bringing.bring.
+    Raises: NotFound where there is none; as import_run.look_around and import_run.bring.
     """
     engine, consent, workdir = state.engine, request.consent, request.workdir
     fresh, run_id, plan_text, overrides = request.fresh, request.run_id, request.plan_text, request.overrides

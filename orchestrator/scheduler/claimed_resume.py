@@ -54,7 +54,7 @@ def resume(
 ) -> Opened | Nothing | None:
     """Go on with the run of a claimed row; None when the claim is no more, or has to wait.
 
-    Raises: as opening.resume, once the row is put back.
+    Raises: as session_start.resume, once the row is put back.
     """
     from orchestrator.admission import resolve_run, session_start  # the daemon needs none of it, for months
     from orchestrator.admission.requests import LocalState

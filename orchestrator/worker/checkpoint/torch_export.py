@@ -7,7 +7,6 @@ loaded once with `weights_only` before it gets its final name.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
 from orchestrator.errors import KgorchError
+from orchestrator.system import files
 from orchestrator.worker.checkpoint import restore_source, state_codec
 
 
@@ -48,22 +48,17 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
     content = _plain(
         received[name].content if name is not None else {key: item.content for key, item in received.items()}
     )
-    aside = out.with_name(out.name + ".part")
     try:
-        with open(aside, "wb") as file:
+        with files.replacement(out, durable=True) as file:
             torch.save(content, file)
             file.flush()
-            os.fsync(file.fileno())
-        torch.load(aside, map_location="cpu", weights_only=True, mmap=True)
-        aside.rename(out)
+            torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise KgorchError(
             "what is tracked holds a value that this PyTorch does not load with weights_only",
             str(error).partition("\n")[0],
             next_step="export one name with --only, or into .safetensors",
         ) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return len(tensors)
 
 

@@ -10,7 +10,6 @@ A file is a line of JSON (format, key, bytes and hash of the rest) and then the 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from orchestrator.core.codes import EventKind
 from orchestrator.errors import KgorchError
 from orchestrator.protocol.launch_spec import LaunchSpec
 from orchestrator.protocol.run_files import MAX_CACHED_BYTES
+from orchestrator.system import files
 from orchestrator.worker.ranks.consensus_board import PeersLost
 from orchestrator.worker.ranks.process_group import UNLIMITED, RankInfo
 from orchestrator.worker.telemetry.event_sender import EventSender
@@ -131,15 +131,8 @@ class ValueStore:
         """Write the value atomically. Raises: OSError."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            aside = self._folder / f"{name}.part"
-            try:
-                with open(aside, "wb") as file:
-                    file.write(json.dumps(_head(key, value)).encode() + b"\n" + value)
-                    file.flush()
-                    os.fsync(file.fileno())
-                aside.rename(self._folder / f"{name}.json")
-            finally:
-                aside.unlink(missing_ok=True)
+            content = json.dumps(_head(key, value)).encode() + b"\n" + value
+            files.write(self._folder / f"{name}.json", content, durable=True)
 
 
 def _head(key: str, value: bytes) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.errors import KgorchError
 from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.system import files
 from orchestrator.system.clock import boottime_s
 from orchestrator.worker.data import batches
 from orchestrator.worker.data.keyed_loader import Loader
@@ -263,9 +264,7 @@ class Probe(ProbeHooks):
     def _record_trial(self, microbatch: int, checkpointing: bool) -> None:
         """Record the settings, for the next launch if this process is killed."""
         if self._rank == 0:
-            aside = self._path.with_name("trying.part")
-            aside.write_text(json.dumps([microbatch, checkpointing]))
-            aside.rename(self._path.with_suffix(".trying"))
+            files.write(self._path.with_suffix(".trying"), json.dumps([microbatch, checkpointing]).encode())
 
     def _killed_trials(self) -> list[ProbeTrial]:
         return [ProbeTrial(size or self.result.share, kind, ran_out=True) for size, kind in self._killed]
@@ -370,9 +369,7 @@ class Probe(ProbeHooks):
         self.result.num_workers = self._ladder.most_workers
         self.result.ended_at_s = boottime_s()
         if self._rank == 0:
-            aside = self._path.with_suffix(".part")
-            aside.write_text(json.dumps(vars(self.result)))
-            aside.rename(self._path)
+            files.write(self._path, json.dumps(vars(self.result)).encode())
 
 
 def _samples(parts: list[Any]) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from orchestrator.core import metric_curve
 from orchestrator.core.metric_curve import Mark, Record, Recorder
 from orchestrator.protocol.launch_spec import LaunchSpec
+from orchestrator.system import files
 
 WAITING = 512
 """Limit of records that wait for the disk; beyond it the oldest are dropped."""
@@ -131,9 +132,7 @@ class RecordWriter:
     def _thin(self) -> None:
         """Thin the records to half of the bytes, in a new file of the same name. Raises: OSError; the file is then unchanged."""
         kept = metric_curve.thinned(metric_curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
-        aside = self._path.with_suffix(".part")
-        aside.write_text("".join(f"{metric_curve.encode(record)}\n" for record in kept))
-        aside.rename(self._path)
+        files.write(self._path, "".join(f"{metric_curve.encode(record)}\n" for record in kept).encode())
         self._close()
         self._open()
 
