@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs reports clean
+.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs reports clean
 
 setup: $(VENV)/.ready
 
@@ -17,6 +17,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh demo
 
+# a daemon carries a run through three sessions at Kaggle, of which one is lost: with Kaggle's real client, and a stand-in for its server
+demo-remote: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[kaggle]' trustme
+	$(BIN)/python docs/demo_remote.py
+
 # tests side by side: they wait more than they compute
 JOBS ?= 3
 
@@ -24,14 +29,16 @@ test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not soak"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not soak"
 
+# without the folders in which most tests run sessions
+FAST := admission checkpoint cli core db docs gpu plan platforms protocol storm worker workloads
 test-fast: setup
-	$(BIN)/python -m pytest -n $(JOBS) tests/core tests/database tests/cli tests/training -m "not slow and not soak"
+	$(BIN)/python -m pytest -n $(JOBS) $(FAST:%=tests/%) -m "not slow and not soak"
 
 # kill -9 in the midst of saves, ROUNDS times; files with changed bytes, four times as many as in the tests; what is marked soak
 ROUNDS ?= 5000
 soak: setup
-	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/training/test_snapshots.py -k kill_9 --timeout=0
-	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/core/test_hostile.py tests/core/test_hostile_wire.py tests/training/test_hostile_state.py tests/cli/test_any_words.py tests/cli/test_rows_by_hand.py --timeout=0
+	KGORCH_SOAK=$(ROUNDS) $(BIN)/python -m pytest tests/snapshots/test_snapshots.py -k kill_9 --timeout=0
+	KGORCH_FUZZ=4 $(BIN)/python -m pytest -n $(JOBS) tests/checkpoint/test_hostile_files.py tests/protocol/test_hostile_messages.py tests/worker/checkpoint/test_hostile_state.py tests/cli/test_any_words.py tests/cli/test_rows_by_hand.py --timeout=0
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m soak
 
 # real runs under random faults (tests/storm), MINUTES long; SEED replays one, which is printed. As root it has disks of its own
@@ -48,13 +55,13 @@ gpu:
 # the training tests with another PyTorch, in an environment of its own (its wheel and CUDA's are some 5 GB): make torch TORCH=2.8.0
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
-WORKLOAD_TESTS := camouflage cloud_authors cloud_lists cloud_removal cod10k common price_files prices surface_data surface_model surface_stages vivqa vqa
+TORCH_TESTS := tests/worker tests/snapshots tests/gpu tests/sessions/test_sameness.py
 torch:
 	$(PYTHON) -m venv $(OTHER)
 	grep -v -E '^(torch|sympy)==' constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(TORCH)
 	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[diagnose]' pytest pytest-timeout pytest-xdist hypothesis
-	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist worksteal tests/training -m "not slow and not soak" $(WORKLOAD_TESTS:%=--ignore tests/training/test_%.py)
+	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TORCH_TESTS) -m "not slow and not soak"
 
 # the VQA student with another transformers, in an environment of its own: make transformers VERSION=4.50.0, the oldest that fits
 VERSION ?= 4.50.0
@@ -64,7 +71,7 @@ transformers:
 	grep -v -E '^(transformers|tokenizers|huggingface_hub|hf-xet|typer)==' constraints.txt > $(WITH)/constraints.txt
 	$(WITH)/bin/python -m pip install --quiet --constraint $(WITH)/constraints.txt torch
 	$(WITH)/bin/python -m pip install --quiet --constraint $(WITH)/constraints.txt --editable '.[workloads]' transformers==$(VERSION) pytest pytest-timeout
-	$(WITH)/bin/python -m pytest tests/training/test_vqa.py tests/training/test_vivqa.py
+	$(WITH)/bin/python -m pytest tests/workloads/test_vqa.py tests/workloads/test_vivqa.py
 
 check: setup
 	$(BIN)/ruff format .
@@ -102,4 +109,4 @@ docs: setup
 	$(BIN)/python docs/lifecycle.py
 
 clean:
-	rm -rf demo build outputs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf demo demo-remote build outputs .pytest_cache .mypy_cache .ruff_cache

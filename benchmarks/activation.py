@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
+from kgorch.worker.memory.activation_checkpointing import ActivationCheckpointing
 
 ROUNDS = 30
 

@@ -95,7 +95,7 @@ def run(case: Case) -> dict[str, Any]:
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", "start", "plan.toml"],
+            [sys.executable, "-m", "kgorch.cli", "start", "plan.toml"],
             cwd=folder, env=env, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:

@@ -144,7 +144,7 @@ def _cut(it: living.Session, wall_s: float, *, over: bool) -> Cut:
 def last_seconds(folder: Path, cuts: Sequence[Cut], wall_s: float, seconds: float = 12.0) -> list[str]:
     """What kgorch's journal tells of the end of each session: seconds before its wall, what, and the facts of it."""
     told = subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli", "history", "--events", "-n", "5000", "--json"],
+        [sys.executable, "-m", "kgorch.cli", "history", "--events", "-n", "5000", "--json"],
         env={**os.environ, "KGORCH_HOME": str(folder / "home")}, cwd=HERE.parent, capture_output=True, text=True,
     )  # fmt: skip
     lines = []

@@ -116,7 +116,7 @@ def _go(way: str, folder: Path, shrinks_at: int) -> None:
             f'name = "bench"\n[[stage]]\nname = "train"\nentry = "ladder_job:kgorch"\nranks = 1\n'
             f'args = {{ folder = "{folder}", shrinks_at = {shrinks_at} }}\n[checkpoint]\nevery = "1s"\n'
         )
-        here = [sys.executable, "-m", "orchestrator.cli", "start", "plan.toml"]
+        here = [sys.executable, "-m", "kgorch.cli", "start", "plan.toml"]
     elif way == "restart":
         again = 'batch=$1; shift; until "$@" $batch; do batch=$((batch / 2)); done'
         here = ["bash", "-c", again, "-", str(ladder_job.BATCH), *here]

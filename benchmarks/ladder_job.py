@@ -72,7 +72,7 @@ class Job:
 
 
 def kgorch(folder: str, shrinks_at: int) -> None:
-    from orchestrator.worker import attach
+    from kgorch import attach
 
     with attach(seed=0) as session:
         job = Job(Path(folder), shrinks_at)

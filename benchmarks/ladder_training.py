@@ -14,9 +14,8 @@ from activation import Layers, convolutions, transformer_layer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
-from orchestrator.worker.ranks.consensus_board import _VOTES, Board, size
-from orchestrator.worker.session import Session
+from kgorch import Session, attach
+from kgorch.worker.ranks.consensus_board import _VOTES, Board, size
 
 IMPOSSIBLE = 1 << 46
 """Elements that no allocator can give: it fails as it does when memory has run out."""

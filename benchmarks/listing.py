@@ -46,7 +46,7 @@ def make(root: Path, count: int) -> None:
 def session(folder: Path) -> dict[str, float]:
     """Seconds until the first step is done, and what of them was what; the session is stopped then."""
     env = {**os.environ, "KGORCH_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    kgorch = [sys.executable, "-m", "orchestrator.cli"]
+    kgorch = [sys.executable, "-m", "kgorch.cli"]
     for old in folder.glob("home/runs/*/*/outputs/first.json"):
         old.unlink()
     began_at = time.time()

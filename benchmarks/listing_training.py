@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
-from workloads.common.listing import fingerprint, headers
+from kgorch import attach
+from kgorch.workloads.common.listing import fingerprint, headers
 
 
 class Pictures(torch.utils.data.Dataset[Tensor]):

@@ -31,7 +31,7 @@ def train() -> None:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from orchestrator.worker import attach
+    from kgorch import attach
 
     with attach(seed=0) as session:
         torch.manual_seed(0)
@@ -111,6 +111,9 @@ def main() -> None:
         train()
         return
     trees = [HERE.parents[1], *(tree.resolve() for tree in options.tree)]
+    # without its own package, a tree would be measured with the installed one
+    if before := [str(tree) for tree in trees if not (tree / "kgorch").is_dir()]:
+        parser.error(f"{', '.join(before)}: from before the package was named kgorch")
     found: dict[str, list[dict[str, float]]] = {str(tree): [] for tree in trees}
     for number in range(options.rounds):
         for tree in trees:

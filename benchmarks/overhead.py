@@ -95,7 +95,7 @@ def trained(folder: Path, rounds: int, block_s: float, sizes_ms: Sequence[float]
     env = {**os.environ, "KGORCH_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "OVERHEAD": json.dumps(told)}
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(folder / "log", "wb") as log:
-        command = [sys.executable, "-m", "orchestrator.cli", "start", "plan.toml"]
+        command = [sys.executable, "-m", "kgorch.cli", "start", "plan.toml"]
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             code = process.wait()
@@ -157,16 +157,16 @@ def telemetry(folder: Path, seconds: float) -> float:
 
 
 def sampled(folder: Path, seconds: float) -> None:
-    from db import runs, sessions
-    from db.engine import open_database
-    from orchestrator.hardware.telemetry import RANK_METRICS, Sampler
-    from orchestrator.protocol.messages import RankMetrics
+    from kgorch.db import runs, sessions
+    from kgorch.db.engine import open_database
+    from kgorch.hardware.telemetry import RANK_METRICS, Sampler
+    from kgorch.protocol.messages import RankMetrics
 
     engine = open_database(folder)
     texts = dict.fromkeys(("folder", "workdir", "checkpoints", "plan", "plan_hash"), "")
     run = runs.create(engine, id="r", name="bench", number=1, **texts, overrides=[], stages=[])
     session = sessions.open_session(engine, run.id, boot_id="b")
-    sampler = Sampler(engine, session.id, folder)
+    sampler = Sampler(engine, session.id, folder, lambda kind, facts: None)
 
     def live(for_s: float) -> None:
         until_s = time.monotonic() + for_s
@@ -187,7 +187,7 @@ def status(home: Path, rounds: int) -> float:
     ratios = []
     for _ in range(rounds):
         spent = []
-        for command in (["-m", "orchestrator.cli", "status"], ["-c", "import click, sqlalchemy.orm, rich"]):
+        for command in (["-m", "kgorch.cli", "status"], ["-c", "import click, sqlalchemy.orm, rich"]):
             began = time.perf_counter()
             subprocess.run([sys.executable, *command], env=env, check=True, capture_output=True)
             spent.append(time.perf_counter() - began)

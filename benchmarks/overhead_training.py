@@ -28,9 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from orchestrator.worker import attach
-from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.session import Session
+from kgorch import Loader, Session, attach
 
 SAMPLES, WIDTH = 16, 64
 ALL, ALONE = "kgorch", "alone"
@@ -112,7 +110,7 @@ class Switches:
     def __init__(self, session: Session, model: DistributedDataParallel) -> None:
         self._session, self._model = session, model
         parents = psutil.Process().parents()
-        self.supervisor = next(process for process in parents if "orchestrator.cli" in process.cmdline())
+        self.supervisor = next(process for process in parents if "kgorch.cli" in process.cmdline())
         self.stopped_s = 0.0
 
     def of(self, name: str) -> AbstractContextManager[None]:

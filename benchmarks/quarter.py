@@ -26,21 +26,22 @@ from unittest import mock
 
 from sqlalchemy import Engine
 
-import db.queue
-import db.runs
-import db.sessions
-from db import charges, queue, runs, sessions
-from db.engine import open_database
-from orchestrator.core import lifecycle as core
-from orchestrator.core import quota_windows
-from orchestrator.core.codes import EventKind, Outcome, Phase, Reason
-from orchestrator.core.lifecycle import Session
-from orchestrator.core.quota import Quota
-from orchestrator.core.wall import Wall, has_moved, nearest
-from orchestrator.limits import quota_ledger
-from orchestrator.limits.quota_ledger import Ledger, Terms
-from orchestrator.scheduler.daemon import Daemon
-from orchestrator.system import process_identity
+import kgorch.db.queue
+import kgorch.db.runs
+import kgorch.db.sessions
+from kgorch.core.codes import EventKind, Outcome, Phase, Reason
+from kgorch.core.limits import quota_windows
+from kgorch.core.limits.quota import Quota
+from kgorch.core.limits.wall import Wall, has_moved, nearest
+from kgorch.core.session import events
+from kgorch.core.session import lifecycle as core
+from kgorch.core.session.lifecycle_state import Session
+from kgorch.db import charges, queue, runs, sessions
+from kgorch.db.engine import open_database
+from kgorch.limits import quota_ledger
+from kgorch.limits.quota_ledger import Ledger, Terms
+from kgorch.scheduler.daemon import Daemon
+from kgorch.system import process_identity
 
 BEGIN = datetime(2026, 8, 3, 6, tzinfo=UTC)
 DAYS = 91
@@ -103,7 +104,7 @@ class Ending:
 
 
 @dataclass
-class Use:
+class Usage:
     """What was truly used, beside what is charged."""
 
     pool: str
@@ -116,7 +117,7 @@ class Use:
 class Woken(Daemon):
     """This world wakes it (World.look), not a scheduler."""
 
-    def _set_alarm(self, now: datetime) -> None:
+    def _set_alarm(self) -> None:
         pass
 
 
@@ -130,7 +131,7 @@ class World:
         self.live: dict[str, Training] = {}
         self.saved_s = dict.fromkeys(self.plans, 0.0)
         self.finished: dict[str, datetime] = {}
-        self.uses: list[Use] = []
+        self.uses: list[Usage] = []
         self.sessions_of = dict.fromkeys(self.plans, 0)
         self.counts = {"sessions": 0, "taken back": 0, "reboots": 0, "ended by quota": 0, "ended by the wall": 0}
         self.idle_s: dict[str, float] = dict.fromkeys(self.plans, 0.0)
@@ -152,7 +153,11 @@ class World:
                     checkpoints=str(folder), plan="", overrides=[], plan_hash="", stages=["train"],
                 )  # fmt: skip
                 queue.put(
-                    self.engine, run.id, reason=Reason.QUEUED, due_at=self.clock.at, wants={"priority": plan.priority}
+                    self.engine,
+                    run.id,
+                    reason=Reason.QUEUED,
+                    due_at=self.clock.at,
+                    resource_request={"priority": plan.priority},
                 )
             self.at(self.clock.at, self.boot)
             self.after(self.chance.expovariate(1 / REBOOT_S), self.reboot)
@@ -167,7 +172,7 @@ class World:
     def _our_time(self) -> Iterator[None]:
         """Rows bear the instants of this world."""
         with ExitStack() as patched:
-            for module in (db.runs, db.queue, db.sessions):
+            for module in (kgorch.db.runs, kgorch.db.queue, kgorch.db.sessions):
                 patched.enter_context(mock.patch.object(module, "now", self.clock.utc))
             yield
 
@@ -208,7 +213,7 @@ class World:
     def has_hours(self, plan: Played) -> bool:
         found = Ledger(self.engine, plan.terms, self.clock.at, self.clock.now_s(), now_s=self.clock.now_s)
         last = sessions.last(self.engine, plan.name)
-        due_at = found.resume_at(last.lead_s if last else 120.0, on_quota=True)
+        due_at = found.resume_at(last.save_lead_s if last else 120.0, on_quota=True)
         return due_at is not None and due_at <= self.clock.at
 
     def begin(self, entry: queue.Entry, token: str) -> Any:
@@ -227,7 +232,7 @@ class World:
 
     def settle(self, plan: Played, last: Any) -> None:
         quota_ledger.complete(self.engine, last, None, plan.terms)
-        ended, _ = core.advance(Session(phase=Phase(last.phase)), core.SessionLost("the machine was gone"), 0.0)
+        ended = core.ended_alone(Session(phase=Phase(last.phase)), None, 0.0).session
         if attempt := sessions.last_attempt(self.engine, last.id):
             sessions.close_attempt(self.engine, **_end_of(attempt, Outcome.LOST, last.step))
         sessions.record(
@@ -243,8 +248,14 @@ class World:
 
 
 def _end_of(attempt: Any, outcome: str, step: int) -> dict[str, Any]:
-    gained = step > attempt.first_step
-    return {"attempt_id": attempt.id, "outcome": outcome, "cause": "", "last_step": step, "gained": gained}
+    made_progress = step > attempt.first_step
+    return {
+        "attempt_id": attempt.id,
+        "outcome": outcome,
+        "cause": "",
+        "last_step": step,
+        "made_progress": made_progress,
+    }
 
 
 class Training:
@@ -260,15 +271,16 @@ class Training:
         now_s = self.clock.now_s()
         self.ledger = Ledger(self.engine, self.plan.terms, self.clock.at, now_s, now_s=self.clock.now_s)
         self.fixed, self.began_at = Wall(now_s + WALL_S, Reason.TIME_LIMIT), self.clock.at
+        self.ledger.look()
         self.wall = nearest([self.fixed, self.ledger.wall(now_s)])
         assert self.wall
         self.session = Session(wall_s=self.wall.at_s, wall_kind=self.wall.kind, margin_s=60.0, guess_s=60.0, step_s=1.0)
-        if self.ledger.is_spent(self.session.lead_s):
+        if self.ledger.is_spent(self.session.save_lead_s):
             queue.put(
                 self.engine,
                 self.plan.name,
                 reason=Reason.QUOTA,
-                due_at=self.ledger.resume_at(self.session.lead_s, on_quota=True),
+                due_at=self.ledger.resume_at(self.session.save_lead_s, on_quota=True),
             )
             return False
         us = queue.Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
@@ -281,11 +293,11 @@ class Training:
             self.engine, self.row.id, stage="train", ranks=1, first_step=self.row.first_step, folder_of=str
         )
         self.ledger.begin(self.plan.name, self.row.id)
-        queue.taken(self.engine, self.plan.name, by="daemon", **us._asdict())
+        queue.mark_started(self.engine, self.plan.name, us, by="daemon")
         self.world.counts["sessions"] += 1
         self.world.sessions_of[self.plan.name] += 1
-        self.happened(core.SessionOpened())
-        self.world.after(STARTUP_S, lambda: self.happened(core.Attached(1 << 30)) if not self.is_over else None)
+        self.happened(events.SessionOpened())
+        self.world.after(STARTUP_S, lambda: self.happened(events.Attached(1 << 30)) if not self.is_over else None)
         self.world.after(self.world.chance.expovariate(1 / TAKEN_BACK_S), self.taken_back)
         self.turn()
         return True
@@ -296,11 +308,12 @@ class Training:
             return
         self.turns += 1
         now_s, number = self.clock.now_s(), self.turns
+        self.ledger.look()
         if (wall := nearest([self.fixed, self.ledger.wall(now_s)])) and has_moved(self.wall, wall):
             self.wall = wall
-            self.happened(core.WallMoved(wall))
+            self.happened(events.WallMoved(wall))
         if self.session.phase in (Phase.TRAINING, Phase.SAVING) and self.left_s() <= 0:
-            self.happened(core.RunFinished())
+            self.happened(events.RunFinished())
         for event in core.due(self.session, now_s):
             self.happened(event)
         if not self.is_over:
@@ -314,26 +327,25 @@ class Training:
     def left_s(self) -> float:
         return self.plan.needs_h * 3600 - self.world.saved_s[self.plan.name] - self.trained_s()
 
-    def happened(self, event: core.Event) -> None:
+    def happened(self, event: events.Event) -> None:
         now_s = self.clock.now_s()
-        self.session, actions = core.advance(self.session, event, now_s)
-        if isinstance(event, core.Attached):
+        move = core.advance(self.session, event, now_s)
+        self.session, resume = move.session, move.record.resume
+        if isinstance(event, events.Attached):
             self.training_since_s = now_s
-        resume = next((action for action in actions if isinstance(action, core.QueueResume)), None)
-        due_at = self.ledger.resume_at(self.session.lead_s, on_quota=resume.on_quota) if resume else None
+        due_at = self.ledger.resume_at(self.session.save_lead_s, on_quota=resume.on_quota) if resume else None
         step = int(self.world.saved_s[self.plan.name] + self.trained_s())
         sessions.record(
             self.engine, self.plan.name, self.row.id, kind=event.kind, phase=self.session.phase,
             facts={}, resume={"reason": resume.reason, "why": resume.why, "due_at": due_at} if resume else None, step=step,
-            beat_at=self.clock.at, lead_s=self.session.lead_s,
+            heartbeat_at=self.clock.at, save_lead_s=self.session.save_lead_s,
             closes=_end_of(self.attempt, Outcome.TIME_LIMIT, step) if self.session.phase.is_over else None,
         )  # fmt: skip
-        for action in actions:
-            if isinstance(action, core.AskToSave | core.AskToStop):
+        for effect in move.effects:
+            if effect in (core.Effect.ASK_TO_SAVE, core.Effect.ASK_TO_STOP):
                 takes_s = LEAST_SAVE_S * self.world.chance.uniform(1.0, 1.4)
-                self.world.after(
-                    takes_s, self.saved(takes_s, self.trained_s(), stops=isinstance(action, core.AskToStop))
-                )
+                stops = effect is core.Effect.ASK_TO_STOP
+                self.world.after(takes_s, self.saved(takes_s, self.trained_s(), stops=stops))
         if self.session.phase.is_over:
             self.end()
 
@@ -343,9 +355,9 @@ class Training:
                 return
             self.world.saved_s[self.plan.name] += trained_s
             self.training_since_s += trained_s
-            self.happened(core.CheckpointVerified(0, took_s, 1.0, 1 << 30))
+            self.happened(events.CheckpointVerified(0, took_s, 1.0, 1 << 30))
             if stops and not self.is_over:
-                self.happened(core.AttemptSuspended())
+                self.happened(events.AttemptSuspended())
 
         return arrive
 
@@ -359,8 +371,8 @@ class Training:
         last_beat = self.clock.at - timedelta(seconds=self.world.chance.uniform(0.0, 2.0))
         self.ledger.charge((last_beat - BEGIN).total_seconds() + 86400.0)
         step = int(self.world.saved_s[self.plan.name] + self.trained_s())
-        sessions.beat(self.engine, self.row.id, self.attempt.id, step=step)
-        sessions.update_session(self.engine, self.row.id, beat_at=last_beat, supervisor_started_ticks=-1)
+        sessions.record_heartbeat(self.engine, self.row.id, self.attempt.id, step=step)
+        sessions.update_session(self.engine, self.row.id, heartbeat_at=last_beat, supervisor_started_ticks=-1)
         self.over(was_killed=True, code=-9)
 
     def end(self) -> None:
@@ -377,7 +389,7 @@ class Training:
         self.ending.returncode = code
         del self.world.live[self.plan.name]
         self.world.others_look(self.plan)
-        self.world.uses.append(Use(self.plan.pool, self.began_at, self.clock.at, self.plan.factor, was_killed))
+        self.world.uses.append(Usage(self.plan.pool, self.began_at, self.clock.at, self.plan.factor, was_killed))
 
 
 class Row(NamedTuple):
@@ -400,7 +412,7 @@ def audit(world: World) -> list[Row]:
     rows = []
     for pool, plan in {plan.pool: plan for plan in world.plans.values()}.items():
         quota, mine = plan.terms.quota, [use for use in world.uses if use.pool == pool]
-        charged = charges.since(world.engine, pool, BEGIN - timedelta(days=40))
+        charged = charges.list_since(world.engine, pool, BEGIN - timedelta(days=40))
         for start, end in _windows(quota, mine, world.clock.at):
             rows.append(
                 Row(
@@ -416,7 +428,7 @@ def audit(world: World) -> list[Row]:
     return rows
 
 
-def _windows(quota: Quota, uses: list[Use], until: datetime) -> Iterator[tuple[datetime, datetime]]:
+def _windows(quota: Quota, uses: list[Usage], until: datetime) -> Iterator[tuple[datetime, datetime]]:
     if isinstance(quota.window, quota_windows.Rolling):
         for use in uses:
             yield quota.window.window_at(use.to_at)[0], use.to_at

@@ -233,7 +233,7 @@ def _adopted_s(it: living.Session, command: Sequence[str]) -> float:
         while math.isnan(found) and time.time() < began_at + PATIENCE_S:
             time.sleep(0.5)
             told = subprocess.run(
-                [sys.executable, "-m", "orchestrator.cli", "history", "--events", "--json"],
+                [sys.executable, "-m", "kgorch.cli", "history", "--events", "--json"],
                 env=it.env, cwd=HERE.parent, capture_output=True, text=True,
             )  # fmt: skip
             stamps = [item["at"] for item in json.loads(told.stdout or "[]") if item["kind"].lower() == "adopted"]

@@ -28,12 +28,12 @@ from peers import NAMES, Training, Way, emptied, module
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.checkpoint.folder import CHUNK_BYTES, list_checkpoints
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.worker import attach, launch
-from orchestrator.worker.checkpoint import restore_source, state_codec
-from orchestrator.worker.checkpoint.snapshot_buffer import share
-from orchestrator.worker.checkpoint.snapshot_writer import OVERHEAD
+from kgorch.checkpoint.folder import CHUNK_BYTES, list_checkpoints
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.worker import attach, launch
+from kgorch.worker.checkpoint import restore_source, state_codec
+from kgorch.worker.checkpoint.snapshot_buffer import share
+from kgorch.worker.checkpoint.snapshot_writer import OVERHEAD
 
 
 class Net(nn.Module):
@@ -370,5 +370,5 @@ def images_bytes() -> int:
 def keeper() -> psutil.Process:
     told = launch()
     assert told
-    words = ["-m", "orchestrator.snapshots.keeper", str(Path(told.keeper).parent)]
+    words = ["-m", "kgorch.snapshots.keeper", str(Path(told.keeper).parent)]
     return next(process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == words)

@@ -27,7 +27,7 @@ from typing import Any
 
 from sqlalchemy import Engine, insert, text
 
-from orchestrator.core.codes import Reason
+from kgorch.core.codes import Reason
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -35,14 +35,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import page  # noqa: E402
 import scale_ranks  # noqa: E402
 
-from db import queue, runs, samples, sessions  # noqa: E402
-from db.engine import open_database  # noqa: E402
-from db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
-from orchestrator.checkpoint import registry  # noqa: E402
-from orchestrator.errors import ExitCode  # noqa: E402
-from orchestrator.plan import parse  # noqa: E402
-from orchestrator.report import run_view  # noqa: E402
-from orchestrator.scheduler.daemon import Daemon  # noqa: E402
+from kgorch.checkpoint import registry  # noqa: E402
+from kgorch.db import queue, runs, samples, sessions  # noqa: E402
+from kgorch.db.engine import open_database  # noqa: E402
+from kgorch.db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from kgorch.errors import ExitCode  # noqa: E402
+from kgorch.plan import parse  # noqa: E402
+from kgorch.report import run_view  # noqa: E402
+from kgorch.scheduler.daemon import Daemon  # noqa: E402
 
 VERBS = (
     ["status", "mine"],
@@ -89,7 +89,7 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1, due_in: ti
             [_event(row, kind) for row in rows for kind in ("attached", "epoch", "checkpoint_verified", "launched")],
         )
         add(Charge, [_charge(row) for row in rows])
-        add(Pool, [{"name": "lab", "total_s": 3.6e6, "resets": "rolling 7d", "reserve_s": 0.0, "told_at": NOW}])
+        add(Pool, [{"name": "lab", "total_s": 3.6e6, "resets": "rolling 7d", "reserve_s": 0.0, "updated_at": NOW}])
         add(Resume, [_resume(run_id, due_in) for run_id in ids])
 
 
@@ -124,7 +124,7 @@ def _session(run_id: str, number: int) -> dict[str, Any]:
 
 
 def _attempt(row: dict[str, Any]) -> dict[str, Any]:
-    steps = {"first_step": row["first_step"], "last_step": row["step"], "gained": True, "outcome": "suspended"}
+    steps = {"first_step": row["first_step"], "last_step": row["step"], "made_progress": True, "outcome": "suspended"}
     times = {"started_at": row["started_at"], "ended_at": row["ended_at"]}
     return {"session_id": row["id"], "number": 1, "stage": "train", "folder": "x", "ranks": 1, **steps, **times}
 
@@ -132,12 +132,12 @@ def _attempt(row: dict[str, Any]) -> dict[str, Any]:
 def _checkpoint(row: dict[str, Any]) -> dict[str, Any]:
     mine = {"run_id": row["run_id"], "session_id": row["id"], "stage": "train", "step": row["step"], "final": False}
     state = "verified" if row["number"] % 3000 == 0 or row["number"] == 1 else "dropped"
-    times = {"created_at": row["ended_at"], "verified_at": row["ended_at"], "took_s": 1.0}
+    times = {"created_at": row["ended_at"], "verified_at": row["ended_at"], "save_duration_s": 1.0}
     return {**mine, "path": f"/c/{row['id']}", "bytes": 1000, "state": state, "metrics": row["metrics"], **times}
 
 
 def _charge(row: dict[str, Any]) -> dict[str, Any]:
-    what = {"pool": "lab", "accelerator": "T4", "factor": 1.0, "from_at": row["started_at"], "used_s": 50.0}
+    what = {"pool": "lab", "accelerator": "T4", "factor": 1.0, "started_at": row["started_at"], "used_s": 50.0}
     return {"session_id": row["id"], "why": "", **what}
 
 
@@ -193,8 +193,11 @@ def calls(engine: Engine) -> dict[str, Callable[[], object]]:
         "what may go after a save": lambda: registry.expired_folders(engine, mine.id, plan),
         "status": lambda: run_view.of_run(engine, mine),
         "history": lambda: run_view.history(engine, mine, limit=50),
-        "resume: which run": lambda: runs.newest_in(engine, ("active", "failed")),
-        "resume: how it went": lambda: (sessions.trained(engine, "mine"), sessions.without_progress(engine, "mine")),
+        "resume: which run": lambda: runs.newest_in_states(engine, ("active", "failed")),
+        "resume: how it went": lambda: (
+            sessions.duration_and_failures(engine, "mine"),
+            sessions.attempts_without_progress(engine, "mine"),
+        ),
     }
 
 
@@ -214,7 +217,7 @@ def calls_of_samples(engine: Engine) -> dict[str, Callable[[], object]]:
         "an hour of seconds": lambda: samples.series(engine, last.id, NOW - timedelta(hours=1), samples.SECOND),
         "five samples written": lambda: samples.write(engine, last.id, batch),
         "a minute rolled up": lambda: samples.roll_up(engine, last.id),
-        "what is too much, looked for": lambda: samples._beyond(engine, samples.MINUTES_BYTES),
+        "what is too much, looked for": lambda: samples._sessions_beyond(engine, samples.MINUTES_BYTES),
     }
 
 
@@ -228,9 +231,7 @@ def typed(home: Path, words: Sequence[str]) -> Callable[[], object]:
     env = {**os.environ, "KGORCH_HOME": str(home)}
 
     def run() -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", *words], env=env, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-m", "kgorch.cli", *words], env=env, capture_output=True, text=True)
         if done.returncode != (ExitCode.MISTAKE if "no-such-run" in words else 0):
             sys.exit(f"kgorch {' '.join(words)} ended with {done.returncode}: {done.stderr}")
 
@@ -255,7 +256,7 @@ def daemon(home: Path) -> Iterator[None]:
         ear.bind(str(place))
         ear.settimeout(120)
         env = {**os.environ, "KGORCH_HOME": str(home), "NOTIFY_SOCKET": str(place)}
-        command = [sys.executable, "-m", "orchestrator.cli", "daemon", "--at-once", "1"]
+        command = [sys.executable, "-m", "kgorch.cli", "daemon", "--at-once", "1"]
         process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             while b"READY=1" not in ear.recv(4096):
@@ -271,7 +272,7 @@ def due_to_claimed_s(home: Path, engine: Engine) -> float:
     with daemon(home):
         due_at = datetime.now(UTC) + timedelta(seconds=2)
         queue.put(engine, "other-0", reason=Reason.QUEUED, due_at=due_at)
-        while (row := queue.open_resume(engine, "other-0")) and row.state == "due" and not row.tries:
+        while (row := queue.pending_resume(engine, "other-0")) and row.state == "due" and not row.failed_starts:
             time.sleep(0.005)
         return (datetime.now(UTC) - due_at).total_seconds()
 

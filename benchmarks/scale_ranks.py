@@ -29,14 +29,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from orchestrator.admission.open_session import Opened  # noqa: E402
-from orchestrator.admission.requests import LocalState, StartRequest  # noqa: E402
-from orchestrator.checkpoint.folder import write_durably, write_manifest  # noqa: E402
-from orchestrator.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
-from orchestrator.protocol import codec, transport  # noqa: E402
-from orchestrator.protocol.codec import LineBuffer  # noqa: E402
-from orchestrator.protocol.launch_spec import LaunchSpec  # noqa: E402
-from orchestrator.protocol.messages import (  # noqa: E402
+from kgorch.admission.open_session import ReadySession  # noqa: E402
+from kgorch.admission.requests import LocalState, StartRequest  # noqa: E402
+from kgorch.checkpoint.folder import write_durably, write_manifest  # noqa: E402
+from kgorch.checkpoint.manifest import Manifest, Position, checkpoint_folder_name  # noqa: E402
+from kgorch.protocol import codec, transport  # noqa: E402
+from kgorch.protocol.codec import LineBuffer  # noqa: E402
+from kgorch.protocol.launch_spec import LaunchSpec  # noqa: E402
+from kgorch.protocol.messages import (  # noqa: E402
     Command,
     Heartbeat,
     Hello,
@@ -47,9 +47,9 @@ from orchestrator.protocol.messages import (  # noqa: E402
     Request,
     Response,
 )
-from orchestrator.protocol.snapshot_messages import CheckpointWritten  # noqa: E402
-from orchestrator.system.clock import boottime_s  # noqa: E402
-from orchestrator.system.sockets.control_socket import ask  # noqa: E402
+from kgorch.protocol.snapshot_messages import CheckpointWritten  # noqa: E402
+from kgorch.system.clock import boottime_s  # noqa: E402
+from kgorch.system.sockets.control_socket import ask  # noqa: E402
 
 VITALS = ("rss", "rss_peak", "step_s", "data_wait", "cpu", "alloc", "reserved", "peak", "total")
 LONGEST = {"start": 5.0, "first_step": 1.0, "step": 0.2, "save": 0.5, "evaluation": 8.0}
@@ -95,21 +95,23 @@ class Waiting(threading.Event):
 
 
 def supervise(plan: Path, page: Path | None) -> None:
-    for name in ("cli.start", "cli.foreground", "cli.render"):  # what `kgorch start` has loaded by then
-        importlib.import_module(f"orchestrator.{name}")
-    from db import samples
-    from orchestrator.admission import session_start
-    from orchestrator.cli.common import state
-    from orchestrator.hardware import telemetry
-    from orchestrator.supervisor.loop import Supervisor
+    for name in (
+        "cli.commands.training.start",
+        "cli.foreground",
+        "cli.display.render",
+    ):  # what `kgorch start` has loaded by then
+        importlib.import_module(f"kgorch.{name}")
+    from kgorch.admission import session_start
+    from kgorch.cli.lookup import open_state
+    from kgorch.db import samples
+    from kgorch.hardware import telemetry
+    from kgorch.supervisor.loop import Supervisor
 
-    profile, home, engine = state()
+    profile, home, engine = open_state()
     opened = session_start.start(LocalState(engine, home, profile), StartRequest(plan.read_text(), plan))
-    assert isinstance(opened, Opened)
-    rest = {"walls": opened.walls, "claim": opened.claim}
-    if page:
-        rest["clock"] = by_hand(Clock(page), samples, telemetry)
-    Supervisor(engine, opened.run, opened.plan, opened.row, opened.session, **rest).run(opened.adopted)
+    assert isinstance(opened, ReadySession)
+    clock = by_hand(Clock(page), samples, telemetry) if page else None
+    Supervisor(engine, opened, clock=clock).run()
 
 
 def by_hand(clock: Clock, samples: Any, telemetry: Any) -> Clock:
@@ -282,8 +284,8 @@ def spoken(process: Any, launch: LaunchSpec, count: int, seconds: float, *, beat
 def talk(
     launch: LaunchSpec, board: str, rank: int, count: int, beat_s: float, seconds: float, begin: Any, pipe: Any
 ) -> None:
-    from orchestrator.worker.ranks import supervisor_link
-    from orchestrator.worker.ranks.consensus_board import Board
+    from kgorch.worker.ranks import supervisor_link
+    from kgorch.worker.ranks.consensus_board import Board
 
     supervisor_link.BEAT_S = beat_s
     numbers, sent = itertools.count(), [0]
@@ -325,7 +327,7 @@ def agreement(counts: Sequence[int], votes: int) -> dict[int, dict[str, float]]:
 
 
 def agree(path: str, rank: int, count: int, votes: int, begin: Any, pipe: Any) -> None:
-    from orchestrator.worker.ranks.consensus_board import Board
+    from kgorch.worker.ranks.consensus_board import Board
 
     board, steps = Board(path, rank, count), itertools.count(1)
     begin.wait()
@@ -344,7 +346,7 @@ def agree(path: str, rank: int, count: int, votes: int, begin: Any, pipe: Any) -
 
 
 def board_of(folder: Path, count: int) -> Path:
-    from orchestrator.worker.ranks import consensus_board
+    from kgorch.worker.ranks import consensus_board
 
     path = folder / "board"
     path.write_bytes(bytes(consensus_board.size(count)))

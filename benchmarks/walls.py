@@ -43,9 +43,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import page  # noqa: E402
 from bounded import living  # noqa: E402
 
-from orchestrator.checkpoint.folder import list_checkpoints  # noqa: E402
-from orchestrator.checkpoint.verify import verify_checkpoint  # noqa: E402
-from orchestrator.errors import KgorchError  # noqa: E402
+from kgorch.checkpoint.folder import list_checkpoints  # noqa: E402
+from kgorch.checkpoint.verify import verify_checkpoint  # noqa: E402
+from kgorch.errors import KgorchError  # noqa: E402
 
 SLOWEST, FASTEST = 4.0, 200.0
 """MB a second of a session's disk, drawn evenly between their logarithms."""
@@ -147,7 +147,7 @@ def session(lane: int, number: int, folder: Path, wall_s: float, chance: random.
         speeds.append(min(max(speeds[-1] * FACTOR ** chance.uniform(-1, 1), SLOWEST / 2), FASTEST))
     disk = Disk(folder / f"page{number}", chance.uniform(0, FLUSH_S))
     marks, changes = folder / f"session{number}", list(zip(times, speeds, strict=True))
-    command = [sys.executable, "-m", "orchestrator.cli", "start", "plan.toml"]
+    command = [sys.executable, "-m", "kgorch.cli", "start", "plan.toml"]
     env = {
         "LD_PRELOAD": str(folder.parent / "slow_disk.so"),
         "SLOW_DISK_PAGE": str(disk.page), "SLOW_DISK_BELOW": str(folder / "disk"),
@@ -190,10 +190,10 @@ def ended(lane: int, number: int, folder: Path, began_at: float, wall_s: float) 
             continue
     with sqlite3.connect(folder / "home" / "kgorch.db") as kept:
         row, phase, why, lead_s = kept.execute(
-            "SELECT id, phase, why, lead_s FROM sessions ORDER BY id DESC LIMIT 1"
+            "SELECT id, phase, why, save_lead_s FROM sessions ORDER BY id DESC LIMIT 1"
         ).fetchone()
         noted, size, took_s = kept.execute(
-            "SELECT step, bytes, took_s FROM checkpoints WHERE state = 'verified' ORDER BY step DESC LIMIT 1"
+            "SELECT step, bytes, save_duration_s FROM checkpoints WHERE state = 'verified' ORDER BY step DESC LIMIT 1"
         ).fetchone() or (0, 0, 0.0)
         events = kept.execute("SELECT at, kind, phase, facts FROM events WHERE session_id = ? ORDER BY id", (row,))
         journal, noted_s = [], None

@@ -11,7 +11,7 @@ from bounded.ours import Count
 from bounded.training import ENDLESS, marks
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 STEP_S, EVALUATION_S, EPOCH = 0.02, 0.3, 200
 MOST, LEAST = 16.0, 1.0

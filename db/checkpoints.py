@@ -1,4 +1,7 @@
-"""Verbs on checkpoints. The folder with its manifest is the truth; a row remembers what was found out about it."""
+"""Rows of checkpoints. The folder with its manifest is authoritative; the row holds what was learned about it.
+
+The order of a run's checkpoints is that of its stages and steps, never that of a clock, which may have been set back.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from typing import Any
 from sqlalchemy import Engine, Select, func, select, update
 from sqlalchemy.orm import Session as Orm
 
-from db.records import CheckpointInfo
-from db.runs import now, plain
-from db.tables import Checkpoint, Stage
-from orchestrator.core.codes import CheckpointState
+from kgorch.core.codes import CheckpointState
+from kgorch.db.rows import CheckpointInfo
+from kgorch.db.runs import now, to_info
+from kgorch.db.tables import Checkpoint, Stage
 
 _IN_STAGE = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
 
 
 def record(engine: Engine, run_id: str, path: str, *, state: CheckpointState, **columns: Any) -> None:
-    """What is known now of the checkpoint at `path`; a second record of it takes the place of the first."""
+    """Insert or update the row of the checkpoint at `path`; paths are unique."""
     with Orm(engine) as orm, orm.begin():
         row = orm.scalars(select(Checkpoint).where(Checkpoint.path == path)).first()
         if row is None:
@@ -36,133 +39,147 @@ def set_state(engine: Engine, path: str, state: CheckpointState, why: str = "") 
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
 
 
-def set_measured(engine: Engine, path: str, metrics: Mapping[str, float], measured: Mapping[str, int]) -> None:
-    """Its weights were measured after it was recorded."""
+def set_metrics(engine: Engine, path: str, metrics: Mapping[str, float], measured: Mapping[str, int]) -> None:
+    """Store metrics that were measured on its weights after it was recorded.
+
+    Args:
+        measured: metric → the step on whose weights it was measured.
+    """
     with Orm(engine) as orm, orm.begin():
-        changed = {"metrics": dict(metrics), "measured": dict(measured)}
-        orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(**changed))
+        columns = {"metrics": dict(metrics), "measured": dict(measured)}
+        orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(**columns))
 
 
 def mark_best(engine: Engine, run_id: str, best: Mapping[str, str]) -> None:
-    """`best`: by the path of the best checkpoint of each stage, by what; no other one of the run is marked."""
+    """Mark the best checkpoint of each stage, and no other one of the run.
+
+    Args:
+        best: path → the plan's keep.best (`dice:max`).
+    """
     with Orm(engine) as orm, orm.begin():
-        marked = (Checkpoint.run_id == run_id) & ((Checkpoint.best != "") | Checkpoint.path.in_(best))
-        for row in orm.scalars(select(Checkpoint).where(marked)):
+        changes = (Checkpoint.run_id == run_id) & ((Checkpoint.best != "") | Checkpoint.path.in_(best))
+        for row in orm.scalars(select(Checkpoint).where(changes)):
             row.best = best.get(row.path, "")
 
 
 def best(engine: Engine, run_id: str) -> CheckpointInfo | None:
-    """The best of the furthest stage that has one."""
-    chosen = _in_order(run_id).where(Checkpoint.state == CheckpointState.VERIFIED, Checkpoint.best != "")
+    """The best checkpoint of the last stage that has one."""
+    query = _in_order(run_id).where(Checkpoint.state == CheckpointState.VERIFIED, Checkpoint.best != "")
     with Orm(engine) as orm:
-        rows = orm.scalars(chosen).all()
-        return plain(CheckpointInfo, rows[-1]) if rows else None
+        rows = orm.scalars(query).all()
+        return to_info(CheckpointInfo, rows[-1]) if rows else None
 
 
-def moved(engine: Engine, path: str, to: str) -> None:
+def set_path(engine: Engine, path: str, to: str) -> None:
+    """Record that the folder was moved."""
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(path=to))
 
 
 def supersede(engine: Engine, run_id: str, stage: str, *, before: datetime, why: str) -> None:
-    """Those of a stage that were made before it began anew."""
+    """Mark the checkpoints of a stage from before it was restarted, whose weights no longer fit its settings."""
     with Orm(engine) as orm, orm.begin():
-        mine = (
+        usable = (
             Checkpoint.run_id == run_id,
             Checkpoint.stage == stage,
             Checkpoint.state.in_((CheckpointState.VERIFIED, CheckpointState.BROKEN)),
         )
         orm.execute(
             update(Checkpoint)
-            .where(*mine, Checkpoint.created_at < before)
+            .where(*usable, Checkpoint.created_at < before)
             .values(state=CheckpointState.SUPERSEDED, why=why)
         )
 
 
 def of_run(engine: Engine, run_id: str, *states: str) -> list[CheckpointInfo]:
-    """By the run's own order (stage, step), not by a clock; in these states alone, or in any: most of a long run's were dropped."""
-    chosen = _in_order(run_id)
+    """Checkpoints in these states, or in any, in the run's order. In a long run most are dropped."""
+    query = _in_order(run_id)
     with Orm(engine) as orm:
-        rows = orm.scalars(chosen.where(Checkpoint.state.in_(states)) if states else chosen)
-        return [plain(CheckpointInfo, row) for row in rows]
+        rows = orm.scalars(query.where(Checkpoint.state.in_(states)) if states else query)
+        return [to_info(CheckpointInfo, row) for row in rows]
 
 
-def standing(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
-    """The verified ones in the run's own order, each with how many of its stage come before it, dropped ones too:
-    there are thousands of those in a long run, and after each save this is asked."""
+def verified_with_numbers(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
+    """The verified checkpoints in the run's order, each with the number of those before it in its stage, dropped ones included.
+
+    Retention asks for this after each save. The database counts, because a long run has thousands of dropped rows.
+    """
     before = func.row_number().over(partition_by=Checkpoint.stage, order_by=_IN_STAGE) - 1
     numbers = select(Checkpoint.id, before.label("number")).where(Checkpoint.run_id == run_id).subquery()
-    chosen = (
+    query = (
         _in_order(run_id)
         .join(numbers, numbers.c.id == Checkpoint.id)
         .where(Checkpoint.state == CheckpointState.VERIFIED)
     )
     with Orm(engine) as orm:
         return [
-            (number, plain(CheckpointInfo, row)) for row, number in orm.execute(chosen.add_columns(numbers.c.number))
+            (number, to_info(CheckpointInfo, row)) for row, number in orm.execute(query.add_columns(numbers.c.number))
         ]
 
 
-def dropped(engine: Engine, run_id: str, steps: Collection[int]) -> list[CheckpointInfo]:
-    """Those of these steps that retention has let go."""
-    mine = Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.DROPPED, Checkpoint.step.in_(steps)
+def dropped_at_steps(engine: Engine, run_id: str, steps: Collection[int]) -> list[CheckpointInfo]:
+    """The checkpoints of these steps that retention has deleted."""
+    dropped = Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.DROPPED, Checkpoint.step.in_(steps)
     with Orm(engine) as orm:
-        return [plain(CheckpointInfo, row) for row in orm.scalars(select(Checkpoint).where(*mine))]
+        return [to_info(CheckpointInfo, row) for row in orm.scalars(select(Checkpoint).where(*dropped))]
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
-    """The furthest in the run's own order: of its last stage that has one; of a stage that the plan lost, if of no other."""
-    standing = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED)
-    furthest = standing.order_by(Checkpoint.step.desc(), Checkpoint.final.desc(), Checkpoint.id.desc()).limit(1)
+    """The last in the run's order. One of a stage that the plan no longer has comes only where there is no other.
+
+    One query for each stage from the last on, so that each ends at the first entry of the index.
+    """
+    verified = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED)
+    last = verified.order_by(Checkpoint.step.desc(), Checkpoint.final.desc(), Checkpoint.id.desc()).limit(1)
     with Orm(engine) as orm:
         stages = orm.scalars(select(Stage.name).where(Stage.run_id == run_id).order_by(Stage.position.desc())).all()
-        looks = [Checkpoint.stage == name for name in stages] + [Checkpoint.stage.not_in(stages)]
-        row = next((row for look in looks if (row := orm.scalars(furthest.where(look)).first())), None)
-        return plain(CheckpointInfo, row) if row else None
+        conditions = [Checkpoint.stage == name for name in stages] + [Checkpoint.stage.not_in(stages)]
+        row = next((row for condition in conditions if (row := orm.scalars(last.where(condition)).first())), None)
+        return to_info(CheckpointInfo, row) if row else None
 
 
 def verified_paths(engine: Engine, run_id: str) -> set[str]:
-    """Of those that stand; the dropped ones are many more."""
+    """Paths of the verified checkpoints."""
     with Orm(engine) as orm:
-        chosen = select(Checkpoint.path).where(
-            Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED
-        )
-        return set(orm.scalars(chosen))
+        query = select(Checkpoint.path).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED)
+        return set(orm.scalars(query))
 
 
 def _in_order(run_id: str) -> Select[Any]:
     stage = (Stage.run_id == Checkpoint.run_id) & (Stage.name == Checkpoint.stage)
-    chosen = select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
-    return chosen.order_by(func.coalesce(Stage.position, -1), *_IN_STAGE)
+    query = select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
+    return query.order_by(func.coalesce(Stage.position, -1), *_IN_STAGE)
 
 
-def saves(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float], ...]:
-    """Bytes and seconds of the run's newest saves, oldest of them first."""
+def save_history(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float], ...]:
+    """Bytes and seconds of the run's newest saves, oldest of them first. Saves of unknown duration are left out."""
     with Orm(engine) as orm:
-        chosen = (
-            select(Checkpoint.bytes, Checkpoint.took_s)
-            .where(Checkpoint.run_id == run_id, Checkpoint.took_s > 0)
+        query = (
+            select(Checkpoint.bytes, Checkpoint.save_duration_s)
+            .where(Checkpoint.run_id == run_id, Checkpoint.save_duration_s > 0)
             .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
             .limit(limit)
         )
-        return tuple((size, took_s) for size, took_s in reversed(orm.execute(chosen).all()))
+        return tuple((size, save_duration_s) for size, save_duration_s in reversed(orm.execute(query).all()))
 
 
-def by_session(engine: Engine, session_ids: Sequence[int]) -> dict[int, CheckpointInfo]:
-    """The last checkpoint that each of these sessions had verified."""
+def newest_by_session(engine: Engine, session_ids: Sequence[int]) -> dict[int, CheckpointInfo]:
+    """Session id → the last checkpoint that was verified in it, for each of these sessions that has one."""
     with Orm(engine) as orm:
-        chosen = (
+        query = (
             select(Checkpoint)
             .where(Checkpoint.session_id.in_(session_ids), Checkpoint.verified_at.is_not(None))
             .order_by(Checkpoint.created_at, Checkpoint.id)
         )
-        return {row.session_id: plain(CheckpointInfo, row) for row in orm.scalars(chosen) if row.session_id is not None}
+        return {
+            row.session_id: to_info(CheckpointInfo, row) for row in orm.scalars(query) if row.session_id is not None
+        }
 
 
-def metrics(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int, dict[str, float]]:
-    """What was reported last when each of a stage's newest checkpoints was made, by step; of those let go, too."""
+def metrics_by_step(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int, dict[str, float]]:
+    """Step → the metrics at that step's save, of a stage's newest checkpoints, deleted ones included."""
     with Orm(engine) as orm:
-        chosen = (
+        query = (
             select(Checkpoint.step, Checkpoint.metrics)
             .where(
                 Checkpoint.run_id == run_id,
@@ -172,4 +189,4 @@ def metrics(engine: Engine, run_id: str, stage: str, *, limit: int) -> dict[int,
             .order_by(Checkpoint.step.desc())
             .limit(limit)
         )
-        return {row.step: row.metrics for row in orm.execute(chosen)}
+        return {row.step: row.metrics for row in orm.execute(query)}

@@ -1,7 +1,7 @@
-"""Verbs on the curves of metrics: the lines that rank 0 of each attempt wrote (core/metric_curve.py), in pieces.
+"""Rows of metric curves: the JSON lines that rank 0 of each attempt wrote (core/metrics/metric_curve.py), in pieces.
 
-The file in the attempt's folder comes first where it still is; these rows travel with the database. As a file only grows, an
-import writes its last piece anew and adds those after it.
+The file in the attempt's folder is read first where it exists; these rows go along when only the database is copied. A file only
+grows, so an update rewrites its last piece and adds those after it.
 """
 
 from __future__ import annotations
@@ -10,49 +10,50 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from db.tables import Attempt, Curve, Session
+from kgorch.db.tables import Attempt, Curve, Session
 
 PIECE_BYTES = 64 << 10
+"""Of a row, about. The last row is rewritten whole whenever lines are added, so it should stay small."""
 
 
 def pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Whole lines, so many together as make a row."""
-    held: list[str] = []
+    """The lines joined to pieces of at least PIECE_BYTES, the last one shorter."""
+    piece: list[str] = []
     size = 0
     for line in lines:
-        held.append(line)
+        piece.append(line)
         size += len(line) + 1
         if size >= PIECE_BYTES:
-            yield "\n".join(held)
-            held, size = [], 0
-    if held:
-        yield "\n".join(held)
+            yield "\n".join(piece)
+            piece, size = [], 0
+    if piece:
+        yield "\n".join(piece)
 
 
 def write(engine: Engine, attempt_id: int, lines: Sequence[str]) -> None:
-    """All lines of an attempt, in place of what was known of it; again to no effect. One transaction."""
-    wanted = list(pieces(lines))
+    """Store all lines of an attempt in one transaction. Pieces that are equal already are not written."""
+    new = list(pieces(lines))
     with engine.begin() as connection:
         mine = Curve.attempt_id == attempt_id
-        known = {row.number: row.lines for row in connection.execute(select(Curve.number, Curve.lines).where(mine))}
-        for number, piece in enumerate(wanted):
-            if number not in known:
+        old = {row.number: row.lines for row in connection.execute(select(Curve.number, Curve.lines).where(mine))}
+        for number, piece in enumerate(new):
+            if number not in old:
                 connection.execute(insert(Curve).values(attempt_id=attempt_id, number=number, lines=piece))
-            elif known[number] != piece:
+            elif old[number] != piece:
                 connection.execute(update(Curve).where(mine, Curve.number == number).values(lines=piece))
-        if len(known) > len(wanted):
-            connection.execute(delete(Curve).where(mine, Curve.number >= len(wanted)))
+        if len(old) > len(new):
+            connection.execute(delete(Curve).where(mine, Curve.number >= len(new)))
 
 
 def of_attempt(engine: Engine, attempt_id: int) -> str:
-    """The lines as they were written; empty when there are none."""
+    """The lines, joined; empty where there are none."""
     with engine.connect() as connection:
-        chosen = select(Curve.lines).where(Curve.attempt_id == attempt_id).order_by(Curve.number)
-        return "\n".join(connection.scalars(chosen))
+        query = select(Curve.lines).where(Curve.attempt_id == attempt_id).order_by(Curve.number)
+        return "\n".join(connection.scalars(query))
 
 
-def attempts_with_any(engine: Engine, run_id: str) -> set[int]:
-    """Attempts of a run, by id, whose curve is known here."""
+def attempts_with_curves(engine: Engine, run_id: str) -> set[int]:
+    """Ids of the run's attempts that have rows here."""
     with engine.connect() as connection:
-        chosen = select(Curve.attempt_id).join(Attempt).join(Session).where(Session.run_id == run_id)
-        return set(connection.scalars(chosen.distinct()))
+        query = select(Curve.attempt_id).join(Attempt).join(Session).where(Session.run_id == run_id)
+        return set(connection.scalars(query.distinct()))

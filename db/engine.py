@@ -1,6 +1,7 @@
-"""SQLite opened one way: write-ahead log, foreign keys, patience with other writers, readable by its owner alone.
+"""Opens the database: creates or migrates it where needed, and configures each SQLite connection.
 
-A database that is older is brought up to date as it is opened; one that is newer is refused.
+Connections use the write-ahead log, so that readers do not block writers, and enforce foreign keys. Only the owner may read the
+file. A database of an older version is migrated when it is opened; one of a newer version is refused.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from db.migrations import HEAD, KNOWN, WHOLE
-from orchestrator.errors import StateUnusable
+from kgorch.db.migrations import HEAD, REVISIONS, SCHEMA_FILE
+from kgorch.errors import StateUnusable
 
 BUSY_MS = 3_000
-"""The supervisor must not sit in a write for long: what cannot be written now it writes later."""
+"""Time to wait for another writer's lock. Short, because a supervisor writes again later what it cannot write now."""
 
 LOG_BYTES = 16 << 20
-"""The write-ahead log grows while anybody reads, by some 140 MB an hour, and by itself stays as large as it ever was."""
+"""Bound of the write-ahead log between checkpoints of it. It grows by some 140 MB an hour while anybody reads, and SQLite by
+itself never shrinks the file."""
 
 SET_UP_MS = 60_000
-"""A new database is made by the first of those who open it; the others have nothing else to do meanwhile."""
+"""Time to wait while another process creates or migrates the database: nothing else can be done meanwhile."""
 
 
 def open_database(home: Path) -> Engine:
-    """The database of a state folder, made or migrated where needed.
+    """The database of a state folder, created or migrated where needed.
 
     Raises: StateUnusable when it cannot be read or written, or was written by a newer kgorch.
     """
     path = home / "kgorch.db"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make(path)
+        _create_file(path)
     except OSError as error:
         raise StateUnusable(
             f"the state folder {home} cannot be written",
@@ -46,11 +48,13 @@ def open_database(home: Path) -> Engine:
     return open_url(f"sqlite:///{path}", home)
 
 
-def _make(path: Path) -> None:
-    """An empty file readable by its owner alone, where there is none. Raises OSError, also for one that may not be written.
+def _create_file(path: Path) -> None:
+    """Create an empty file that only its owner may read, unless it exists.
 
-    One that is there is never opened besides SQLite: closing it would take this process's locks off it, another connection's
-    too, and whoever goes last elsewhere would then take the log away under it.
+    An existing file is never opened here. Closing a file releases all POSIX locks that this process has on it, those of SQLite
+    connections included; another process that closes its last connection would then delete the log in use.
+
+    Raises: OSError, also where the file may not be read or written.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -60,39 +64,41 @@ def _make(path: Path) -> None:
 
 
 def open_url(url: str, home: Path | None = None, guard: Callable[[sqlite3.Connection], None] | None = None) -> Engine:
-    """A database, made or migrated where needed.
+    """A database, created or migrated where needed.
 
     Args:
-        home: the state folder that paths in it are relative to; None for a copy of another's, whose paths mean nothing here.
-        guard: is given every new connection to SQLite before it is used, to bound what it may do.
+        home: the state folder that its paths are relative to; None for a copy of an untrusted database, whose paths are unused.
+        guard: called with each new SQLite connection before its use, to limit what it may do.
     Raises: StateUnusable.
     """
     engine = create_engine(url, json_serializer=_json)
     if home:
-        engine.dialect.kgorch_home = str(home)  # type: ignore[attr-defined]  # for tables.Place
+        engine.dialect.kgorch_home = str(home)  # type: ignore[attr-defined]  # read by tables.StatePath
     if guard:
         event.listen(engine, "connect", lambda connection, _: guard(connection))
     if engine.dialect.name == "sqlite":
         path = Path(engine.url.database or "")
         event.listen(engine, "connect", lambda connection, _: _configure(connection, is_new=_is_empty(path)))
     try:
-        _bring_up_to_date(engine)
+        _migrate(engine)
     except (OperationalError, DatabaseError, sqlite3.Error) as error:
         raise _unusable(str(engine.url.database), str(getattr(error, "orig", error))) from None
     return engine
 
 
-def files(engine: Engine) -> tuple[tuple[int, int] | None, ...]:
-    """Which files lie under the names of a database and its log; None for one that is missing. Who holds others open
-    reads what is no more: SQLite does not say so."""
-    found: list[tuple[int, int] | None] = []
-    for name in ("", "-wal"):
+def file_ids(engine: Engine) -> tuple[tuple[int, int] | None, ...]:
+    """Device and inode of the database and of its log; None for a file that is missing.
+
+    If they change, the files were replaced. Connections to the former files then go on without an error from SQLite.
+    """
+    ids: list[tuple[int, int] | None] = []
+    for suffix in ("", "-wal"):
         try:
-            told = Path(f"{engine.url.database}{name}").stat()
-            found.append((told.st_dev, told.st_ino))
+            status = Path(f"{engine.url.database}{suffix}").stat()
+            ids.append((status.st_dev, status.st_ino))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            ids.append(None)
+    return tuple(ids)
 
 
 def _unusable(path: str, why: str) -> StateUnusable:
@@ -106,7 +112,7 @@ def _unusable(path: str, why: str) -> StateUnusable:
 
 
 def _json(value: Any) -> str:
-    """Without blanks: samples are many."""
+    """JSON without blanks, because samples are many."""
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -132,36 +138,36 @@ def _configure(connection: Any, *, is_new: bool) -> None:
     cursor.close()
 
 
-def _bring_up_to_date(engine: Engine) -> None:
+def _migrate(engine: Engine) -> None:
     with engine.connect() as connection:
-        present = inspect(connection).has_table("alembic_version")
-        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar() if present else None
-    if found == HEAD:
+        is_set_up = inspect(connection).has_table("alembic_version")
+        revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar() if is_set_up else None
+    if revision == HEAD:
         return
-    if found is not None and found not in KNOWN:
+    if revision is not None and revision not in REVISIONS:
         raise StateUnusable(
             f"the database {engine.url.database} was written by a newer kgorch",
-            f"its schema is {found}, this kgorch knows up to {HEAD}",
+            f"its schema is {revision}, this kgorch knows up to {HEAD}",
             next_step="install that newer kgorch, or use another KGORCH_HOME",
         )
-    if found is None and _made_whole(engine):
+    if revision is None and _create_tables(engine):
         return
-    from db.migrations.run import upgrade  # Alembic takes a while to import, and is needed once
+    from kgorch.db.migrations.run import upgrade  # only here: importing Alembic takes 0.35 s
 
     upgrade(engine, busy_ms=SET_UP_MS)
-    engine.dispose()  # with the patience that was for this alone
+    engine.dispose()  # closes the connection with the long busy timeout
 
 
-def _made_whole(engine: Engine) -> bool:
-    """Whether this was a new database of SQLite, which has its tables now."""
+def _create_tables(engine: Engine) -> bool:
+    """Create the tables of a new SQLite database from SCHEMA_FILE. False where it is not new, or not SQLite."""
     if engine.dialect.name != "sqlite":
         return False
     with engine.begin() as connection:
         connection.exec_driver_sql(f"PRAGMA busy_timeout={SET_UP_MS}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar():
-            return False  # another has made it meanwhile, or an older kgorch long ago
-        for statement in WHOLE.read_text().split(";\n")[:-1]:
+            return False  # another process has created it meanwhile, or it is older than its version table
+        for statement in SCHEMA_FILE.read_text().split(";\n")[:-1]:
             connection.exec_driver_sql(statement)
-    engine.dispose()  # with the patience that was for this alone
+    engine.dispose()  # closes the connection with the long busy timeout
     return True

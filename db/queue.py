@@ -1,7 +1,8 @@
-"""Verbs on the queue of resumes. The rows are the truth; who takes one is decided by one UPDATE.
+"""The queue of runs to resume: one row of `resumes` for each wait of a run.
 
-A row is `due` (at its instant, or when a person asks), `claimed` by a process, `done` once a session was opened, or `failed`. A
-run's newest row, whatever its state, tells what the run wants of a machine; each row that follows it inherits that.
+A row is `due` (at `due_at`, or when a user asks), `claimed` by a process, `done` once a session was opened, or `failed`. Which
+of several processes gets a row is decided by one UPDATE. The newest row of a run, whatever its state, holds its resource
+request (priority, ranks, share), and each later row inherits it: no second table is needed for it.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from sqlalchemy import Engine, Select, delete, func, select, true, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
-from db.records import ResumeInfo
-from db.runs import now, plain
-from db.tables import Attempt, Resume, Run, Session
-from orchestrator.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, RunState
+from kgorch.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, RunState
+from kgorch.db.rows import ResumeInfo
+from kgorch.db.runs import now, to_info
+from kgorch.db.tables import Attempt, Resume, Run, Session
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
 LEASE = timedelta(minutes=5)
-"""A claimant that has not renewed its claim for so long hangs, or its machine does."""
+"""A claimant that has not renewed its lease for so long hangs, or its machine does."""
 
-AHEAD = timedelta(hours=1)
-"""An entry that was made so far in the future was made by a clock that has been put right since."""
+MAX_CLOCK_ERROR = timedelta(hours=1)
+"""A row that was created further in the future comes from a clock that was wrong and has been corrected since."""
 
 INHERITED = ("priority", "ranks", "share")
 
 
 class Claimant(NamedTuple):
-    """A process: a pid alone is no identity."""
+    """The identity of a process: pid, start time in clock ticks, boot id. A pid alone may be reused."""
 
     pid: int
     ticks: int | None
@@ -38,7 +39,7 @@ class Claimant(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A place in the queue, with the run that stands there."""
+    """A row of the queue with the name, number and folder of its run."""
 
     resume: ResumeInfo
     run: str
@@ -46,15 +47,31 @@ class Entry(NamedTuple):
     folder: str
 
 
-class Seen(NamedTuple):
-    """What had been claimed and opened when somebody looked; a claim that follows from that look asks for nothing newer."""
+class QueueSnapshot(NamedTuple):
+    """The state of the queue when a scheduler decided what to claim.
+
+    `claim` compares it again in its UPDATE, so that two schedulers cannot both fill the last free place.
+
+    Attributes:
+        claimed: number of claimed rows.
+        newest_session: highest id of a session.
+    """
 
     claimed: int
     newest_session: int
 
 
-class OpenSession(NamedTuple):
-    """`waits`: its run stands in the queue. `begun_by`: who had claimed that place, "" where a person began it."""
+class ActiveSession(NamedTuple):
+    """A session that is not over.
+
+    Attributes:
+        run: name of its run.
+        is_active: the run's state is `active`.
+        pid, ticks, boot: identity of its supervisor.
+        is_waiting: the run has a row that waits in the queue.
+        share: the run shares its GPUs.
+        started_by: `claimed_by` of the row that led to it; empty where a user started it.
+    """
 
     run_id: str
     run: str
@@ -63,59 +80,68 @@ class OpenSession(NamedTuple):
     pid: int | None
     ticks: int | None
     boot: str
-    waits: bool
+    is_waiting: bool
     share: bool
-    begun_by: str
+    started_by: str
 
 
 def queue_resume(
-    orm: Orm, run_id: str, *, reason: Reason, why: str, due_at: datetime | None, place: str = "local"
+    orm: Orm, run_id: str, *, reason: Reason, why: str, due_at: datetime | None, site: str = "local"
 ) -> None:
-    """Put the run into the queue, in the place of an entry that stands there; part of another transaction.
+    """Put the run into the queue, as part of the caller's transaction. Its row that waits is replaced.
 
-    One that is claimed stays so. Its tries are counted on where its last session came no step further.
+    A claimed row keeps its claim. `failed_starts` goes on counting where the last session made no progress.
     """
     newest = orm.scalars(_newest(run_id)).first()
-    if newest and newest.state == ResumeState.CLAIMED:  # who claimed it settles what was, and opens a session next
+    if newest and newest.state == ResumeState.CLAIMED:  # the claimant recovers the session and opens the next one
         newest.reason, newest.why = reason, why
         return
     session = orm.scalars(
         select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
     ).first()
-    gained = session is None or _came_further(orm, session)
+    made_progress = session is None or _made_progress(orm, session)
     inherited: dict[str, Any] = {name: getattr(newest, name) for name in INHERITED} if newest else {}
-    tries = newest.tries if newest and not gained else 0
+    failed_starts = newest.failed_starts if newest and not made_progress else 0
     orm.execute(delete(Resume).where(Resume.run_id == run_id, Resume.state.in_(WAITING)))
     row = Resume(
         run_id=run_id,
-        place=place,
+        site=site,
         reason=reason,
         why=why,
         due_at=due_at,
         state=ResumeState.DUE,
         created_at=now(),
-        tries=tries,
+        failed_starts=failed_starts,
     )
     for name, value in inherited.items():
         setattr(row, name, value)
-    row.turn_at = session.started_at if session else None
+    row.last_session_at = session.started_at if session else None
     orm.add(row)
 
 
-def _came_further(orm: Orm, session: Session) -> bool:
-    """Whether an attempt of the session finished a stage, or came to a step of its stage that none before it had come to: steps of
-    two stages are never compared. One that nobody has ended yet, for all was killed, counts by the steps that it did."""
+def _made_progress(orm: Orm, session: Session) -> bool:
+    """Whether an attempt of the session finished a stage or reached a step that no attempt before it had reached.
+
+    That is asked of attempts, because steps of two stages cannot be compared. An attempt without an end, because everything was
+    killed, counts by its own steps.
+    """
     is_open = Attempt.ended_at.is_(None) & (Attempt.last_step > Attempt.first_step)
-    further = Attempt.gained.is_(True) | (Attempt.outcome == Outcome.FINISHED) | is_open
-    return orm.scalar(select(Attempt.id).where(Attempt.session_id == session.id, further).limit(1)) is not None
+    progress = Attempt.made_progress.is_(True) | (Attempt.outcome == Outcome.FINISHED) | is_open
+    return orm.scalar(select(Attempt.id).where(Attempt.session_id == session.id, progress).limit(1)) is not None
 
 
 def put(
-    engine: Engine, run_id: str, *, reason: Reason, due_at: datetime | None, wants: Mapping[str, Any] | None = None
+    engine: Engine,
+    run_id: str,
+    *,
+    reason: Reason,
+    due_at: datetime | None,
+    resource_request: Mapping[str, Any] | None = None,
 ) -> None:
-    """The same by itself, and whoever has claimed it has done with it.
+    """Put the run into the queue in a transaction of its own, after a claim on it is closed.
 
-    `wants`: what the run wants of a machine, by the columns' names.
+    Args:
+        resource_request: columns of the row that differ from the inherited ones.
     """
     with Orm(engine) as orm, orm.begin():
         orm.execute(
@@ -124,88 +150,90 @@ def put(
             .values(state=ResumeState.DONE)
         )
         queue_resume(orm, run_id, reason=reason, why=REASON_TEXT[reason], due_at=due_at)
-        if wants:
-            orm.execute(update(Resume).where(Resume.run_id == run_id, Resume.state == ResumeState.DUE).values(**wants))
+        if resource_request:
+            orm.execute(
+                update(Resume)
+                .where(Resume.run_id == run_id, Resume.state == ResumeState.DUE)
+                .values(**resource_request)
+            )
 
 
-def mend_clock(engine: Engine, at: datetime) -> int:
-    """Make due what was written down by a clock that ran ahead: its hour would come when nobody waits for it any more. How many
-    there were."""
+def repair_future_timestamps(engine: Engine, at: datetime) -> int:
+    """Make rows due at `at` that a clock running ahead has written, else they would wait until its date. Returns their number."""
     with Orm(engine) as orm, orm.begin():
-        ahead = Resume.state == ResumeState.DUE, Resume.due_at > at, Resume.created_at > at + AHEAD
+        ahead = Resume.state == ResumeState.DUE, Resume.due_at > at, Resume.created_at > at + MAX_CLOCK_ERROR
         return _count(orm.execute(update(Resume).where(*ahead).values(due_at=at)))
 
 
-def drop(engine: Engine, run_id: str) -> bool:
-    """From now on the run goes on when a person asks, and not when there are hours either. False where it does not wait, or is
-    being taken just now."""
+def unschedule(engine: Engine, run_id: str) -> bool:
+    """Resume the run only when a user asks, not by time or quota. False where it does not wait, or was claimed just now."""
+    removed = {"due_at": None, "reason": Reason.REMOVED, "why": REASON_TEXT[Reason.REMOVED]}
     with Orm(engine) as orm, orm.begin():
-        chosen = update(Resume).where(
-            Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.reason != Reason.REMOVED
-        )
-        return (
-            _count(orm.execute(chosen.values(due_at=None, reason=Reason.REMOVED, why=REASON_TEXT[Reason.REMOVED]))) > 0
-        )
+        waiting = Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.reason != Reason.REMOVED
+        return _count(orm.execute(update(Resume).where(*waiting).values(**removed))) > 0
 
 
-def taken(
+def mark_started(
     engine: Engine,
     run_id: str,
+    process: Claimant,
     *,
     by: str,
-    pid: int,
-    ticks: int | None,
-    boot: str,
-    wants: Mapping[str, Any] | None = None,
+    resource_request: Mapping[str, Any] | None = None,
 ) -> None:
-    """The run has a session, whoever opened it: it waits no more. What it wants is kept for the next time."""
+    """Close the run's row, because a session was opened, by a claimant or by a user. A run without a row gets one, which keeps
+    the resource request for the next time.
+
+    `failed_starts` counts this start; queue_resume sets it back to 0 once the session has made progress.
+    """
     with Orm(engine) as orm, orm.begin():
         row = orm.scalars(select(Resume).where(Resume.run_id == run_id, Resume.state.in_(WAITING))).first()
         if row is None:
-            row = Resume(run_id=run_id, why="", created_at=now(), tries=0)
+            row = Resume(run_id=run_id, why="", created_at=now(), failed_starts=0)
             orm.add(row)
-        claimed = row.state == ResumeState.CLAIMED and (row.claimed_pid, row.claimed_ticks) == (pid, ticks)
-        row.state, row.tries, row.lease_until_at = ResumeState.DONE, row.tries + 1, None
-        row.claimed_by = row.claimed_by if claimed else by
-        row.claimed_pid, row.claimed_ticks, row.claimed_boot, row.claimed_at = pid, ticks, boot, now()
-        for name, value in (wants or {}).items():
+        is_claimant = row.state == ResumeState.CLAIMED and (row.claimant_pid, row.claimant_started_ticks) == process[:2]
+        row.state, row.failed_starts, row.lease_expires_at = ResumeState.DONE, row.failed_starts + 1, None
+        row.claimed_by = row.claimed_by if is_claimant else by
+        row.claimant_pid, row.claimant_started_ticks, row.claimant_boot_id = process
+        row.claimed_at = now()
+        for name, value in (resource_request or {}).items():
             setattr(row, name, value)
 
 
-def open_resume(engine: Engine, run_id: str) -> ResumeInfo | None:
-    """The run's place in the queue."""
+def pending_resume(engine: Engine, run_id: str) -> ResumeInfo | None:
+    """The run's row that waits or is claimed."""
     with Orm(engine) as orm:
         row = orm.scalars(select(Resume).where(Resume.run_id == run_id, Resume.state.in_(WAITING))).first()
-        return plain(ResumeInfo, row) if row else None
+        return to_info(ResumeInfo, row) if row else None
 
 
 def entries(engine: Engine) -> list[Entry]:
-    """All that wait, those that nothing brings up by themselves last."""
+    """All rows that wait or are claimed, by `due_at`; those without one last."""
     with Orm(engine) as orm:
-        chosen = _entries().where(Resume.state.in_(WAITING)).order_by(Resume.due_at.is_(None), Resume.due_at, Resume.id)
-        return [_entry(row) for row in orm.execute(chosen)]
+        query = _entries().where(Resume.state.in_(WAITING)).order_by(Resume.due_at.is_(None), Resume.due_at, Resume.id)
+        return [_entry(row) for row in orm.execute(query)]
 
 
-def due(engine: Engine, at: datetime, *, limit: int, only_sharing: bool = False) -> list[Entry]:
-    """Those whose hour has come, in the order in which they go: by priority, then whose turn was longest ago, then by the hour."""
+def due_entries(engine: Engine, at: datetime, *, limit: int, only_sharing: bool = False) -> list[Entry]:
+    """Rows that are due, in the order to start them: by priority, then the run whose last session is longest ago, then `due_at`."""
     with Orm(engine) as orm:
-        chosen = _entries().where(Resume.state == ResumeState.DUE, Resume.due_at <= at, Run.state == RunState.ACTIVE)
+        query = _entries().where(Resume.state == ResumeState.DUE, Resume.due_at <= at, Run.state == RunState.ACTIVE)
         if only_sharing:
-            chosen = chosen.where(Resume.share == true())
-        ordered = chosen.order_by(Resume.priority.desc(), Resume.turn_at, Resume.due_at, Resume.id)
+            query = query.where(Resume.share == true())
+        ordered = query.order_by(Resume.priority.desc(), Resume.last_session_at, Resume.due_at, Resume.id)
         return [_entry(row) for row in orm.execute(ordered.limit(limit))]
 
 
-def entry_of(engine: Engine, run_id: str, at: datetime) -> Entry | None:
-    """The run's place in the queue, if it is due."""
+def due_entry(engine: Engine, run_id: str, at: datetime) -> Entry | None:
+    """The run's row, if it is due."""
     with Orm(engine) as orm:
-        chosen = _entries().where(Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at)
-        row = orm.execute(chosen).first()
+        query = _entries().where(Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at)
+        row = orm.execute(query).first()
         return _entry(row) if row else None
 
 
 def counts(engine: Engine, at: datetime) -> tuple[int, int, datetime | None]:
-    """How many are due, how many wait in all, and the next instant at which one becomes due."""
+    """Number of rows that are due, of all that wait or are claimed, and the next instant at which one becomes due."""
     with Orm(engine) as orm:
         count = select(func.count(Resume.id))
         is_due = orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at)) or 0
@@ -213,65 +241,70 @@ def counts(engine: Engine, at: datetime) -> tuple[int, int, datetime | None]:
 
 
 def next_due_at(engine: Engine, after: datetime) -> datetime | None:
+    """None where no row becomes due after that."""
     with Orm(engine) as orm:
         return orm.scalar(select(func.min(Resume.due_at)).where(Resume.state == ResumeState.DUE, Resume.due_at > after))
 
 
-def claimed(engine: Engine) -> list[Entry]:
+def claimed_entries(engine: Engine) -> list[Entry]:
     with Orm(engine) as orm:
         return [_entry(row) for row in orm.execute(_entries().where(Resume.state == ResumeState.CLAIMED))]
 
 
-def newest_session(engine: Engine) -> int:
-    """The highest id; 0 before there is one."""
+def newest_session_id(engine: Engine) -> int:
+    """0 before there is a session."""
     with Orm(engine) as orm:
         return orm.scalar(select(func.max(Session.id))) or 0
 
 
-def claim(engine: Engine, resume_id: int, claimant: Claimant, *, by: str, seen: Seen) -> bool:
-    """Take a due row: one UPDATE, so that of any number of claimants one succeeds. False also where something was claimed or opened
-    that the claimant had not seen: there may be no room left."""
+def claim(engine: Engine, resume_id: int, claimant: Claimant, *, by: str, snapshot: QueueSnapshot) -> bool:
+    """Claim a due row. One UPDATE, so that exactly one of any number of claimants succeeds.
+
+    False also where another row was claimed or a session was opened since the snapshot: there may be no GPU left.
+    """
     other = aliased(Resume)
-    others, opened = (
-        select(func.count(other.id)).where(other.state == ResumeState.CLAIMED),
-        select(func.max(Session.id)),
-    )
+    claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED).scalar_subquery()
+    newest_session = func.coalesce(select(func.max(Session.id)).scalar_subquery(), 0)
     with Orm(engine) as orm, orm.begin():
-        chosen = update(Resume).where(
+        claimable = update(Resume).where(
             Resume.id == resume_id,
             Resume.state == ResumeState.DUE,
-            others.scalar_subquery() <= seen.claimed,
-            func.coalesce(opened.scalar_subquery(), 0) <= seen.newest_session,
+            claimed <= snapshot.claimed,
+            newest_session <= snapshot.newest_session,
         )
-        return _count(orm.execute(chosen.values(state=ResumeState.CLAIMED, **_by(claimant, by)))) == 1
+        return _count(orm.execute(claimable.values(state=ResumeState.CLAIMED, **_claim_columns(claimant, by)))) == 1
 
 
 def hand_over(engine: Engine, resume_id: int, before: Claimant, claimant: Claimant, *, by: str) -> bool:
-    """From who claimed a row to the process that it started for that; False where the claim is no more."""
+    """Transfer a claim from the daemon to the process that it started. False where `before` no longer has the claim."""
     with Orm(engine) as orm, orm.begin():
-        chosen = update(Resume).where(Resume.id == resume_id, *_held_by(before))
-        return _count(orm.execute(chosen.values(**_by(claimant, by)))) == 1
+        query = update(Resume).where(Resume.id == resume_id, *_is_claimed_by(before))
+        return _count(orm.execute(query.values(**_claim_columns(claimant, by)))) == 1
 
 
 def renew(engine: Engine, resume_id: int, claimant: Claimant) -> bool:
+    """Extend the lease. False where the claimant no longer has the claim."""
     with Orm(engine) as orm, orm.begin():
-        chosen = update(Resume).where(Resume.id == resume_id, *_held_by(claimant))
-        return _count(orm.execute(chosen.values(lease_until_at=now() + LEASE))) == 1
+        query = update(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))
+        return _count(orm.execute(query.values(lease_expires_at=now() + LEASE))) == 1
 
 
 def put_back(
-    engine: Engine, resume_id: int, claimant: Claimant, *, due_at: datetime | None, tries: int, error: str
+    engine: Engine, resume_id: int, claimant: Claimant, *, due_at: datetime | None, failed_starts: int, error: str
 ) -> bool:
-    """A claim that led to no session: due again at `due_at`; without one the row has `failed`, and its run with it."""
+    """Give up a claim that led to no session: the row is due again at `due_at`. Without it, row and run have failed.
+
+    False where the claimant no longer has the claim.
+    """
     with Orm(engine) as orm, orm.begin():
-        row = orm.scalars(select(Resume).where(Resume.id == resume_id, *_held_by(claimant))).first()
+        row = orm.scalars(select(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))).first()
         if row is None:
             return False
         row.state = ResumeState.DUE if due_at else ResumeState.FAILED
-        row.tries, row.last_error, row.lease_until_at = tries, error, None
+        row.failed_starts, row.last_error, row.lease_expires_at = failed_starts, error, None
         row.due_at = due_at or row.due_at
         if due_at is None:
-            why = f"it could not be resumed, {tries} times in a row: {error}"
+            why = f"it could not be resumed, {failed_starts} times in a row: {error}"
             orm.execute(
                 update(Run)
                 .where(Run.id == row.run_id, Run.state == RunState.ACTIVE)
@@ -280,13 +313,13 @@ def put_back(
         return True
 
 
-def open_sessions(engine: Engine) -> list[OpenSession]:
-    """Those that are not over, as far as is written down: whether a process stands behind them is not asked here."""
+def active_sessions(engine: Engine) -> list[ActiveSession]:
+    """Sessions that are not over by their rows. Whether their processes live is for the caller to check."""
     other, done = aliased(Resume), aliased(Resume)
     waiting = select(other.id).where(other.run_id == Session.run_id, other.state.in_(WAITING)).exists()
     newest = select(func.max(done.id)).where(done.run_id == Session.run_id, done.state.not_in(WAITING))
     with Orm(engine) as orm:
-        chosen = (
+        query = (
             select(
                 Session.run_id,
                 Run.name,
@@ -303,7 +336,7 @@ def open_sessions(engine: Engine) -> list[OpenSession]:
             .outerjoin(Resume, Resume.id == newest.scalar_subquery())
             .where(Session.phase.in_(LIVE))
         )
-        return [OpenSession._make(row) for row in orm.execute(chosen)]
+        return [ActiveSession._make(row) for row in orm.execute(query)]
 
 
 def _newest(run_id: str) -> Select[Any]:
@@ -315,21 +348,25 @@ def _entries() -> Any:
 
 
 def _entry(row: Any) -> Entry:
-    return Entry(plain(ResumeInfo, row[0]), *row[1:])
+    return Entry(to_info(ResumeInfo, row[0]), *row[1:])
 
 
-def _by(claimant: Claimant, by: str) -> dict[str, Any]:
+def _claim_columns(claimant: Claimant, by: str) -> dict[str, Any]:
     at = now()
-    who = {"claimed_pid": claimant.pid, "claimed_ticks": claimant.ticks, "claimed_boot": claimant.boot}
-    return {**who, "claimed_by": by, "claimed_at": at, "lease_until_at": at + LEASE}
+    process = {
+        "claimant_pid": claimant.pid,
+        "claimant_started_ticks": claimant.ticks,
+        "claimant_boot_id": claimant.boot,
+    }
+    return {**process, "claimed_by": by, "claimed_at": at, "lease_expires_at": at + LEASE}
 
 
-def _held_by(claimant: Claimant) -> tuple[Any, ...]:
+def _is_claimed_by(claimant: Claimant) -> tuple[Any, ...]:
     return (
         Resume.state == ResumeState.CLAIMED,
-        Resume.claimed_pid == claimant.pid,
-        Resume.claimed_ticks == claimant.ticks,
-        Resume.claimed_boot == claimant.boot,
+        Resume.claimant_pid == claimant.pid,
+        Resume.claimant_started_ticks == claimant.ticks,
+        Resume.claimant_boot_id == claimant.boot,
     )
 
 

@@ -1,4 +1,4 @@
-"""Verbs on runs and their stages."""
+"""Runs and their stages: create, find, change and delete their rows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import Engine, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
-from db.records import RunInfo, StageInfo
-from db.tables import Base, Resume, Run, Stage
-from orchestrator.core.codes import ResumeState, RunState
+from kgorch.core.codes import ResumeState, RunState
+from kgorch.db.rows import RunInfo, StageInfo
+from kgorch.db.tables import Base, Resume, Run, Stage
 
 Info = TypeVar("Info")
 
 
-def plain(kind: type[Info], row: Base) -> Info:
-    """A row as the record of that kind, whose fields are named as the columns."""
+def to_info(kind: type[Info], row: Base) -> Info:
+    """An ORM object as a named tuple of db/rows.py, whose fields are columns of its table."""
     return kind(**{name: getattr(row, name) for name in kind._fields})  # type: ignore[attr-defined]
 
 
@@ -31,54 +31,58 @@ def create(engine: Engine, *, stages: Sequence[str], **columns: Any) -> RunInfo:
         orm.add(run)
         orm.flush()
         orm.add_all(Stage(run_id=run.id, position=position, name=name) for position, name in enumerate(stages))
-        return plain(RunInfo, run)
+        return to_info(RunInfo, run)
 
 
 def newest(engine: Engine, name: str) -> RunInfo | None:
+    """The run of that name with the highest number."""
     with Orm(engine) as orm:
         run = orm.scalars(select(Run).where(Run.name == name).order_by(Run.number.desc()).limit(1)).first()
-        return plain(RunInfo, run) if run else None
+        return to_info(RunInfo, run) if run else None
 
 
 def by_id(engine: Engine, run_id: str) -> RunInfo | None:
     with Orm(engine) as orm:
         run = orm.get(Run, run_id)
-        return plain(RunInfo, run) if run else None
+        return to_info(RunInfo, run) if run else None
 
 
 def of_name(engine: Engine, name: str) -> list[RunInfo]:
-    """All runs of that name, the newest number first."""
+    """All runs of that name, the highest number first."""
     with Orm(engine) as orm:
-        return [
-            plain(RunInfo, run) for run in orm.scalars(select(Run).where(Run.name == name).order_by(Run.number.desc()))
-        ]
+        query = select(Run).where(Run.name == name).order_by(Run.number.desc())
+        return [to_info(RunInfo, run) for run in orm.scalars(query)]
 
 
-def everyone(engine: Engine, *, limit: int | None = None) -> list[RunInfo]:
-    """All runs, the newest first; those that no limit leaves out."""
+def all_runs(engine: Engine, *, limit: int | None = None) -> list[RunInfo]:
+    """All runs, newest first; with a limit the newest ones."""
     with Orm(engine) as orm:
-        return [plain(RunInfo, run) for run in orm.scalars(select(Run).order_by(Run.created_at.desc()).limit(limit))]
+        return [to_info(RunInfo, run) for run in orm.scalars(select(Run).order_by(Run.created_at.desc()).limit(limit))]
 
 
-def numbered(engine: Engine, name: str, number: int) -> RunInfo | None:
+def by_number(engine: Engine, name: str, number: int) -> RunInfo | None:
     with Orm(engine) as orm:
         run = orm.scalars(select(Run).where(Run.name == name, Run.number == number)).first()
-        return plain(RunInfo, run) if run else None
+        return to_info(RunInfo, run) if run else None
 
 
-def newest_in(engine: Engine, states: Sequence[RunState]) -> RunInfo | None:
-    """The newest run in one of these states; one look into the index a state."""
+def newest_in_states(engine: Engine, states: Sequence[RunState]) -> RunInfo | None:
+    """The newest run in one of these states.
+
+    One query for each state, because the index (state, created_at) answers only an equality with a single row.
+    """
     with Orm(engine) as orm:
-        of_state = [select(Run).where(Run.state == state).order_by(Run.created_at.desc()).limit(1) for state in states]
-        found = [run for chosen in of_state if (run := orm.scalars(chosen).first())]
-        return plain(RunInfo, max(found, key=lambda run: run.created_at)) if found else None
+        queries = [select(Run).where(Run.state == state).order_by(Run.created_at.desc()).limit(1) for state in states]
+        newest_of_each = [run for query in queries if (run := orm.scalars(query).first())]
+        return to_info(RunInfo, max(newest_of_each, key=lambda run: run.created_at)) if newest_of_each else None
 
 
-def names(engine: Engine, *, beginning: str = "", limit: int) -> list[str]:
-    """Names that begin so, in their order."""
+def names_with_prefix(engine: Engine, *, prefix: str = "", limit: int) -> list[str]:
+    """Names of runs that begin so, sorted."""
     with Orm(engine) as orm:
-        chosen = select(Run.name).where(Run.name >= beginning).order_by(Run.name).distinct().limit(limit)
-        return [name for name in orm.scalars(chosen) if name.startswith(beginning)]
+        # A range of the index. LIKE ignores case in SQLite, so it would read the whole table.
+        query = select(Run.name).where(Run.name >= prefix).order_by(Run.name).distinct().limit(limit)
+        return [name for name in orm.scalars(query) if name.startswith(prefix)]
 
 
 def count(engine: Engine) -> int:
@@ -93,31 +97,33 @@ def set_state(engine: Engine, run_id: str, state: RunState, why: str = "") -> No
 
 
 def set_plan(engine: Engine, run_id: str, *, stages: Sequence[str], **columns: Any) -> None:
-    """Take a changed plan; stages that it names anew come in, those that it drops go if they were never done."""
+    """Store a changed plan. New stages are added; stages that it no longer has are deleted unless they are finished."""
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Run).where(Run.id == run_id).values(**columns))
-        known = {stage.name: stage for stage in orm.scalars(select(Stage).where(Stage.run_id == run_id))}
+        existing = {stage.name: stage for stage in orm.scalars(select(Stage).where(Stage.run_id == run_id))}
         for position, name in enumerate(stages):
-            if name in known:
-                known[name].position = position
+            if name in existing:
+                existing[name].position = position
             else:
                 orm.add(Stage(run_id=run_id, position=position, name=name))
         orm.execute(delete(Stage).where(Stage.run_id == run_id, Stage.name.not_in(stages), Stage.finished_at.is_(None)))
 
 
 def stages(engine: Engine, run_id: str) -> list[StageInfo]:
+    """In the order of the plan."""
     with Orm(engine) as orm:
-        return [
-            plain(StageInfo, row)
-            for row in orm.scalars(select(Stage).where(Stage.run_id == run_id).order_by(Stage.position))
-        ]
+        query = select(Stage).where(Stage.run_id == run_id).order_by(Stage.position)
+        return [to_info(StageInfo, row) for row in orm.scalars(query)]
 
 
 def finish_stage(engine: Engine, run_id: str, name: str, note: str = "") -> None:
     with Orm(engine) as orm, orm.begin():
-        orm.execute(
-            update(Stage).where(Stage.run_id == run_id, Stage.name == name).values(finished_at=now(), note=note)
-        )
+        orm.execute(stage_finished(run_id, name, note))
+
+
+def stage_finished(run_id: str, name: str, note: str = "") -> Update:
+    """The statement, for a transaction of the caller."""
+    return update(Stage).where(Stage.run_id == run_id, Stage.name == name).values(finished_at=now(), note=note)
 
 
 def reopen_stage(engine: Engine, run_id: str, name: str, note: str) -> None:
@@ -126,7 +132,7 @@ def reopen_stage(engine: Engine, run_id: str, name: str, note: str) -> None:
 
 
 def supersede(engine: Engine, run_id: str, why: str) -> None:
-    """A run that another has taken the place of: it is not gone on with by itself any more."""
+    """Mark a run as replaced by another one and take it out of the queue, so that the daemon does not resume it."""
     with Orm(engine) as orm, orm.begin():
         orm.execute(
             update(Run)
@@ -139,6 +145,9 @@ def supersede(engine: Engine, run_id: str, why: str) -> None:
 
 
 def remove(engine: Engine, run_id: str) -> None:
-    """Delete a run with all rows that hang on it. What its sessions used of a pool stays, as use of no session."""
+    """Delete a run with all rows that refer to it.
+
+    Its charges stay without a session (ON DELETE SET NULL): the quota was used, whatever becomes of the run.
+    """
     with Orm(engine) as orm, orm.begin():
         orm.execute(delete(Run).where(Run.id == run_id))

@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import Engine, Select, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
-from db import facts as shapes
-from db.queue import queue_resume
-from db.records import AttemptInfo, EventInfo, SessionInfo
-from db.runs import now, plain
-from db.tables import Attempt, EventRow, Session
-from orchestrator.core.codes import OVER, EventKind, Outcome, Phase
+from kgorch.core.codes import OVER, EventKind, Outcome, Phase
+from kgorch.db import event_facts, rungs
+from kgorch.db.queue import queue_resume
+from kgorch.db.rows import AttemptInfo, EventInfo, SessionInfo
+from kgorch.db.runs import now, stage_finished, to_info
+from kgorch.db.tables import Attempt, EventRow, Session
 
 UNCOUNTED = (Outcome.LOST, Outcome.STOPPED, Outcome.OUT_OF_MEMORY)
 
@@ -25,7 +25,7 @@ def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
         row = Session(run_id=run_id, number=last + 1, phase=Phase.QUEUED, started_at=now(), **columns)
         orm.add(row)
         orm.flush()
-        return plain(SessionInfo, row)
+        return to_info(SessionInfo, row)
 
 
 def last(engine: Engine, run_id: str) -> SessionInfo | None:
@@ -33,14 +33,14 @@ def last(engine: Engine, run_id: str) -> SessionInfo | None:
         row = orm.scalars(
             select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
         ).first()
-        return plain(SessionInfo, row) if row else None
+        return to_info(SessionInfo, row) if row else None
 
 
 def of_run(engine: Engine, run_id: str, *, limit: int | None = None) -> list[SessionInfo]:
     """Oldest first; with a limit the newest ones."""
     with Orm(engine) as orm:
         chosen = select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(limit)
-        return [plain(SessionInfo, row) for row in reversed(orm.scalars(chosen).all())]
+        return [to_info(SessionInfo, row) for row in reversed(orm.scalars(chosen).all())]
 
 
 def record(
@@ -53,17 +53,27 @@ def record(
     facts: dict[str, Any],
     resume: Mapping[str, Any] | None = None,
     closes: Mapping[str, Any] | None = None,
+    finishes: str | None = None,
+    adjustment: Mapping[str, Any] | None = None,
     **columns: Any,
 ) -> None:
-    """The session's new phase and figures, the event that led there, the attempt that ended with it, and the resume that it queues:
-    all or nothing.
+    """Write one move of a session's lifecycle: all of it or nothing.
 
     Args:
-        closes: as close_attempt takes it.
+        kind, facts: of the journal's entry.
+        phase, columns: of the session's row.
+        resume: the next session, as kgorch.db.queue.queue_resume takes it.
+        closes: the attempt that ended with the event, as close_attempt takes it.
+        finishes: the stage that is done.
+        adjustment: what the next attempt does otherwise, as kgorch.db.rungs.add takes it.
     """
     with Orm(engine) as orm, orm.begin():
         if closes:
             orm.execute(_closing(**closes))
+        if finishes:
+            orm.execute(stage_finished(run_id, finishes))
+        if adjustment:
+            orm.add_all(rungs.new_rows(run_id, session_id, **adjustment))
         if phase in OVER:
             columns["ended_at"] = now()
         orm.execute(update(Session).where(Session.id == session_id).values(phase=phase, **columns))
@@ -72,7 +82,7 @@ def record(
             queue_resume(orm, run_id, **resume)
 
 
-def note(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], session_id: int | None = None) -> None:
+def add_event(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], session_id: int | None = None) -> None:
     """An event that moves no session."""
     with Orm(engine) as orm, orm.begin():
         orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase="", facts=facts))
@@ -83,10 +93,10 @@ def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
         orm.execute(update(Session).where(Session.id == session_id).values(**columns))
 
 
-def beat(engine: Engine, session_id: int, attempt_id: int, **columns: Any) -> None:
+def record_heartbeat(engine: Engine, session_id: int, attempt_id: int, **columns: Any) -> None:
     """The live figures, about once a second."""
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(Session).where(Session.id == session_id).values(beat_at=now(), **columns))
+        orm.execute(update(Session).where(Session.id == session_id).values(heartbeat_at=now(), **columns))
         orm.execute(update(Attempt).where(Attempt.id == attempt_id).values(last_step=columns["step"]))
 
 
@@ -96,7 +106,7 @@ def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
         rows = orm.scalars(
             select(EventRow).where(EventRow.run_id == run_id).order_by(EventRow.id.desc()).limit(limit)
         ).all()
-        return [plain(EventInfo, row) for row in reversed(rows)]
+        return [to_info(EventInfo, row) for row in reversed(rows)]
 
 
 def newest_event(
@@ -110,18 +120,18 @@ def newest_event(
     with Orm(engine) as orm:
         lasts = [select(func.max(EventRow.id)).where(of, EventRow.kind == kind).scalar_subquery() for kind in kinds]
         ids = [found for found in orm.execute(select(*lasts)).one() if found is not None]
-        return _readable(plain(EventInfo, orm.get_one(EventRow, max(ids)))) if ids else None
+        return _readable(to_info(EventInfo, orm.get_one(EventRow, max(ids)))) if ids else None
 
 
-def of_kind(engine: Engine, run_id: str, kind: EventKind, *, limit: int) -> list[EventInfo]:
-    """The newest events of one kind, oldest of them first; not those whose facts are not of that kind (db/facts.py)."""
+def events_of_kind(engine: Engine, run_id: str, kind: EventKind, *, limit: int) -> list[EventInfo]:
+    """The newest events of one kind, oldest of them first; not those whose facts are not of that kind (db/event_facts.py)."""
     with Orm(engine) as orm:
         chosen = select(EventRow).where(EventRow.run_id == run_id, EventRow.kind == kind)
         rows = orm.scalars(chosen.order_by(EventRow.id.desc()).limit(limit)).all()
-        return [plain(EventInfo, row) for row in reversed(rows) if shapes.is_sound(kind, row.facts)]
+        return [to_info(EventInfo, row) for row in reversed(rows) if event_facts.is_valid(kind, row.facts)]
 
 
-def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: EventKind) -> dict[int, datetime]:
+def first_event_times(engine: Engine, session_ids: Sequence[int], kind: EventKind) -> dict[int, datetime]:
     """When that happened in each of these sessions for the first time."""
     with Orm(engine) as orm:
         mine = EventRow.session_id.in_(session_ids), EventRow.kind == kind
@@ -130,15 +140,15 @@ def first_of_kind(engine: Engine, session_ids: Sequence[int], kind: EventKind) -
         return {session_id: at for session_id, at in rows if session_id is not None}
 
 
-def told(engine: Engine, run_id: str, kind: EventKind) -> list[Mapping[str, Any]]:
-    """The facts of all events of one kind, oldest first; not those that are not of that kind (db/facts.py)."""
+def facts_of_kind(engine: Engine, run_id: str, kind: EventKind) -> list[Mapping[str, Any]]:
+    """The facts of all events of one kind, oldest first; not those that are not of that kind (db/event_facts.py)."""
     with Orm(engine) as orm:
         chosen = select(EventRow.facts).where(EventRow.run_id == run_id, EventRow.kind == kind).order_by(EventRow.id)
-        return [facts for facts in orm.scalars(chosen) if shapes.is_sound(kind, facts)]
+        return [facts for facts in orm.scalars(chosen) if event_facts.is_valid(kind, facts)]
 
 
 def _readable(event: EventInfo) -> EventInfo:
-    return event if shapes.is_sound(event.kind, event.facts) else event._replace(facts={})
+    return event if event_facts.is_valid(event.kind, event.facts) else event._replace(facts={})
 
 
 def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: Any) -> AttemptInfo:
@@ -149,21 +159,23 @@ def open_attempt(engine: Engine, session_id: int, *, folder_of: Any, **columns: 
         row.last_step = row.first_step
         orm.add(row)
         orm.flush()
-        return plain(AttemptInfo, row)
+        return to_info(AttemptInfo, row)
 
 
 def close_attempt(
-    engine: Engine, attempt_id: int, *, outcome: Outcome, cause: str, last_step: int, gained: bool
+    engine: Engine, attempt_id: int, *, outcome: Outcome, cause: str, last_step: int, made_progress: bool
 ) -> None:
     with Orm(engine) as orm, orm.begin():
-        orm.execute(_closing(attempt_id, outcome=outcome, cause=cause, last_step=last_step, gained=gained))
+        orm.execute(
+            _closing(attempt_id, outcome=outcome, cause=cause, last_step=last_step, made_progress=made_progress)
+        )
 
 
 def _closing(attempt_id: int, **columns: Any) -> Update:
     return update(Attempt).where(Attempt.id == attempt_id).values(ended_at=now(), **columns)
 
 
-def drop_open_attempts(engine: Engine, session_id: int) -> None:
+def delete_open_attempts(engine: Engine, session_id: int) -> None:
     """Those that were written down and could not be started: of a session in which nothing runs."""
     with Orm(engine) as orm, orm.begin():
         orm.execute(delete(Attempt).where(Attempt.session_id == session_id, Attempt.ended_at.is_(None)))
@@ -174,33 +186,33 @@ def last_attempt(engine: Engine, session_id: int) -> AttemptInfo | None:
         row = orm.scalars(
             select(Attempt).where(Attempt.session_id == session_id).order_by(Attempt.number.desc()).limit(1)
         ).first()
-        return plain(AttemptInfo, row) if row else None
+        return to_info(AttemptInfo, row) if row else None
 
 
-def attempt_before(engine: Engine, run_id: str, attempt_id: int) -> AttemptInfo | None:
+def previous_attempt(engine: Engine, run_id: str, attempt_id: int) -> AttemptInfo | None:
     """The run's attempt before that one."""
     with Orm(engine) as orm:
         chosen = select(Attempt).join(Session, Session.id == Attempt.session_id)
         chosen = chosen.where(Session.run_id == run_id, Attempt.id < attempt_id).order_by(Attempt.id.desc()).limit(1)
         row = orm.scalars(chosen).first()
-        return plain(AttemptInfo, row) if row else None
+        return to_info(AttemptInfo, row) if row else None
 
 
 def attempts(engine: Engine, run_id: str, *, newest: int | None = None) -> list[AttemptInfo]:
     """All attempts of a run, or of its newest sessions, oldest first."""
     with Orm(engine) as orm:
         chosen = select(Attempt).where(Attempt.session_id.in_(_newest(run_id, newest))).order_by(Attempt.id)
-        return [plain(AttemptInfo, row) for row in orm.scalars(chosen)]
+        return [to_info(AttemptInfo, row) for row in orm.scalars(chosen)]
 
 
-def attempts_of(engine: Engine, session_ids: Sequence[int]) -> list[AttemptInfo]:
+def attempts_of_sessions(engine: Engine, session_ids: Sequence[int]) -> list[AttemptInfo]:
     """All attempts of these sessions, oldest first."""
     with Orm(engine) as orm:
         chosen = select(Attempt).where(Attempt.session_id.in_(session_ids)).order_by(Attempt.id)
-        return [plain(AttemptInfo, row) for row in orm.scalars(chosen)]
+        return [to_info(AttemptInfo, row) for row in orm.scalars(chosen)]
 
 
-def reached(engine: Engine, run_id: str) -> dict[str, int]:
+def max_steps(engine: Engine, run_id: str) -> dict[str, int]:
     """The highest step of each stage that has been launched."""
     with Orm(engine) as orm:
         chosen = (
@@ -212,9 +224,7 @@ def reached(engine: Engine, run_id: str) -> dict[str, int]:
         return {row[0]: row[1] for row in orm.execute(chosen)}
 
 
-def furthest_step(
-    engine: Engine, run_id: str, stage: str, *, before_attempt: int, since: datetime | None = None
-) -> int:
+def max_step(engine: Engine, run_id: str, stage: str, *, before_attempt: int, since: datetime | None = None) -> int:
     """The highest step of a stage that an earlier attempt has come to; `since`: when the stage was begun anew."""
     with Orm(engine) as orm:
         chosen = select(func.max(Attempt.last_step)).join(Session, Session.id == Attempt.session_id)
@@ -222,14 +232,14 @@ def furthest_step(
         return orm.scalar(chosen.where(Attempt.started_at >= since) if since else chosen) or 0
 
 
-def launched_since(engine: Engine, run_id: str, stage: str, at: datetime) -> bool:
+def has_launch_since(engine: Engine, run_id: str, stage: str, at: datetime) -> bool:
     with Orm(engine) as orm:
         chosen = select(Attempt.id).join(Session, Session.id == Attempt.session_id)
         chosen = chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.started_at >= at)
         return orm.scalar(chosen.limit(1)) is not None
 
 
-def without_progress(engine: Engine, run_id: str) -> int:
+def attempts_without_progress(engine: Engine, run_id: str) -> int:
     """Attempts in a row, up to the newest ended one, that crashed or met the wall and came no step further.
 
     Counting ends at a session that failed: who starts it again has done something about it. One that ran out of memory
@@ -238,15 +248,15 @@ def without_progress(engine: Engine, run_id: str) -> int:
     """
     with Orm(engine) as orm:
         chosen = (
-            select(Attempt.gained, Attempt.outcome, Session.phase)
+            select(Attempt.made_progress, Attempt.outcome, Session.phase)
             .join(Session, Session.id == Attempt.session_id)
             .where(Session.id.in_(_newest(run_id, 50)), Attempt.ended_at.is_not(None))
             .order_by(Attempt.id.desc())
             .limit(50)
         )
         count = 0
-        for gained, outcome, phase in orm.execute(chosen):
-            if gained or outcome == Outcome.FINISHED or phase == Phase.FAILED:
+        for made_progress, outcome, phase in orm.execute(chosen):
+            if made_progress or outcome == Outcome.FINISHED or phase == Phase.FAILED:
                 break
             count += outcome not in UNCOUNTED
         return count
@@ -256,7 +266,7 @@ RECENT_SESSIONS = 200
 """What a run has lately been through: enough to tell how often it fails, and read at once after years, too."""
 
 
-def trained(engine: Engine, run_id: str) -> tuple[float, int]:
+def duration_and_failures(engine: Engine, run_id: str) -> tuple[float, int]:
     """Seconds that the run's newest 200 ended sessions lasted, and attempts in them that crashed, hung or were lost
     (failures; walls are none)."""
     recent = _newest(run_id, RECENT_SESSIONS)

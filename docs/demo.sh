@@ -22,7 +22,7 @@ start() {
 
 cp "$here/workloads/surface_detection/demo.toml" plan.toml
 say "volumes, laid out as the real data set"
-python -m workloads.surface_detection.make_volumes volumes
+python -m kgorch.workloads.surface_detection.make_volumes volumes
 
 code=0; start 0
 [ "$code" = 10 ] || { echo "expected a session that ends at its wall (10), got $code"; exit 1; }
@@ -39,7 +39,7 @@ import contextlib, os, psutil
 for process in psutil.process_iter():
     with contextlib.suppress(psutil.Error):  # it ends while it is looked at
         words = " ".join(process.cmdline())
-        if ("orchestrator" in words or "torch.distributed" in words) and process.environ().get("KGORCH_HOME") == os.environ["KGORCH_HOME"]:
+        if ("-m kgorch." in words or "torch.distributed" in words) and process.environ().get("KGORCH_HOME") == os.environ["KGORCH_HOME"]:
             process.kill()
 END
 sleep 1

@@ -6,8 +6,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from orchestrator.core.codes import OVER, Phase
-from orchestrator.core.lifecycle import TRANSITIONS
+from kgorch.core.codes import OVER, Phase
+from kgorch.core.session.lifecycle import TRANSITIONS
 
 PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 BEGIN, END = "<!-- lifecycle: drawn by docs/lifecycle.py -->", "<!-- end of lifecycle -->"
@@ -16,8 +16,8 @@ BEGIN, END = "<!-- lifecycle: drawn by docs/lifecycle.py -->", "<!-- end of life
 def diagram() -> str:
     """Mermaid, and below it a line for each phase with what leaves it unchanged."""
     moves: dict[tuple[Phase, Phase], list[str]] = defaultdict(list)
-    for (phase, event), to in TRANSITIONS.items():
-        moves[phase, to].append(event.__name__)
+    for (phase, event), row in TRANSITIONS.items():
+        moves[phase, row.to].append(event.__name__)
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> queued"]
     for (phase, to), events in moves.items():
         if phase is not to:

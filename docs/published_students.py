@@ -41,7 +41,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--listing", type=Path, required=True, help="a file whose texts the tokenizers are learnt from")
     options = parser.parse_args()
-    small = [sys.executable, "-m", "workloads.vqa.make_students", str(options.out), "--listing", str(options.listing)]
+    small = [
+        sys.executable,
+        "-m",
+        "kgorch.workloads.vqa.make_students",
+        str(options.out),
+        "--listing",
+        str(options.listing),
+    ]
     subprocess.run([*small, "--image-size", "384"], check=True)
     for name, (kind, sizes) in SIZES.items():
         folder = options.out / name

@@ -19,9 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.codes import Fit
-from orchestrator.core.machines import MACHINES
-from orchestrator.plan import Plan, parse
+from kgorch.core.codes import Fit
+from kgorch.core.forecast.machines import MACHINES
+from kgorch.plan import Plan, parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reports"
@@ -87,7 +87,7 @@ def assumed(entry: Mapping[str, Any], path: Path, machine: str, plan: Plan) -> l
 
 def checked(entry: Mapping[str, Any], path: Path, plan: Plan, machine: str, data: Path) -> dict[str, Any]:
     """Raises: subprocess.CalledProcessError with the check's own words on stderr."""
-    command = [sys.executable, "-m", "orchestrator.cli", "check", str(path), "--on", machine, "--json"]
+    command = [sys.executable, "-m", "kgorch.cli", "check", str(path), "--on", machine, "--json"]
     for stage in plan.stage:
         for name, value in entry.get("args", {}).items():
             if name in stage.args:

@@ -32,7 +32,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orchestrator", "db")
-PLAN_TEXT = ("orchestrator/cli/start.py", "command", "text")
+FOLDERS = {"kgorch.db": "db", "kgorch.workloads": "workloads", "kgorch": "orchestrator"}
+PLAN_TEXT = ("orchestrator/cli/commands/training/start.py", "command", "text")
 LARGEST = 5
 WORDS = """
     asked awaited beginning brought bringing came chosen choosing concluding copied described doomed drawn dropped ended ending
@@ -162,6 +163,11 @@ def _find(
 
 
 def _file_of(index: Mapping[str, Any], module: str) -> str | None:
+    # a package of its own lies in a folder of another name; before, folder and package had one name
+    for package, folder in FOLDERS.items():
+        if f"{module}.".startswith(f"{package}."):
+            module = folder + module.removeprefix(package)
+            break
     stem = module.replace(".", "/")
     return next((path for path in (f"{stem}.py", f"{stem}/__init__.py") if path in index), None)
 

@@ -1,6 +1,6 @@
-"""The errors that a person may meet, each with its next step, and the exit codes of the command line.
+"""Errors for the user, each with its next step, and the exit codes of the command line.
 
-Anything else that reaches the command line is our own bug and shows a traceback.
+Any other exception that reaches the command line is a bug of kgorch and shows a traceback.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a verb's exit status means; a promise (README.md)."""
+    """Exit statuses of the verbs, which scripts may rely on (README.md)."""
 
     DONE = 0
     BUG = 1
-    MISTAKE = 2
+    MISTAKE = 2  # also what click exits with for wrong options
     SUSPENDED = 10
     QUOTA_SPENT = 11
     FAILED = 20
 
 
 class KgorchError(Exception):
-    """What went wrong, the facts (one a line), and what to type next."""
+    """An error for the user.
+
+    Attributes:
+        what: what went wrong, and where.
+        facts: one for each line: what was expected, what was found.
+        next_step: what to type or change.
+        code: exit code of the verb.
+    """
 
     code = ExitCode.MISTAKE
 
@@ -36,15 +43,15 @@ class KgorchError(Exception):
 
 
 class PlanError(KgorchError):
-    """The plan says something that kgorch cannot take."""
+    """The plan is not valid."""
 
 
 class ConfigError(KgorchError):
-    """The person's configuration says something that kgorch cannot take."""
+    """The user's configuration file is not valid."""
 
 
 class NotFound(KgorchError):
-    """No run, session or checkpoint of that name."""
+    """There is no run, session or checkpoint of that name."""
 
 
 class StateUnusable(KgorchError):
@@ -52,28 +59,33 @@ class StateUnusable(KgorchError):
 
 
 class CheckpointBroken(KgorchError):
-    """A checkpoint does not match its manifest, or has none that can be trusted."""
+    """A checkpoint does not match its manifest, or has no valid manifest."""
 
 
 class CheckpointUnreadable(KgorchError):
-    """A checkpoint that may be whole, but not for us or not now: a disk that fails to read, a newer kgorch's format."""
+    """A checkpoint that may be whole and cannot be read now: the disk fails, or a newer kgorch wrote it."""
 
 
 class CannotRestore(KgorchError):
-    """A checkpoint is whole but does not fit what the script tracks."""
+    """A checkpoint is whole and does not fit the objects that the script tracks."""
 
 
 class ReplayFailed(KgorchError):
-    """The same steps from the same checkpoint did not come out the same, or not at all."""
+    """Steps that were repeated from the same checkpoint gave another result, or failed."""
 
     code = ExitCode.FAILED
 
 
 class WeightsRefused(KgorchError):
-    """A file of starting weights that cannot be read without running code, or does not fit."""
+    """A file of initial weights cannot be read without running code from it, or does not fit the model."""
 
 
-def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """` (did you mean 'wall'?)`, or nothing when no known word is near; 1 for the same word alone."""
-    near = difflib.get_close_matches(word[:200], list(known), n=1, cutoff=cutoff)
+def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """A hint for a mistyped word: ` (did you mean 'wall'?)`; empty if no choice is similar.
+
+    Args:
+        cutoff: similarity from 0 to 1 that a choice needs; 1 for the same word only.
+    """
+    # The length is bounded because the comparison takes time with the product of both lengths.
+    near = difflib.get_close_matches(word[:200], list(choices), n=1, cutoff=cutoff)
     return f" (did you mean '{near[0]}'?)" if near else ""

@@ -18,7 +18,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable
 
 MAX_JSON_BYTES = 64 << 20
 MAX_VALUES = 4 << 20
@@ -38,7 +38,8 @@ COPY_BYTES = 1 << 20
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_PROOFS = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
+_PERMANENT_ERRORS = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
+"""These say something about the file; any other error says something about the disk or network (see checkpoint_error)."""
 
 
 class BudgetExceeded(Exception):
@@ -218,7 +219,7 @@ def checkpoint_error(error: OSError, what: str, fact: str) -> CheckpointBroken |
     A file that does not exist, or is a link or a folder, proves that the checkpoint is broken. A disk or network that fails
     proves nothing: the checkpoint may be whole.
     """
-    return (CheckpointBroken if error.errno in _PROOFS else CheckpointUnreadable)(what, fact)
+    return (CheckpointBroken if error.errno in _PERMANENT_ERRORS else CheckpointUnreadable)(what, fact)
 
 
 def _check_regular(path: Path, status: os.stat_result) -> None:

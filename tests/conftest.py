@@ -8,12 +8,27 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from harness import Kgorch, processes_of, wait_until
+from sqlalchemy import Engine
+
+from kgorch.db.engine import open_database
 
 if os.environ.get("KGORCH_TEST_GPU") != "1" and Path("/dev/nvidiactl").exists():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # most tests want two ranks on the CPU; `make gpu` has those for a GPU
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that spin for each other on cores that others use took minutes
+hypothesis.settings.register_profile(
+    "kgorch", deadline=None
+)  # how long an example takes is the machine's load, not the code's
+hypothesis.settings.load_profile("kgorch")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = open_database(tmp_path / "home")
+    yield made
+    made.dispose()
 
 
 @pytest.fixture

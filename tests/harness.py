@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import queue
 import select
 import shutil
 import struct
@@ -23,8 +24,9 @@ import psutil
 from click.testing import CliRunner
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.cli import cli
-from orchestrator.errors import KgorchError
+from kgorch.cli import cli
+from kgorch.errors import KgorchError
+from kgorch.system.process_identity import rank_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -139,7 +141,7 @@ class Kgorch:
         }
 
     def command(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "orchestrator.cli", *args]
+        return [sys.executable, "-m", "kgorch.cli", *args]
 
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -212,6 +214,19 @@ class Kgorch:
         )
         return found
 
+    def stop_and_kill(self, plan: Path, steps: int, *, within_s: float = 60) -> None:
+        """Train in three sessions: one is stopped after a fifth of the steps, one is killed after three fifths."""
+        supervisor = self.background("start", str(plan))
+        self.wait_for_step(steps // 5, within_s=within_s)
+        self("stop")
+        assert supervisor.wait(timeout=60) == 10
+        supervisor = self.background("start", str(plan))
+        self.wait_for_step(steps * 3 // 5, within_s=within_s)
+        self.kill_everything()
+        supervisor.wait()
+        self("start", str(plan))
+        assert self.status()["step"] == steps, (self.status(), self.logs())
+
     def history(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = self.look("history")
         return entries
@@ -261,7 +276,7 @@ class Kgorch:
         told = json.loads((self.attempt() / "shim.json").read_text())
         found = {"shim": told["pid"], "torchrun": told["torchrun"]}
         for child in psutil.Process(told["torchrun"]).children():
-            found[f"rank{child.environ().get('RANK', '?')}"] = child.pid
+            found[f"rank{rank_of(child.pid)}"] = child.pid
         return found
 
     def checkpoints(self) -> list[Path]:
@@ -302,3 +317,10 @@ def processes_of(home: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+class Notes(queue.SimpleQueue):
+    """Takes entries for a run's journal (core/codes.py, Note) and holds them for the test."""
+
+    def __call__(self, kind: str, facts: dict) -> None:
+        self.put((kind, facts))

@@ -13,11 +13,11 @@ from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
 
-from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.core.memory_ladder import Settings
-from orchestrator.protocol import transport
-from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
-from orchestrator.worker.ranks.consensus_board import size
+from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.core.memory.memory_ladder import Settings
+from kgorch.protocol import transport
+from kgorch.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
+from kgorch.worker.ranks.consensus_board import size
 
 
 class Attempt:
@@ -73,7 +73,7 @@ def run(
     )  # a keeper that nobody has come to for 20 s ends: ranks may start as slowly
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.worker.entry"],
+            [sys.executable, "-m", "kgorch.worker.entry"],
             env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(ranks)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from harness import wait_until
 
-from orchestrator.checkpoint.manifest import Manifest, Position
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.snapshot_messages import SnapshotInfo
-from orchestrator.snapshots import keeper_client
-from orchestrator.system.clock import boottime_s
-from orchestrator.worker import rng_state
-from orchestrator.worker.checkpoint import state_codec
-from orchestrator.worker.checkpoint.snapshot_buffer import share
-from orchestrator.worker.checkpoint.snapshot_writer import RankSnapshot, SnapshotWriter
-from orchestrator.worker.ranks.consensus_board import Board, size
+from kgorch.checkpoint.manifest import Manifest, Position
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.snapshot_messages import SnapshotInfo
+from kgorch.snapshots import keeper_client
+from kgorch.system.clock import boottime_s
+from kgorch.worker import rng_state
+from kgorch.worker.checkpoint import state_codec
+from kgorch.worker.checkpoint.snapshot_buffer import share
+from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, SnapshotWriter
+from kgorch.worker.ranks.consensus_board import Board, size
 
 
 class Place:
@@ -34,7 +34,7 @@ class Place:
 
     def start_keeper(self) -> None:
         (self.folder / "keeper.sock").unlink(missing_ok=True)
-        self.keeper = subprocess.Popen([sys.executable, "-m", "orchestrator.snapshots.keeper", str(self.folder)])
+        self.keeper = subprocess.Popen([sys.executable, "-m", "kgorch.snapshots.keeper", str(self.folder)])
         wait_until((self.folder / "keeper.sock").exists)
 
     def kill_keeper(self) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import xxhash
 
-from db import checkpoints, runs, sessions
-from db.engine import open_database
-from orchestrator.admission import session_start
-from orchestrator.admission.open_session import Opened
-from orchestrator.admission.requests import Consent, LocalState, StartRequest
-from orchestrator.checkpoint.folder import write_manifest
-from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
-from orchestrator.platforms.profile import Profile
-from orchestrator.report import run_view
+from kgorch.admission import session_start
+from kgorch.admission.open_session import ReadySession
+from kgorch.admission.requests import Consent, LocalState, StartRequest
+from kgorch.checkpoint.folder import write_manifest
+from kgorch.checkpoint.manifest import FileEntry, Manifest, Position, checkpoint_folder_name
+from kgorch.db import checkpoints, runs, sessions
+from kgorch.db.engine import open_database
+from kgorch.platforms.profile import Profile
+from kgorch.report import run_view
 
 TRUSTED = Consent(plan=True)
 
@@ -50,10 +50,10 @@ class Told:
     def note(self, text):
         self.notes.append(text)
 
-    def copying(self, done_bytes, total_bytes):
+    def copy_progress(self, done_bytes, total_bytes):
         self.bytes = done_bytes
 
-    def found(self, described, folder):
+    def checkpoint_copied(self, manifest, folder):
         self.copied.append(folder)
 
 
@@ -71,7 +71,7 @@ class Place:
             state = LocalState(engine, self.home, Profile("test"))
             request = StartRequest(text, self.work / "plan.toml", list(overrides), **options)
             opened = session_start.start(state, request, watcher=told, until=until)
-            if isinstance(opened, Opened):
+            if isinstance(opened, ReadySession):
                 opened.lock.release()
             return opened, told
         finally:
@@ -107,7 +107,7 @@ def checkpoint(
 
 def session_of(engine, run, **columns):
     row = sessions.open_session(
-        engine, run.id, boot_id="elsewhere", stage="train", beat_at=datetime.now(UTC), **columns
+        engine, run.id, boot_id="elsewhere", stage="train", heartbeat_at=datetime.now(UTC), **columns
     )
     sessions.open_attempt(
         engine, row.id, stage="train", ranks=1, first_step=0, folder_of=lambda number: f"/elsewhere/{number}"
@@ -125,12 +125,12 @@ def state(home, steps=(10, 20), *, run_id="r1", number=1, over=True, **changes):
     places = {"folder": "/elsewhere", "workdir": "/elsewhere", "checkpoints": "/elsewhere/checkpoints"}
     run = runs.create(engine, **columns | places | changes, stages=["train", "predict"])
     row = session_of(engine, run)
-    sessions.beat(engine, row.id, sessions.last_attempt(engine, row.id).id, step=max(steps, default=0))
+    sessions.record_heartbeat(engine, row.id, sessions.last_attempt(engine, row.id).id, step=max(steps, default=0))
     if over:
         sessions.record(engine, run_id, row.id, kind="attempt_suspended", phase="suspended", facts={}, why="the wall")
     for step in steps:
         made = checkpoint(folder / "checkpoints", step, run_id=run_id)
-        described = {"stage": "train", "step": step, "final": False, "bytes": 7 * step, "took_s": 2.5}
+        described = {"stage": "train", "step": step, "final": False, "bytes": 7 * step, "save_duration_s": 2.5}
         path = f"/elsewhere/{made.name}"
         checkpoints.record(engine, run_id, path, state="verified", session_id=row.id, **described)
     engine.dispose()

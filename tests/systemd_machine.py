@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from harness import Kgorch, wait_until
 
-from orchestrator.errors import KgorchError
+from kgorch.errors import KgorchError
 
 SYSTEMD = Path("/lib/systemd/systemd")
 UPTIME_AFTER_BOOT_S = 5
@@ -244,7 +244,5 @@ class Person(Kgorch):
 
     def trained_by(self) -> list[int]:
         """The pids of the ranks, by the machine's own counting."""
-        found = self.machine.run(
-            "pgrep", "-f", "orchestrator.worker.entry|orchestrator/worker/entry", check=False
-        ).stdout
+        found = self.machine.run("pgrep", "-f", "kgorch.worker.entry|kgorch/worker/entry", check=False).stdout
         return sorted(int(pid) for pid in found.split())

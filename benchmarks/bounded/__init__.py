@@ -51,7 +51,7 @@ def kgorch(job: Job, **health: str) -> list[str]:
     if health:
         lines += ["[health]", *(f"{key} = {value}" for key, value in health.items())]
     plan.write_text("\n".join(lines) + "\n")
-    return [sys.executable, "-m", "orchestrator.cli", "start", str(plan)]
+    return [sys.executable, "-m", "kgorch.cli", "start", str(plan)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bounded import training
 from bounded.training import BATCH, ENDLESS, Marks, marks
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 class Count:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator import __version__
-from orchestrator.checkpoint.folder import list_checkpoints
+from kgorch import __version__
+from kgorch.checkpoint.folder import list_checkpoints
 from peers import Training
 
 PATIENCE_S = 60.0

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from db.tables import Base
+from kgorch.db.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"], target_metadata=Base.metadata, render_as_batch=True

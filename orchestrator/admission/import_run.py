@@ -1,4 +1,4 @@
-"""A run whose state lies elsewhere: looked for in the sources, chosen among its rivals, made ours."""
+"""Import a run from a source: look for it, choose among several, check what its stored settings would execute, record it here."""
 
 from __future__ import annotations
 
@@ -12,280 +12,319 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 
-from db import runs, sessions
-from db.records import RunInfo
-from orchestrator.admission import import_files, plan_changes, source_scan
-from orchestrator.admission.requests import NO_CONSENT, Consent, LocalState, StartRequest
-from orchestrator.admission.source_scan import Found, Place, Search, Watcher
-from orchestrator.core.codes import EventKind, RunState
-from orchestrator.errors import KgorchError, NotFound
-from orchestrator.launch import launcher, rungs
-from orchestrator.plan import Plan, check_entries, parse
-from orchestrator.system.paths import checkpoints_folder, last_run_number, make_run_folder, run_folder
+from kgorch.admission import import_files, plan_changes, source_scan
+from kgorch.admission.requests import NO_CONSENT, Consent, ImportWatcher, LocalState, StartRequest
+from kgorch.admission.source_run import (
+    NO_PROGRESS,
+    ProgressKey,
+    SourceRun,
+    choose_run,
+    local_run,
+    order_stages,
+)
+from kgorch.admission.source_scan import SourceContents
+from kgorch.core.codes import EventKind, RunState
+from kgorch.db import runs, sessions
+from kgorch.db.rows import RunInfo
+from kgorch.errors import KgorchError, NotFound
+from kgorch.launch import launcher, rungs
+from kgorch.plan import Plan, check_entries, parse
+from kgorch.system.paths import checkpoints_folder, last_run_number, make_run_folder, run_folder
 
-OTHERS_LOOKED_AT = 200
-SHOWN, SHOWN_LETTERS = 20, 200
-"""Of what a database from elsewhere would have decided: so much is shown."""
+MAX_RUNS_COMPARED = 200
+"""Newest runs among which one of another name is looked for that was begun in the same folder."""
+
+MAX_SHOWN, MAX_SHOWN_CHARACTERS = 20, 200
+"""Of settings that somebody else's database holds: items, and characters of each, that an error shows."""
 
 
-class Looked(NamedTuple):
-    """What a look into the sources came to.
+class SourceChoice(NamedTuple):
+    """What a search of the sources came to.
 
     Attributes:
-        found: what they hold of the run to go on with, as far as that is more than is here; None for nothing.
-        search: None where there are no sources.
-        furthest: of what is here already. order: of the stages, by which places are compared (finding.order_of).
+        run: what they hold of the run to resume, if that is further than what is here; else None.
+        contents: all that they hold; None if there are no sources.
+        local_progress: of the run in this state folder.
+        stage_order: the order of the stages by which progress is compared (source_run.order_stages).
     """
 
-    found: Found | None
-    search: Search | None
-    furthest: Place = source_scan.NOWHERE
-    order: Sequence[str] = ()
+    run: SourceRun | None
+    contents: SourceContents | None
+    local_progress: ProgressKey = NO_PROGRESS
+    stage_order: Sequence[str] = ()
 
 
-def look_around(
-    state: LocalState, plan: Plan, workdir: Path, wanted: str | None, watcher: Watcher, *, remembers: bool = True
-) -> Looked:
-    """What the plan's sources, else the platform's, hold of the run to go on with.
+def find_in_sources(
+    state: LocalState, plan: Plan, workdir: Path, wanted: str | None, watcher: ImportWatcher
+) -> SourceChoice:
+    """What the sources of the plan, or else of the platform, hold of the run to resume.
 
-    A run that a person asks for is remembered, so that its rivals are none the next time.
+    If the user asks for one of several runs, that choice is recorded, so that the next start does not ask again.
 
-    Raises: KgorchError that lists the rivals; NotFound.
+    Args:
+        wanted: the run id that the user asks for.
+    Raises: KgorchError that lists the runs if there are several; NotFound.
     """
     engine, home = state.engine, state.home
-    given = sources = state.profile.sources if plan.resume.sources is None else plan.resume.sources
-    mine = runs.of_name(engine, plan.name)
-    known = mine[0] if mine else None
-    if known is None:
-        sources = [*sources, *_left_without_database(home, plan)]
+    named = sources = state.profile.sources if plan.resume.sources is None else plan.resume.sources
+    local_runs = runs.of_name(engine, plan.name)
+    newest = local_runs[0] if local_runs else None
+    if newest is None:
+        # A lost database costs the history only: the checkpoints that a run left here are found like those of a source.
+        sources = [*sources, *_folders_without_database(home, plan)]
     stages = [stage.name for stage in plan.stage]
-    search = source_scan.find(sources, workdir, plan.name, [home, *(Path(run.checkpoints) for run in mine)], watcher)
-    search = replace(search, sources=tuple(given))
-    _leave_others_alone(engine, plan.name, search, watcher)
-    foreign = {run.id for run in mine[1:]}
+    own_folders = [home, *(Path(run.checkpoints) for run in local_runs)]
+    contents = source_scan.scan_sources(sources, workdir, plan.name, own_folders)
+    contents = replace(contents, sources=tuple(named))
+    _report_notes(engine, plan.name, contents, watcher)
+    # Neither older runs of ours nor those that the user once decided against are offered again.
+    excluded = {run.id for run in local_runs[1:]}
     ours = None
-    if known:
-        foreign |= {key for facts in sessions.told(engine, known.id, EventKind.RUN_CHOSEN) for key in facts["not"]}
-        ours = source_scan.of_run(known.id, Path(known.checkpoints), stages)
-    chosen = source_scan.choose(search.runs, ours, foreign, wanted, stages)
-    if known and wanted == known.id and remembers:
-        sessions.note(engine, known.id, *_choice(known.id, search.runs))
-    elif chosen and wanted:
-        chosen.events.append(_choice(wanted, search.runs))
-    done = {stage.name for stage in runs.stages(engine, known.id) if stage.finished_at} if known else None
-    is_known = chosen is not None and known is not None and chosen.run_id == known.id
-    training = (chosen.training if chosen else set()) | (ours.training if ours else set())
-    theirs = chosen.rows.finished if chosen and chosen.rows else None
-    order = source_scan.order_of(stages, training, theirs, done if is_known else None)
-    furthest = ours.place(order) if ours else source_scan.NOWHERE
-    if chosen and is_known and chosen.place(order) <= furthest:
-        chosen = None
-    return Looked(chosen, search if given else None, furthest, order)
+    if newest:
+        excluded |= {
+            key for facts in sessions.facts_of_kind(engine, newest.id, EventKind.RUN_CHOSEN) for key in facts["not"]
+        }
+        ours = local_run(newest.id, Path(newest.checkpoints), stages)
+    source = choose_run(contents.runs, ours, excluded, wanted, stages)
+    if newest and wanted == newest.id:
+        sessions.add_event(engine, newest.id, *_choice_event(newest.id, contents.runs))
+    elif source and wanted:
+        source.events.append(_choice_event(wanted, contents.runs))
+    is_ours = source is not None and newest is not None and source.run_id == newest.id
+    finished = None
+    if newest and is_ours:
+        finished = {stage.name for stage in runs.stages(engine, newest.id) if stage.finished_at}
+    unfinished = (source.unfinished_stages if source else set()) | (ours.unfinished_stages if ours else set())
+    order = order_stages(stages, unfinished, source.rows.finished if source and source.rows else None, finished)
+    local_progress = ours.progress(order) if ours else NO_PROGRESS
+    if source and is_ours and source.progress(order) <= local_progress:
+        source = None
+    return SourceChoice(source, contents if named else None, local_progress, order)
 
 
-def _leave_others_alone(engine: Engine, name: str, search: Search, watcher: Watcher) -> None:
-    """Another run of ours may bear the id that a source claims: nothing is written into that one."""
-    for run_id in list(search.runs):
+def _report_notes(engine: Engine, name: str, contents: SourceContents, watcher: ImportWatcher) -> None:
+    """Report what the search skipped, and drop each run whose id is that of a run with another name here.
+
+    A source can claim any id. Such a run would be written into the rows of the other one.
+    """
+    for note in contents.notes:
+        watcher.note(note)
+    for run_id in list(contents.runs):
         ours = runs.by_id(engine, run_id)
         if ours and ours.name != name:
-            where = search.runs.pop(run_id)
-            place = where.database or next(item.folder for item in where.checkpoints)
-            watcher.note(f"{place} was passed over: its run id {run_id} is that of {ours.name!r} here")
+            source = contents.runs.pop(run_id)
+            where = source.database or next(item.folder for item in source.checkpoints)
+            watcher.note(f"{where} was skipped: its run id {run_id} is that of {ours.name!r} here")
 
 
-def announce(engine: Engine, plan: Plan, workdir: Path, looked: Looked, *, required: bool, watcher: Watcher) -> None:
-    """Before a new run is begun: say where its state was looked for, and what else is there.
+def describe_new_run(
+    engine: Engine, plan: Plan, workdir: Path, choice: SourceChoice, *, is_required: bool
+) -> list[str]:
+    """Notes for a user who starts a new run: where its state was looked for, and what else is there.
 
-    Raises: NotFound where a person (--continue) or the plan has said that there must be state to go on with.
+    A start that silently began at step 0 would cost a user hours who has forgotten to attach the output of the last session.
+
+    Raises: NotFound if the user (--continue) or the plan requires a run to resume.
     """
-    said = [looked.search.in_words(plan.name)] if looked.search else []
+    lines = [choice.contents.describe(plan.name)] if choice.contents else []
     folder = str(workdir)
-    for run in runs.everyone(engine, limit=OTHERS_LOOKED_AT):
+    for run in runs.all_runs(engine, limit=MAX_RUNS_COMPARED):
         if run.workdir == folder and run.state == RunState.ACTIVE and run.name != plan.name:
             last = sessions.last(engine, run.id)
             at = f"is at step {last.step}" if last else "has not trained yet"
-            said.append(f"{run.name!r}, begun in this folder, {at}: a plan of another name begins another run")
+            lines.append(f"{run.name!r}, begun in this folder, {at}: a plan of another name begins another run")
             break
-    if required:
+    if is_required:
         raise NotFound(
-            f"there is no state of {plan.name!r} to go on with, and a new run was not wanted",
-            *(said or ["there is none in the state folder, and no sources are named"]),
+            f"there is no state of {plan.name!r} to resume, and a new run was not wanted",
+            *(lines or ["there is none in the state folder, and no sources are named"]),
             next_step="attach the output of the session before (or name its folder in [resume] sources), then start again; or"
             " begin a new run: without --continue and [resume] required, or with --fresh",
         )
-    for text in said[:1]:
-        watcher.note(f"{text}; a new run begins")
-    for text in said[1:]:
-        watcher.note(text)
+    return [*(f"{line}; a new run begins" for line in lines[:1]), *lines[1:]]
 
 
-def bring(state: LocalState, request: StartRequest, found: Found, watcher: Watcher) -> RunInfo:
-    """A run that a source holds becomes ours, by the plan and the overrides given here; with those that it keeps, by consent.
+def import_run(state: LocalState, request: StartRequest, source: SourceRun, watcher: ImportWatcher) -> RunInfo:
+    """Record a run of a source in this state folder, under the requested plan and overrides.
 
-    Raises: as import_files.bring; PlanError; KgorchError where it keeps overrides that were neither given nor consented to.
+    Overrides that the source keeps apply as well, with the user's consent.
+
+    Raises: as import_files.import_files; PlanError; KgorchError for overrides that were neither given nor consented to.
     """
-    theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": [], "number": 1}
+    theirs: dict[str, Any] = source.rows.run if source.rows else {"overrides": [], "number": 1}
     engine, home, text, workdir = state.engine, state.home, request.plan_text, request.workdir
-    merged = [*check_overrides(found, request.overrides, request.consent), *request.overrides]
-    plan = parse(text, str(request.where), merged)
-    check_settings(found, plan, request.consent)
-    known = runs.newest(engine, plan.name)
-    if known:
-        refuse_while_training(engine, known)
-    number = max(theirs["number"], known.number + 1 if known else last_run_number(home, plan.name) + 1)
+    overrides = [*check_overrides(source, request.overrides, request.consent), *request.overrides]
+    plan = parse(text, str(request.where), overrides)
+    check_settings(source, plan, request.consent)
+    newest = runs.newest(engine, plan.name)
+    if newest:
+        refuse_while_training(engine, newest)
+    number = max(theirs["number"], newest.number + 1 if newest else last_run_number(home, plan.name) + 1)
     folder = make_run_folder(home, plan.name, number, text)
     columns = {
-        "id": found.run_id,
+        "id": source.run_id,
         "name": plan.name,
         "number": number,
         "folder": str(folder),
         "workdir": str(workdir),
-        "checkpoints": str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, found.run_id)),
+        "checkpoints": str(checkpoints_folder(folder, workdir, plan.checkpoint.dir, plan.name, source.run_id)),
         "plan": text,
-        "overrides": merged,
+        "overrides": overrides,
         "plan_hash": plan.hash,
+        # A source can claim a time in the future.
         "created_at": min(theirs.get("created_at") or datetime.now(UTC), datetime.now(UTC)),
     }
-    ended = theirs.get("state") in (RunState.FINISHED, RunState.FAILED)
-    columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if ended else import_files.GOES_ON
-    if judged := plan_changes.judge_found(found, plan):
-        plan_changes.refuse(plan.name, judged, accept=request.consent.changes)
+    is_over = theirs.get("state") in (RunState.FINISHED, RunState.FAILED)
+    columns |= {name: theirs[name] for name in ("state", "why", "finished_at")} if is_over else import_files.ACTIVE
+    if compatibility := plan_changes.compare_with_source(source, plan):
+        plan_changes.refuse(plan.name, compatibility, accept=request.consent.changes)
     if theirs.get("plan_hash", plan.hash) != plan.hash:
-        told = change(theirs["plan_hash"], plan, workdir) | (plan_changes.facts(judged) if judged else {})
-        found.events.append((EventKind.PLAN_CHANGED, told))
-    run = import_files.bring(engine, columns, plan, found, watcher)
-    if known:
-        runs.supersede(engine, known.id, f"run {run.id} was chosen in its place")
+        facts = plan_change_facts(theirs["plan_hash"], plan, workdir)
+        facts |= plan_changes.facts(compatibility) if compatibility else {}
+        source.events.append((EventKind.PLAN_CHANGED, facts))
+    run = import_files.import_files(engine, columns, plan, source, watcher)
+    if newest:
+        runs.supersede(engine, newest.id, f"run {run.id} was chosen in its place")
     return run
 
 
-def check_overrides(found: Found, overrides: Sequence[str], consent: Consent = NO_CONSENT) -> list[str]:
-    """Settings from the command line that a found run keeps and that are not given now.
+def check_overrides(source: SourceRun, overrides: Sequence[str], consent: Consent = NO_CONSENT) -> list[str]:
+    """Overrides that the source keeps of the run and that are not given now.
 
-    Raises: KgorchError where there are some and nobody has consented to them.
+    Raises: KgorchError if there are some without the user's consent.
     """
-    theirs: dict[str, Any] = found.rows.run if found.rows else {"overrides": []}
-    given = {_key(item) for item in overrides}
-    kept = [str(item) for item in theirs["overrides"] if _key(str(item)) not in given]
-    if kept and not consent.plan:
+    theirs: dict[str, Any] = source.rows.run if source.rows else {"overrides": []}
+    # An override that is given again needs no consent: the user has typed it.
+    now = {_key(item) for item in overrides}
+    others = [str(item) for item in theirs["overrides"] if _key(str(item)) not in now]
+    if others and not consent.plan:
         raise KgorchError(
-            f"the run {theirs.get('name', '')!r:.100} was found with settings from its command line, which decide what runs",
-            *_shown("--set ", kept),
-            "a database that was found is not trusted with that: whoever wrote it could run any program here",
+            f"the source's database has overrides of the run {theirs.get('name', '')!r:.100}, which decide what is executed",
+            *_show("--set ", others),
+            "a database from a source is not trusted with that: whoever wrote it could run any program here",
             next_step="give those that you want with --set, or take all of them with --accept-plan",
         )
-    return kept
+    return others
 
 
-def check_settings(found: Found, plan: Plan, consent: Consent = NO_CONSENT) -> None:
-    """What was found may have changed arguments of a stage, which are the training script's: by a rung of the memory ladder, by a
-    remedy. Those that this plan names itself may hold.
+def check_settings(source: SourceRun, plan: Plan, consent: Consent = NO_CONSENT) -> None:
+    """Compare the arguments that rungs and remedies of the source set with those that the plan itself names.
 
-    Raises: KgorchError for others, where nobody has consented to them.
+    Arguments go to the training script, which may do anything with them.
+
+    Raises: KgorchError for others without the user's consent.
     """
     if consent.plan:
         return
-    strange = []
-    for change in (one for one in found.changes if one.stage in {stage.name for stage in plan.stage}):
-        named, anew = rungs.arguments_of(plan, change.stage)
-        allowed = {_item(name, value) for one in named for name, value in one.items()}
-        arguments = json.loads(change.arguments)
-        items = {_item(name, value) for name, value in arguments.items()}
-        strange += [f"{change.stage}: {item}" for item in sorted(items - allowed)]
-        may_begin_anew = any({_item(name, value) for name, value in one.items()} <= items for one in anew)
-        if change.anew_at and not may_begin_anew:
-            strange.append(f"{change.stage}: begin anew, without its checkpoints")
-    if strange:
+    stages, unknown = {stage.name for stage in plan.stage}, list[str]()
+    for change in (change for change in source.changes if change.stage in stages):
+        named, restarting = rungs.arguments_of(plan, change.stage)
+        allowed = {_item(name, value) for arguments in named for name, value in arguments.items()}
+        items = {_item(name, value) for name, value in json.loads(change.arguments).items()}
+        unknown += [f"{change.stage}: {item}" for item in sorted(items - allowed)]
+        may_restart = any(
+            {_item(name, value) for name, value in arguments.items()} <= items for arguments in restarting
+        )
+        if change.anew_at and not may_restart:
+            unknown.append(f"{change.stage}: begin anew, without its checkpoints")
+    if unknown:
         raise KgorchError(
-            f"the state of {plan.name!r} that was found changes what its training is given, and this plan does not name that",
-            *_shown("stage ", list(dict.fromkeys(strange))),
-            "what was found is not trusted with that: whoever wrote it could hand the script any argument",
+            f"the state of {plan.name!r} in a source changes arguments of its training that this plan does not name",
+            *_show("stage ", list(dict.fromkeys(unknown))),
+            "state from a source is not trusted with that: whoever wrote it could give the script any argument",
             next_step="put it into [memory] ladder of the plan as { set = … }, or take it with --accept-plan",
         )
 
 
 def _item(name: str, value: Any) -> str:
-    """An argument as text: 1, 1.0 and true are three things to a script."""
+    """An argument as text; 1, 1.0 and true differ for a script and are equal in Python."""
     return f"{name} = {json.dumps(value, sort_keys=True)}"
 
 
-def by_name(state: LocalState, name: str, watcher: Watcher, consent: Consent = NO_CONSENT) -> RunInfo:
-    """A run that only the platform's sources know, by the plan that the database there keeps; its code has to be here.
+def import_by_name(state: LocalState, name: str, watcher: ImportWatcher, consent: Consent = NO_CONSENT) -> RunInfo:
+    """Import a run that only the platform's sources have, under the plan in the database there. Its code must be on this machine.
 
-    Raises: NotFound; KgorchError without consent to that plan; as bring.
+    Raises: NotFound; KgorchError without consent to that plan; as import_run.
     """
     sources = state.profile.sources
-    search = source_scan.find(sources, Path.cwd(), name, [state.home], watcher)
-    _leave_others_alone(state.engine, name, search, watcher)
-    held = source_scan.choose(search.runs, None, (), None, ())
-    if held is None:
-        said = [search.in_words(name)] if sources else []
-        raise NotFound(f"there is no run named {name!r}", *said, next_step="`kgorch status` lists the runs")
-    if held.rows is None:
+    contents = source_scan.scan_sources(sources, Path.cwd(), name, [state.home])
+    _report_notes(state.engine, name, contents, watcher)
+    source = choose_run(contents.runs, None, (), None, ())
+    if source is None:
+        facts = [contents.describe(name)] if sources else []
+        raise NotFound(f"there is no run named {name!r}", *facts, next_step="`kgorch status` lists the runs")
+    if source.rows is None:
         raise NotFound(
-            f"the sources hold checkpoints of {name!r} and no database that keeps its plan",
-            next_step="kgorch start PLAN goes on with it",
+            f"the sources hold checkpoints of {name!r} and no database with its plan",
+            next_step="kgorch start PLAN resumes it",
         )
-    workdir, text = Path(held.rows.run["workdir"]), held.rows.run["plan"]
+    workdir, text = Path(source.rows.run["workdir"]), source.rows.run["plan"]
     if not workdir.is_dir():
         raise NotFound(f"the folder of its plan, {workdir}, is not on this machine", next_step="kgorch start PLAN")
     where = workdir / "plan.toml"
-    plan = parse(text, str(where), held.rows.run["overrides"])
+    plan = parse(text, str(where), source.rows.run["overrides"])
     if not consent.plan:
         raise KgorchError(
-            f"the plan of {name!r} is known from a database that was found, and that is not trusted with what runs here",
-            *_shown("it would run ", [f"{stage.entry} {stage.args}" for stage in plan.stage]),
-            *_shown("in the folder ", [str(workdir)]),
-            next_step=f"kgorch start PLAN goes on with it by a plan of yours; or kgorch resume {name} --accept-plan",
+            f"the plan of {name!r} is only in a database of a source, which is not trusted to decide what is executed here",
+            *_show("it would run ", [f"{stage.entry} {stage.args}" for stage in plan.stage]),
+            *_show("in the folder ", [str(workdir)]),
+            next_step=f"kgorch start PLAN resumes it by a plan of yours; or kgorch resume {name} --accept-plan",
         )
     check_entries(plan, workdir)
-    return bring(state, StartRequest(text, where, consent=consent), held, watcher)
+    return import_run(state, StartRequest(text, where, consent=consent), source, watcher)
 
 
 def _key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _shown(what: str, items: Sequence[str]) -> list[str]:
-    """Facts for a person, of text that somebody else wrote: bounded, and without control characters."""
-    more = [f"… {len(items) - SHOWN} more"] if len(items) > SHOWN else []
-    plain = ("".join(letter if letter.isprintable() else "?" for letter in item) for item in items[:SHOWN])
-    return [what + (item if len(item) <= SHOWN_LETTERS else f"{item[:SHOWN_LETTERS]}…") for item in plain] + more
+def _show(prefix: str, items: Sequence[str]) -> list[str]:
+    """Facts of an error, of text that somebody else wrote: bounded, and without control characters."""
+    more = [f"… {len(items) - MAX_SHOWN} more"] if len(items) > MAX_SHOWN else []
+    printable = ("".join(letter if letter.isprintable() else "?" for letter in item) for item in items[:MAX_SHOWN])
+    return [
+        prefix + (item if len(item) <= MAX_SHOWN_CHARACTERS else f"{item[:MAX_SHOWN_CHARACTERS]}…")
+        for item in printable
+    ] + more
 
 
-def _left_without_database(home: Path, plan: Plan) -> list[str]:
-    """Where the newest run of that name has left checkpoints that our database knows nothing of: it was lost, and they are not.
+def _folders_without_database(home: Path, plan: Plan) -> list[str]:
+    """Folders with checkpoints of the newest run of that name that the database does not know: it was lost, they were not.
 
-    Raises: KgorchError while it trains still.
+    Raises: KgorchError while the run still trains.
     """
     number = last_run_number(home, plan.name)
     if not number:
         return []
     folder = run_folder(home, plan.name, number)
-    if living := next((path for path in (folder / "attempts").glob("*") if launcher.is_running(path)), None):
+    if attempt := next((path for path in (folder / "attempts").glob("*") if launcher.is_running(path)), None):
         raise KgorchError(
-            f"the run {plan.name!r} is training still in {living}, and the database knows nothing of it",
+            f"the run {plan.name!r} still trains in {attempt}, and the database does not know it",
             next_step="put the database back; or end what runs there (ps), then start again",
         )
     return [glob.escape(str(folder)), *([plan.checkpoint.dir] if plan.checkpoint.dir else [])]
 
 
 def refuse_while_training(engine: Engine, run: RunInfo) -> None:
+    """Raises: KgorchError if processes of the run's last attempt are alive."""
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if attempt and launcher.is_running(Path(attempt.folder)):
         raise KgorchError(
-            f"the run {run.name!r} is training still, without a supervisor",
+            f"the run {run.name!r} still trains, without a supervisor",
             next_step=f"kgorch resume {run.name} takes it over, kgorch stop {run.name} ends it; then start again",
         )
 
 
-def change(before: str, plan: Plan, workdir: Path) -> dict[str, Any]:
-    """The facts of a changed plan, for the journal."""
-    same = plan.hash == before
-    what = "only what the bits do not hang on" if same else "the training (stages, arguments or seed)"
-    return {"what": what, "from": before, "to": plan.hash, "workdir": str(workdir)}
+def plan_change_facts(old_hash: str, plan: Plan, workdir: Path) -> dict[str, Any]:
+    """Facts of the event PLAN_CHANGED. The hash covers what determines the result."""
+    what = (
+        "only settings without effect on the result"
+        if plan.hash == old_hash
+        else "the training (stages, arguments or seed)"
+    )
+    return {"what": what, "from": old_hash, "to": plan.hash, "workdir": str(workdir)}
 
 
-def _choice(wanted: str, found: dict[str, Found]) -> tuple[str, dict[str, Any]]:
-    return EventKind.RUN_CHOSEN, {"run": wanted, "not": sorted({*found} - {wanted})}
+def _choice_event(wanted: str, contents: dict[str, SourceRun]) -> tuple[str, dict[str, Any]]:
+    return EventKind.RUN_CHOSEN, {"run": wanted, "not": sorted({*contents} - {wanted})}

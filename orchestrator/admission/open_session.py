@@ -13,64 +13,48 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from db import checkpoints as checkpoint_rows
-from db import queue, runs, sessions
-from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator.admission import ownership
-from orchestrator.admission.requests import RunContext
-from orchestrator.admission.resolve_run import Nothing
-from orchestrator.checkpoint import registry, store
-from orchestrator.core import save_deadline
-from orchestrator.core.codes import NotStarted, Phase, Reason, RunState
-from orchestrator.core.lifecycle import Session
-from orchestrator.core.wall import Wall, nearest
-from orchestrator.errors import KgorchError, PlanError
-from orchestrator.hardware import gpu_locks
-from orchestrator.launch import attempts, launcher
-from orchestrator.launch.attempts import Running
-from orchestrator.limits import fixed_walls
-from orchestrator.limits.quota_ledger import Ledger
-from orchestrator.limits.wall_sources import Walls
-from orchestrator.plan import Plan
-from orchestrator.supervisor.loop import Listener, Observer, Supervisor
-from orchestrator.supervisor.recorder import say
-from orchestrator.system import process_identity
-from orchestrator.system.clock import boottime_s
-from orchestrator.system.file_lock import FileLock
-from orchestrator.system.paths import home_of_folder
+from kgorch.admission import ownership
+from kgorch.admission.requests import RunContext
+from kgorch.admission.resolve_run import NoSession
+from kgorch.checkpoint import registry, store
+from kgorch.core.checkpoint import save_deadline
+from kgorch.core.codes import NotStarted, Phase, Reason, RunState
+from kgorch.core.limits.wall import Wall, nearest
+from kgorch.core.session.lifecycle_state import Session
+from kgorch.db import checkpoints as checkpoint_rows
+from kgorch.db import queue, runs, sessions
+from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
+from kgorch.errors import KgorchError, PlanError
+from kgorch.hardware import gpu_locks
+from kgorch.launch import attempts, launcher
+from kgorch.limits import fixed_walls
+from kgorch.limits.quota_ledger import Ledger
+from kgorch.limits.wall_sources import Walls, moving_walls
+from kgorch.plan import Plan
+from kgorch.supervisor.live_session import OpenSession
+from kgorch.supervisor.loop import Supervisor
+from kgorch.supervisor.observers import Listener, Observer
+from kgorch.supervisor.recorder import say
+from kgorch.system import process_identity
+from kgorch.system.clock import boottime_s
+from kgorch.system.file_lock import FileLock
+from kgorch.system.paths import home_of_folder
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A run whose lock is ours, with the session to supervise."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadySession(OpenSession):
+    """A session to supervise, with the lock of its run, which is ours."""
 
-    run: RunInfo
-    plan: Plan
-    row: SessionInfo
-    session: Session
-    adopted: Running | None
     lock: FileLock
-    walls: Walls
-    claim: gpu_locks.GpuLocks
 
     def supervise(
         self, engine: Engine, observer: Observer = lambda _: None, listener: Listener = lambda _: None
     ) -> Session:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
-            kept = ownership.Kept(Path(self.run.folder), self.run.name)
-            with ownership.held(self.lock.refresh, self.claim.refresh, kept.look):
-                ended = Supervisor(
-                    engine,
-                    self.run,
-                    self.plan,
-                    self.row,
-                    self.session,
-                    walls=self.walls,
-                    claim=self.claim,
-                    observer=observer,
-                    listener=listener,
-                ).run(self.adopted)
+            kept = ownership.RunFolderMonitor(Path(self.run.folder), self.run.name)
+            with ownership.call_regularly(self.lock.refresh, self.claim.refresh, kept.look):
+                ended = Supervisor(engine, self, observer=observer, listener=listener).run()
             kept.check()
             try:
                 conclude(engine, self.run, ended.phase, ended.why)
@@ -90,23 +74,24 @@ def conclude(engine: Engine, run: RunInfo, phase: Phase, why: str) -> None:
         runs.set_state(engine, run.id, RunState.FAILED, why)
 
 
-def open_session(context: RunContext, lock: FileLock, until: datetime | None) -> Opened | Nothing:
+def open_session(context: RunContext, lock: FileLock, until: datetime | None) -> ReadySession | NoSession:
     with ExitStack() as held:
         claim = gpu_locks.acquire(context.home, context.run, gpu_locks.resource_request(context.plan))
         held.callback(claim.release)
         opened = _open_on(claim, context, lock, until)
-        if isinstance(opened, Opened):
+        if isinstance(opened, ReadySession):
             held.pop_all()
         return opened
 
 
 def _open_on(
     claim: gpu_locks.GpuLocks, context: RunContext, lock: FileLock, until: datetime | None
-) -> Opened | Nothing:
+) -> ReadySession | NoSession:
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
     now_s = boottime_s()
     walls = Walls(
-        fixed_walls.fixed_wall(plan, profile, now_s, until), fixed_walls.moving_walls(engine, run, plan, profile)
+        fixed_walls.fixed_wall(plan, profile, now_s, until),
+        moving_walls(engine, plan, profile, claim.environ),
     )
     session = _session_of(context, walls.nearest(now_s))
     length_s = plan.session.wall or profile.wall_s
@@ -142,22 +127,22 @@ def _open_on(
             next_step=f"kgorch checkpoints prune {run.name} drops what is not needed; then start again",
         )
     ledger = walls.ledger
-    if ledger and (waits := _wait_for_quota(engine, run, ledger, session.lead_s)):
+    if ledger and (waits := _wait_for_quota(engine, run, ledger, session.save_lead_s)):
         return waits
     if not lock.refresh():  # its file was deleted while a source was copied, say, and another has begun a session
-        return Nothing(run, NotStarted.LIVE)
+        return NoSession(run, NotStarted.LIVE)
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
     row = sessions.open_session(
         engine,
         run.id,
-        place="local",
+        site="local",
         boot_id=process_identity.boot_id(),
-        boot_wall_s=session.wall_s,
+        wall_boottime_s=session.wall_s,
         wall_kind=session.wall_kind,
-        fixed_wall_s=walls.fixed.at_s if walls.fixed else None,
+        fixed_wall_boottime_s=walls.fixed.at_s if walls.fixed else None,
         fixed_wall_kind=walls.fixed.kind if walls.fixed else Reason.NONE,
         wall_at=wall_at,
-        lead_s=session.lead_s,
+        save_lead_s=session.save_lead_s,
         first_step=_last_step(engine, run),
         step=_last_step(engine, run),
         pool=ledger.terms.quota.pool if ledger else "",
@@ -166,40 +151,38 @@ def _open_on(
     if ledger:
         ledger.begin(run.id, row.id)
     _leave_queue(engine, run, plan)
-    return Opened(run, plan, row, session, None, lock, walls, claim)
+    return ReadySession(run=run, plan=plan, row=row, session=session, lock=lock, walls=walls, claim=claim)
 
 
 def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
     pid = os.getpid()
-    queue.taken(
+    queue.mark_started(
         engine,
         run.id,
+        queue.Claimant(pid, process_identity.start_ticks(pid), process_identity.boot_id()),
         by=f"pid {pid}",
-        pid=pid,
-        ticks=process_identity.start_ticks(pid),
-        boot=process_identity.boot_id(),
-        wants=gpu_locks.resource_request(plan),
+        resource_request=gpu_locks.resource_request(plan),
     )
 
 
-def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, lead_s: float) -> Nothing | None:
+def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, save_lead_s: float) -> NoSession | None:
     """Put the run into the queue when the quota leaves no time for a session.
 
     Raises: PlanError when it never will.
     """
     quota, factor = ledger.terms.quota, ledger.terms.factor
-    if quota.usable_s <= lead_s * factor:
+    if quota.usable_s <= save_lead_s * factor:
         raise PlanError(
             f"the quota of {quota.pool!r} allows {quota.usable_s / factor:g} s a window: over before a save would be",
-            f"a save of this run with its margin takes about {lead_s:.1f} s",
+            f"a save of this run with its margin takes about {save_lead_s:.1f} s",
             next_step="give quota.hours more, quota.reserve less, or session.margin a smaller value",
         )
-    if not ledger.is_spent(lead_s):
+    if not ledger.is_spent(save_lead_s):
         return None
-    due_at = ledger.resume_at(lead_s, on_quota=True)
-    ledger.tell_pool(run.id)
+    due_at = ledger.resume_at(save_lead_s, on_quota=True)
+    ledger.record_pool(run.id)
     queue.put(engine, run.id, reason=Reason.QUOTA, due_at=due_at)
-    return Nothing(run, NotStarted.QUOTA, due_at)
+    return NoSession(run, NotStarted.QUOTA, due_at)
 
 
 def _session_of(context: RunContext, wall: Wall | None) -> Session:
@@ -207,7 +190,7 @@ def _session_of(context: RunContext, wall: Wall | None) -> Session:
     root = Path(run.checkpoints)
     speed = store.measure_write_speed(root)
     newest = checkpoint_rows.newest_verified(engine, run.id)
-    trained_s, failures = sessions.trained(engine, run.id)
+    trained_s, failures = sessions.duration_and_failures(engine, run.id)
     wall_s = wall.at_s if wall else None
     length_s = None if wall_s is None else wall_s - boottime_s()
     return Session(
@@ -217,7 +200,7 @@ def _session_of(context: RunContext, wall: Wall | None) -> Session:
         every_s=None if plan.checkpoint.every == "auto" else plan.checkpoint.every,
         saves=tuple(
             save_deadline.Save(*save)
-            for save in checkpoint_rows.saves(engine, run.id, limit=save_deadline.RECENT_SAVES)
+            for save in checkpoint_rows.save_history(engine, run.id, limit=save_deadline.RECENT_SAVES)
         ),
         state_bytes=newest.bytes if newest else 0,
         guess_s=save_deadline.first_guess_s(newest.bytes if newest else 0, speed),
@@ -230,38 +213,39 @@ def _session_of(context: RunContext, wall: Wall | None) -> Session:
 
 def adopt(
     context: RunContext, last: SessionInfo, attempt: AttemptInfo, lock: FileLock, until: datetime | None
-) -> Opened:
+) -> ReadySession:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
-    # First the session's own CUDA_VISIBLE_DEVICES: what it costs follows from the GPUs that can be seen.
-    told = launcher.environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
+    # First the CUDA_VISIBLE_DEVICES of the training: what the session costs follows from the GPUs that it has.
+    told = launcher.shim_environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
     claim = gpu_locks.reacquire(home_of_folder(run.folder), told, share=plan.session.share)
-    was = None if last.fixed_wall_s is None else Wall(last.fixed_wall_s, last.fixed_wall_kind)
-    fixed = nearest([was, fixed_walls.given_wall(until, boottime_s())])
-    walls = Walls(fixed, fixed_walls.moving_walls(engine, run, plan, profile, last))
-    more = attempts.more_after(engine, run, plan, attempt.stage)
+    was = None if last.fixed_wall_boottime_s is None else Wall(last.fixed_wall_boottime_s, last.fixed_wall_kind)
+    fixed = nearest([was, fixed_walls.until_wall(until, boottime_s())])
+    walls = Walls(fixed, moving_walls(engine, plan, profile, claim.environ, last))
     session = replace(
         _session_of(
             context,
-            None if last.boot_wall_s is None else Wall(last.boot_wall_s, last.wall_kind or Reason.TIME_LIMIT),
+            None if last.wall_boottime_s is None else Wall(last.wall_boottime_s, last.wall_kind or Reason.TIME_LIMIT),
         ),
         phase=Phase(last.phase),
         entered_s=boottime_s(),
         saved_s=boottime_s(),
         reason=last.reason,
         why=last.why,
-        has_saved=last.id in checkpoint_rows.by_session(engine, [last.id]),
+        has_saved=last.id in checkpoint_rows.newest_by_session(engine, [last.id]),
     )
     columns: dict[str, Any] = {
         **_us(),
-        "fixed_wall_s": fixed.at_s if fixed else None,
+        "fixed_wall_boottime_s": fixed.at_s if fixed else None,
         "fixed_wall_kind": fixed.kind if fixed else Reason.NONE,
     }
     sessions.update_session(engine, last.id, **columns)
     _leave_queue(engine, run, plan)
     row = last._replace(**columns)
-    adopted = attempts.running(engine, run, last, attempt, more_stages=more)
-    return Opened(run, plan, row, session, adopted, lock, walls, claim)
+    adopted = attempts.load_attempt(attempts.SessionContext(engine, run, plan, last, claim.environ), attempt)
+    return ReadySession(
+        run=run, plan=plan, row=row, session=session, adopted=adopted, lock=lock, walls=walls, claim=claim
+    )
 
 
 def _last_step(engine: Engine, run: RunInfo) -> int:

@@ -1,7 +1,8 @@
-"""Whether what still runs of a run belongs to this state folder: people delete lock files, and copy or move whole folders.
+"""Whether the living processes of a run belong to this state folder: users delete lock files, and copy or move whole folders.
 
-A pid with its start and boot says that a process lives (system/process_identity.py), the lock's file that it has open says for
-which folder it works. So a lock that was deleted keeps its holder, and a copy of the folder does not get the original's processes.
+Pid, start time and boot id tell that a process is alive (system/process_identity.py). The lock file that it has open tells for
+which state folder it works. So the holder of a deleted lock is still recognised, and a copy of a state folder does not take the
+processes of the original for its own.
 """
 
 from __future__ import annotations
@@ -14,30 +15,34 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from db import runs, sessions
-from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator.core.codes import OVER
-from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.launch import launcher
-from orchestrator.protocol.codec import ProtocolError
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.supervisor.recorder import say
-from orchestrator.system import process_identity
-from orchestrator.system.paths import lock_path
+from kgorch.core.codes import OVER
+from kgorch.db import runs, sessions
+from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
+from kgorch.errors import KgorchError, StateUnusable
+from kgorch.launch import launcher
+from kgorch.protocol.codec import ProtocolError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.supervisor.recorder import say
+from kgorch.system import process_identity
+from kgorch.system.paths import lock_path
 
-LOOK_S = 1.0
+CHECK_S = 1.0
+"""Seconds between two checks of the locks and the run's folder."""
+
+LOCK_DEPTHS = (3, 6)
+"""Parts of a lock's path below the state folder: runs/NAME/lock, runs/NAME/NUMBER/attempts/ATTEMPT/lock."""
 
 
-class ElsewhereInUse(KgorchError):
-    """What the database tells of runs for another state folder."""
+class InUseElsewhere(KgorchError):
+    """The run's processes are alive and work for another state folder."""
 
 
 def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bool:
-    """Whether the newest run of that name is supervised by a living process, though its lock is ours: that was deleted.
+    """Whether a living process supervises the newest run of that name although we hold its lock: the lock file was deleted.
 
     Args:
-        fresh: another run of the name is to begin, which a copy of the folder may have.
-    Raises: ElsewhereInUse where this folder is a copy of one whose run is under way.
+        fresh: a new run of the name is to begin. That is allowed in a copy of the state folder, too.
+    Raises: InUseElsewhere if this state folder is a copy of one whose run is alive.
     """
     run = runs.newest(engine, name)
     last = sessions.last(engine, run.id) if run else None
@@ -48,7 +53,7 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
         if process_identity.has_open_file(pid, lock):
             return True
         if not fresh and (original := _home_of(pid, name)):
-            raise _copied(home, original, run, last)
+            raise _copy_error(home, original, run, last)
     attempt = sessions.last_attempt(engine, last.id)
     if attempt and attempt.outcome is None and not fresh:
         _refuse_training_elsewhere(home, run, last, Path(attempt.folder))
@@ -56,87 +61,87 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
 
 
 def refuse_moved(home: Path, run: RunInfo, attempt: AttemptInfo) -> None:
-    """A training that is to be taken over reports and saves to where its launch said.
+    """Refuse to adopt training whose state folder was moved: its ranks go on to report and save under the former path.
 
-    Raises: ElsewhereInUse when that is another folder.
+    Raises: InUseElsewhere.
     """
     folder = Path(attempt.folder)
     with contextlib.suppress(OSError, ValueError, TypeError, ProtocolError):
-        told = Path(LaunchSpec.read(folder / "launch.json").folder)
-        if not (told.exists() and told.samefile(folder)):
-            former = told.parents[len(folder.relative_to(home).parts) - 1]
-            raise ElsewhereInUse(
+        launched = Path(LaunchSpec.read(folder / "launch.json").folder)
+        if not (launched.exists() and launched.samefile(folder)):
+            former = launched.parents[len(folder.relative_to(home).parts) - 1]
+            raise InUseElsewhere(
                 f"the state folder was moved while {run.name} trains, which reports and saves to {former}",
                 next_step=f"mv {home} {former}; then kgorch resume {run.name} with KGORCH_HOME={former}",
             )
 
 
 def _refuse_training_elsewhere(home: Path, run: RunInfo, last: SessionInfo, folder: Path) -> None:
-    """Raises: ElsewhereInUse when the attempt's processes live, and not for this folder."""
-    shim = launcher.written_shim(folder)
+    """Raises: InUseElsewhere if processes of the attempt are alive and work for another state folder."""
+    shim = launcher.shim_pid(folder)
     if shim and not launcher.is_running(folder) and (original := _home_of(shim, run.name)):
-        raise _copied(home, original, run, last)
+        raise _copy_error(home, original, run, last)
 
 
 def _home_of(pid: int, name: str) -> Path | None:
-    """The state folder whose lock of the run, or of an attempt of it, that process holds."""
+    """The state folder of which the process holds the lock of the run or of an attempt; None if it holds none."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 parts = Path(str(Path(entry.path).readlink()).removesuffix(" (deleted)")).parts
-                for back in (3, 6):  # …/runs/NAME/lock, …/runs/NAME/NUMBER/attempts/ATTEMPT/lock
-                    if parts[-back : 2 - back] == ("runs", name) and parts[-1] == "lock":
-                        return Path(*parts[:-back])
+                for depth in LOCK_DEPTHS:
+                    if parts[-depth : 2 - depth] == ("runs", name) and parts[-1] == "lock":
+                        return Path(*parts[:-depth])
     return None
 
 
-def _copied(home: Path, original: Path, run: RunInfo, last: SessionInfo) -> ElsewhereInUse:
-    return ElsewhereInUse(
+def _copy_error(home: Path, original: Path, run: RunInfo, last: SessionInfo) -> InUseElsewhere:
+    return InUseElsewhere(
         f"{home} is a copy of the state folder {original}, whose {run.name} still runs",
         f"session {last.number}, {last.phase} at step {last.step} when it was copied",
-        next_step=f"KGORCH_HOME={original} kgorch stop {run.name}; then the same again goes on here from what was copied."
-        " Or start PLAN --fresh for a run of its own",
+        next_step=f"KGORCH_HOME={original} kgorch stop {run.name}; then the same command resumes here from what was copied."
+        " Or kgorch start PLAN --fresh begins another run here",
     )
 
 
-class Kept:
-    """Whether the run still lies where it lay: who deletes the state folder while a run trains is told so at once."""
+class RunFolderMonitor:
+    """Notices that the state folder was deleted or moved while a run trains, and tells the user at once."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name, self._is_told = folder, name, False
+        self._folder, self._name, self._has_warned = folder, name, False
 
     def look(self) -> None:
-        if not self._is_told and self._gone():
-            self._is_told = True
-            say(
-                f"note: {self._gone()}; what it saves from now on may be lost: kgorch stop does not reach it, Ctrl-C does"
-            )
+        if not self._has_warned and (problem := self._problem()):
+            self._has_warned = True
+            say(f"note: {problem}; what it saves from now on may be lost: kgorch stop does not reach it, Ctrl-C does")
 
     def check(self) -> None:
-        """At the session's end. Raises: StateUnusable for one that cannot be gone on with."""
+        """To be called when the session is over. Raises: StateUnusable if it cannot be resumed."""
         self.look()
-        if gone := self._gone() or (self._is_told and "the state folder was deleted or moved meanwhile, and made anew"):
+        was_replaced = "the state folder was deleted or moved during the session, and created again"
+        if problem := self._problem() or (was_replaced if self._has_warned else ""):
             raise StateUnusable(
-                str(gone), next_step="kgorch start PLAN goes on from what checkpoints are left, or begins anew"
+                problem, next_step="kgorch start PLAN resumes from the checkpoints that are left, or begins a new run"
             )
 
-    def _gone(self) -> str:
-        if (self._folder / "plan.toml").exists():  # the folder itself is made anew by what is saved there
+    def _problem(self) -> str:
+        # Saves create the run's folder again, so only a file that is written once tells that the former one is gone.
+        if (self._folder / "plan.toml").exists():
             return ""
         return f"the state folder {self._folder.parents[2]} is gone, deleted or moved while {self._name} trained"
 
 
 @contextlib.contextmanager
-def held(*holds: Callable[[], object]) -> Iterator[None]:
-    """Look after locks regularly, on a thread, for as long as the block runs."""
+def call_regularly(*checks: Callable[[], object]) -> Iterator[None]:
+    """Call these every CHECK_S on a thread for as long as the block runs."""
     is_over = threading.Event()
 
-    def look() -> None:
-        while not is_over.wait(LOOK_S):
-            for hold in holds:
-                hold()
+    def run() -> None:
+        while not is_over.wait(CHECK_S):
+            for check in checks:
+                check()
 
-    thread = threading.Thread(target=look, name="locks", daemon=True)
+    thread = threading.Thread(target=run, name="locks", daemon=True)
     thread.start()
     try:
         yield

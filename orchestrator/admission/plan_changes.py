@@ -1,4 +1,7 @@
-"""A plan that changed between two sessions of a run: judged by how far the run's stages are (core/plan_compatibility.py)."""
+"""Compare a changed plan with the plan of a run, by how far its stages are; refuse what the run cannot go on with.
+
+The rules are in core/plan_compatibility.py.
+"""
 
 from __future__ import annotations
 
@@ -9,82 +12,87 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import runs, sessions
-from db.records import RunInfo
-from orchestrator.admission.source_scan import Found
-from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.core import plan_compatibility
-from orchestrator.core.plan_compatibility import PlanCompatibility
-from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, parse
+from kgorch.admission.source_run import SourceRun
+from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.core import plan_compatibility
+from kgorch.core.plan_compatibility import PlanCompatibility
+from kgorch.db import runs, sessions
+from kgorch.db.rows import RunInfo
+from kgorch.errors import PlanError
+from kgorch.plan import Plan, parse
 
 
-def judge(engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collection[str] = ()) -> PlanCompatibility:
-    """What differs between the run's plan and a new one, and what of it the run cannot go on with.
+def compare_with_run(
+    engine: Engine, run: RunInfo, old: Plan, new: Plan, reopened: Collection[str] = ()
+) -> PlanCompatibility:
+    """Differences between the run's plan and a new one, and those with which the run cannot go on.
 
     Args:
-        reopened: stages that are done and shall be trained longer.
+        reopened: stages that are finished and are to be trained longer.
     """
-    reached, root = sessions.reached(engine, run.id), Path(run.checkpoints)
+    steps, root = sessions.max_steps(engine, run.id), Path(run.checkpoints)
+    # A run that was imported without its database has checkpoints and no attempts.
     begun = {
         stage.name
         for stage in old.stage
-        if reached.get(stage.name) or next(readable_checkpoints(root / stage.name), None)
+        if steps.get(stage.name) or next(readable_checkpoints(root / stage.name), None)
     }
-    done = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
+    finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
     return plan_compatibility.compare_plans(
-        old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=done
+        old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=finished
     )
 
 
-def judge_found(found: Found, new: Plan) -> PlanCompatibility | None:
-    """The same of a run that a source holds; None where its plan is not known, or no plan to this kgorch any more.
+def compare_with_source(source: SourceRun, new: Plan) -> PlanCompatibility | None:
+    """The same for a run that a source holds; None if its plan is unknown or not valid for this version of kgorch.
 
-    Its checkpoints are copied to where the new plan says, so that is no change.
+    Nothing is refused permanently: the checkpoints are copied to where the new plan says.
     """
-    old = plan_of_found(found)
-    if old is None or found.rows is None:
+    old = plan_in_source(source)
+    if old is None or source.rows is None:
         return None
-    begun, done = {item.manifest.stage for item in found.checkpoints}, set(found.rows.finished)
-    judged = plan_compatibility.compare_plans(
-        old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=done
+    begun = {item.manifest.stage for item in source.checkpoints}
+    compatibility = plan_compatibility.compare_plans(
+        old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=set(source.rows.finished)
     )
-    return replace(judged, permanent_refusals=())
+    return replace(compatibility, permanent_refusals=())
 
 
-def plan_of_found(found: Found) -> Plan | None:
-    """The plan that a source keeps of a run, to compare and to show: it decides nothing here. None for none that can be read."""
+def plan_in_source(source: SourceRun) -> Plan | None:
+    """The run's plan in a source's database, to compare and to show; nothing is executed by it. None if there is no valid one."""
+    if source.rows is None:
+        return None
     try:
-        return (
-            parse(found.rows.run["plan"], "the plan kept in the source", found.rows.run["overrides"])
-            if found.rows
-            else None
-        )
+        return parse(source.rows.run["plan"], "the plan in the source", source.rows.run["overrides"])
     except PlanError:
         return None
 
 
-def refuse(name: str, judged: PlanCompatibility, *, accept: bool) -> None:
-    """Raises: PlanError for what the run cannot go on with; `accept`: a person takes what can be taken at all."""
-    shown = [f"changed: {difference}" for difference in judged.differences]
-    if judged.permanent_refusals:
-        what = judged.permanent_refusals[0].partition(":")[0]
+def refuse(name: str, compatibility: PlanCompatibility, *, accept: bool) -> None:
+    """Raise PlanError for a plan that the run cannot go on with.
+
+    Args:
+        accept: the user accepts the changes that are refused without consent (--accept-changes).
+    """
+    differences = [f"changed: {difference}" for difference in compatibility.differences]
+    if compatibility.permanent_refusals:
+        what = compatibility.permanent_refusals[0].partition(":")[0]
         raise PlanError(
             f"{what} of {name!r} has changed, and a run keeps it",
-            *judged.permanent_refusals,
-            *shown,
-            next_step="put the old value back, or begin anew there with --fresh",
+            *compatibility.permanent_refusals,
+            *differences,
+            next_step="put the old value back, or begin a new run there with --fresh",
         )
-    if judged.refusals and not accept:
+    if compatibility.refusals and not accept:
         raise PlanError(
             f"the plan of {name!r} has changed in what its training has begun with",
-            *judged.refusals,
-            *shown,
-            next_step="put it back, begin anew with --fresh, or go on nevertheless with --accept-changes",
+            *compatibility.refusals,
+            *differences,
+            next_step="put it back, begin a new run with --fresh, or go on nevertheless with --accept-changes",
         )
 
 
-def facts(judged: PlanCompatibility) -> dict[str, Any]:
-    """For the journal."""
-    changed = [{"key": item.key, "old": item.old, "new": item.new} for item in judged.differences]
-    return {"changed": changed} | ({"accepted": list(judged.refusals)} if judged.refusals else {})
+def facts(compatibility: PlanCompatibility) -> dict[str, Any]:
+    """Facts of the event PLAN_CHANGED."""
+    changes = [{"key": item.key, "old": item.old, "new": item.new} for item in compatibility.differences]
+    return {"changed": changes} | ({"accepted": list(compatibility.refusals)} if compatibility.refusals else {})

@@ -1,4 +1,4 @@
-"""Which run a plan or a name means: one that is known here, one that lies in a source, or a new one."""
+"""Find the run that a plan or a name means: one in this state folder, one in a source, or a new one."""
 
 from __future__ import annotations
 
@@ -12,129 +12,136 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import runs, sessions
-from db.records import RunInfo
-from orchestrator.admission import import_run, plan_changes
-from orchestrator.admission.requests import NO_CONSENT, Consent, LocalState, StartRequest
-from orchestrator.admission.source_scan import Found, Watcher
-from orchestrator.core.codes import EventKind, NotStarted, RunState
-from orchestrator.errors import KgorchError, PlanError
-from orchestrator.launch import extension
-from orchestrator.plan import Plan, check_entries, parse, user_config
-from orchestrator.services import mirror, notifications
-from orchestrator.system.file_lock import FileLock
-from orchestrator.system.paths import checkpoints_folder, last_run_number, lock_path, make_run_folder
+from kgorch.admission import import_run, plan_changes
+from kgorch.admission.requests import NO_CONSENT, Consent, ImportWatcher, LocalState, StartRequest
+from kgorch.admission.source_run import SourceRun
+from kgorch.core.codes import EventKind, NotStarted, RunState
+from kgorch.db import runs, sessions
+from kgorch.db.rows import RunInfo
+from kgorch.errors import KgorchError, PlanError
+from kgorch.launch import extension
+from kgorch.plan import Plan, check_entries, parse, user_config
+from kgorch.services import mirror, notifications
+from kgorch.system.file_lock import FileLock
+from kgorch.system.paths import checkpoints_folder, last_run_number, lock_path, make_run_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
-    """There is nothing to do: the run is live under another supervisor, finished, or waits for the quota.
+class NoSession:
+    """A start or resume that opens no session.
 
-    `due_at`: when there are hours again; None when a person has to give some.
-    `changed`: what the plan asks of a finished run that it was not asked before.
+    Attributes:
+        why: the run has a living supervisor, is finished, was stopped by a user, or waits for the quota.
+        due_at: when the quota has hours again; None if it does not renew by itself.
+        plan_differences: what the plan asks of a finished run that its own plan did not; for the user.
     """
 
     run: RunInfo
     why: NotStarted
     due_at: datetime | None = None
-    changed: Sequence[str] = ()
+    plan_differences: Sequence[str] = ()
 
 
-def checked(request: StartRequest) -> Plan:
-    """The plan of a request, with the user's configuration. Raises: PlanError, ConfigError."""
-    plan = read(request.plan_text, str(request.where), request.overrides)
+def load_requested_plan(request: StartRequest) -> Plan:
+    """Parse and check the plan of a request, with the user's configuration. Raises: PlanError, ConfigError."""
+    plan = _load(request.plan_text, str(request.where), request.overrides)
     check_entries(plan, request.workdir)
     mirror.check(plan)
     notifications.check(plan.notify)
     return plan
 
 
-def read(text: str, where: str, overrides: Sequence[str]) -> Plan:
+def load_stored_plan(run: RunInfo) -> Plan:
+    """Parse the plan that is stored with the run, with the user's configuration. Raises: PlanError, ConfigError."""
+    return _load(run.plan, f"{run.folder}/plan.toml", run.overrides)
+
+
+def _load(text: str, where: str, overrides: Sequence[str]) -> Plan:
     return user_config.apply_to_plan(parse(text, where, overrides), user_config.load())
 
 
-def plan_of(run: RunInfo) -> Plan:
-    """The run's own copy, with what the person's configuration says besides."""
-    return read(run.plan, f"{run.folder}/plan.toml", run.overrides)
-
-
-def run_of(
-    state: LocalState, request: StartRequest, plan: Plan, watcher: Watcher
-) -> tuple[RunInfo, Plan, Found | None]:
-    """The run of the plan's name, from here or from a source, or a new one; its plan with the overrides that it keeps, and what a
-    source has further of it.
+def resolve(
+    state: LocalState, request: StartRequest, plan: Plan, watcher: ImportWatcher
+) -> tuple[RunInfo, Plan, SourceRun | None]:
+    """Find, import or create the run of the plan's name. Its lock must be held.
 
     Args:
         state: with the profile that the plan names.
-    Raises: NotFound where there is none; as import_run.look_around and import_run.bring.
+    Returns: the run; its plan with the overrides that it keeps; what a source has of it that this state folder has not.
+    Raises: NotFound; as import_run.find_in_sources and import_run.import_run.
     """
     engine, consent, workdir = state.engine, request.consent, request.workdir
-    fresh, run_id, plan_text, overrides = request.fresh, request.run_id, request.plan_text, request.overrides
-    known, found = runs.newest(engine, plan.name), None
-    if not fresh and not (known and known.state == RunState.FINISHED and run_id in (None, known.id)):
-        looked = import_run.look_around(state, plan, workdir, run_id, watcher)
-        found = looked.found
-        if known is None and found is None:
-            needed = request.required or plan.resume.required
-            import_run.announce(engine, plan, workdir, looked, required=needed, watcher=watcher)
-        if found and (known is None or known.id != found.run_id):
-            longer = _longer_than_found(found, plan, consent)
-            known = import_run.bring(state, request, found, watcher)
-            if longer:
-                known = extension.reopen(engine, known, longer)
-            found = None
-    if known and not fresh:
-        if known.state == RunState.FINISHED and not consent.extend:
-            return known, plan, None
-        merged = [*(item for item in known.overrides if item not in overrides), *overrides]
-        plan = read(plan_text, str(request.where), merged)
-        if found:
-            import_run.check_settings(found, plan, consent)
-        if (plan_text, merged, str(workdir)) != (known.plan, known.overrides, known.workdir):
-            known = _take_changed_plan(engine, known, plan, replace(request, overrides=merged), watcher)
-        elif known.state == RunState.FINISHED:
-            extension.stages_to_do(known.name, plan, plan)  # refuses: nothing has changed
-        return known, plan, found
-    if known:
-        import_run.refuse_while_training(engine, known)
-        runs.supersede(engine, known.id, "--fresh began another run of this name")
-    number = max(known.number if known else 0, last_run_number(state.home, plan.name)) + 1
+    newest, source = runs.newest(engine, plan.name), None
+    is_finished = newest is not None and newest.state == RunState.FINISHED
+    # A finished run needs nothing from a source, unless the user asks for another run there.
+    if not request.fresh and not (newest and is_finished and request.run_id in (None, newest.id)):
+        choice = import_run.find_in_sources(state, plan, workdir, request.run_id, watcher)
+        source = choice.run
+        if newest is None and source is None:
+            is_required = request.required or plan.resume.required
+            for line in import_run.describe_new_run(engine, plan, workdir, choice, is_required=is_required):
+                watcher.note(line)
+        if source and (newest is None or newest.id != source.run_id):
+            to_extend = _stages_to_extend(source, plan, consent)
+            newest = import_run.import_run(state, request, source, watcher)
+            if to_extend:
+                newest = extension.reopen(engine, newest, to_extend)
+            source = None
+    if newest and not request.fresh:
+        if newest.state == RunState.FINISHED and not consent.extend:
+            return newest, plan, None
+        # The plan is the one that was given; the overrides are those that the run keeps, and the new ones.
+        overrides = [*(item for item in newest.overrides if item not in request.overrides), *request.overrides]
+        plan = _load(request.plan_text, str(request.where), overrides)
+        if source:
+            import_run.check_settings(source, plan, consent)
+        if (request.plan_text, overrides, str(workdir)) != (newest.plan, newest.overrides, newest.workdir):
+            newest = _apply_changed_plan(engine, newest, plan, replace(request, overrides=overrides), watcher)
+        elif newest.state == RunState.FINISHED:
+            extension.stages_to_do(newest.name, plan, plan)  # refuses: nothing has changed
+        return newest, plan, source
+    if newest:
+        import_run.refuse_while_training(engine, newest)
+        runs.supersede(engine, newest.id, "--fresh began another run of this name")
+    number = max(newest.number if newest else 0, last_run_number(state.home, plan.name)) + 1
     return _create(state, request, plan, number), plan, None
 
 
-def _longer_than_found(found: Found, plan: Plan, consent: Consent) -> list[str]:
-    """The stages that a plan has more to do in than a finished run did that a source holds.
+def _stages_to_extend(source: SourceRun, plan: Plan, consent: Consent) -> list[str]:
+    """The stages in which the plan has more to do than a run did that is finished in a source; empty if that one is not.
 
-    Raises: PlanError where it does and nobody has asked for that, or where --extend finds nothing to do.
+    Raises: PlanError if there are any and the user has not asked for it; if --extend finds nothing to do.
     """
-    if found.rows is None or found.rows.run["state"] != RunState.FINISHED:
+    if source.rows is None or source.rows.run["state"] != RunState.FINISHED:
         return []
-    old, judged = plan_changes.plan_of_found(found), plan_changes.judge_found(found, plan)
+    old, compatibility = plan_changes.plan_in_source(source), plan_changes.compare_with_source(source, plan)
     if consent.extend:
         if old is None:
-            raise PlanError(f"the plan of the finished run {found.run_id} in {found.database} cannot be read")
+            raise PlanError(f"the plan of the finished run {source.run_id} in {source.database} cannot be read")
         return extension.stages_to_do(plan.name, old, plan)
-    if judged and any(item.key.startswith("stage") for item in judged.differences):
+    if compatibility and any(item.key.startswith("stage") for item in compatibility.differences):
         raise PlanError(
-            f"the run {plan.name!r} in {found.database} is finished, and the plan asks for more",
-            *map(str, judged.differences),
+            f"the run {plan.name!r} in {source.database} is finished, and the plan asks for more",
+            *map(str, compatibility.differences),
             next_step="kgorch start PLAN --extend trains it longer, --fresh begins a new run",
         )
     return []
 
 
-def bring_by_name(state: LocalState, name: str, watcher: Watcher, consent: Consent = NO_CONSENT) -> RunInfo:
+def import_by_name(state: LocalState, name: str, watcher: ImportWatcher, consent: Consent = NO_CONSENT) -> RunInfo:
+    """Import a run that only a source has. If another process holds its lock, return the row that this one writes."""
     lock = FileLock(lock_path(state.home, name))
     if not lock.acquire():
-        return run_elsewhere(state.engine, name)
+        return wait_for_row(state.engine, name)
     try:
-        return import_run.by_name(state, name, watcher, consent)
+        return import_run.import_by_name(state, name, watcher, consent)
     finally:
         lock.release()
 
 
 def _create(state: LocalState, request: StartRequest, plan: Plan, number: int) -> RunInfo:
-    folder, run_id = make_run_folder(state.home, plan.name, number, request.plan_text), uuid.uuid4().hex[:12]
+    folder = make_run_folder(state.home, plan.name, number, request.plan_text)
+    run_id = request.new_id or uuid.uuid4().hex[:12]
     return runs.create(
         state.engine,
         id=run_id,
@@ -150,38 +157,48 @@ def _create(state: LocalState, request: StartRequest, plan: Plan, number: int) -
     )
 
 
-def _take_changed_plan(engine: Engine, run: RunInfo, plan: Plan, request: StartRequest, watcher: Watcher) -> RunInfo:
-    """Keep the changed plan with the run, and note each difference.
+def _apply_changed_plan(
+    engine: Engine, run: RunInfo, plan: Plan, request: StartRequest, watcher: ImportWatcher
+) -> RunInfo:
+    """Store the changed plan with the run, and record and report each difference.
 
     Args:
-        request: with all overrides that hold now. Its consent decides about changes that only the user can know to be right.
-
+        request: with all overrides that apply now. Its consent decides about changes that only the user can know to be right.
     Raises: PlanError that shows what differs.
     """
-    old = plan_of(run)
-    longer = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
-    judged = plan_changes.judge(engine, run, old, plan, longer)
-    plan_changes.refuse(run.name, judged, accept=request.consent.changes)
-    for difference in judged.differences:
+    old = load_stored_plan(run)
+    to_extend = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
+    compatibility = plan_changes.compare_with_run(engine, run, old, plan, to_extend)
+    plan_changes.refuse(run.name, compatibility, accept=request.consent.changes)
+    for difference in compatibility.differences:
         watcher.note(f"the plan has changed: {difference}")
-    if longer:  # before the plan is the new one: cut between the two, it can be done again
-        run = extension.reopen(engine, run, longer)
-    kept = {"plan": request.plan_text, "overrides": list(request.overrides), "workdir": str(request.workdir)}
-    changed: dict[str, Any] = kept | {"plan_hash": plan.hash}
-    runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **changed)
-    facts = import_run.change(run.plan_hash, plan, request.workdir) | plan_changes.facts(judged)
-    sessions.note(engine, run.id, EventKind.PLAN_CHANGED, facts)
+    if to_extend:  # before the new plan is stored: if a kill comes between the two, the next start does both
+        run = extension.reopen(engine, run, to_extend)
+    values: dict[str, Any] = {
+        "plan": request.plan_text,
+        "overrides": list(request.overrides),
+        "workdir": str(request.workdir),
+        "plan_hash": plan.hash,
+    }
+    runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **values)
+    facts = import_run.plan_change_facts(run.plan_hash, plan, request.workdir) | plan_changes.facts(compatibility)
+    sessions.add_event(engine, run.id, EventKind.PLAN_CHANGED, facts)
     (Path(run.folder) / "plan.toml").write_text(request.plan_text)
-    return run._replace(**changed)
+    return run._replace(**values)
 
 
-def difference_of_finished(engine: Engine, run: RunInfo, plan: Plan) -> Sequence[str]:
-    """What a plan asks of a finished run that it has not done; nothing of it is carried out."""
-    return [str(item) for item in plan_changes.judge(engine, run, plan_of(run), plan).differences]
+def differences_from_finished(engine: Engine, run: RunInfo, plan: Plan) -> Sequence[str]:
+    """What a plan asks of a finished run that it has not done, for the user; nothing is changed."""
+    return [str(item) for item in plan_changes.compare_with_run(engine, run, load_stored_plan(run), plan).differences]
 
 
-def run_elsewhere(engine: Engine, name: str) -> RunInfo:
-    """The row of a run whose lock another process holds; it may have taken it just now and be about to write."""
+def wait_for_row(engine: Engine, name: str) -> RunInfo:
+    """The row of a run whose lock another process holds.
+
+    Waits up to 5 s: the process may have taken the lock a moment ago and not have written the row yet.
+
+    Raises: KgorchError if it does not appear.
+    """
     for _ in range(100):
         if run := runs.newest(engine, name):
             return run

@@ -1,5 +1,4 @@
-"""From "start this plan" to a supervisor that runs: take the run's lock, settle what a dead supervisor left, open the next session
-or adopt the living one."""
+"""Start or resume a run: take its lock, recover what a dead supervisor left, then open a session or adopt the running one."""
 
 from __future__ import annotations
 
@@ -9,147 +8,162 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from db import queue, runs, sessions
-from db.records import RunInfo
-from orchestrator.admission import import_files, ownership, resolve_run
-from orchestrator.admission.open_session import Opened, adopt, conclude, open_session
-from orchestrator.admission.requests import NO_CONSENT, Consent, LocalState, RunContext, StartRequest
-from orchestrator.admission.resolve_run import Nothing
-from orchestrator.admission.source_scan import SILENT, Found, Watcher
-from orchestrator.core.codes import OVER, NotStarted, Phase, Reason, RunState
-from orchestrator.errors import KgorchError, PlanError
-from orchestrator.hardware import devices
-from orchestrator.launch import attempts, launcher, requirements, rungs
-from orchestrator.limits.quota_ledger import terms_of
-from orchestrator.plan import user_config
-from orchestrator.services import mirror, notifications
-from orchestrator.supervisor.orphan_recovery import settle
-from orchestrator.system.file_lock import FileLock
-from orchestrator.system.paths import home_of_folder, lock_path
+from kgorch.admission import import_files, ownership, remote_sessions, resolve_run
+from kgorch.admission.open_session import ReadySession, adopt, conclude, open_session
+from kgorch.admission.requests import (
+    SILENT,
+    ImportWatcher,
+    LocalState,
+    ResumeRequest,
+    RunContext,
+    StartRequest,
+)
+from kgorch.admission.resolve_run import NoSession
+from kgorch.admission.source_run import SourceRun
+from kgorch.core.codes import OVER, NotStarted, Phase, Reason, RunState
+from kgorch.db import queue, runs, sessions
+from kgorch.errors import KgorchError, PlanError
+from kgorch.hardware import devices
+from kgorch.launch import attempts, launcher, requirements, rungs
+from kgorch.limits.quota_ledger import terms_of
+from kgorch.plan import user_config
+from kgorch.services import mirror, notifications
+from kgorch.supervisor.orphan_recovery import recover_session
+from kgorch.system.file_lock import FileLock
+from kgorch.system.paths import home_of_folder, lock_path
 
 UNMEASURED = (
-    'memory.microbatch = "auto": no kgorch check of stage {0.stage!r} on {0.device} with {0.world} ranks is kept here; '
+    'memory.microbatch = "auto": no kgorch check of stage {0.stage!r} on {0.device} with {0.world_size} ranks is kept here; '
     "it begins with a rank's whole share, and takes less when memory runs out. kgorch check PLAN measures what fits"
 )
 
 
-def start(
-    state: LocalState, request: StartRequest, *, watcher: Watcher = SILENT, until: datetime | None = None
-) -> Opened | Nothing:
-    """Go on with the run of this plan's name, which may lie here or in a source, or begin it.
+class _SessionRequest(NamedTuple):
+    """How a session is to be opened.
 
-    Args:
-        until: when this session, and no later one, shall be over.
-    Raises: NotFound without one, PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that
-        lists several runs, or asks for consent.
+    Attributes:
+        source: what a source has of the run that this state folder has not.
+        until: when this session, and no later one, is to be over; None for no such time.
+        by_user: as in ResumeRequest.
     """
-    engine, plan = state.engine, resolve_run.checked(request)
-    with ExitStack() as held:  # what is held is let go of unless a session is opened
-        if (lock := _lock(state, plan.name, held, fresh=request.fresh)) is None:
-            return Nothing(resolve_run.run_elsewhere(engine, plan.name), NotStarted.LIVE)
-        profile = user_config.resolve_platform(plan.platform, state.profile)
-        run, plan, found = resolve_run.run_of(replace(state, profile=profile), request, plan, watcher)
-        if run.state == RunState.FINISHED:
-            return Nothing(run, NotStarted.FINISHED, changed=resolve_run.difference_of_finished(engine, run, plan))
-        profile = user_config.resolve_platform(plan.platform, state.profile)
-        context = RunContext(engine, run, plan, profile)
-        opened = _go_on(context, lock, _Start(found, watcher, until))
-        if isinstance(opened, Opened):
-            held.pop_all()
-        return opened
 
-
-def _lock(state: LocalState, name: str, held: ExitStack, *, fresh: bool = False) -> FileLock | None:
-    """The lock of the runs of that name, in `held`; None where another supervisor lives."""
-    lock = FileLock(lock_path(state.home, name))
-    if not lock.acquire():
-        return None
-    held.callback(lock.release)
-    return None if ownership.is_live(state.engine, state.home, name, fresh=fresh) else lock
-
-
-def resume(
-    state: LocalState,
-    name: str | None,
-    *,
-    watcher: Watcher = SILENT,
-    until: datetime | None = None,
-    by_user: bool = True,
-    consent: Consent = NO_CONSENT,
-) -> Opened | Nothing | None:
-    """Go on with a run by the plan that it keeps: the named one, else the newest that is not finished. None when there is none.
-
-    One that is not known here is looked for in the platform's sources.
-
-    Raises: NotFound for a name that no run bears; as start.
-    """
-    engine = state.engine
-    run: RunInfo | None
-    if name:
-        run = runs.newest(engine, name) or resolve_run.bring_by_name(state, name, watcher, consent)
-    else:
-        run = runs.newest_in(engine, (RunState.ACTIVE, RunState.FAILED))
-        if run is None:
-            return None
-    if run.state == RunState.FINISHED:
-        return Nothing(run, NotStarted.FINISHED)
-    with ExitStack() as held:
-        if (lock := _lock(state, run.name, held)) is None:
-            return Nothing(run, NotStarted.LIVE)
-        plan = resolve_run.plan_of(run)
-        context = RunContext(engine, run, plan, user_config.resolve_platform(plan.platform, state.profile))
-        opened = _go_on(context, lock, _Start(None, watcher, until, by_user))
-        if isinstance(opened, Opened):
-            held.pop_all()
-        return opened
-
-
-class _Start(NamedTuple):
-    """How a session is to be opened. `found`: what a source has further of the run."""
-
-    found: Found | None
-    watcher: Watcher
+    source: SourceRun | None
+    watcher: ImportWatcher
     until: datetime | None
     by_user: bool = True
 
 
-def _go_on(context: RunContext, lock: FileLock, how: _Start) -> Opened | Nothing:
+def start(
+    state: LocalState, request: StartRequest, *, watcher: ImportWatcher = SILENT, until: datetime | None = None
+) -> ReadySession | NoSession:
+    """Resume the run of this plan's name, which may be in this state folder or in a source, or begin it.
+
+    Args:
+        until: when this session, and no later one, is to be over.
+    Raises: NotFound, PlanError, ConfigError, StateUnusable, CheckpointBroken, CheckpointUnreadable; KgorchError that lists several
+        runs, or asks for consent.
+    """
+    engine, plan = state.engine, resolve_run.load_requested_plan(request)
+    with ExitStack() as locks:  # releases the lock unless a session is opened, which keeps it
+        if (lock := _lock(state, plan.name, locks, fresh=request.fresh)) is None:
+            return NoSession(resolve_run.wait_for_row(engine, plan.name), NotStarted.LIVE)
+        profile = user_config.resolve_platform(plan.platform, state.profile)
+        run, plan, source = resolve_run.resolve(replace(state, profile=profile), request, plan, watcher)
+        if run.state == RunState.FINISHED:
+            differences = resolve_run.differences_from_finished(engine, run, plan)
+            return NoSession(run, NotStarted.FINISHED, plan_differences=differences)
+        # The overrides that the run keeps may name another platform than the plan's text.
+        profile = user_config.resolve_platform(plan.platform, state.profile)
+        context = RunContext(engine, run, plan, profile)
+        result = _open_or_adopt(context, lock, _SessionRequest(source, watcher, until))
+        if isinstance(result, ReadySession):
+            locks.pop_all()
+        return result
+
+
+def _lock(state: LocalState, name: str, locks: ExitStack, *, fresh: bool = False) -> FileLock | None:
+    """The lock of the runs of that name, released by `locks`; None if another supervisor is alive."""
+    lock = FileLock(lock_path(state.home, name))
+    if not lock.acquire():
+        return None
+    locks.callback(lock.release)
+    return None if ownership.is_live(state.engine, state.home, name, fresh=fresh) else lock
+
+
+def resume(
+    state: LocalState, request: ResumeRequest, *, watcher: ImportWatcher = SILENT, until: datetime | None = None
+) -> ReadySession | NoSession | None:
+    """Resume a run by the plan that is stored with it; None if there is none to resume.
+
+    A run that this state folder does not know is looked for in the platform's sources.
+
+    Raises: NotFound for an unknown name; as start.
+    """
+    engine = state.engine
+    if request.name:
+        run = runs.newest(engine, request.name) or resolve_run.import_by_name(
+            state, request.name, watcher, request.consent
+        )
+    elif newest := runs.newest_in_states(engine, (RunState.ACTIVE, RunState.FAILED)):
+        run = newest
+    else:
+        return None
+    if run.state == RunState.FINISHED:
+        return NoSession(run, NotStarted.FINISHED)
+    with ExitStack() as locks:
+        if (lock := _lock(state, run.name, locks)) is None:
+            return NoSession(run, NotStarted.LIVE)
+        plan = resolve_run.load_stored_plan(run)
+        context = RunContext(engine, run, plan, user_config.resolve_platform(plan.platform, state.profile))
+        result = _open_or_adopt(context, lock, _SessionRequest(None, watcher, until, request.by_user))
+        if isinstance(result, ReadySession):
+            locks.pop_all()
+        return result
+
+
+def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest) -> ReadySession | NoSession:
+    """Adopt the run's session if its processes are alive; else recover it, check the machine, and open the next one."""
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
+    remote_sessions.refuse_here(engine, run)
     mirror.check(plan)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in OVER:
+        # Training does not end with its supervisor: it is adopted as it runs, without losing a step.
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
             ownership.refuse_moved(home_of_folder(run.folder), run, attempt)
-            return adopt(context, last, attempt, lock, how.until)
+            return adopt(context, last, attempt, lock, request.until)
         before = last.reason
-        last = settle(engine, run, plan, last, attempt, terms_of(plan, profile))
-        if Reason.USER in (before, last.reason) and not how.by_user:
+        last = recover_session(engine, run, plan, last, attempt, terms_of(plan, profile))
+        # The daemon does not resume what a user has stopped, also if the supervisor died while it stopped.
+        if Reason.USER in (before, last.reason) and not request.by_user:
             queue.put(engine, run.id, reason=Reason.USER, due_at=None)
-            return Nothing(run, NotStarted.STOPPED)
-    if attempt and not launcher.kill(Path(attempt.folder)):  # its supervisor died between "over" and ending it
+            return NoSession(run, NotStarted.STOPPED)
+    # A supervisor may die after it has recorded the session's end and before it has ended the processes.
+    if attempt and not launcher.kill(Path(attempt.folder)):
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
         )
-    if how.found:
-        import_files.catch_up(engine, run, plan, how.found, how.watcher)
+    if request.source:
+        import_files.sync_from_source(engine, run, plan, request.source, request.watcher)
         last = sessions.last(engine, run.id)
     if last and last.phase == Phase.FINISHED and not attempts.open_stages(engine, run, plan):
         conclude(engine, run, Phase.FINISHED, "")
-        return Nothing(run, NotStarted.FINISHED)
-    if run.state == RunState.FAILED:  # who starts it again has mended the cause, or wants to see it once more
+        return NoSession(run, NotStarted.FINISHED)
+    if run.state == RunState.FAILED:  # a user who starts it again has removed the cause, or wants to see it once more
         runs.set_state(engine, run.id, RunState.ACTIVE)
     if not Path(run.workdir).is_dir():
         raise PlanError(
             f"the plan's folder {run.workdir} is gone: the training is started there",
-            next_step="kgorch start NEW/plan.toml, where it lies now",
+            next_step="kgorch start NEW/plan.toml, with its new path",
         )
-    notifications.check(plan.notify)  # not before what lives is taken over: that does not hang on a hook
-    requirements.check_gpus(plan, how.watcher.note, platform=profile.name)
+    # Checked only now: adopting a living session must not fail on a notification target.
+    notifications.check(plan.notify)
+    requirements.check_gpus(plan, request.watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
-    requirements.check_data(stages, Path(run.workdir), how.watcher.note, platform=profile.name)
+    requirements.check_data(stages, Path(run.workdir), request.watcher.note, platform=profile.name)
     for stage in stages[:1]:
-        place = rungs.Place(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
+        place = rungs.RungScope(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
         if rungs.is_unmeasured(engine, run, plan, place):
-            how.watcher.note(UNMEASURED.format(place))
-    return open_session(context, lock, how.until)
+            request.watcher.note(UNMEASURED.format(place))
+    return open_session(context, lock, request.until)

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint import safetensors_header
-from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
-from orchestrator.checkpoint.manifest import Manifest, shard_names
-from orchestrator.checkpoint.safetensors_header import Span
-from orchestrator.errors import CheckpointBroken, KgorchError
-from orchestrator.system import files
+from kgorch import untrusted_io
+from kgorch.checkpoint import foreign_contents, safetensors_header
+from kgorch.checkpoint.folder import read_checkpoint, read_json_file
+from kgorch.checkpoint.manifest import Manifest, shard_names
+from kgorch.checkpoint.safetensors_header import Span
+from kgorch.errors import CheckpointBroken, KgorchError
+from kgorch.system import files
 
 
 class ShardTensor(NamedTuple):
@@ -69,7 +69,7 @@ def export_torch(folder: Path, out: Path, name: str | None) -> int:
             [
                 sys.executable,
                 "-m",
-                "orchestrator.worker.checkpoint.torch_export",
+                "kgorch.worker.checkpoint.torch_export",
                 str(folder),
                 str(out),
                 *([name] if name else []),
@@ -82,6 +82,33 @@ def export_torch(folder: Path, out: Path, name: str | None) -> int:
     if process.returncode:
         raise KgorchError(f"{out} cannot be written", process.stderr.strip() or f"exit status {process.returncode}")
     return int(process.stdout)
+
+
+def export_foreign(folder: Path, out: Path) -> int:
+    """Write a foreign program's own checkpoint, a file or a folder, to `out`, which must not exist.
+
+    Returns its bytes.
+    Raises: KgorchError; CheckpointBroken.
+    """
+    manifest, contents = foreign_contents.read_contents(folder, None)
+    if os.path.lexists(out):
+        raise KgorchError(f"{out} exists", next_step="name a file or folder that does not exist")
+    temporary = out.with_name(f"{out.name}.part")
+    try:
+        _remove(temporary)  # of one that was killed
+        foreign_contents.unpack(folder, contents, temporary)
+        temporary.rename(out)
+    except OSError as error:
+        _remove(temporary)
+        raise KgorchError(f"{out} cannot be written", str(error)) from None
+    return sum(manifest.files[name].bytes for name in contents.files)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def exporter_for(out: Path) -> Callable[[Path, Path, str | None], int]:
@@ -150,9 +177,9 @@ def _write(file: Any, folder: Path, items: list[tuple[str, ShardTensor]]) -> Non
     file.flush()
     for _, (name, span) in items:
         with untrusted_io.open_file(folder, name) as source:
-            start, left = span.start, span.size
-            while left:
-                sent = os.sendfile(file.fileno(), source.fileno(), start, left)
+            start, remaining = span.start, span.size
+            while remaining:
+                sent = os.sendfile(file.fileno(), source.fileno(), start, remaining)
                 if not sent:
                     raise CheckpointBroken(f"{folder / name} is shorter than its header says")
-                start, left = start + sent, left - sent
+                start, remaining = start + sent, remaining - sent

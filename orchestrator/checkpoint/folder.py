@@ -17,8 +17,8 @@ from typing import Any
 
 import xxhash
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint.manifest import (
+from kgorch import untrusted_io
+from kgorch.checkpoint.manifest import (
     FOLDER_PATTERN,
     MANIFEST_NAME,
     FileEntry,
@@ -26,8 +26,8 @@ from orchestrator.checkpoint.manifest import (
     manifest_document,
     parse_manifest,
 )
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.system import files
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable
+from kgorch.system import files
 
 MAX_MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 8 << 20

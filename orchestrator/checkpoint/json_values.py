@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.protocol.values import MAX_NUMBER, escape_surrogates
+from kgorch.protocol.values import MAX_NUMBER, escape_surrogates
 
 MAX_TEXT_LENGTH = 1000
 """Characters of a line."""

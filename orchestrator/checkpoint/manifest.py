@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint.json_values import (
+from kgorch import untrusted_io
+from kgorch.checkpoint.json_values import (
     cleaned_line,
     count,
     hash_digits,
@@ -28,8 +28,8 @@ from orchestrator.checkpoint.json_values import (
     text_line,
     utc_instant,
 )
-from orchestrator.errors import CheckpointUnreadable
-from orchestrator.protocol.values import escape_surrogates
+from kgorch.errors import CheckpointUnreadable
+from kgorch.protocol.values import escape_surrogates
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "kgorch-checkpoint"
@@ -84,7 +84,8 @@ class Adjustment:
         rung: name of the rung or the remedy.
         why: the reason, in words.
         at: UTC instant, ISO 8601.
-        settings: {"settings": …} (core/memory_ladder.py), or an entry of the schedule without its step (core/training_health.py).
+        settings: {"settings": …} (core/memory/memory_ladder.py), or an entry of the schedule without its step
+            (core/health/training_health.py).
         device: on which it was found to be necessary.
         world: number of ranks there.
         up: a rung was undone.

@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import checkpoints as rows
-from db.records import CheckpointInfo
-from orchestrator.checkpoint.folder import read_manifest
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.core import retention
-from orchestrator.core.codes import CheckpointState
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.plan import Plan
+from kgorch.checkpoint.folder import read_manifest
+from kgorch.checkpoint.manifest import Manifest
+from kgorch.core.checkpoint import retention
+from kgorch.core.codes import CheckpointState
+from kgorch.db import checkpoints as rows
+from kgorch.db.rows import CheckpointInfo
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable
+from kgorch.plan import Plan
 
 FREE_FOR_NEXT = 1.2
 """Free disk that the next checkpoint needs, as a multiple of the newest one's size."""
@@ -30,14 +30,14 @@ def record_verified(
     manifest: Manifest,
     folder: Path,
     *,
-    took_s: float,
+    save_duration_s: float,
     blocking_s: float,
 ) -> None:
     """Insert the row of a checkpoint that was just verified.
 
     Args:
         session_id: in which it was found; None outside of any.
-        took_s: seconds from the hold-up of training until it was verified; 0 where that is not known.
+        save_duration_s: seconds from the hold-up of training until it was verified; 0 where that is not known.
         blocking_s: seconds for which training was held up.
     """
     rows.record(
@@ -50,7 +50,7 @@ def record_verified(
         step=manifest.step,
         final=manifest.final,
         bytes=manifest.total_bytes,
-        took_s=took_s,
+        save_duration_s=save_duration_s,
         blocking_s=blocking_s,
         metrics=dict(manifest.metrics),
         measured=dict(manifest.measured),
@@ -58,11 +58,11 @@ def record_verified(
     )
 
 
-def retention_rule(plan: Plan) -> retention.Rule:
-    """The plan's `[checkpoint.keep]` as core/retention.py takes it."""
+def retention_rule(plan: Plan) -> retention.RetentionRule:
+    """The plan's `[checkpoint.keep]` as core/checkpoint/retention.py takes it."""
     keep = plan.checkpoint.keep
     best = parse_best(keep.best) if keep.best else None
-    return retention.Rule(last=keep.last, every=keep.every, best=best, disk_bytes=plan.checkpoint.disk)
+    return retention.RetentionRule(last=keep.last, every=keep.every, best=best, disk_bytes=plan.checkpoint.disk)
 
 
 def parse_best(best: str) -> tuple[str, bool]:
@@ -71,7 +71,9 @@ def parse_best(best: str) -> tuple[str, bool]:
     return name, direction == "max"
 
 
-def best_checkpoint(engine: Engine, run_id: str, stage: str, metric: str, highest: bool) -> retention.Kept | None:
+def best_checkpoint(
+    engine: Engine, run_id: str, stage: str, metric: str, highest: bool
+) -> retention.RetentionCandidate | None:
     """The best of the stage's verified checkpoints whose folders exist; None when none was measured."""
     return retention.best_of(
         [item for item in _present(engine, run_id, metric) if item.stage == stage],
@@ -85,8 +87,9 @@ def best_for_ranks(engine: Engine, run_id: str, plan: Plan, stage: str) -> dict[
     if (rule := retention_rule(plan)).best is None:
         return None
     metric, highest = rule.best
-    found = best_checkpoint(engine, run_id, stage, metric, highest)
-    value = found.metrics[metric] if found and found.measured.get(metric) == found.step else None
+    best = best_checkpoint(engine, run_id, stage, metric, highest)
+    # a value that was reported at another step does not belong to the weights of this checkpoint
+    value = best.metrics[metric] if best and best.measured.get(metric) == best.step else None
     return {"metric": metric, "highest": highest, "value": value}
 
 
@@ -94,11 +97,11 @@ def mark_best(engine: Engine, run_id: str, plan: Plan) -> None:
     """Record which checkpoint of each stage is its best now."""
     if (rule := retention_rule(plan)).best:
         present = _present(engine, run_id, rule.best[0])
-        found = (
+        best_of_stages = (
             retention.best_of([item for item in present if item.stage == stage], *rule.best)
             for stage in {item.stage for item in present}
         )
-        rows.mark_best(engine, run_id, {item.key: str(plan.checkpoint.keep.best) for item in found if item})
+        rows.mark_best(engine, run_id, {item.key: str(plan.checkpoint.keep.best) for item in best_of_stages if item})
     elif rows.best(engine, run_id):  # the plan names none any more
         rows.mark_best(engine, run_id, {})
 
@@ -114,9 +117,9 @@ def expired_folders(engine: Engine, run_id: str, plan: Plan) -> list[Path]:
     return [Path(key) for key in retention.to_drop(present, rule)]
 
 
-def _present(engine: Engine, run_id: str, metric: str | None) -> list[retention.Kept]:
+def _present(engine: Engine, run_id: str, metric: str | None) -> list[retention.RetentionCandidate]:
     """The verified checkpoints whose folders exist, in the run's own order. `metric`: by which they will be compared."""
-    present = [(number, row) for number, row in rows.standing(engine, run_id) if Path(row.path).is_dir()]
+    present = [(number, row) for number, row in rows.verified_with_numbers(engine, run_id) if Path(row.path).is_dir()]
     if metric is not None:
         present = [(number, _with_measured(engine, row, metric)) for number, row in present]
     return [_kept(order, number, row) for order, (number, row) in enumerate(present)]
@@ -136,7 +139,7 @@ def _with_measured(engine: Engine, row: CheckpointInfo, metric: str) -> Checkpoi
     except (CheckpointBroken, CheckpointUnreadable):
         return row
     if dict(manifest.measured) != dict(row.measured):
-        rows.set_measured(engine, row.path, manifest.metrics, manifest.measured)
+        rows.set_metrics(engine, row.path, manifest.metrics, manifest.measured)
         return row._replace(metrics=manifest.metrics, measured=manifest.measured)
     return row
 
@@ -155,8 +158,8 @@ def disk_free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _kept(order: int, number: int, row: CheckpointInfo) -> retention.Kept:
-    return retention.Kept(
+def _kept(order: int, number: int, row: CheckpointInfo) -> retention.RetentionCandidate:
+    return retention.RetentionCandidate(
         key=row.path,
         stage=row.stage,
         step=row.step,

@@ -13,8 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator import untrusted_io
-from orchestrator.errors import CheckpointBroken
+from kgorch import untrusted_io
+from kgorch.errors import CheckpointBroken
 
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
           "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip

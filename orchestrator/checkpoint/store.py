@@ -13,10 +13,10 @@ from collections.abc import Callable, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.checkpoint.folder import list_checkpoints, read_manifest
-from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.errors import CheckpointBroken, KgorchError
+from kgorch.checkpoint.folder import list_checkpoints, read_manifest
+from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.errors import CheckpointBroken, KgorchError
 
 
 def newest_verified(
@@ -38,8 +38,8 @@ def newest_verified(
             continue
         if manifest.run_id == run_id:
             return folder, manifest
-        found = f"{manifest.run_id} ({manifest.run})"
-        on_skip(folder, KgorchError(f"{folder} belongs to another run", f"expected {run_id}, found {found}"))
+        owner = f"{manifest.run_id} ({manifest.run})"
+        on_skip(folder, KgorchError(f"{folder} belongs to another run", f"expected {run_id}, found {owner}"))
     return None
 
 

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from db.records import RunInfo
-from orchestrator.checkpoint import store
-from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.protocol.snapshot_messages import CheckpointWritten
-from orchestrator.system.clock import boottime_s
+from kgorch.checkpoint import store
+from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.checkpoint.manifest import Manifest
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.db.rows import RunInfo
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from kgorch.protocol.snapshot_messages import CheckpointWritten
+from kgorch.system.clock import boottime_s
 
 Job = Callable[[], None]
 

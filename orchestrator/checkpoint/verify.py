@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint.folder import read_checkpoint
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.errors import CheckpointBroken
-from orchestrator.system import hashing
+from kgorch import untrusted_io
+from kgorch.checkpoint.folder import read_checkpoint
+from kgorch.checkpoint.manifest import Manifest
+from kgorch.errors import CheckpointBroken
+from kgorch.system import file_hash
 
 READERS = 4
 """Files that are hashed at a time; xxhash releases the GIL."""
@@ -27,11 +27,11 @@ def verify_checkpoint(folder: Path) -> Manifest:
     pool = ThreadPoolExecutor(max_workers=READERS)
     try:
         hashes = pool.map(lambda name: hash_file(folder, name), manifest.files)
-        for (name, entry), found in zip(manifest.files.items(), hashes, strict=True):
-            if found != entry.xxh3_128:
+        for (name, entry), digits in zip(manifest.files.items(), hashes, strict=True):
+            if digits != entry.xxh3_128:
                 raise CheckpointBroken(
                     f"{folder} does not match its manifest",
-                    f"{name}: expected xxh3 {entry.xxh3_128[:12]}…, found {found[:12]}…",
+                    f"{name}: expected xxh3 {entry.xxh3_128[:12]}…, found {digits[:12]}…",
                 )
     finally:
         pool.shutdown(cancel_futures=True)
@@ -43,7 +43,7 @@ def hash_file(folder: Path, name: str) -> str:
 
     Raises: CheckpointBroken; CheckpointUnreadable.
     """
-    return hashing.hash_chunks(read_chunks(folder, name))
+    return file_hash.hash_chunks(read_chunks(folder, name))
 
 
 def read_chunks(folder: Path, name: str) -> Iterator[memoryview]:
@@ -51,12 +51,14 @@ def read_chunks(folder: Path, name: str) -> Iterator[memoryview]:
 
     Raises: CheckpointBroken; CheckpointUnreadable.
     """
-    buffer = memoryview(bytearray(hashing.BUFFER_BYTES))
+    buffer = memoryview(bytearray(file_hash.BUFFER_BYTES))
     try:
         with untrusted_io.open_file(folder, name) as file:
-            left = os.fstat(file.fileno()).st_size  # one that grows while it is read has no end
-            while left > 0 and (size := file.readinto(buffer)):
+            remaining = os.fstat(
+                file.fileno()
+            ).st_size  # not until its end: a file that grows while it is read has none
+            while remaining > 0 and (size := file.readinto(buffer)):
                 yield buffer[:size]
-                left -= size
+                remaining -= size
     except OSError as error:
         raise untrusted_io.checkpoint_error(error, f"{folder} cannot be read back", f"{name}: {error}") from None

@@ -1,5 +1,5 @@
-"""`python -m orchestrator.cli`: the same as `kgorch`."""
+"""`python -m kgorch.cli`: the same as `kgorch`."""
 
-from orchestrator.cli import main
+from kgorch.cli import main
 
 main()

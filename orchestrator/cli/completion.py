@@ -1,7 +1,7 @@
-"""What the shell offers after TAB. Each answer is looked up in the time between two keystrokes.
+"""Shell completion of runs, metrics, plans and keys of a plan.
 
-So the database is read by the standard library's sqlite3, read-only: SQLAlchemy takes longer to import than a person waits, and
-nothing is made or migrated because somebody pressed TAB. Whatever goes wrong, nothing is offered and nothing is said.
+The database is read with the standard library's sqlite3, read-only: importing SQLAlchemy takes longer than a user waits after
+TAB, and TAB must not create or migrate a database. An error offers nothing and prints nothing.
 """
 
 from __future__ import annotations
@@ -19,78 +19,88 @@ import click
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
-PATIENCE_S = 0.2
-"""For a writer that holds the database."""
+LOCK_TIMEOUT_S = 0.2
+"""For a database that another process has locked."""
 
-MOST = 100
+MAX_WORDS = 100
 
 
-def _quietly(complete: Completer) -> Completer:
+def _completer(complete: Completer) -> Completer:
+    """Filters by what was typed, limits the number, and swallows errors."""
+
     @functools.wraps(complete)
-    def offered(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    def wrapper(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
         try:
-            return [word for word in complete(ctx, parameter, typed) if word.startswith(typed)][:MOST]
-        except Exception:  # completion never disturbs a shell
+            return [word for word in complete(ctx, parameter, typed) if word.startswith(typed)][:MAX_WORDS]
+        except Exception:  # a traceback in the middle of a command line helps nobody
             return []
 
-    return offered
+    return wrapper
 
 
 def _query(statement: str, *values: object) -> list[tuple[Any, ...]]:
-    from orchestrator.platforms.detect import detect
-    from orchestrator.system.paths import state_home
+    from kgorch.platforms.detect import detect
+    from kgorch.system.paths import state_home
 
     path = state_home(detect().home) / "kgorch.db"
     if not path.is_file():
         return []
-    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=PATIENCE_S)) as connection:
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=LOCK_TIMEOUT_S)) as connection:
         return connection.execute(statement, values).fetchall()
 
 
-@_quietly
+@_completer
 def runs(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Names of runs; those that are typed already are not offered again."""
+    """Names of runs, or NAME/NUMBER after a slash. `kgorch rm` takes several: those that are typed already are left out."""
     name, slash, _ = typed.rpartition("/")
     if slash:
-        numbers = _query("SELECT number FROM runs WHERE name = ? ORDER BY number DESC LIMIT ?", name, MOST)
+        numbers = _query("SELECT number FROM runs WHERE name = ? ORDER BY number DESC LIMIT ?", name, MAX_WORDS)
         return [f"{name}/{number}" for (number,) in numbers]
-    taken = ctx.params.get(parameter.name or "")
-    found = _query("SELECT DISTINCT name FROM runs WHERE name >= ? ORDER BY name LIMIT ?", typed, MOST)
-    return [name for (name,) in found if not isinstance(taken, tuple) or name not in taken]
+    typed_before = ctx.params.get(parameter.name or "")
+    rows = _query("SELECT DISTINCT name FROM runs WHERE name >= ? ORDER BY name LIMIT ?", typed, MAX_WORDS)
+    return [name for (name,) in rows if not isinstance(typed_before, tuple) or name not in typed_before]
 
 
-@_quietly
+@_completer
 def metrics(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Metrics that the run has reported, of the newest run where none is typed."""
+    """Metrics that the run has reported; of the newest run if none was typed."""
     run = ctx.params.get("run")
-    chosen = (
+    query = (
         ("SELECT id FROM runs WHERE name = ? ORDER BY number DESC LIMIT 1", run)
         if run
         else ("SELECT id FROM runs ORDER BY created_at DESC LIMIT 1",)
     )
-    [(run_id,)] = _query(*chosen)
+    [(run_id,)] = _query(*query)
     newest = _query("SELECT metrics FROM sessions WHERE run_id = ? ORDER BY number DESC LIMIT 10", run_id)
-    return sorted({name for (kept,) in newest for name in json.loads(kept)})
+    return sorted({name for (metrics,) in newest for name in json.loads(metrics)})
 
 
-@_quietly
+@_completer
 def plan_keys(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """Keys of a plan, as the template explains them."""
-    from orchestrator.cli.template import key_help
+    from kgorch.cli.template import key_help
 
     return list(key_help())
 
 
-@_quietly
+@_completer
+def places(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Places that run sessions."""
+    from kgorch.core.remote.place_profiles import PLACES
+
+    return sorted(PLACES)
+
+
+@_completer
 def settings(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """KEY= for --set: keys of a plan, and the arguments of its stages by the names that they have there."""
-    from orchestrator.cli.template import key_help
+    """KEY= for --set: keys of a plan, and keys and arguments of the stages in the plan that was typed."""
+    from kgorch.cli.template import key_help
 
     keys = [entry.key for entry in key_help().values() if entry.example and not entry.key.startswith("stage.")]
-    return [f"{key}=" for key in (*keys, *_of_stages(Path(ctx.params.get("plan") or "plan.toml")))]
+    return [f"{key}=" for key in (*keys, *_stage_keys(Path(ctx.params.get("plan") or "plan.toml")))]
 
 
-def _of_stages(plan: Path) -> Iterator[str]:
+def _stage_keys(plan: Path) -> Iterator[str]:
     import tomllib
 
     if not plan.is_file() or plan.stat().st_size > 1 << 20:
@@ -102,22 +112,22 @@ def _of_stages(plan: Path) -> Iterator[str]:
             yield f"stage.{stage['name']}.args.{argument}"
 
 
-@_quietly
+@_completer
 def plans(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """TOML files, and folders on the way to them."""
-    folder, _, beginning = typed.rpartition("/")
-    above = f"{folder}/" if "/" in typed else ""
-    found = []
-    for path in sorted(Path(above or ".").iterdir()):
-        if not path.name.startswith(beginning) or (path.name.startswith(".") and not beginning):
+    """TOML files, and the folders that may hold some."""
+    folder, _, prefix = typed.rpartition("/")
+    parent = f"{folder}/" if "/" in typed else ""
+    words = []
+    for path in sorted(Path(parent or ".").iterdir()):
+        if not path.name.startswith(prefix) or (path.name.startswith(".") and not prefix):
             continue
         if path.is_dir():
-            found.append(f"{above}{path.name}/")
+            words.append(f"{parent}{path.name}/")
         elif path.suffix == ".toml" and path.name != "pyproject.toml":
-            found.append(above + path.name)
-    return found
+            words.append(parent + path.name)
+    return words
 
 
-@_quietly
+@_completer
 def runs_and_plans(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     return [*runs(ctx, parameter, typed), *plans(ctx, parameter, typed)]

@@ -28,12 +28,12 @@ class KeyHelp(NamedTuple):
 
 def plan_text() -> str:
     """The plan with every key explained."""
-    return resources.files("orchestrator.cli").joinpath("template.toml").read_text(encoding="utf-8")
+    return resources.files("kgorch.cli").joinpath("template.toml").read_text(encoding="utf-8")
 
 
 def script_text() -> str:
     """The training that this plan runs."""
-    return resources.files("orchestrator.worker").joinpath("example.py").read_text(encoding="utf-8")
+    return resources.files("kgorch.worker").joinpath("example.py").read_text(encoding="utf-8")
 
 
 # a key or a table that is commented out starts with "# " and a lower-case letter or a bracket, a remark with a capital

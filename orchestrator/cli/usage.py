@@ -1,4 +1,4 @@
-"""What a person typed that no verb takes: told as every other mistake is, with what was meant where that is safe to say."""
+"""Mistakes on the command line: their message has the form of every other error, and suggests what was probably meant."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 DANGEROUS = frozenset({"rm", "uninstall", "drop", "prune"})
-"""Never proposed for a word that is only like them: a guess must not delete or remove."""
+"""Never suggested for a similar word: a user who types the suggestion must not delete something by mistake."""
 
-MEANT: Mapping[str, str] = {
+SYNONYMS: Mapping[str, str] = {
     "run": "start", "train": "start", "launch": "start", "begin": "start", "continue": "resume", "restart": "resume",
     "kill": "stop", "cancel": "stop", "pause": "stop", "ls": "status --all", "list": "status --all", "ps": "status --all",
     "runs": "status --all", "top": "status --watch", "watch": "status --watch", "tail": "logs -f", "events": "history --events",
@@ -20,33 +20,39 @@ MEANT: Mapping[str, str] = {
     "validate": "check", "lint": "check", "new": "init", "create": "init", "man": "help", "docs": "help",
     "remove": "rm", "delete": "rm", "clean": "rm", "gc": "rm",
 }  # fmt: skip
-"""Verbs as other programs name them."""
+"""Words of other programs → the verb of kgorch."""
 
 
 class Group(click.Group):
-    """Verbs below a verb: help that cuts no sentence, and an unknown word is answered with the nearest known one."""
+    """A verb with verbs of its own. Unlike click's, its help does not cut summaries, and an unknown word gets a suggestion."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.subcommand_metavar = self.subcommand_metavar.replace("COMMAND", "VERB")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, _first_sentence(one)) for name, one in found if one and not one.hidden]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, _first_sentence(one)) for name, one in commands if one and not one.hidden]
         if rows:
             with formatter.section("Verbs"):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if ctx.resilient_parsing:  # a shell asks what may follow
+        if ctx.resilient_parsing:  # completion
             return super().resolve_command(ctx, args)
-        known = [name for name in self.list_commands(ctx) if (one := self.get_command(ctx, name)) and not one.hidden]
+        verbs = [name for name in self.list_commands(ctx) if (one := self.get_command(ctx, name)) and not one.hidden]
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise UnknownVerb(args[0], known, ctx)
+            raise UnknownVerb(args[0], verbs, ctx)
         return super().resolve_command(ctx, args)
 
 
 class UnknownVerb(click.UsageError):
-    def __init__(self, word: str, known: Sequence[str], ctx: click.Context) -> None:
-        self.word, self.known = word, known
-        proposed = "" if word in MEANT else near(word, known)
-        super().__init__(f"no verb {word[:200]!r}{proposed}; known: {', '.join(known)}", ctx)
+    """A word where a verb is expected."""
+
+    def __init__(self, word: str, verbs: Sequence[str], ctx: click.Context) -> None:
+        self.word = word
+        suggestion = "" if word in SYNONYMS else near(word, verbs)
+        super().__init__(f"no verb {word[:200]!r}{suggestion}; verbs: {', '.join(verbs)}", ctx)
 
 
 def _first_sentence(command: click.Command) -> str:
@@ -56,83 +62,84 @@ def _first_sentence(command: click.Command) -> str:
     return words[:end] if end > 0 else words.removesuffix(".")
 
 
-def near(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def near(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """` (did you mean 'status'?)`, or nothing; never a verb that deletes."""
-    safe = [name for name in known if name.strip("-") not in DANGEROUS]
-    found = difflib.get_close_matches(word[:200], safe, n=1, cutoff=cutoff)
-    return f" (did you mean '{found[0]}'?)" if found else ""
+    safe = [name for name in names if name.strip("-") not in DANGEROUS]
+    matches = difflib.get_close_matches(word[:200], safe, n=1, cutoff=cutoff)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
-def told(error: click.ClickException) -> str:
-    """The lines of an error of click's: `error: …`, then `next: …`."""
+def error_text(error: click.ClickException) -> str:
+    """The lines of click's error: `error: …`, then `next: …`."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx else "kgorch"
     next_step = f"{path} --help"
     if isinstance(error, click.NoSuchOption):
-        said = f"no such option: {error.option_name[:200]}"
-        if proposed := _option_meant(error, ctx):
-            next_step = proposed
+        text = f"no such option: {error.option_name[:200]}"
+        if command := _suggested_command(error, ctx):
+            next_step = command
         elif ctx:
-            said += near(error.option_name, _options(ctx), cutoff=0.75)
+            text += near(error.option_name, _long_options(ctx), cutoff=0.75)
     elif isinstance(error, UnknownVerb):
-        said = error.format_message()
-        if (meant := MEANT.get(error.word)) and path == "kgorch":
-            next_step = f"kgorch {meant}" if meant != "rm" else "kgorch rm --help"
+        text = error.format_message()
+        if (verb := SYNONYMS.get(error.word)) and path == "kgorch":
+            next_step = f"kgorch {verb}" if verb != "rm" else "kgorch rm --help"
     elif isinstance(error, click.MissingParameter):
-        said = _of_a_sentence(error.format_message())
+        text = _as_clause(error.format_message())
         if ctx and error.param is not None and error.param.name in ("run", "runs"):
             next_step = "kgorch status --all    (lists the runs)"
     else:
-        said = _of_a_sentence(error.format_message())
-    return f"error: {said}\nnext: {next_step}"
+        text = _as_clause(error.format_message())
+    return f"error: {text}\nnext: {next_step}"
 
 
-def _of_a_sentence(text: str) -> str:
-    """click begins with a capital and ends with a full stop; what it quotes stays as it is."""
+def _as_clause(text: str) -> str:
+    """click's sentence without its capital letter and full stop; a quoted word at its start is unchanged."""
     text = text.strip()
     text = text[:1].lower() + text[1:] if text[:2].istitle() or text[1:2].islower() else text
     return text.removesuffix(".")
 
 
-def _options(ctx: click.Context) -> list[str]:
+def _long_options(ctx: click.Context) -> list[str]:
     return [
         name for param in ctx.command.get_params(ctx) if not getattr(param, "hidden", False)
         for name in (*param.opts, *param.secondary_opts) if name.startswith("--")
     ]  # fmt: skip
 
 
-def _option_meant(error: click.NoSuchOption, ctx: click.Context | None) -> str | None:
-    """What to type instead: a verb for `start --resume`, --set for a key of the plan."""
+def _suggested_command(error: click.NoSuchOption, ctx: click.Context | None) -> str | None:
+    """The command that was probably meant by an unknown option: a verb for `start --resume`, --set for a key of the plan."""
     if ctx is None:
         return None
     word = error.option_name.lstrip("-").partition("=")[0].replace("-", "_")
     if ctx.info_name == "start" and word == "resume":
         return "kgorch start    (continues an unfinished run by itself; kgorch resume RUN needs no plan)"
-    if "--set" not in _options(ctx):
+    if "--set" not in _long_options(ctx):
         return None
-    from orchestrator.cli.template import key_help
+    from kgorch.cli.template import key_help
 
-    known = [key for key, entry in key_help().items() if entry.example]
-    keys = [key for key in known if key == word or key.split(".")[-1] == word]
+    all_keys = [key for key, entry in key_help().items() if entry.example]
+    keys = [key for key in all_keys if key == word or key.split(".")[-1] == word]
     if not keys:
         return None
     key = keys[0].replace("stage.", "stage.NAME.", 1) if keys[0].startswith("stage.") else keys[0]
-    return f"{ctx.command_path} {_argument(ctx)}--set {key}={_value(ctx, error.option_name)}"
+    return f"{ctx.command_path} {_plan_word(ctx)}--set {key}={_value(ctx, error.option_name)}"
 
 
 def _typed(ctx: click.Context) -> list[str]:
-    """The words that were typed behind `kgorch`; empty where they are not known."""
+    """The words that were typed after `kgorch`; empty when click was called by a test or by completion."""
     words = ctx.find_root().obj
     return words if isinstance(words, list) else []
 
 
-def _argument(ctx: click.Context) -> str:
+def _plan_word(ctx: click.Context) -> str:
+    """The plan that was typed, with a space; empty without one."""
     plan = next((word for word in _typed(ctx) if word.endswith(".toml") and not word.startswith("-")), None)
     return f"{shlex.quote(plan)} " if plan else ""
 
 
 def _value(ctx: click.Context, option: str) -> str:
-    """What stood behind the option."""
+    """The value that was typed for the option."""
     words = _typed(ctx)
     for number, word in enumerate(words):
         if word == option and number + 1 < len(words) and not words[number + 1].startswith("-"):

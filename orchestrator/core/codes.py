@@ -7,12 +7,13 @@ migration (db/migrations) that maps what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class Phase(StrEnum):
-    """Of a session (core/lifecycle.py)."""
+    """Of a session (core/session/lifecycle.py)."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -30,6 +31,11 @@ class Phase(StrEnum):
     def is_over(self) -> bool:
         return self in OVER
 
+    @property
+    def is_launching(self) -> bool:
+        """An attempt is on its way, and trains nothing yet."""
+        return self in (Phase.STARTING, Phase.RECOVERING)
+
 
 OVER = frozenset({Phase.FINISHED, Phase.SUSPENDED, Phase.CUT_OFF, Phase.FAILED})
 LIVE = tuple(phase for phase in Phase if phase not in OVER)
@@ -37,7 +43,8 @@ LIVE = tuple(phase for phase in Phase if phase not in OVER)
 
 
 class Reason(StrEnum):
-    """Why a session ends or has ended, and why a run waits in the queue. The first five are kinds of walls (core/wall.py)."""
+    """Why a session ends or has ended, and why a run waits in the queue. The first five are kinds of walls
+    (core/limits/wall.py)."""
 
     NONE = ""
     TIME_LIMIT = "time_limit"
@@ -94,6 +101,46 @@ class ResumeState(StrEnum):
     FAILED = "failed"
 
 
+class RemoteState(StrEnum):
+    """Of a session at another place (core/remote/session_states.py)."""
+
+    PLANNED = "planned"
+    BUNDLING = "bundling"
+    PUSHING = "pushing"
+    ASKING = "asking"
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+    COLLECTED = "collected"
+    DONE = "done"
+    LOST = "lost"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+REMOTE_OPEN = (
+    RemoteState.PLANNED,
+    RemoteState.BUNDLING,
+    RemoteState.PUSHING,
+    RemoteState.ASKING,
+    RemoteState.QUEUED,
+    RemoteState.RUNNING,
+    RemoteState.ENDED,
+)
+"""States of a session that is not over; a run has at most one."""
+
+
+class RemoteWait(StrEnum):
+    """What a session at another place waits for, beside the next look."""
+
+    NONE = ""
+    LOGIN = "login"
+    CLIENT = "client"
+    SLOTS = "slots"
+    QUOTA = "quota"
+    NETWORK = "network"
+
+
 class Outcome(StrEnum):
     """How an attempt ended."""
 
@@ -130,15 +177,30 @@ class RankError(StrEnum):
     """Memory ran out, and no rung is left that helps."""
     LOADER_KILLED = "loader_killed"
     """A loading process was killed."""
+    DISK_FULL = "disk_full"
+    """The script met a full disk or an exhausted disk quota: it may have room the next time."""
 
 
 class Fit(StrEnum):
-    """Whether a plan, or a stage, fits the machine (core/memory_fit.py). `FITS_WITH`: other settings than the plan's."""
+    """Whether a plan, or a stage, fits the machine (core/memory/memory_fit.py). `FITS_WITH`: other settings than the plan's."""
 
     FITS = "fits"
     FITS_WITH = "fits_with"
     DOES_NOT_FIT = "does_not_fit"
     DOES_NOT_RUN = "does_not_run"
+
+
+class TrendVerdict(StrEnum):
+    """Whether and when a metric reaches its target (core/metrics/metric_trend.py); a field of `--json`."""
+
+    REACHED = "reached"
+    FORESEEABLE = "foreseeable"
+    FLAT = "flat"
+    AWAY = "away"
+    """It moves away from the target."""
+    LEVELS_OFF = "levels off"
+    """It approaches a limit before the target."""
+    TOO_FEW_POINTS = "too few points"
 
 
 class NotStarted(StrEnum):
@@ -165,11 +227,13 @@ class NoticeKind(StrEnum):
     QUOTA = "quota"
     FAILED = "failed"
     FINISHED = "finished"
+    REMOTE = "remote"
+    """A run at another place waits for a person, or has waited long."""
     TEST = "test"
 
 
 class EventKind(StrEnum):
-    """Of an entry in a run's journal. The first part are the events of core/lifecycle.py, which move a session."""
+    """Of an entry in a run's journal. The first part are the events of core/session/events.py, which move a session."""
 
     SESSION_OPENED = "session_opened"
     ATTACHED = "attached"
@@ -237,9 +301,20 @@ class EventKind(StrEnum):
     SPOT_UNREACHABLE = "spot_unreachable"
     SLURM_UNREACHABLE = "slurm_unreachable"
 
+    # noted by the driver of a run at another place
+    REMOTE_PUSHED = "remote_pushed"
+    REMOTE_PUSHED_TWICE = "remote_pushed_twice"
+    REMOTE_QUEUED_LONG = "remote_queued_long"
+    REMOTE_WAITING = "remote_waiting"
+    REMOTE_ENDED = "remote_ended"
+    REMOTE_GPU_REPLACED = "remote_gpu_replaced"
+
     # noted by ranks, the guard of an attempt, and the snapshot server
     BEST_NOT_SAVED = "best_not_saved"
     EXACTNESS = "exactness"
+    FOREIGN_NOTE = "foreign_note"
+    FOREIGN_SKIPPED = "foreign_skipped"
+    FOREIGN_STOPPED = "foreign_stopped"
     GLOO_INSTEAD_OF_NCCL = "gloo_instead_of_nccl"
     HEALTH_ISSUE = "health_issue"
     KEEPER_NOT_STARTED = "keeper_not_started"
@@ -259,6 +334,9 @@ NOTED_BY_RANKS = frozenset(
     {
         EventKind.BEST_NOT_SAVED,
         EventKind.EXACTNESS,
+        EventKind.FOREIGN_NOTE,
+        EventKind.FOREIGN_SKIPPED,
+        EventKind.FOREIGN_STOPPED,
         EventKind.GLOO_INSTEAD_OF_NCCL,
         EventKind.HEALTH_ISSUE,
         EventKind.KEEPER_NOT_STARTED,
@@ -275,3 +353,7 @@ NOTED_BY_RANKS = frozenset(
     }
 )
 """What the supervisor takes into the journal from a socket. No process but itself writes events that move a session."""
+
+
+Note = Callable[[str, dict[str, Any]], None]
+"""Takes an entry for a run's journal: its kind, and facts that JSON can hold. From any thread, and without waiting."""

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kgorch.core.former_names import current_name
+
 PlanValues = Mapping[str, Any]
 
 SECRET_KEYS = ("notify.urls", "notify.command", "checkpoint.mirror", "checkpoint.mirror_options")
@@ -91,7 +93,7 @@ def _refusals(old: PlanValues, new: PlanValues, active: Collection[str], finishe
     for name in (name for name in old_stages if name in active):
         if name not in new_stages:
             yield f"stage {name!r} has begun and is not in the plan any more"
-        elif old_stages[name]["entry"] != new_stages[name]["entry"]:
+        elif current_name(old_stages[name]["entry"]) != current_name(new_stages[name]["entry"]):
             yield f"stage {name!r} has begun with another program, {old_stages[name]['entry']}"
     if active and old["seed"] != new["seed"]:  # finished stages keep their result, later ones may have another seed
         yield f"the seed of {_quoted(active)}, which has begun, is {old['seed']}"

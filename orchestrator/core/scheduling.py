@@ -1,10 +1,10 @@
-"""Who goes next on a machine, and when to try again what could not begin.
+"""Which run of the queue starts next on a machine, and when a failed start is retried.
 
-A machine has GPUs, or none; then its processor counts as one device for each of the sessions that a person allows beside one
-another. A run claims devices for itself; runs that say so share theirs with others that say so, too.
+A machine has GPUs, or none; then its processor counts as one device for each of the sessions that the user allows at once. A run
+claims devices for itself, unless its plan allows sharing with other runs that do.
 
-The order: the highest priority, then the run whose turn was longest ago, then the one that was due first. A run that needs
-more than is free lets smaller ones go before it, but not for ever: after RESERVE_AFTER_S what becomes free is kept for it.
+The order: highest priority, then the run whose last session is longest ago, then the one that was due first. A run that needs more
+than is free lets smaller ones pass, but not for ever: after RESERVE_AFTER_S the devices that become free are reserved for it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from orchestrator.core.backoff import Backoff
+from kgorch.core.backoff import Backoff
 
 RESERVE_AFTER_S = 600.0
-"""How long smaller runs may go before a larger one: about what a short session lasts."""
+"""Seconds that smaller runs may pass a larger one: about the length of a short session."""
 
 SHARERS = 4
-"""Sessions that share one device at most, where no person says how many run at once."""
+"""Most sessions that share a device, where the user has not set how many run at once."""
 
 TRIES = 8
-"""Times in a row that a resume may fail to begin, or its session end before a step further, before its run has failed."""
+"""Resumes in a row that fail to start, or whose session ends without progress, before the run fails."""
 
 BACKOFF = Backoff(first_s=30.0, longest_s=3600.0, jitter=0.2)
-"""Between two attempts to begin a session."""
+"""Pauses between two attempts to start a session. The jitter keeps runs that failed together from coming back together."""
 
 
-class Waiting(NamedTuple):
-    """A run that is due. `ranks`: GPUs that it claims, None for all; `waits_s`: for how long it has been due."""
+class QueuedRun(NamedTuple):
+    """A run that is due.
+
+    Attributes:
+        id: of its row in the queue.
+        ranks: GPUs that it claims; None for all.
+        share: it may share them.
+        waits_s: for how long it has been due.
+    """
 
     id: int
     ranks: int | None
@@ -36,11 +43,16 @@ class Waiting(NamedTuple):
     waits_s: float
 
 
-class Machine(NamedTuple):
-    """What is free. `gpus`: in all, 0 for a machine without; `free`: nobody's; `shared`: of such as share.
+class FreeDevices(NamedTuple):
+    """The devices of a machine and who uses them.
 
-    `at_once`: sessions that may run beside one another, None for as many as there are GPUs for; `running`: those that do and
-    claim devices for themselves; `sharing`: those that share.
+    Attributes:
+        gpus: in all; 0 for a machine without.
+        free: GPUs that no session claims.
+        shared: GPUs of sessions that share.
+        at_once: sessions that may run at once; None for as many as there are GPUs.
+        running: sessions that claim devices for themselves.
+        sharing: sessions that share.
     """
 
     gpus: int
@@ -51,30 +63,37 @@ class Machine(NamedTuple):
     sharing: int
 
 
-def choose(waiting: Iterable[Waiting], machine: Machine) -> int | None:
-    """The next to begin, of those that wait in their order; None when none fits, or what is free is kept for one that does not."""
-    for one in waiting:
-        if fits(one, machine):
-            return one.id
-        if one.waits_s >= RESERVE_AFTER_S and not one.share:
+def choose(waiting: Iterable[QueuedRun], machine: FreeDevices) -> int | None:
+    """The id of the run to start next; None when none fits, or the free devices are reserved for one that does not.
+
+    Args:
+        waiting: in the order of the queue.
+    """
+    for run in waiting:
+        if fits(run, machine):
+            return run.id
+        if run.waits_s >= RESERVE_AFTER_S and not run.share:
             return None
     return None
 
 
-def has_room(machine: Machine, *, share: bool) -> bool:
-    """Whether any run that shares, or any that does not, might begin: else none of them needs to be looked at."""
-    return fits(Waiting(0, min(1, machine.gpus), share, 0.0), machine)
+def has_room(machine: FreeDevices, *, share: bool) -> bool:
+    """Whether any run that shares, or any that does not, could start: else the daemon need not read the queue."""
+    return fits(QueuedRun(0, min(1, machine.gpus), share, 0.0), machine)
 
 
-def fits(one: Waiting, machine: Machine) -> bool:
-    """One that wants more GPUs than there are is begun when all are free: it is then told what it lacks."""
+def fits(run: QueuedRun, machine: FreeDevices) -> bool:
+    """Whether a run can start now.
+
+    One that wants more GPUs than the machine has starts when all are free: the start then reports what is missing.
+    """
     devices = max(machine.gpus, 1)
-    if one.share and machine.sharing >= (machine.at_once or SHARERS * devices):
+    if run.share and machine.sharing >= (machine.at_once or SHARERS * devices):
         return False
-    if not one.share and machine.running >= (machine.at_once or devices):
+    if not run.share and machine.running >= (machine.at_once or devices):
         return False
-    wanted = machine.gpus if one.ranks is None else min(one.ranks, machine.gpus)
-    return machine.free + (machine.shared if one.share else 0) >= wanted
+    wanted = machine.gpus if run.ranks is None else min(run.ranks, machine.gpus)
+    return machine.free + (machine.shared if run.share else 0) >= wanted
 
 
 def back_off_s(tries: int, chance: float) -> float:

@@ -1,4 +1,4 @@
 """GPUs and the host: NVML, the devices that CUDA sees, the locks by which runs share GPUs, an inventory, and telemetry.
 
-It may import orchestrator.system, orchestrator.core, orchestrator.protocol, orchestrator.errors and db.samples.
+It may import kgorch.system, kgorch.core, kgorch.protocol, kgorch.errors and kgorch.db.samples.
 """

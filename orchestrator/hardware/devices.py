@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.core import cuda_visible
-from orchestrator.core.cuda_visible import Visible
-from orchestrator.hardware import nvml
+from kgorch.core import cuda_visible
+from kgorch.core.cuda_visible import Visible
+from kgorch.hardware import nvml
 
 RELEASE_TIMEOUT_S = 30.0
 """Seconds that the driver may take to release the memory of ended processes."""
@@ -66,6 +66,7 @@ class Accelerators(NamedTuple):
 
     @property
     def gpus(self) -> Mapping[int, Gpu]:
+        """All of the machine, by NVML's index; none without a driver."""
         return self.inventory.gpus if self.inventory else {}
 
     @property
@@ -163,15 +164,20 @@ def gpu_of_rank(ranks: int, environ: Mapping[str, str] = os.environ) -> list[int
 
 
 class GpuMemoryBaseline:
-    """GPU memory in use before the session's first attempt: that much may be in use before the next one."""
+    """GPU memory in use before the session's first attempt: that much may be in use before the next one.
 
-    def __init__(self) -> None:
+    Args:
+        environ: in which the session's GPUs are the visible ones (GpuLocks.environ).
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
         self._before: list[int] | None = None
 
     def wait_until_released(self, timeout_s: float = RELEASE_TIMEOUT_S) -> str:
         """Wait until the memory of ended processes is free; after the time-out, a sentence about what is not, else ""."""
         until = time.monotonic() + timeout_s
-        while (used := used_memory()) is not None:
+        while (used := used_memory(self._environ)) is not None:
             # the first call, or another set of GPUs: nothing to compare with
             if self._before is None or len(self._before) != len(used):
                 self._before = used

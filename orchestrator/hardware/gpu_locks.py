@@ -17,14 +17,18 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from orchestrator.core import cuda_visible
-from orchestrator.errors import KgorchError
-from orchestrator.hardware import nvml
-from orchestrator.system.file_lock import is_file_at
+from kgorch.core import cuda_visible
+from kgorch.errors import KgorchError
+from kgorch.hardware import nvml
+from kgorch.system.file_lock import is_file_at
 
 VISIBLE, ORDER = cuda_visible.VARIABLE, "CUDA_DEVICE_ORDER"
+
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class GpusUnavailable(KgorchError):
@@ -58,6 +62,7 @@ class GpuLocks:
     Attributes:
         devices: in the order in which CUDA sees them.
         descriptors: of the lock files; child processes inherit them open, and so hold the same locks.
+        variables: CUDA's variables of the environment by which a child process sees these GPUs alone.
     """
 
     def __init__(
@@ -67,10 +72,20 @@ class GpuLocks:
         home: Path | None = None,
         *,
         share: bool = False,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
-        self.devices, self.descriptors = tuple(devices), list(descriptors)
+        self.devices, self.descriptors, self.variables = tuple(devices), list(descriptors), variables
         self._home, self._lock = home, fcntl.LOCK_SH if share else fcntl.LOCK_EX
         self._waiting: list[threading.Thread] = []
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """This process's environment with `variables`: for child processes, and for queries of these GPUs (devices.py).
+
+        A value instead of a change of os.environ: that would outlive the session in this process, and whoever counted GPUs
+        before the change and after it would get two answers.
+        """
+        return {**os.environ, **self.variables}
 
     def refresh(self) -> None:
         """Lock again where the lock files were deleted, unless another session was quicker."""
@@ -104,6 +119,7 @@ class GpuLocks:
             )
 
     def release(self) -> None:
+        """Close the lock files here; child processes that inherited them hold the locks on."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
@@ -136,7 +152,7 @@ def _query_visible(environ: Mapping[str, str]) -> list[LockableGpu]:
 
 
 def acquire(home: Path, run: LockOwner, request: Mapping[str, Any]) -> GpuLocks:
-    """Lock the GPUs of a session that opens; processes that it launches from now on see those alone.
+    """Lock the GPUs of a session that opens.
 
     Args:
         request: as `resource_request` returns it.
@@ -154,12 +170,13 @@ def acquire(home: Path, run: LockOwner, request: Mapping[str, Any]) -> GpuLocks:
     if not universe or request["ranks"] == 0:
         return GpuLocks()
     count = len(universe) if request["ranks"] is None else min(request["ranks"], len(universe))
-    locks = GpuLocks(*_lock(home, universe, count, share=request["share"]), home, share=request["share"])
-    if len(locks.devices) < count:
+    share = request["share"]
+    devices, descriptors = _lock(home, universe, count, share=share)
+    locks = GpuLocks(devices, descriptors, home, share=share, variables=cuda_variables(devices, universe))
+    if len(devices) < count:
         locks.release()
         raise _unavailable(home, run, universe, count)
-    _write_owner(home, locks.devices, run)
-    restrict_visible_gpus(locks.devices, universe)
+    _write_owner(home, devices, run)
     return locks
 
 
@@ -169,11 +186,11 @@ def reacquire(home: Path, launched_with: str | None, *, share: bool) -> GpuLocks
     Args:
         launched_with: the CUDA_VISIBLE_DEVICES that it was launched with; None if it was not set.
     """
-    # whatever counts GPUs from here on must see those that the training has
-    if launched_with is not None:
-        os.environ[VISIBLE] = launched_with
-    mine = visible_gpus()
-    locks = GpuLocks(mine, [_open_lock(home, device) for device in mine], home, share=share)
+    # whatever counts the GPUs of the session must see those that the training has
+    variables = NO_VARIABLES if launched_with is None else {VISIBLE: launched_with}
+    mine = visible_gpus({**os.environ, **variables})
+    descriptors = [_open_lock(home, device) for device in mine]
+    locks = GpuLocks(mine, descriptors, home, share=share, variables=variables)
     locks.await_locks()
     return locks
 
@@ -190,37 +207,44 @@ def count_free_and_shared(home: Path, universe: Iterable[LockableGpu]) -> tuple[
     return free, shared
 
 
-def restrict_visible_gpus(devices: Sequence[LockableGpu], universe: Sequence[LockableGpu]) -> None:
-    """Make CUDA, and all that queries the driver, see these GPUs alone: in this process and its children.
+def cuda_variables(
+    devices: Sequence[LockableGpu], universe: Sequence[LockableGpu], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Variables with which CUDA, and all that queries the driver, sees these GPUs alone.
 
     CUDA_DEVICE_ORDER becomes PCI_BUS_ID, also where the user has set FASTEST_FIRST and where no GPU is left out: these locks,
     the memory monitor and telemetry use NVML's order, by the PCI bus, and GPU 0 must be the same one for all of them. The
     user's own CUDA_VISIBLE_DEVICES is rewritten without blanks: not every reader of it accepts them before a UUID.
     """
-    os.environ[ORDER] = "PCI_BUS_ID"
-    if len(devices) < len(universe) or VISIBLE in os.environ:
-        os.environ[VISIBLE] = ",".join(device.visible for device in devices)
+    variables = {ORDER: "PCI_BUS_ID"}
+    if len(devices) < len(universe) or VISIBLE in environ:
+        variables[VISIBLE] = ",".join(device.visible for device in devices)
+    return variables
 
 
 def _lock(
     home: Path, universe: Sequence[LockableGpu], count: int, *, share: bool
 ) -> tuple[list[LockableGpu], list[int]]:
     """Lock up to `count` GPUs, free ones before those that others share; in the order of `universe`."""
-    chosen: dict[LockableGpu, int] = {}
+    descriptors: dict[LockableGpu, int] = {}
     # a run that shares takes GPUs that nobody uses first, and joins other sharers in a second pass
     for only_free in (True, False) if share else (False,):
         for device in universe:
-            if len(chosen) == count or device in chosen or (only_free and _mode(_lock_path(home, device)) != "free"):
+            if (
+                len(descriptors) == count
+                or device in descriptors
+                or (only_free and _mode(_lock_path(home, device)) != "free")
+            ):
                 continue
             descriptor = _open_lock(home, device)
             mode = fcntl.LOCK_SH if share else fcntl.LOCK_EX
             # a file that was deleted between open and flock would exclude nobody
             if _try(descriptor, mode) and is_file_at(descriptor, _lock_path(home, device)):
-                chosen[device] = descriptor
+                descriptors[device] = descriptor
             else:
                 os.close(descriptor)
-    ours = [device for device in universe if device in chosen]
-    return ours, [chosen[device] for device in ours]
+    ours = [device for device in universe if device in descriptors]
+    return ours, [descriptors[device] for device in ours]
 
 
 def _try(descriptor: int, lock: int) -> bool:

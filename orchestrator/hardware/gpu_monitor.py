@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from orchestrator.core import cuda_visible
-from orchestrator.core.backoff import Backoff
-from orchestrator.core.codes import EventKind
-from orchestrator.hardware import nvml
+from kgorch.core import cuda_visible
+from kgorch.core.backoff import Backoff
+from kgorch.core.codes import EventKind
+from kgorch.hardware import nvml
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 """Pauses before NVML is tried again after a failure; they double."""
@@ -75,14 +75,23 @@ class GpuMonitor:
     Args:
         emit: takes events for the journal, from any thread: `telemetry_lost` (once, until it is back), `telemetry_back`,
             `gpu_lost`, `gpu_xid`.
+        environ: in which the GPUs to measure are the visible ones.
         hang_s: seconds after which a call counts as hanging.
         again_s: pause after the first failure, seconds.
     """
 
-    def __init__(self, emit: Emit, *, hang_s: float = nvml.HANG_S, again_s: float = FIRST_RETRY_S) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        hang_s: float = nvml.HANG_S,
+        again_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._environ = environ
         self._emit, self._hang_s, self._retries = emit, hang_s, Backoff(again_s, LONGEST_RETRY_S)
         self._emitted: set[tuple[Any, ...]] = set()
-        self._hanging: list[_QueryThread] = []
+        self._hung_threads: list[_QueryThread] = []
         self._lost_s: float | None = None
         self._next_s, self._failures = 0.0, 0
         self._thread: _QueryThread | None = None
@@ -97,13 +106,13 @@ class GpuMonitor:
         """Abandon a thread that hangs or has failed, and start another one later."""
         now_s = time.monotonic()
         if self._thread is None:
-            self._hanging = [thread for thread in self._hanging if thread.is_alive()]
-            if now_s >= self._next_s and len(self._hanging) < MAX_HANGING:
+            self._hung_threads = [thread for thread in self._hung_threads if thread.is_alive()]
+            if now_s >= self._next_s and len(self._hung_threads) < MAX_HANGING:
                 self._start()
             return
         call, since_s = self._thread.current_call
         if call and now_s - since_s > self._hang_s:
-            self._hanging.append(self._thread)
+            self._hung_threads.append(self._thread)
             self._abandon(f"{call} has not returned for {now_s - since_s:.0f} s")
         elif self._thread.failure:
             self._abandon(self._thread.failure)
@@ -116,7 +125,7 @@ class GpuMonitor:
             self._thread.stop()
 
     def _start(self) -> None:
-        self._thread = _QueryThread(self._emit_once)
+        self._thread = _QueryThread(self._emit_once, self._environ)
         self._thread.start()
 
     def _abandon(self, why: str) -> None:
@@ -144,11 +153,12 @@ class _QueryThread(threading.Thread):
         failure: why it has ended; empty while it lives, and where there is no driver.
     """
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, environ: Mapping[str, str]) -> None:
         super().__init__(name="nvml", daemon=True)
         self.reading: tuple[float, dict[str, float]] = (0.0, {})
         self.current_call, self.failure = ("", 0.0), ""
-        self._emit, self._stopping = emit, threading.Event()
+        self._emit, self._visible = emit, environ.get(cuda_visible.VARIABLE)
+        self._stopping = threading.Event()
         self._newest: dict[tuple[int, int], dict[str, float]] = {}  # by device and metric
         self._passes = 0
 
@@ -194,10 +204,7 @@ class _QueryThread(threading.Thread):
         for index, handle in handles.items():
             with contextlib.suppress(self._lib.NVMLError):
                 uuids[index] = self._call("nvmlDeviceGetUUID", handle)
-        return {
-            index: handles[index]
-            for index in cuda_visible.indices(handles, uuids, os.environ.get(cuda_visible.VARIABLE))
-        }
+        return {index: handles[index] for index in cuda_visible.indices(handles, uuids, self._visible)}
 
     def _query_all(self) -> Iterator[tuple[str, float]]:
         for index, handle in self._handles.items():

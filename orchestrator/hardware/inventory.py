@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.snapshot_budget import LEAVES
-from orchestrator.hardware import nvml
-from orchestrator.system import host_memory
+from kgorch.core.memory.snapshot_budget import FREE_SHARE
+from kgorch.hardware import nvml
+from kgorch.system import host_memory
 
 CAP_SYS_PTRACE = 19
 
@@ -31,7 +31,7 @@ def describe_host(home: Path) -> dict[str, Any]:
         "memory_free": free_bytes,
         "memory_total": total_bytes,
         "cgroup_bounds": total_bytes < psutil.virtual_memory().total,
-        "snapshot_room": int((1 - LEAVES) * free_bytes / 2),
+        "snapshot_room": int((1 - FREE_SHARE) * free_bytes / 2),
         "shm_free": _disk_free(Path("/dev/shm")),
         "disk_free": _disk_free(home),
         "folder": str(home),

@@ -25,7 +25,8 @@ class DriverUnresponsive(OSError):
     """There is a driver, and it hangs or fails."""
 
 
-_hanging: threading.Thread | None = None
+_hung_call: threading.Thread | None = None
+"""The thread of the last call that did not return in time."""
 
 
 def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | None:
@@ -35,8 +36,8 @@ def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | 
 
     Raises: DriverUnresponsive.
     """
-    global _hanging
-    if _hanging and _hanging.is_alive():
+    global _hung_call
+    if _hung_call and _hung_call.is_alive():
         raise DriverUnresponsive("the driver hangs in an earlier call")
     answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
 
@@ -52,7 +53,7 @@ def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | 
     try:
         answer = answers.get(timeout=timeout_s)
     except queue.Empty:
-        _hanging = thread
+        _hung_call = thread
         raise DriverUnresponsive(f"the driver has not answered within {timeout_s:g} s") from None
     if not isinstance(answer, Exception):
         return answer

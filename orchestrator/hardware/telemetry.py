@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import samples
-from orchestrator.hardware.gpu_monitor import STALE_S, GpuMonitor
-from orchestrator.protocol.messages import RankMetrics
-from orchestrator.system import host_memory
+from kgorch.core.codes import Note
+from kgorch.db import samples
+from kgorch.hardware.gpu_monitor import STALE_S, GpuMonitor
+from kgorch.protocol.messages import RankMetrics
+from kgorch.system import host_memory
 
 SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
 MAX_WAITING = 600
@@ -51,17 +52,26 @@ class Sampler:
 
     Args:
         checkpoints: the folder whose file system is watched.
-    Attributes:
-        notes: events for the journal, with their facts: see GpuMonitor.
+        note: takes entries for the journal from any thread: see GpuMonitor.
+        on_sample: is given each new sample, in the thread that measures.
+        environ: in which the session's GPUs are the visible ones (GpuLocks.environ).
     """
 
-    def __init__(self, engine: Engine, session_id: int, checkpoints: Path) -> None:
-        self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+    def __init__(
+        self,
+        engine: Engine,
+        session_id: int,
+        checkpoints: Path,
+        note: Note,
+        on_sample: Callable[[Mapping[str, float]], None] = lambda _: None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._note, self._on_sample, self._environ = note, on_sample, environ
         self._engine, self._session_id, self._checkpoints = engine, session_id, checkpoints
         self._stopping = threading.Event()
         self._ranks: dict[int, tuple[float, dict[str, float]]] = {}
         self._latest: dict[str, float] = {}
-        self._waiting: deque[samples.Measured] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[samples.Measurement] = deque(maxlen=MAX_WAITING)
         self._disk_free: dict[str, float] = {}
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
@@ -90,7 +100,7 @@ class Sampler:
             thread.join(timeout=1.0)
 
     def _measure(self) -> None:
-        gpus, host = GpuMonitor(lambda kind, facts: self.notes.put((kind, facts))), HostMetrics()
+        gpus, host = GpuMonitor(self._note, self._environ), HostMetrics()
         next_s = time.monotonic()
         while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + SAMPLE_S, time.monotonic())  # missed samples are not made up for
@@ -98,6 +108,7 @@ class Sampler:
             # replaced, never changed: a reader on another thread sees a whole sample
             self._latest = gpus.values() | host.values() | self._disk_free | self._of_ranks()
             self._waiting.append((datetime.now(UTC), self._latest))
+            self._on_sample(self._latest)
         gpus.stop()
 
     def _of_ranks(self) -> dict[str, float]:
@@ -109,7 +120,7 @@ class Sampler:
 
     def _write(self) -> None:
         with contextlib.suppress(SQLAlchemyError):  # telemetry never ends a session
-            samples.tidy(self._engine)
+            samples.prune_ended_sessions(self._engine)
         rolled_s = time.monotonic()
         while not self._stopping.is_set():
             with contextlib.suppress(OSError):

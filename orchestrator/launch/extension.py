@@ -1,9 +1,9 @@
-"""A finished run that is trained longer: `kgorch start PLAN --extend`, with a plan that has more to do.
+"""Extension of a finished run: `kgorch start PLAN --extend`, with a plan that has more to do.
 
-The first stage that the plan changes is opened again, and all stages after it, whose scripts run again: a prediction is made
-anew. A stage that is opened again goes on from its final checkpoint, so one of unchanged epochs trains nothing. The journal
-keeps the step of that checkpoint (`extended`), so that a session that ends before its first save, or a place that takes the
-run over, goes on there too.
+The first stage that the plan changes is reopened, and all stages after it: their scripts run again, so a prediction is made again
+from the new weights. A reopened stage resumes from its final checkpoint, so one whose epochs are unchanged trains nothing. The
+journal keeps the step of that checkpoint (`extended`): a session that ends before its first save, or a machine that imports the
+run, must resume there, too.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from db import runs, sessions
-from db.records import RunInfo
-from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.core.codes import EventKind, RunState
-from orchestrator.errors import PlanError
-from orchestrator.plan import Plan, StageSection
+from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.core.codes import EventKind, RunState
+from kgorch.db import runs, sessions
+from kgorch.db.rows import RunInfo
+from kgorch.errors import PlanError
+from kgorch.plan import Plan, StageSection
 
 EVENT = EventKind.STAGE_EXTENDED
 RECENT = 1000
-"""Events of that kind that are looked through, the newest."""
+"""Newest events of that kind that are searched."""
 
 
 def stages_to_do(name: str, old: Plan, new: Plan) -> list[str]:
-    """The stages that a longer plan opens again or adds.
+    """The stages that a longer plan reopens or adds.
 
     Raises: PlanError when there are none.
     """
-    todo = [stage.name for stage in itertools.dropwhile(lambda stage: _is_known(stage, old), new.stage)]
+    todo = [stage.name for stage in itertools.dropwhile(lambda stage: _is_unchanged(stage, old), new.stage)]
     if not todo:
         raise PlanError(
             f"there is nothing to extend: the stages of {name!r} are as they were when it finished",
@@ -44,32 +44,32 @@ def reopen(engine: Engine, run: RunInfo, todo: Sequence[str]) -> RunInfo:
     """Make a finished run active again, with these stages to do."""
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at}
     again = [name for name in todo if name in finished]
-    for name in again:
+    for name in again:  # all before the first is reopened: a refusal must leave the run as it was
         _refuse_older(run, name)
     for name in again:
         step = _final_step(run, name)
-        sessions.note(engine, run.id, EVENT, {"stage": name, "step": step})
+        sessions.add_event(engine, run.id, EVENT, {"stage": name, "step": step})
         runs.reopen_stage(engine, run.id, name, note=f"extended from step {step}")
     runs.set_state(engine, run.id, RunState.ACTIVE)
     return run._replace(state=RunState.ACTIVE, why="", finished_at=None)
 
 
 def goes_on_from(engine: Engine, run: RunInfo, stage: str, step: int) -> bool:
-    """Whether the stage's final checkpoint of that step is where an extension begins, and not where one has ended."""
-    events = sessions.of_kind(engine, run.id, EVENT, limit=RECENT)
+    """Whether an extension begins at the stage's final checkpoint of that step; False where one has ended there."""
+    events = sessions.events_of_kind(engine, run.id, EVENT, limit=RECENT)
     steps = [event.facts.get("step") for event in events if event.facts.get("stage") == stage]
     return bool(steps) and isinstance(steps[-1], int) and step <= steps[-1]
 
 
-def _is_known(stage: StageSection, old: Plan) -> bool:
-    before = next((known for known in old.stage if known.name == stage.name), None)
+def _is_unchanged(stage: StageSection, old: Plan) -> bool:
+    before = next((other for other in old.stage if other.name == stage.name), None)
     return before is not None and before.model_dump() == stage.model_dump()
 
 
 def _refuse_older(run: RunInfo, stage: str) -> None:
     """Raises: PlanError for a final checkpoint of an earlier kgorch, which does not say at which epoch its loop ended."""
     root = Path(run.checkpoints) / stage
-    newest = next((found for _, found in readable_checkpoints(root) if found.final), None)
+    newest = next((manifest for _, manifest in readable_checkpoints(root) if manifest.final), None)
     at = newest.position if newest else None
     if at and at.step and at.loop and not (at.epoch or at.batch):
         raise PlanError(
@@ -79,6 +79,6 @@ def _refuse_older(run: RunInfo, stage: str) -> None:
 
 
 def _final_step(run: RunInfo, stage: str) -> int:
-    """Of the stage's newest final checkpoint; 0 for a stage that tracks nothing, which is done anew."""
+    """Step of the stage's newest final checkpoint; 0 for a stage that tracks nothing, whose script runs as a whole."""
     root = Path(run.checkpoints) / stage
-    return max((found.step for _, found in readable_checkpoints(root) if found.final), default=0)
+    return max((manifest.step for _, manifest in readable_checkpoints(root) if manifest.final), default=0)

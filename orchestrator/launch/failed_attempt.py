@@ -17,13 +17,15 @@ import threading
 import time
 from pathlib import Path
 
-from orchestrator.core.codes import RankOutcome
+from kgorch.core.codes import RankOutcome
+from kgorch.system.process_identity import rank_of
 
 EXIT_S = 5.0
 """Seconds that ranks have to end by themselves after the first failure: a rank sees that a peer is gone within 0.2 s
 (worker/ranks/consensus_board.py), and ends hard, without unloading PyTorch."""
 
 LOOK_S = 0.5
+"""Seconds between two checks of the ranks."""
 
 
 class FailureWatch:
@@ -45,6 +47,7 @@ class FailureWatch:
             time.sleep(LOOK_S)
             if not _children_of(self._torchrun):
                 return  # torchrun ends by itself, with its report of what failed
+        # the ranks, not torchrun: its log then names the one that failed first
         for pid in _children_of(self._torchrun):
             _kill(pid)
         time.sleep(EXIT_S)
@@ -57,7 +60,7 @@ class FailureWatch:
             return True
         alive = _children_of(self._torchrun)
         if len(self._pids) < self._ranks:
-            self._pids |= {rank: pid for pid in alive if (rank := _rank_of(pid)) is not None}
+            self._pids |= {rank: pid for pid in alive if (rank := rank_of(pid)) is not None}
         return any(pid not in alive and not outcomes.get(rank) for rank, pid in self._pids.items())
 
     def _outcome(self, rank: int) -> str:
@@ -75,15 +78,6 @@ def _children_of(pid: int) -> set[int]:
             with contextlib.suppress(OSError):
                 children |= {int(child) for child in (thread / "children").read_text().split()}
     return children
-
-
-def _rank_of(pid: int) -> int | None:
-    """None before it has become a rank: until then it is a copy of torchrun."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return next((int(item[5:]) for item in environment if item.startswith(b"RANK=")), None)
-    except (OSError, ValueError):
-        return None
 
 
 def _kill(pid: int) -> None:

@@ -1,7 +1,8 @@
-"""What was done about a training gone bad, remembered in the table of rungs and told to every later attempt.
+"""Remedies of a training whose loss went wrong (batches left out, a lower learning rate), as rows for every later attempt.
 
-A row's `settings` are the schedule's entry without its step (core/training_health.py); rungs have a key of that name in it. What
-has been left out or lowered stays so: no later row supersedes it, on whatever device the stage goes on, so rows name none.
+They are in the table of the rungs. The `settings` of a remedy's row are an entry of the schedule without its step
+(core/health/training_health.py); those of a rung have a key "settings" in it. A remedy holds on any device, so its
+row names none, and no later row replaces it.
 """
 
 from __future__ import annotations
@@ -13,60 +14,60 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import rungs
-from db.records import AttemptInfo, RungInfo, RunInfo
-from orchestrator.core import lifecycle as core
-from orchestrator.core.training_health import Taken
-from orchestrator.plan import Plan
-from orchestrator.protocol.messages import RemedyApplied
+from kgorch.core.health.training_health import PastRemedy
+from kgorch.core.session import events
+from kgorch.db import rungs
+from kgorch.db.rows import AttemptInfo, RungInfo, RunInfo
+from kgorch.plan import Plan
+from kgorch.protocol.messages import RemedyApplied
 
 
-def past(engine: Engine, run: RunInfo, stage: str) -> list[Taken]:
-    """What was done in this stage, oldest first; nothing while the database cannot be read."""
+def past(engine: Engine, run: RunInfo, stage: str) -> list[PastRemedy]:
+    """The remedies of this stage, oldest first; none while the database cannot be read."""
     try:
-        return [_taken(row) for row in _rows(engine, run, stage)]
+        return [_past_remedy(row) for row in _rows(engine, run, stage)]
     except SQLAlchemyError:
         return []
 
 
-def told(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> dict[str, Any]:
-    """`health` of a launch."""
-    past = [asdict(_taken(row)) for row in _rows(engine, run, stage)]
+def launch_health(engine: Engine, run: RunInfo, plan: Plan, stage: str) -> dict[str, Any]:
+    """`health` of a launch (LaunchSpec): which remedies the plan allows, and those that were used."""
+    past = [asdict(_past_remedy(row)) for row in _rows(engine, run, stage)]
     return {"nan": list(plan.health.nan), "spike": plan.health.spike, "past": past}
 
 
 def arguments(schedule: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the stage, as remedies have changed them."""
-    found: dict[str, Any] = {}
+    """The stage's arguments that remedies have set; the last one counts."""
+    values: dict[str, Any] = {}
     for entry in schedule:
-        found |= entry.get("arguments", {})
-    return found
+        values |= entry.get("arguments", {})
+    return values
 
 
-def write(
-    engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, taken: RemedyApplied | core.Unwell
-) -> None:
-    """Remember a remedy for every attempt after this one."""
-    change = dict(taken.change)
-    rungs.add(
-        engine,
-        run.id,
-        session_id,
-        plan_hash=run.plan_hash,
-        stage=attempt.stage,
-        device="",
-        world=attempt.ranks,
-        step=change.pop("step"),
-        rung=taken.remedy,
-        why=taken.why if isinstance(taken, RemedyApplied) else taken.cause,
-        changes_result=True,
-        settings=change,
-    )
+def write(engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, applied: RemedyApplied) -> None:
+    """Remember a remedy that the ranks took by themselves, for every attempt after this one."""
+    rungs.add(engine, run.id, session_id, **columns(run, attempt, applied))
+
+
+def columns(run: RunInfo, attempt: AttemptInfo, remedy: RemedyApplied | events.AttemptDiverged) -> dict[str, Any]:
+    """A remedy as kgorch.db.rungs.add takes it."""
+    change = dict(remedy.change)
+    return {
+        "plan_hash": run.plan_hash,
+        "stage": attempt.stage,
+        "device": "",
+        "world_size": attempt.ranks,
+        "step": change.pop("step"),
+        "rung": remedy.remedy,
+        "why": remedy.why if isinstance(remedy, RemedyApplied) else remedy.cause,
+        "changes_result": True,
+        "settings": change,
+    }
 
 
 def _rows(engine: Engine, run: RunInfo, stage: str) -> list[RungInfo]:
     return [row for row in rungs.of_run(engine, run.id) if row.stage == stage and "settings" not in row.settings]
 
 
-def _taken(row: RungInfo) -> Taken:
-    return Taken(row.step, row.rung, row.why, row.settings.get("seen", row.step))
+def _past_remedy(row: RungInfo) -> PastRemedy:
+    return PastRemedy(row.step, row.rung, row.why, row.settings.get("seen", row.step))

@@ -1,6 +1,6 @@
-"""What a plan asks of a machine before a session is opened on it: GPUs that its ranks can use, and the files that its stages read.
+"""What a plan requires of a machine before a session is opened: GPUs that its ranks can use, and the files that its stages read.
 
-`examine` alone decides about the GPUs: `kgorch check` shows its results, and a start is refused by those that fail.
+`check_accelerators` alone decides about the GPUs: `kgorch check` shows its results, and those that fail refuse a start.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.hardware import devices, nvml
-from orchestrator.launch import inputs
-from orchestrator.launch.verdicts import FAIL, PASS, WARN, Check
-from orchestrator.plan import Plan, StageSection
+from kgorch.hardware import devices, nvml
+from kgorch.launch import inputs
+from kgorch.launch.verdicts import FAIL, PASS, WARN, Check
+from kgorch.plan import Plan, StageSection
 
 
 def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -> None:
-    """Before a session is opened. Warnings go to `note`, a line each. While the driver is silent nothing is said: the claim of
-    the GPUs refuses the session then (hardware/gpu_locks.py).
+    """Check the GPUs before a session is opened.
 
+    Args:
+        note: takes each warning, a line.
+        platform: as in `check_accelerators`.
     Raises: KgorchError where the plan cannot train as it says.
     """
+    # a driver that does not answer is no result: the locks of the GPUs refuse the session then (hardware/gpu_locks.py)
     try:
-        checks = list(examine(devices.detect_accelerators(), plan, platform=platform))
+        checks = list(check_accelerators(devices.detect_accelerators(), plan, platform=platform))
     except nvml.DriverUnresponsive:
         return
     for check in checks:
@@ -34,27 +37,29 @@ def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -
 
 
 def check_data(stages: Sequence[StageSection], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
-    """Before a session is opened: what its stages read. What their own `preflight` answers goes to `note`, and each warning.
+    """Check what the stages read before a session is opened.
 
+    Args:
+        note: takes each warning, and the answer of each stage's own `preflight`.
     Raises: KgorchError where something is missing, or a stage's `preflight` refuses.
     """
-    for check in [*cores(stages), *inputs.paths(stages, workdir, platform)]:
+    for check in [*check_cores(stages), *inputs.check_paths(stages, workdir, platform)]:
         check.refuse()
         if check.verdict == WARN:
             note(check.text)
-    for check in inputs.calls(stages, workdir):
+    for check in inputs.call_preflights(stages, workdir):
         check.refuse()
         note(f"{check.name}: {check.text}")
 
 
-def examine(
+def check_accelerators(
     accelerators: devices.Accelerators, plan: Plan, *, elsewhere: bool = False, platform: str = ""
 ) -> Iterator[Check]:
-    """Whether the plan's ranks find the GPUs that they need, and can use them; the first result is named "gpus".
+    """Check that the plan's ranks find the GPUs that they need, and can use them. The first result is named "gpus".
 
     Args:
-        elsewhere: it is another machine's GPUs that are meant: fewer here are no failure.
-        platform: whose settings have a GPU switched on (platforms/detect.py); empty where nobody knows.
+        elsewhere: the plan is meant for another machine: too few GPUs here are no failure.
+        platform: its name (platforms/detect.py), for advice on where its settings switch a GPU on; may be empty.
     """
     visible, minimum = accelerators.visible, plan.session.gpus or 0
     count = len(visible.gpus)
@@ -117,7 +122,7 @@ def _missing(accelerators: devices.Accelerators, minimum: int, platform: str) ->
 
 
 def _cuda(accelerators: devices.Accelerators) -> Iterator[Check]:
-    """Whether the driver takes the CUDA that PyTorch is built for. Minor versions are compatible within a major one."""
+    """Check that the driver supports the CUDA that PyTorch is built for. Minor versions are compatible within a major one."""
     inventory, cuda = accelerators.inventory, accelerators.torch_cuda
     if inventory is None or cuda is None:
         return
@@ -169,14 +174,14 @@ def _visible_gpus(accelerators: devices.Accelerators) -> Iterator[devices.Gpu]:
 
 
 def loading_workers(stage: StageSection) -> int:
-    """Of a rank, as far as an argument `num_workers` tells; else 0."""
-    told = stage.args.get("num_workers")
-    return told if isinstance(told, int) else 0
+    """DataLoader workers of a rank, by the stage's argument `num_workers`; 0 where it has none."""
+    count = stage.args.get("num_workers")
+    return count if isinstance(count, int) else 0
 
 
-def cores(stages: Sequence[StageSection]) -> Iterator[Check]:
-    """Loading workers of all ranks against the cores of this machine: the stage that has most of them."""
-    cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")
+def check_cores(stages: Sequence[StageSection]) -> Iterator[Check]:
+    """Compare the loading workers of all ranks with the cores of this machine; a warning for the stage that has most."""
+    cores, worst = len(os.sched_getaffinity(0)), (0, 0, "")  # ranks, workers, stage
     with contextlib.suppress(nvml.DriverUnresponsive):
         for stage in stages:
             workers, ranks = loading_workers(stage), devices.rank_count(stage.ranks)

@@ -1,13 +1,15 @@
-"""The process between supervisor and torchrun: `python -m orchestrator.launch.shim FOLDER`.
+"""The shim, the process between supervisor and torchrun: `python -m kgorch.launch.shim FOLDER`.
 
-It has a session of its own, so that no terminal and no supervisor takes training along when it goes. It starts torchrun
-and is the sub-reaper of all below: when torchrun has ended, however, nothing is left that holds a GPU. Should it be killed
-itself, torchrun dies with it, and the ranks with torchrun. What it was started with stays locked while it lives
-(launcher.py), which is how a new supervisor knows; how torchrun ended, it writes down, for a status can be read by a
-parent alone. It holds the page of memory on which the ranks agree, and sees to it that a keeper lives (keeper.py), which
+It has a Unix session of its own, so training survives the end of the terminal and of the supervisor. It starts torchrun and is
+the sub-reaper of all processes below it: however torchrun ends, the shim kills what is left, so no process keeps a GPU. If the
+shim is killed, torchrun gets SIGKILL from the kernel, and the ranks from torchrun.
+
+It holds the attempt's lock, which was open and locked when it was started (launcher.py): the lock tells a new supervisor that the
+attempt lives. It writes torchrun's exit status into exit.json, because only a parent can read one. It holds the page of memory on
+which the ranks agree (worker/ranks/consensus_board.py), and starts a keeper where none lives (snapshots/keeper.py); the keeper
 outlives it. Standard library only.
 
-SIGTERM and the like are for the ranks, who save first; SIGUSR1 means: end it all now.
+It ignores SIGTERM, SIGINT and SIGHUP: they are for the ranks, which save first. SIGUSR1 ends the attempt at once.
 """
 
 from __future__ import annotations
@@ -26,35 +28,49 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.core.backoff import Backoff
-from orchestrator.core.codes import EventKind
-from orchestrator.launch.failed_attempt import FailureWatch
-from orchestrator.protocol import transport
-from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
-from orchestrator.protocol.messages import JournalEntry, Request
-from orchestrator.protocol.run_files import KEEPER_SOCKET
-from orchestrator.system import process_protection
-from orchestrator.system.attempt_files import write_attempt_file, write_json
-from orchestrator.system.attempt_processes import terminate_attempt
-from orchestrator.system.host_memory import oom_kill_count
-from orchestrator.system.log_rotation import LogRotator
-from orchestrator.system.process_identity import start_ticks
+from kgorch.core.backoff import Backoff
+from kgorch.core.codes import EventKind
+from kgorch.core.program_command import Launcher
+from kgorch.launch.attempt_processes import terminate_attempt
+from kgorch.launch.failed_attempt import FailureWatch
+from kgorch.launch.log_rotation import LogRotator
+from kgorch.protocol import transport
+from kgorch.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
+from kgorch.protocol.messages import JournalEntry, Request
+from kgorch.protocol.run_files import COMPILED_FOLDER, KEEPER_SOCKET
+from kgorch.system import process_protection
+from kgorch.system.attempt_files import write_attempt_file, write_json
+from kgorch.system.host_memory import oom_kill_count
+from kgorch.system.process_identity import start_ticks
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 BOARD_SLOT_BYTES = 64
-PING_S, KEEPER_ANSWERS_S = 5.0, 20.0
+"""Of a rank on the page of agreement (worker/ranks/consensus_board.py)."""
+
+PING_S = 5.0
+"""Seconds between two requests by which a keeper that hangs is noticed."""
+
+KEEPER_TIMEOUT_S = 20.0
+"""Seconds after which a keeper that does not answer is killed."""
+
 KEEPER_RESTARTS = Backoff(first_s=0.05, longest_s=5.0)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The newer name counts where both are set; every PyTorch reads the older one."""
+"""PyTorch's names of one variable: the newer one counts where both are set, and every version reads the older one."""
+
+COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Variables that name the caches of torch.compile and of a script's own Triton kernels, and their folders."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(folder: Path) -> int:
+    """Run the attempt whose launch.json is in `folder` to its end."""
     process_protection.protect()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     launch = LaunchSpec.read(folder / "launch.json")
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # the kernel's count is of the whole control group, which others may share: the difference is what counts
     killed_before = oom_kill_count()
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
@@ -70,69 +86,83 @@ def main(folder: Path) -> int:
             preexec_fn=functools.partial(_in_child, os.getpid()),
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
-    FailureWatch(folder, torchrun.pid, launch.ranks)
+    if launch.foreign is None:  # the agent of a foreign program ends by itself, after it has copied the last checkpoint
+        FailureWatch(folder, torchrun.pid, launch.ranks)
     LogRotator(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
-    keeper = KeeperKept(launch)  # its thread comes after the fork: what runs in the child takes no locks
+    keeper = KeeperMonitor(launch)  # its thread comes after the fork: what runs in the child takes no locks
     write_json(
         folder / "shim.json",
         {"pid": os.getpid(), "started_ticks": start_ticks(os.getpid()), "torchrun": torchrun.pid},
     )
     status = _wait_for(torchrun.pid)
-    end_everything_below(keeper.spare)
-    terminate_attempt(folder)  # what another sub-reaper has adopted
+    kill_children(keeper.release)
+    terminate_attempt(folder)  # helpers that another sub-reaper has adopted are no children of ours
     killed = oom_kill_count() - killed_before
-    told = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
-    write_attempt_file(launch, "exit.json", told)
+    end = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
+    write_attempt_file(launch, "exit.json", end)
     return 0
 
 
 def _end(torchrun: int, *_: object) -> None:
-    """Not by Popen.kill, which may reap it, and nobody would learn of its end."""
+    """Kill torchrun. Not by Popen.kill, which may reap it: then its status would be lost to `_wait_for`."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(torchrun, signal.SIGKILL)
 
 
 def command(launch: LaunchSpec) -> list[str]:
+    """The command line of torchrun, or of the agent that runs a foreign program."""
+    if launch.foreign is not None:
+        return [sys.executable, "-m", "kgorch.worker.foreign.agent"]
+    is_plain = launch.launcher == Launcher.TORCHRUN_CLI
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        "torch.distributed.run" if is_plain else "kgorch.worker.elastic_agent",
         "--standalone",
         f"--nproc-per-node={launch.ranks}",
         "--max-restarts=0",
         f"--log-dir={launch.folder}/torchrun",
         "-m",
-        "orchestrator.worker.entry",
+        "kgorch.worker.entry",
     ]
 
 
 def environment(launch: LaunchSpec, folder: Path, board: int) -> dict[str, str]:
-    told = {
+    """Of torchrun and the ranks: the user's variables go before our defaults, and what kgorch needs goes before both."""
+    ours = {
         LAUNCH_VARIABLE: str(folder / "launch.json"),
         BOARD_VARIABLE: f"/proc/{os.getpid()}/fd/{board}",
-        # As NVML counts, and so telemetry, the memory watch and the locks of GPUs. CUDA by itself puts the fastest first.
+        # the order of NVML, which telemetry, the memory monitor and the GPU locks use; CUDA by itself puts the fastest first
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    defaults = {"PYTHONUNBUFFERED": "1"}
+    if launch.launcher in (Launcher.TORCHRUN, Launcher.TORCHRUN_CLI):  # as torchrun itself would, with a warning
+        defaults["OMP_NUM_THREADS"] = "1"
+    if launch.keeper:  # else /tmp, which a new machine or a reboot empties, and where others may write
+        compiled = Path(launch.keeper).parent / COMPILED_FOLDER
+        defaults |= {name: str(compiled / kind) for name, kind in COMPILER_CACHES.items()}
     if launch.deterministic != "off":
-        usual["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts
+        defaults["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts
     return (
-        usual
+        defaults
         | dict(os.environ)
         | (_expandable(os.environ) if launch.settings.get("expandable_segments") else {})
-        | told
+        | ours
     )
 
 
 def _expandable(environ: Mapping[str, str]) -> dict[str, str]:
-    """PyTorch's settings of the allocator, with what the person has set there; read when CUDA starts."""
+    """The variable of PyTorch's allocator, with the user's own settings in it; read when CUDA starts."""
     name = next((name for name in ALLOCATOR_VARIABLES if environ.get(name)), ALLOCATOR_VARIABLES[-1])
-    asked = [item for item in environ.get(name, "").split(",") if item and not item.startswith("expandable_segments")]
-    return {name: ",".join([*asked, "expandable_segments:True"])}
+    others = [item for item in environ.get(name, "").split(",") if item and not item.startswith("expandable_segments")]
+    return {name: ",".join([*others, "expandable_segments:True"])}
 
 
-class KeeperKept:
-    """Starts a keeper where none lives, and again when it has gone, for as long as this process lives."""
+class KeeperMonitor:
+    """Starts a keeper where none lives, and another one when it ends, for as long as this process lives.
+
+    The keeper is no part of the shim: the next attempt needs the snapshots, also when this shim was killed.
+    """
 
     def __init__(self, launch: LaunchSpec) -> None:
         self._launch, self._folder, self._is_over = launch, Path(launch.keeper).parent, threading.Event()
@@ -140,10 +170,10 @@ class KeeperKept:
         self._guard = threading.Lock()
         threading.Thread(target=self._keep, name="keeper", daemon=True).start()
 
-    def spare(self) -> int | None:
-        """Start none any more; the pid of the one that is our child, which is to live on.
+    def release(self) -> int | None:
+        """Stop the monitor. Returns the pid of the keeper that is our child, which must not be killed with the others.
 
-        It is up by then: who ends it next must be able to reach it.
+        Waits until it listens: whoever ends it next must be able to reach it.
         """
         with self._guard:
             self._is_over.set()
@@ -156,50 +186,52 @@ class KeeperKept:
             return self._mine.pid if self._mine else None
 
     def _keep(self) -> None:
-        failures, told = 0, ""
+        failures, last_error = 0, ""
         while True:
             try:
                 with transport.connect(self._folder / KEEPER_SOCKET) as connection:
-                    failures, told = 0, ""
+                    failures, last_error = 0, ""
                     self._watch(connection)
             except OSError:
                 with self._guard:
                     if self._is_over.is_set():
                         return
-                    why = self._start()
-                if why and why != told:
-                    told = why
-                    self._tell(why)
+                    error = self._start()
+                if error and error != last_error:  # once, not at each try
+                    last_error = error
+                    self._report(error)
                 failures += 1  # a keeper that cannot start is not started in a tight loop
                 self._is_over.wait(KEEPER_RESTARTS.after(failures))
 
     def _watch(self, connection: socket.socket) -> None:
-        """Until it has gone. One that does not answer is ended: ranks would wait for it."""
+        """Return when the keeper has ended. One that does not answer is killed: ranks would wait for it."""
         while True:
             transport.send(connection, Request("newest"))
-            connection.settimeout(KEEPER_ANSWERS_S)
+            connection.settimeout(KEEPER_TIMEOUT_S)
             try:
-                answered = connection.recv(65536)
+                answer = connection.recv(65536)
             except TimeoutError:
                 os.kill(transport.peer_credentials(connection)[0], signal.SIGKILL)
                 raise
-            if not answered:
+            if not answer:
                 return
             self._is_over.wait(PING_S)
 
     def _start(self) -> str:
-        """One that comes up beside it ends at once: the lock is taken. Returns: why there can be none, on a read-only disk, say."""
+        """Start a keeper. Returns the error when none can be started, on a read-only disk for example; else "".
+
+        Two cannot live side by side: the second one finds the lock taken and ends at once.
+        """
         if self._mine and self._mine.poll() is None:
-            return ""  # it is coming up
+            return ""  # it is starting
         try:
             with open(self._folder / "keeper.log", "ab") as log:
                 self._mine = subprocess.Popen(
-                    [sys.executable, "-m", "orchestrator.snapshots.keeper", str(self._folder)],
+                    [sys.executable, "-m", "kgorch.snapshots.keeper", str(self._folder)],
                     start_new_session=True,
                     cwd="/",
-                    env={
-                        name: value for name, value in os.environ.items() if name != LAUNCH_VARIABLE
-                    },  # it outlives us
+                    # without the variable by which all processes of the attempt are found and killed: it outlives them
+                    env={name: value for name, value in os.environ.items() if name != LAUNCH_VARIABLE},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -208,19 +240,21 @@ class KeeperKept:
             return str(error)
         return ""
 
-    def _tell(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         with contextlib.suppress(OSError), transport.connect(self._launch.socket) as supervisor:
             transport.send(supervisor, JournalEntry(self._launch.attempt, EventKind.KEEPER_NOT_STARTED, {"why": why}))
 
 
-def end_everything_below(spared: Callable[[], int | None], patience_s: float = 20.0) -> None:
-    """SIGKILL to every child but the spared one; what was below it becomes our child, until there is none.
+def kill_children(excluded: Callable[[], int | None], timeout_s: float = 20.0) -> None:
+    """Send SIGKILL to every child but one, until there is none: the children of a killed process become ours.
 
-    Bounded: a process may be stuck in the kernel.
+    Args:
+        excluded: returns the pid to leave alone, or None.
+        timeout_s: seconds until this is given up, since a process may be stuck in the kernel.
     """
-    until, spare = time.monotonic() + patience_s, spared()
+    until, keeper = time.monotonic() + timeout_s, excluded()
     while time.monotonic() < until:
-        children = [pid for pid in _children() if pid != spare]
+        children = [pid for pid in _children() if pid != keeper]
         for pid in children:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -237,9 +271,9 @@ def end_everything_below(spared: Callable[[], int | None], patience_s: float = 2
 
 
 def _children() -> list[int]:
-    """Zombies among them: whose parent has ended is ours by the time it is one itself."""
+    """Pids of our children, zombies among them."""
     me = os.getpid()
-    found = []
+    children = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
@@ -247,25 +281,27 @@ def _children() -> list[int]:
             except OSError:
                 continue
             if int(fields[1]) == me:
-                found.append(int(entry.name))
-    return found
+                children.append(int(entry.name))
+    return children
 
 
-def _wait_for(wanted: int) -> int:
-    """The exit code of that child (negative: the signal); other processes that end meanwhile are reaped."""
+def _wait_for(child: int) -> int:
+    """The exit code of that child (negative: the signal); other children that end meanwhile are reaped."""
     while True:
         pid, status = os.waitpid(-1, 0)
-        if pid == wanted:
+        if pid == child:
             return os.waitstatus_to_exitcode(status)
 
 
 def _in_child(shim: int) -> None:
+    """Run between fork and exec of torchrun."""
     process_protection.restore_user_settings()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != shim:
-        os._exit(1)  # it died before the call
-    for given in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(given, signal.SIG_DFL)
+        os._exit(1)  # the shim died before the call, so no signal will come
+    # an ignored signal stays ignored after exec, and ranks save on SIGTERM
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

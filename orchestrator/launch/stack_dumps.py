@@ -1,8 +1,9 @@
-"""Where the ranks of an attempt stand: their stacks, written into the attempt's folder, rankK.stacks.
+"""Stack dumps of the ranks of an attempt, in the attempt's folder as rankK.stacks.
 
-Each rank writes its own from C at SIGUSR2 (worker/entry.py); py-spy adds what it sees from outside, where it is installed (the
-extra `diagnose`) and the kernel allows it. It reads memory and does not pause the rank: of a stopped one it cannot. A stopped
-rank that nobody can read is woken once all others have been seen; it is about to be killed. All of it is bounded.
+At SIGUSR2 each rank writes its own stack, from C, which needs no Python lock (worker/entry.py). py-spy adds what it sees from
+outside, where it is installed (the extra `diagnose`) and the kernel allows it. It reads memory and does not pause the rank; a
+stopped rank it cannot read. Such a rank is woken to write its own, after all others have been dumped, because it is about to be
+killed. Each step has a time limit.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.launch import launcher
+from kgorch.launch import launcher
+from kgorch.system.process_identity import rank_of
 
 DUMP_S, SPY_S, ALL_S = 3.0, 5.0, 12.0
+"""Time limits in seconds: for the dumps that ranks write, for py-spy on one rank, and for py-spy on all."""
+
 _FAULTHANDLER = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.M)
 _PY_SPY = re.compile(r"^    (\S+) \((.+):(\d+)\)$", re.M)
-_OURS_OR_LIBRARIES = ("/site-packages/", "/orchestrator/", "<frozen", f"{Path(os.__file__).parent}/")
+_LIBRARIES = ("/site-packages/", "<frozen", f"{Path(os.__file__).parent}/")
+_PACKAGE = f"{Path(__file__).parents[1]}/"
+"""The folder of kgorch. Not the word alone: a person's project may lie in a folder named kgorch."""
 _WAITS = (
     "/torch/distributed/",
     "/torch/autograd/",
@@ -40,14 +46,18 @@ _WAITS = (
     "/worker/checkpoint/snapshot_buffer.py",
     "/worker/telemetry/reported_metrics.py",
 )
-"""Where a rank waits for another one, as path:function. On CUDA it does so in whatever waits for the device, whose stream stands
-in a collective: an event or a stream, the GradScaler's look at its gradients, the copy of a loss, a figure or a snapshot. A bare
-`.item()` or `.cpu()` in a person's code waits in the same way, and its stack is that of work: the rank that is named may be a
-victim."""
+"""Where a rank waits for another one, as parts of path:function.
+
+On CUDA a rank waits wherever it waits for the device, whose stream is in a collective: for an event or a stream, in the
+GradScaler's check of gradients, in the copy of a loss, a metric or a snapshot. A bare `.item()` or `.cpu()` in the user's code
+waits in the same way and cannot be told from work: then the rank that is named may wait itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """A call in a stack, in the terms of a traceback."""
+
     path: str
     line: int
     function: str
@@ -56,13 +66,22 @@ class Frame:
         return f"{Path(self.path).name}:{self.line} in {self.function}"
 
     @property
-    def is_persons(self) -> bool:
-        return not any(part in self.path for part in _OURS_OR_LIBRARIES)
+    def is_user_code(self) -> bool:
+        """Whether the file is neither ours nor of a library."""
+        if any(part in self.path for part in _LIBRARIES):
+            return False
+        # the reference trainings are in the package, but they are the code that is trained
+        return not self.path.startswith(_PACKAGE) or self.path.startswith(f"{_PACKAGE}workloads/")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Of a rank's main thread, innermost first; without frames, nobody could tell. `state`: of the process, as psutil names it."""
+    """The stack of a rank's main thread.
+
+    Attributes:
+        state: of the process, as psutil names it; "gone" when there is none.
+        frames: innermost first; empty where neither the rank nor py-spy gave any.
+    """
 
     rank: int
     state: str
@@ -70,49 +89,52 @@ class Stack:
 
     @property
     def waits_for_others(self) -> bool:
+        """Whether a frame is one in which a rank waits for other ranks (`_WAITS`)."""
         return any(part in f"{frame.path}:{frame.function}" for frame in self.frames for part in _WAITS)
 
     def __str__(self) -> str:
-        """The innermost frame of the person's own code, and what it calls."""
-        said = [f"process is {self.state}"] if self.state not in (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING) else []
-        own = next((frame for frame in self.frames if frame.is_persons), None)
-        said += [str(frame) for frame in dict.fromkeys((own, *self.frames[:1])) if frame]
-        return ", ".join(said) or "no stack"
+        """The innermost frame of the user's own code, and the innermost of all."""
+        parts = (
+            [f"process is {self.state}"] if self.state not in (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING) else []
+        )
+        own = next((frame for frame in self.frames if frame.is_user_code), None)
+        parts += [str(frame) for frame in dict.fromkeys((own, *self.frames[:1])) if frame]
+        return ", ".join(parts) or "no stack"
 
 
 def collect(folder: Path, ranks: int) -> list[Stack]:
-    """In a thread of its own: it takes up to ALL_S and a little."""
+    """Dump the stacks of all ranks. Called on a thread of its own: it takes up to ALL_S and DUMP_S seconds."""
     until_s, pids = time.monotonic() + ALL_S, _pids(folder)
     states = {rank: _state(pids.get(rank)) for rank in range(ranks)}
     for rank, pid in pids.items():
-        _head(_file(folder, rank), f"rank {rank}, pid {pid}, {states[rank]}")
+        _write_heading(_file(folder, rank), f"rank {rank}, pid {pid}, {states[rank]}")
     stopped = {rank for rank, state in states.items() if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)}
-    texts = _dumped(folder, {rank: pid for rank, pid in pids.items() if rank not in stopped})
-    spied = {rank: _spied(_file(folder, rank), pid, until_s) for rank, pid in pids.items()}
+    texts = _request_dumps(folder, {rank: pid for rank, pid in pids.items() if rank not in stopped})
+    spy_texts = {rank: _run_py_spy(_file(folder, rank), pid, until_s) for rank, pid in pids.items()}
     for rank in stopped:
-        if not spied.get(rank):
-            texts |= _dumped(folder, {rank: pids[rank]}, wake=True)
+        if not spy_texts.get(rank):
+            texts |= _request_dumps(folder, {rank: pids[rank]}, wake=True)
     return [
-        Stack(rank, states[rank], frames_of_dump(texts.get(rank, "")) or frames_of_spy(spied.get(rank, "")))
+        Stack(rank, states[rank], frames_of_dump(texts.get(rank, "")) or frames_of_spy(spy_texts.get(rank, "")))
         for rank in range(ranks)
     ]
 
 
-def dumped(folder: Path, ranks: int, timeout_s: float) -> list[Stack]:
-    """Where ranks stand that can tell it themselves within so long; those that have not come so far say nothing."""
+def collect_own(folder: Path, ranks: int, timeout_s: float) -> list[Stack]:
+    """The stacks of the ranks that write their own within `timeout_s`; without those that do not catch the signal yet."""
     pids = {rank: pid for rank, pid in _pids(folder).items() if rank < ranks and _file(folder, rank).exists()}
-    texts = _dumped(folder, pids, timeout_s=min(timeout_s, DUMP_S)) if pids else {}
+    texts = _request_dumps(folder, pids, timeout_s=min(timeout_s, DUMP_S)) if pids else {}
     return [Stack(rank, _state(pids[rank]), frames_of_dump(text)) for rank, text in sorted(texts.items())]
 
 
 def culprit(stacks: Iterable[Stack]) -> Stack | None:
-    """The rank for which the others wait, as far as stacks tell: one that is stopped or gone, else one that waits for none."""
+    """The rank for which the others wait, by its stack: one that is stopped or gone, else one that waits for none."""
     usual = (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)
     return min(stacks, key=lambda stack: (stack.state in usual, stack.waits_for_others, stack.rank), default=None)
 
 
 def frames_of_dump(text: str) -> tuple[Frame, ...]:
-    """The main thread's frames out of what faulthandler wrote; it is the one that ran the entry."""
+    """Frames of the main thread, the one that ran the entry, in a dump of faulthandler."""
     for thread in re.split(r"\n\s*\n|^(?=Thread |Current thread )", text, flags=re.M):
         frames = tuple(Frame(path, int(line), function) for path, line, function in _FAULTHANDLER.findall(thread))
         if frames and frames[-1].function == "_run_module_as_main":
@@ -121,7 +143,7 @@ def frames_of_dump(text: str) -> tuple[Frame, ...]:
 
 
 def frames_of_spy(text: str) -> tuple[Frame, ...]:
-    """The same out of py-spy's words."""
+    """Frames of the main thread in the output of py-spy."""
     for thread in re.split(r"^(?=Thread )", text, flags=re.M):
         if '"MainThread"' in thread.partition("\n")[0]:
             return tuple(Frame(path, int(line), function) for function, path, line in _PY_SPY.findall(thread))
@@ -129,13 +151,13 @@ def frames_of_spy(text: str) -> tuple[Frame, ...]:
 
 
 def _pids(folder: Path) -> dict[int, int]:
-    """The ranks' processes, as far as they live."""
-    found = {}
+    """Pids of the ranks that live, by rank."""
+    pids = {}
     with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(launcher.torchrun_of(folder)).children():
-            with contextlib.suppress(psutil.Error, ValueError):
-                found[int(child.environ().get("RANK", ""))] = child.pid
-    return found
+        for child in psutil.Process(launcher.torchrun_pid(folder)).children():
+            if (rank := rank_of(child.pid)) is not None:
+                pids[rank] = child.pid
+    return pids
 
 
 def _state(pid: int | None) -> str:
@@ -145,11 +167,13 @@ def _state(pid: int | None) -> str:
         return "gone"
 
 
-def _dumped(folder: Path, pids: Mapping[int, int], *, wake: bool = False, timeout_s: float = DUMP_S) -> dict[int, str]:
-    """Have the ranks write their stacks, and wait for them."""
+def _request_dumps(
+    folder: Path, pids: Mapping[int, int], *, wake: bool = False, timeout_s: float = DUMP_S
+) -> dict[int, str]:
+    """Have the ranks write their stacks, and wait for them. Returns the texts by rank; `wake`: stopped ones go on first."""
     begins = {rank: _file(folder, rank).stat().st_size for rank in pids}
     for pid in pids.values():
-        if _catches(pid, signal.SIGUSR2):  # else it would die of it
+        if _catches(pid, signal.SIGUSR2):  # the signal kills a process without a handler
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
                 if wake:
@@ -157,6 +181,7 @@ def _dumped(folder: Path, pids: Mapping[int, int], *, wake: bool = False, timeou
     until_s, texts = time.monotonic() + timeout_s, dict[int, str]()
     while time.monotonic() < until_s:
         time.sleep(0.05)
+        # a dump is complete when it has frames and does not grow any more
         before, texts = texts, {rank: _text(_file(folder, rank), begins[rank]) for rank in pids}
         if texts == before and all(map(frames_of_dump, texts.values())):
             break
@@ -165,19 +190,20 @@ def _dumped(folder: Path, pids: Mapping[int, int], *, wake: bool = False, timeou
 
 def _catches(pid: int, number: int) -> bool:
     try:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+        mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.M)
     except OSError:
         return False
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
-def _spied(path: Path, pid: int, until_s: float) -> str:
+def _run_py_spy(path: Path, pid: int, until_s: float) -> str:
+    """The output of py-spy, which is appended to the file, too; empty where there is none."""
     spy = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     left_s = min(SPY_S, until_s - time.monotonic())
     if spy is None or left_s <= 0:
         return ""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [spy, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],
             capture_output=True,
             text=True,
@@ -185,19 +211,19 @@ def _spied(path: Path, pid: int, until_s: float) -> str:
             timeout=left_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        _head(path, f"py-spy: {error}")
+        _write_heading(path, f"py-spy: {error}")
         return ""
-    _head(path, "py-spy")
+    _write_heading(path, "py-spy")
     with open(path, "a") as file:
-        file.write(done.stdout if done.returncode == 0 else done.stderr)
-    return done.stdout if done.returncode == 0 else ""
+        file.write(result.stdout if result.returncode == 0 else result.stderr)
+    return result.stdout if result.returncode == 0 else ""
 
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.stacks"
 
 
-def _head(path: Path, what: str) -> None:
+def _write_heading(path: Path, what: str) -> None:
     with open(path, "a") as file:
         file.write(f"\n── {datetime.now(UTC).isoformat(timespec='seconds')} {what}\n")
 

@@ -1,16 +1,23 @@
-"""What a look at the machine, or at what a plan reads, came to."""
+"""Results of checks: of the machine, and of the files that a plan reads."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from orchestrator.errors import KgorchError
+from kgorch.errors import KgorchError
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
 
-class Line(NamedTuple):
-    """A line of `kgorch check`. `do`: what to type or change; empty where nothing is to be done."""
+class CheckLine(NamedTuple):
+    """A line of `kgorch check`, with the names of its fields in --json (docs/json.md).
+
+    Attributes:
+        name: of the check.
+        verdict: PASS, WARN or FAIL.
+        said: the result, as one sentence.
+        do: what to type or change; empty where nothing is to be done.
+    """
 
     name: str
     verdict: str
@@ -19,9 +26,14 @@ class Line(NamedTuple):
 
 
 class Check(NamedTuple):
-    """The same with its facts apart, as an error has them.
+    """The result of a check in the parts of an error (KgorchError), since a start that is refused raises one.
 
-    `what`: what is the matter, and where; `facts`: what was expected and what is; `do`: as in Line.
+    Attributes:
+        name: of the check.
+        verdict: PASS, WARN or FAIL.
+        what: what is the matter, and where.
+        facts: what was expected and what there is.
+        do: what to type or change; empty where nothing is to be done.
     """
 
     name: str
@@ -32,16 +44,19 @@ class Check(NamedTuple):
 
     @staticmethod
     def failed(name: str, error: KgorchError) -> Check:
+        """The check that an error stands for."""
         return Check(name, FAIL, error.what, error.facts, error.next_step or "")
 
-    def line(self) -> Line:
-        return Line(self.name, self.verdict, "; ".join((self.what, *self.facts)), self.do)
+    def line(self) -> CheckLine:
+        """For `kgorch check`."""
+        return CheckLine(self.name, self.verdict, "; ".join((self.what, *self.facts)), self.do)
 
     @property
     def text(self) -> str:
+        """For a note, with the advice in it."""
         return "; ".join(part for part in (self.what, *self.facts, self.do) if part)
 
     def refuse(self) -> None:
-        """Raises: KgorchError where it failed."""
+        """Raise the error that refuses a start. Raises: KgorchError where the check failed."""
         if self.verdict == FAIL:
             raise KgorchError(self.what, *self.facts, next_step=self.do)

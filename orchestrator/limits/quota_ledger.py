@@ -1,51 +1,61 @@
-"""The quota of a session: what it uses is written down as it runs, and where its wall stands follows from what is left.
+"""The quota of a session: its usage is charged to a pool while it runs, and its wall follows from what is left of the pool.
 
-A charge is a row a session and window (and hour, of a rolling window), whose seconds are *set* to what they are by now, every few
-seconds: a SIGKILL of everything loses no more than those, a write that fails is made up for by the next one, and one that is
-made twice changes nothing. How long a session has lasted is read on CLOCK_BOOTTIME; its instants are those of the wall clock as it
-stood when the session was opened or adopted, so a wall clock that is set meanwhile moves no wall.
+A charge is a row for a session and window (and hour, of a rolling window). Every few seconds its duration is *set* to what it is by
+now. So a SIGKILL of everything loses no more than those seconds, the next write makes up for one that failed, and a repeated one
+changes nothing. The duration of a session is read on CLOCK_BOOTTIME. Its instants are those of the wall clock when the session was
+opened or adopted, so setting the wall clock later moves no wall.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import queue
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import charges
-from db.charges import Own
-from db.records import AttemptInfo, PoolInfo, SessionInfo
-from orchestrator.core import quota as core
-from orchestrator.core import quota_windows
-from orchestrator.core.codes import Reason
-from orchestrator.core.quota import Quota, Use
-from orchestrator.core.quota_windows import Never, Window
-from orchestrator.core.wall import Wall
-from orchestrator.hardware import devices, nvml
-from orchestrator.limits import quota_pools
-from orchestrator.plan import Plan
-from orchestrator.platforms.profile import Profile
-from orchestrator.system import process_identity
-from orchestrator.system.clock import boottime_s
+from kgorch.core.codes import Reason
+from kgorch.core.limits import quota as core
+from kgorch.core.limits import quota_windows
+from kgorch.core.limits.quota import Quota, Usage
+from kgorch.core.limits.quota_windows import Never, Window
+from kgorch.core.limits.wall import Wall
+from kgorch.db import charges
+from kgorch.db.charges import OwnCharges
+from kgorch.db.rows import AttemptInfo, PoolInfo, SessionInfo
+from kgorch.hardware import devices, nvml
+from kgorch.limits import quota_pools
+from kgorch.limits.source import News
+from kgorch.plan import Plan
+from kgorch.platforms.profile import Profile
+from kgorch.system import process_identity
+from kgorch.system.clock import boottime_s
 
-LOOK_S, RETRY_S = 2.0, 5.0
-"""Between two looks at the ledger; after one that the database did not allow."""
+LOOK_S = 2.0
+"""Seconds between two charges of a session, each with a new look at what is left."""
 
 SLACK = timedelta(seconds=60)
-"""By which two sessions of a container may differ about when it was started: the wall clock is set a little meanwhile."""
+"""How much the start of a container may differ between two of its sessions: its instant moves when the wall clock is set."""
+
+Spans = list[tuple[datetime, float]]
+"""Times of usage: when each started, and its seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a session costs and whose hours those are. `factor`: pool seconds a second."""
+    """What a session costs, and which pool pays.
+
+    Attributes:
+        resets: the quota's window as the plan writes it.
+        factor: pool seconds that a second of the session costs.
+        accelerator: model of its GPUs.
+    """
 
     quota: Quota
     resets: str
@@ -53,210 +63,228 @@ class Terms:
     accelerator: str
 
 
-def terms_of(plan: Plan, profile: Profile, on: tuple[str, int] | None = None) -> Terms | None:
-    """By the plan, else by the platform; None where nothing is counted. `on`: another machine's GPU, and how many it has.
+def terms_of(plan: Plan, profile: Profile, gpus: tuple[str, int] | Mapping[str, str] = os.environ) -> Terms | None:
+    """The terms by the plan, else by the platform; None where no quota is counted.
 
-    The platform counts accelerators: without one a session costs nothing there, and its factor is for several.
+    Args:
+        gpus: of the session: model and number, or the variables in which they are the visible ones of this machine.
     """
-    said = plan.quota
-    try:
-        count = on[1] if on else devices.visible_gpu_count()
-    except nvml.DriverUnresponsive:
-        count = 1  # a driver there is; what it drives is counted
-    hours = said.hours or (profile.quota_hours if count else None)
+    section = plan.quota
+    # a platform counts accelerator time: without a GPU a session costs nothing there, and its factor is for several GPUs
+    count = _gpu_count(gpus)
+    hours = section.hours or (profile.quota_hours if count else None)
     if hours is None:
         return None
-    resets = said.resets or profile.quota_resets or "never"
-    quota = Quota(said.pool or profile.name, hours * 3600.0, quota_windows.parse(resets), said.reserve or 0.0)
-    return Terms(
-        quota, resets, said.factor or (profile.factor if count > 1 else 1.0), on[0] if on else devices.model_name()
-    )
+    resets = section.resets or profile.quota_resets or "never"
+    quota = Quota(section.pool or profile.name, hours * 3600.0, quota_windows.parse(resets), section.reserve or 0.0)
+    model = gpus[0] if isinstance(gpus, tuple) else devices.model_name(gpus)
+    return Terms(quota, resets, section.factor or (profile.factor if count > 1 else 1.0), model)
+
+
+def _gpu_count(gpus: tuple[str, int] | Mapping[str, str]) -> int:
+    if isinstance(gpus, tuple):
+        return gpus[1]
+    try:
+        return devices.visible_gpu_count(gpus)
+    except nvml.DriverUnresponsive:
+        return 1  # there is a driver, so there are GPUs, and their time is counted
 
 
 class Ledger:
-    """Charges one session, and is a source of its walls (limits/wall_sources.py).
+    """Charges one session, and is a source of its walls (limits/source.py).
 
     Args:
-        from_at, at_s: when the session began to cost, on both clocks.
+        started_at: when the session began to cost, by the wall clock.
+        at_s: the same instant, seconds of CLOCK_BOOTTIME.
         session_id: of the row to charge; None until there is one (`begin`).
-    Attributes:
-        look_beside: takes a look at the database to a thread that may wait for it; None while nobody is kept waiting.
+        now_s: the clock.
     """
 
     def __init__(
         self,
         engine: Engine,
         terms: Terms,
-        from_at: datetime,
+        started_at: datetime,
         at_s: float,
         session_id: int | None = None,
         *,
         now_s: Callable[[], float] = boottime_s,
     ) -> None:
-        self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self.news = News()
         self.terms = terms
-        self._engine, self._from_at, self._at_s, self._session_id = engine, from_at, at_s, session_id
+        self._engine, self._started_at, self._at_s, self._session_id = engine, started_at, at_s, session_id
         self._now_s = now_s
-        self._written = from_at  # the beginning of the newest piece that is written down
+        self._newest_start = started_at  # of the newest charge that is written
         self._wall: Wall | None = None
-        self._next_s, self._has_looked = 0.0, False
-        self._charges = threading.Lock()  # the loop charges at the end, a thread beside it before
-        self.look_beside: Callable[[Callable[[], None]], None] | None = None
+        self._guard = threading.Lock()  # a periodic duty charges while the session runs, the supervisor at its end
 
     @classmethod
-    def opening(cls, engine: Engine, plan: Plan, profile: Profile) -> Ledger | None:
-        """For a session that is about to be opened. In a platform's container it costs since that was started, or since
-        another session that was charged for that: the set-up before us is paid once.
+    def open(
+        cls, engine: Engine, plan: Plan, profile: Profile, environ: Mapping[str, str] = os.environ
+    ) -> Ledger | None:
+        """The ledger of a session that is about to be opened; None where no quota is counted.
+
+        In a platform's container the session costs since the container was started, because the platform counts its set-up, too;
+        but only since the end of an earlier session that was charged for that: the set-up is paid once.
         """
-        terms = terms_of(plan, profile)
+        terms = terms_of(plan, profile, environ)
         if terms is None:
             return None
         now_s, utc = boottime_s(), datetime.now(UTC)
-        charges.mend_clock(engine, utc)
+        # else charges that a clock running far ahead has written count in every window up to their date
+        charges.repair_future_timestamps(engine, utc)
         began_s = process_identity.start_time_s(1) or now_s if profile.began == "container" else now_s
-        from_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
-        before = charges.of_boot(engine, terms.quota.pool, process_identity.boot_id(), from_at - SLACK)
+        started_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
+        before = charges.newest_of_boot(engine, terms.quota.pool, process_identity.boot_id(), started_at - SLACK)
         if before:
-            from_at = min(utc, max(from_at, before.from_at + timedelta(seconds=before.used_s)))
-        return cls(engine, terms, from_at, now_s - (utc - from_at).total_seconds())
+            started_at = min(utc, max(started_at, before.started_at + timedelta(seconds=before.used_s)))
+        return cls(engine, terms, started_at, now_s - (utc - started_at).total_seconds())
 
     @classmethod
-    def adopting(cls, engine: Engine, plan: Plan, profile: Profile, row: SessionInfo) -> Ledger | None:
-        """For a session that goes on: it has run since it was charged last. The plan holds from its newest charge on."""
-        terms = terms_of(plan, profile)
+    def adopt(
+        cls, engine: Engine, plan: Plan, profile: Profile, row: SessionInfo, environ: Mapping[str, str] = os.environ
+    ) -> Ledger | None:
+        """The ledger of a session that has lost its supervisor and goes on; None where no quota is counted.
+
+        It continues the newest charge, and the plan as it is now holds from there on.
+        """
+        terms = terms_of(plan, profile, environ)
         if terms is None:
             return None
         now_s, utc = boottime_s(), datetime.now(UTC)
         last = charges.newest(engine, row.id)
-        from_at, used_s = (last.from_at, last.used_s) if last else (row.started_at, 0.0)
-        silent_s = (utc - from_at).total_seconds() - used_s
-        used_s += min(max(silent_s, 0.0), now_s)  # whatever the wall clock says, no longer than since the boot
-        return cls(engine, terms, from_at, now_s - used_s, row.id)
+        started_at, used_s = (last.started_at, last.used_s) if last else (row.started_at, 0.0)
+        uncharged_s = (utc - started_at).total_seconds() - used_s
+        used_s += min(max(uncharged_s, 0.0), now_s)  # whatever the wall clock says, no longer than since the boot
+        return cls(engine, terms, started_at, now_s - used_s, row.id)
 
     def begin(self, run_id: str, session_id: int) -> None:
-        """There is a session to charge."""
+        """Charge from here on to this session, which has been opened."""
         self._session_id = session_id
-        self.tell_pool(run_id)
+        self.record_pool(run_id)
         self.charge(self._now_s())
 
-    def tell_pool(self, run_id: str) -> None:
+    def record_pool(self, run_id: str) -> None:
+        """Write the pool with these terms, and make it the run's."""
         quota = self.terms.quota
-        told = PoolInfo(quota.pool, quota.total_s, self.terms.resets, quota.reserve_s, datetime.now(UTC))
-        charges.tell_pool(self._engine, run_id, told)
+        pool = PoolInfo(quota.pool, quota.total_s, self.terms.resets, quota.reserve_s, datetime.now(UTC))
+        charges.set_pool(self._engine, run_id, pool)
 
     def wall(self, now_s: float) -> Wall | None:
-        """Where the quota ends the session, looked up every LOOK_S; what it was, while the database cannot be used."""
-        if now_s >= self._next_s:
-            if self.look_beside and self._has_looked:
-                self._next_s = now_s + LOOK_S
-                self.look_beside(self._look)
-            else:
-                self._look()
+        """Where the quota ends the session, by the newest look; None before the first."""
         return self._wall
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Charge the usage, and compute the wall anew: a periodic duty, every LOOK_S.
+
+        It waits for the database. While that cannot be used, the wall stays where it was.
+        """
         now_s = self._now_s()
-        try:
+        with contextlib.suppress(SQLAlchemyError):
             self.charge(now_s)
-            self._wall = self._looked_up(now_s)
-            self._next_s, self._has_looked = now_s + LOOK_S, True
-        except SQLAlchemyError:
-            self._next_s = now_s + RETRY_S
+            self._wall = self._compute_wall(now_s)
+        self.news.wall_moved()
 
     def charge(self, now_s: float) -> None:
-        """Write down what is not: the pieces that began since, and the newest one, as long as it is by now."""
-        with self._charges:
-            self._charge(now_s)
+        """Write the charges that began since the last call, and the newest one with its duration by now.
 
-    def _charge(self, now_s: float) -> None:
-        if self._session_id is None:
-            return
-        pool, until_at = self.terms.quota.pool, self._utc(now_s)
-        found = [(start, end) for start, end in self._pieces(until_at) if start >= self._written]
-        told = [(start, (end - start).total_seconds()) for start, end in found] or [(self._from_at, 0.0)]
-        charges.charge(
-            self._engine, self._session_id, pool, told, factor=self.terms.factor, accelerator=self.terms.accelerator
-        )
-        self._written = told[-1][0]
+        Raises: SQLAlchemyError.
+        """
+        with self._guard:
+            if self._session_id is None:
+                return
+            spans = [span for span in self._spans(self._utc(now_s)) if span[0] >= self._newest_start]
+            spans = spans or [(self._started_at, 0.0)]
+            pool, factor, accelerator = self.terms.quota.pool, self.terms.factor, self.terms.accelerator
+            charges.charge(self._engine, self._session_id, pool, spans, factor=factor, accelerator=accelerator)
+            self._newest_start = spans[-1][0]
 
-    def is_spent(self, lead_s: float) -> bool:
-        """Whether what is left is less than a last save takes."""
+    def is_spent(self, save_lead_s: float) -> bool:
+        """Whether less is left than the last save takes. Args: save_lead_s: seconds of the session."""
         now_s = self._now_s()
-        wall = self._looked_up(now_s)
-        return wall is not None and wall.at_s - now_s < lead_s
+        wall = self._compute_wall(now_s)
+        return wall is not None and wall.at_s - now_s < save_lead_s
 
-    def resume_at(self, lead_s: float, *, on_quota: bool = False) -> datetime | None:
-        """When the next session may begin; None when no hours will come back. `on_quota`: the last one ended for want of them,
-        so that some useful time must be there besides what a save takes.
+    def resume_at(self, save_lead_s: float, *, on_quota: bool = False) -> datetime | None:
+        """When the next session may start; None when no hours will come back.
 
-        What may begin at once is due by the clock of the day, too: whoever waits for it reads that one, and ours goes on as it
-        was when that is put back.
+        Args:
+            save_lead_s: seconds that its last save takes.
+            on_quota: the last session ended on the quota. Then hours for some training must be there, not only for a save.
         """
         now_s, quota = self._now_s(), self.terms.quota
-        needed_s = lead_s * self.terms.factor
-        now, found = self._utc(now_s), self._uses(now_s)
-        if on_quota or core.left_s(quota, found, now) < needed_s:
-            at = core.available_at(quota, found, now, needed_s=needed_s + quota.useful_s)
+        needed_s = save_lead_s * self.terms.factor
+        now, usage = self._utc(now_s), self._usage(now_s)
+        if on_quota or core.left_s(quota, usage, now) < needed_s:
+            at = core.available_at(quota, usage, now, needed_s=needed_s + quota.useful_s)
             if at is None or at > now:
                 return at
+        # Due at once. Whoever waits for it reads the wall clock, which may have been put back behind ours meanwhile.
         return min(now, datetime.now(UTC))
 
     def stop(self) -> None:
-        """The last of it; what the database does not take now is lost, two seconds at most."""
-        try:
+        """Charge the rest. What the database does not take now is lost: LOOK_S at most."""
+        with contextlib.suppress(SQLAlchemyError):
             self.charge(self._now_s())
-        except SQLAlchemyError:
-            return
 
-    def _looked_up(self, now_s: float) -> Wall | None:
-        now, found = self._utc(now_s), self._uses(now_s)
-        others = quota_pools.living(self._engine, self.terms.quota.pool, now, but=self._session_id)
+    def _compute_wall(self, now_s: float) -> Wall | None:
+        now, usage = self._utc(now_s), self._usage(now_s)
+        others = quota_pools.live_usage(self._engine, self.terms.quota.pool, now, but=self._session_id)
         rate = self.terms.factor + sum(item.rate for item in others)
-        found += [item.unwritten for item in others]
-        lasts_s = core.lasts_s(self.terms.quota, found, now, rate=rate)
+        usage += [item.unwritten for item in others]
+        lasts_s = core.lasts_s(self.terms.quota, usage, now, rate=rate)
         return None if lasts_s is None else Wall(now_s + lasts_s, Reason.QUOTA)
 
-    def _uses(self, now_s: float) -> list[Use]:
-        """What is written down of others and of our earlier pieces, and our own from here on, written down or not."""
-        now, quota = self._utc(now_s), self.terms.quota
-        own = None if self._session_id is None else Own(self._session_id, self._from_at)
-        mine = [(start, (end - start).total_seconds()) for start, end in self._pieces(now)]
-        ours = [Use(start, span_s, span_s * self.terms.factor) for start, span_s in mine]
-        return quota_pools.uses(self._engine, quota, now, but=own) + ours
+    def _usage(self, now_s: float) -> list[Usage]:
+        """The charges of others and our own before this ledger, and our usage since then, charged or not."""
+        now = self._utc(now_s)
+        own = None if self._session_id is None else OwnCharges(self._session_id, self._started_at)
+        ours = [Usage(start, span_s, span_s * self.terms.factor) for start, span_s in self._spans(now)]
+        return quota_pools.uses(self._engine, self.terms.quota, now, but=own) + ours
 
-    def _pieces(self, until_at: datetime) -> list[tuple[datetime, datetime]]:
-        return list(quota_windows.pieces(self.terms.quota.window, self._from_at, until_at))
+    def _spans(self, until_at: datetime) -> Spans:
+        return _spans_of(self.terms.quota.window, self._started_at, until_at)
 
     def _utc(self, now_s: float) -> datetime:
-        return self._from_at + timedelta(seconds=now_s - self._at_s)
+        """The instant of `now_s` on a wall clock that nobody has set since this ledger was made."""
+        return self._started_at + timedelta(seconds=now_s - self._at_s)
 
 
 def complete(engine: Engine, row: SessionInfo, attempt: AttemptInfo | None, terms: Terms | None) -> None:
-    """Charge a session that nobody supervised at its end, up to the last that is known of it."""
+    """Charge a session whose supervisor died, up to the last sign of it.
+
+    Args:
+        attempt: its last one; None without.
+        terms: of the plan; None where no quota is counted any more.
+    """
     last = charges.newest(engine, row.id)
     if last is None:
         return
-    beat_at, ended_at = row.beat_at, _ended_at(attempt)
-    if beat_at is not None:  # who beats is charged, too: what lies between is a wall clock that has jumped
-        beat_at = min(beat_at, last.from_at + timedelta(seconds=last.used_s) + SLACK)
+    heartbeat_at, ended_at = row.heartbeat_at, _ended_at(attempt)
+    # A supervisor that writes heartbeats charges as well. A larger difference is a wall clock that has jumped.
+    if heartbeat_at is not None:
+        heartbeat_at = min(heartbeat_at, last.started_at + timedelta(seconds=last.used_s) + SLACK)
     if ended_at is not None and row.boot_id == process_identity.boot_id():
-        ended_at = min(ended_at, last.from_at + timedelta(seconds=boottime_s()))
-    until_at = max(at for at in (beat_at, ended_at, last.from_at) if at is not None)
-    if row.wall_at is not None:  # past that nothing of it ran, whatever the wall clock says by now
+        ended_at = min(ended_at, last.started_at + timedelta(seconds=boottime_s()))
+    until_at = max(at for at in (heartbeat_at, ended_at, last.started_at) if at is not None)
+    if row.wall_at is not None:  # nothing of the session ran after that, whatever the wall clock says by now
         until_at = min(until_at, row.wall_at)
-    window: Window = terms.quota.window if terms else Never()
-    told = [
-        (start, (end - start).total_seconds()) for start, end in quota_windows.pieces(window, last.from_at, until_at)
-    ]
-    if sum(span_s for _, span_s in told) > last.used_s:
-        charges.charge(engine, row.id, last.pool, told, factor=last.factor, accelerator=last.accelerator)
+    spans = _spans_of(terms.quota.window if terms else Never(), last.started_at, until_at)
+    if sum(span_s for _, span_s in spans) > last.used_s:
+        charges.charge(engine, row.id, last.pool, spans, factor=last.factor, accelerator=last.accelerator)
+
+
+def _spans_of(window: Window, started_at: datetime, until_at: datetime) -> Spans:
+    """A time of usage, one span for each charge."""
+    return [(start, (end - start).total_seconds()) for start, end in quota_windows.pieces(window, started_at, until_at)]
 
 
 def _ended_at(attempt: AttemptInfo | None) -> datetime | None:
-    """When the processes of an attempt were gone, as its shim wrote down."""
+    """When the processes of an attempt had ended, by its shim's record; None where that is missing or not valid."""
+    if attempt is None:
+        return None
     try:
-        found = json.loads(Path(attempt.folder, "exit.json").read_text())["at"] if attempt else None
-        at = None if found is None else datetime.fromisoformat(found)
+        at = datetime.fromisoformat(json.loads(Path(attempt.folder, "exit.json").read_text())["at"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return at if at and at.tzinfo else None
+    return at if at.tzinfo else None

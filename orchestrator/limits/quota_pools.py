@@ -1,4 +1,4 @@
-"""What of a pool of hours is used: by what is written down, and by the sessions that run."""
+"""How much of a pool of accelerator hours is used: by the charges, and by the sessions that run."""
 
 from __future__ import annotations
 
@@ -8,78 +8,96 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from db import charges, sessions
-from db.charges import Own
-from db.records import PoolInfo, SessionInfo
-from orchestrator.core import quota as core
-from orchestrator.core import quota_windows
-from orchestrator.core.quota import Quota, Use
-from orchestrator.core.quota_windows import PIECE_S, Never, Rolling
-from orchestrator.system import process_identity
-from orchestrator.system.file_lock import is_locked
+from kgorch.core.limits import quota as core
+from kgorch.core.limits import quota_windows
+from kgorch.core.limits.quota import Quota, Usage
+from kgorch.core.limits.quota_windows import PIECE_S, Never, Rolling
+from kgorch.db import charges, sessions
+from kgorch.db.charges import OwnCharges
+from kgorch.db.rows import PoolInfo, SessionInfo
+from kgorch.system import process_identity
+from kgorch.system.file_lock import is_locked
 
-HEARD_S = 120.0
-"""A session on another machine that was charged within this time lives, for all we know."""
+RECENT_CHARGE_S = 120.0
+"""A session of another machine whose processes cannot be looked at is taken to run if it was charged this recently. Sessions are
+charged every few seconds (quota_ledger.LOOK_S)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
-    """A session of the pool that runs: what of it is not written down yet, and its pool seconds a second."""
+class LiveUsage:
+    """What a session that runs uses of its pool.
+
+    Attributes:
+        unwritten: the usage since its newest charge.
+        rate: pool seconds a second.
+    """
 
     session: SessionInfo
-    unwritten: Use
+    unwritten: Usage
     rate: float
 
 
 def quota_of(pool: PoolInfo) -> Quota:
-    """What a pool allowed when it was told of last."""
+    """The quota of a pool, as the plan that used it last has set it."""
     return Quota(pool.name, pool.total_s, quota_windows.parse(pool.resets), pool.reserve_s)
 
 
-def uses(engine: Engine, quota: Quota, now: datetime, *, but: Own | None = None) -> list[Use]:
-    """What the charges say, as far as it matters now: of a calendar window its sum."""
+def uses(engine: Engine, quota: Quota, now: datetime, *, but: OwnCharges | None = None) -> list[Usage]:
+    """The usage by the charges, as far as it counts now.
+
+    Args:
+        but: charges to leave out.
+    Returns: of a calendar window one sum, which the database computes; of a rolling one each charge, as they leave it one by one.
+    """
     window = quota.window
     if not isinstance(window, Rolling):
         start, _ = window.window_at(now)
-        return [Use(start, 0.0, charges.used_s(engine, quota.pool, start, but=but))]
-    # a correction counts for one length, and may take away use of one length before it
+        return [Usage(start, 0.0, charges.used_s(engine, quota.pool, start, but=but))]
+    # a correction counts for one window's length, and may take back usage of one length before it
     since = now - timedelta(seconds=2 * window.length_s + PIECE_S)
-    found = charges.since(engine, quota.pool, since, but=but)
-    return [Use(from_at, 0.0 if is_correction else span_s, cost) for from_at, span_s, cost, is_correction in found]
+    rows = charges.list_since(engine, quota.pool, since, but=but)
+    return [
+        Usage(started_at, 0.0 if is_correction else span_s, cost) for started_at, span_s, cost, is_correction in rows
+    ]
 
 
-def living(engine: Engine, pool: str, now: datetime, *, but: int | None = None) -> list[Living]:
-    """The sessions of a pool that run, supervised or not."""
-    found = []
-    for row in charges.unfinished(engine, pool):
+def live_usage(engine: Engine, pool: str, now: datetime, *, but: int | None = None) -> list[LiveUsage]:
+    """The usage of the sessions that run, with a supervisor or without. Args: but: id of a session to leave out."""
+    usage = []
+    for row in charges.live_sessions(engine, pool):
         last = charges.newest(engine, row.id) if row.id != but else None
         if last is None:
             continue
-        until_at = last.from_at + timedelta(seconds=last.used_s)
+        until_at = last.started_at + timedelta(seconds=last.used_s)
         ago_s = max(0.0, (now - until_at).total_seconds())
         if _is_running(engine, row, ago_s):
-            found.append(Living(row, Use(until_at, ago_s, ago_s * last.factor), last.factor))
-    return found
+            usage.append(LiveUsage(row, Usage(until_at, ago_s, ago_s * last.factor), last.factor))
+    return usage
 
 
 def _is_running(engine: Engine, row: SessionInfo, charged_ago_s: float) -> bool:
+    # of another machine, or of this one before its last boot: there are no processes to look at
     if row.boot_id != process_identity.boot_id():
-        return charged_ago_s < HEARD_S
+        return charged_ago_s < RECENT_CHARGE_S
     if process_identity.is_alive(row.supervisor_pid, row.supervisor_started_ticks, row.boot_id):
         return True
+    # without a supervisor training goes on until its deadline, and its shim holds a lock
     attempt = sessions.last_attempt(engine, row.id)
     return attempt is not None and attempt.outcome is None and is_locked(Path(attempt.folder, "lock"))
 
 
-def correct(engine: Engine, name: str, told_s: float) -> dict[str, float]:
-    """Write down that `told_s` pool seconds of this window were used, and have the runs that wait for hours looked at.
+def correct(engine: Engine, name: str, used_s: float, *, source: str = "a person") -> dict[str, float]:
+    """Correct a pool's usage by what the user knows, and make the runs due that wait for its hours.
 
-    Returns: `computed_s`, what the charges had said; `resumed`, how many runs there were that waited.
+    Args:
+        used_s: pool seconds that were used of this window.
+        source: who says so.
+    Returns: `computed_s`, the usage before the correction; `resumed`, the number of these runs.
     """
-    now, told = datetime.now(UTC), charges.pool(engine, name)
-    quota = quota_of(told) if told else Quota(name, 0.0, Never())
-    found = [*uses(engine, quota, now), *(item.unwritten for item in living(engine, name, now))]
-    computed_s = core.used_s(quota, found, now)
-    why = f"a person says {told_s:g} s were used of this window; computed: {computed_s:.0f} s"
-    charges.correct(engine, name, now, told_s - computed_s, why)
-    return {"computed_s": round(computed_s, 3), "resumed": charges.wake(engine, name)}
+    now, pool = datetime.now(UTC), charges.pool(engine, name)
+    quota = quota_of(pool) if pool else Quota(name, 0.0, Never())
+    usage = [*uses(engine, quota, now), *(item.unwritten for item in live_usage(engine, name, now))]
+    computed_s = core.used_s(quota, usage, now)
+    why = f"{source} says {used_s:g} s were used of this window; computed: {computed_s:.0f} s"
+    charges.correct(engine, name, now, used_s - computed_s, why)
+    return {"computed_s": round(computed_s, 3), "resumed": charges.wake_waiting_runs(engine, name)}

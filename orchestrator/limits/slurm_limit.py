@@ -1,45 +1,50 @@
-"""A Slurm job's end, which is asked for again and again: `scontrol update TimeLimit` and preemption move it.
+"""The end of a Slurm job, queried repeatedly, because `scontrol update TimeLimit` and preemption move it.
 
-Slurm speaks of instants, on clocks that a cluster keeps alike. They are brought to CLOCK_BOOTTIME by the difference of this
-machine's two clocks when the session was opened: a wall clock that jumps later moves no end.
+Slurm reports instants, on clocks that a cluster keeps in step. They are converted to CLOCK_BOOTTIME by the difference of this
+machine's two clocks when the session was opened, so a later jump of the wall clock does not move the end.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
-from orchestrator.core.codes import EventKind, Reason
-from orchestrator.core.wall import Wall
-from orchestrator.system.clock import boottime_s
+from kgorch.core.codes import EventKind, Reason
+from kgorch.core.limits.wall import Wall
+from kgorch.limits.source import News
+from kgorch.system.clock import boottime_s
 
 EVERY_S = 60.0
-"""A limit is changed by hand, in minutes; a controller that serves thousands of jobs is not asked more often."""
+"""Seconds between two queries. People change a limit in minutes, and a controller that serves thousands of jobs must not be
+queried more often."""
 
 FIRST_S = 5.0
-"""What the opening of a session waits for the first answer; one that comes later moves the wall."""
+"""Seconds that the opening of a session waits for the first answer. A later one moves the wall."""
 
 SQUEUE_S = 30.0
+"""Seconds that squeue may run."""
 
 
 class JobEnd:
-    """The end of the job that we run in (limits/wall_sources.py, Source)."""
+    """The end of the job that this process runs in, as a source (limits/source.py).
+
+    Args:
+        environ: of the job; `SLURM_JOB_ID` and, from newer versions of Slurm, `SLURM_JOB_END_TIME`.
+    """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, every_s: float = EVERY_S) -> None:
-        self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self.news = News()
         self._environ, self._every_s = dict(environ), every_s
-        self._ahead_s = time.time() - boottime_s()
-        self._wall = self._told_at_launch()
-        self._failed = ""
-        self._first, self._stopping = threading.Event(), threading.Event()
+        self._clock_difference_s = time.time() - boottime_s()
+        self._wall = self._end_at_launch()
+        self._failure = ""
+        self._has_queried, self._stopping = threading.Event(), threading.Event()
         threading.Thread(target=self._work, name="slurm", daemon=True).start()
-        self._first.wait(FIRST_S)
+        self._has_queried.wait(FIRST_S)
 
     def wall(self, now_s: float) -> Wall | None:
         return self._wall
@@ -47,61 +52,64 @@ class JobEnd:
     def stop(self) -> None:
         self._stopping.set()
 
-    def _told_at_launch(self) -> Wall | None:
-        """Newer Slurm tells the end to the job; 22.05 does not."""
+    def _end_at_launch(self) -> Wall | None:
+        """The end by the job's environment. Newer versions of Slurm set the variable; 22.05 does not."""
         try:
-            return Wall(float(self._environ["SLURM_JOB_END_TIME"]) - self._ahead_s, Reason.SLURM)
+            return Wall(float(self._environ["SLURM_JOB_END_TIME"]) - self._clock_difference_s, Reason.SLURM)
         except (KeyError, ValueError):
             return None
 
     def _work(self) -> None:
         while not self._stopping.is_set():
             try:
-                end = _asked("%e", self._environ)
-                self._wall = None if end is None else Wall(end.timestamp() - self._ahead_s, Reason.SLURM)
-                self._failed = ""
-            except _Unanswered as error:  # what was known stays
-                if str(error) != self._failed:
-                    self._failed = str(error)
-                    self.notes.put((EventKind.SLURM_UNREACHABLE, {"why": self._failed}))
-            self._first.set()
+                end = _query("%e", self._environ)
+                self._wall = None if end is None else Wall(end.timestamp() - self._clock_difference_s, Reason.SLURM)
+                self._failure = ""
+                self.news.wall_moved()
+            except _QueryFailed as error:  # the wall stays: the job still ends, whether the controller answers or not
+                if str(error) != self._failure:
+                    self._failure = str(error)
+                    self.news.note(EventKind.SLURM_UNREACHABLE, {"why": self._failure})
+            self._has_queried.set()
             self._stopping.wait(self._every_s)
 
 
 def job_began_s(environ: Mapping[str, str] = os.environ) -> float | None:
-    """When the job that we run in was started, on CLOCK_BOOTTIME; None where Slurm does not say."""
+    """When this job was started, seconds of CLOCK_BOOTTIME; None where Slurm does not say."""
     try:
         began = float(environ["SLURM_JOB_START_TIME"])
     except (KeyError, ValueError):
         try:
-            found = _asked("%S", environ)
-        except _Unanswered:
+            start = _query("%S", environ)
+        except _QueryFailed:
             return None
-        if found is None:
+        if start is None:
             return None
-        began = found.timestamp()
+        began = start.timestamp()
     return boottime_s() - (time.time() - began)
 
 
-class _Unanswered(Exception):
-    pass
+class _QueryFailed(Exception):
+    """squeue gave no answer that can be used; the text says why."""
 
 
-def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
-    """A field of our job that is an instant; None for one that is none, such as the end of a job without a limit.
+def _query(field: str, environ: Mapping[str, str]) -> datetime | None:
+    """A field of this job that is an instant; None where it has none, as the end of a job without a limit.
 
-    Raises: _Unanswered.
+    Args:
+        field: of squeue's --format, such as "%e".
+    Raises: _QueryFailed.
     """
     job = environ.get("SLURM_JOB_ID", "")
     array, task = (environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    if array and task:  # one task bears the array's own number, which means all
+    if array and task:  # one task of an array has the array's own number as its job, which means all tasks
         job = f"{array}_{task}"
-    # ISO in this machine's zone, whatever the person has set for their own eyes
-    plain = {**environ, "SLURM_TIME_FORMAT": "standard"}
+    # ISO 8601 in this machine's zone, whatever format the user has set for squeue
+    variables = {**environ, "SLURM_TIME_FORMAT": "standard"}
     try:
         done = subprocess.run(
             ["squeue", "--noheader", "--jobs", job, "--format", field],
-            env=plain,
+            env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -109,13 +117,15 @@ def _asked(field: str, environ: Mapping[str, str]) -> datetime | None:
             timeout=SQUEUE_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _Unanswered(f"squeue: {error}") from None
-    said = min(done.stdout.split(), default="")  # the parts of a heterogeneous job say theirs: the first instant counts
-    if done.returncode or not said:
-        raise _Unanswered(f"squeue ended with {done.returncode}: {done.stderr.strip()[:200] or 'it knows no such job'}")
-    if said in ("NONE", "N/A", "Unknown", "UNLIMITED"):
+        raise _QueryFailed(f"squeue: {error}") from None
+    text = min(
+        done.stdout.split(), default=""
+    )  # a heterogeneous job has a line for each part: the first instant counts
+    if done.returncode or not text:
+        raise _QueryFailed(f"squeue: exit status {done.returncode}: {done.stderr.strip()[:200] or 'no such job'}")
+    if text in ("NONE", "N/A", "Unknown", "UNLIMITED"):
         return None
     try:
-        return datetime.fromisoformat(said).astimezone()
+        return datetime.fromisoformat(text).astimezone()
     except ValueError:
-        raise _Unanswered(f"squeue said {said[:60]!r}") from None
+        raise _QueryFailed(f"squeue: expected an instant, found {text[:60]!r}") from None

@@ -6,13 +6,13 @@ takes longer to load than such a command to run.
 
 from __future__ import annotations
 
-from orchestrator.plan.entries import check_entries
-from orchestrator.plan.keys import dotted_keys
-from orchestrator.plan.model import Plan
-from orchestrator.plan.plan_file import load, parse
-from orchestrator.plan.quantities import parse_duration_s, parse_size_bytes
-from orchestrator.plan.sections import DataSection, NotifySection
-from orchestrator.plan.stages import StageSection
+from kgorch.plan.entries import check_entries
+from kgorch.plan.keys import dotted_keys
+from kgorch.plan.model import Plan
+from kgorch.plan.plan_file import load, parse
+from kgorch.plan.quantities import parse_duration_s, parse_size_bytes
+from kgorch.plan.sections import DataSection, NotifySection
+from kgorch.plan.stages import StageSection
 
 __all__ = [
     "DataSection",

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.text import in_one_line
-from orchestrator.errors import nearest
-from orchestrator.plan.keys import explain_unknown, table_below
-from orchestrator.plan.quantities import INVALID_NAME
-from orchestrator.plan.toml_document import DocumentKind, Key, KeyPath, TomlDocument
-from orchestrator.plan.toml_lines import lines_of
-from orchestrator.plan.toml_values import format_value
+from kgorch.core.text import in_one_line
+from kgorch.errors import nearest
+from kgorch.plan.keys import explain_unknown, table_below
+from kgorch.plan.quantities import INVALID_NAME
+from kgorch.plan.toml_document import DocumentKind, Key, KeyPath, TomlDocument
+from kgorch.plan.toml_lines import lines_of
+from kgorch.plan.toml_values import format_value
 
 MAX_PROBLEMS = 8
 """Problems of one file that are reported at once: one mistake, as a wrong bracket, can cause many."""

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import shutil
 from pathlib import Path
 
-from orchestrator.errors import PlanError, nearest
-from orchestrator.plan.model import Plan
+from kgorch.core.former_names import current_name
+from kgorch.core.program_command import module_of
+from kgorch.errors import PlanError, nearest
+from kgorch.plan.model import Plan
 
 
 def check_entries(plan: Plan, workdir: Path) -> None:
@@ -31,22 +35,58 @@ def check_entries(plan: Plan, workdir: Path) -> None:
                 f"stage {stage.name!r}: there is no weights file {workdir / stage.weights.file}",
                 next_step="give weights relative to the plan's folder",
             )
-        if stage.entry.endswith(".py"):
+        if module := module_of(stage.entry):
+            _check_module(stage.name, module, workdir)
+        elif stage.is_script:
             if not (workdir / stage.entry).is_file():
                 raise PlanError(
                     f"stage {stage.name!r}: there is no script {workdir / stage.entry}",
                     next_step="give entry relative to the plan's folder",
                 )
+        elif stage.foreign:
+            _check_executable(stage.name, stage.entry, workdir)
         else:
             _check_function(stage.name, "entry", stage.entry, workdir)
         if stage.preflight:
             _check_function(stage.name, "preflight", stage.preflight, workdir)
 
 
+def _check_module(stage: str, module: str, workdir: Path) -> None:
+    """Check that `python -m module` finds a file: a module, or a package with __main__.py. Raises: PlanError."""
+    path = _module_file(module, workdir)
+    if path is not None and path.name == "__init__.py" and not path.with_name("__main__.py").is_file():
+        raise PlanError(
+            f"stage {stage!r}: {module!r} is a package without a __main__.py, so -m cannot run it",
+            f"found {path}",
+            next_step="name a module of it in the stage's entry",
+        )
+    # a folder without __init__.py is a package, too, which _module_file does not know
+    if path is None and not workdir.joinpath(*module.split("."), "__main__.py").is_file():
+        raise PlanError(
+            f"stage {stage!r}: there is no module {module!r}",
+            f"searched {workdir} and the installed packages",
+            next_step="correct the stage's entry",
+        )
+
+
+def _check_executable(stage: str, entry: str, workdir: Path) -> None:
+    """Check that a program exists and may be run: below the plan's folder, else on PATH. Raises: PlanError."""
+    path = workdir / entry
+    if path.is_file():
+        if not os.access(path, os.X_OK):
+            raise PlanError(f"stage {stage!r}: {path} is not executable", next_step=f"chmod +x {path}")
+    elif "/" in entry or shutil.which(entry) is None:
+        raise PlanError(
+            f"stage {stage!r}: there is no program {entry!r}",
+            f"searched {workdir}" + ("" if "/" in entry else " and the folders of PATH"),
+            next_step="give entry relative to the plan's folder; its arguments go into argv",
+        )
+
+
 def _check_function(stage: str, key: str, value: str, workdir: Path) -> None:
     """Check that `value`, a "module:function", exists. Raises: PlanError."""
     module, _, function = value.partition(":")
-    path = _module_file(module, workdir)
+    path = _module_file(module, workdir) or _module_file(current_name(module), workdir)
     if path is None:
         raise PlanError(
             f"stage {stage!r}: there is no module {module!r}",

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.core.text import in_one_line
-from orchestrator.errors import nearest
-from orchestrator.plan.toml_document import KeyPath
+from kgorch.core.text import in_one_line
+from kgorch.errors import nearest
+from kgorch.plan.toml_document import KeyPath
 
 
 def dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -48,7 +48,10 @@ def _table_of(field: FieldInfo) -> type[BaseModel] | None:
         kind = types.pop()
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
-        types += typing.get_args(kind)
+        if (
+            typing.get_origin(kind) is not dict
+        ):  # of a table whose keys a user names, the values are no keys of the model
+            types += typing.get_args(kind)
     return None
 
 
@@ -62,10 +65,10 @@ def explain_unknown(path: KeyPath, values: Mapping[str, Any], model: type[BaseMo
     """
     key, above = str(path[-1]), path[:-1]
     table = table_at(model, above)
-    known = list(table.model_fields) if table else []
+    names = list(table.model_fields) if table else []
     prefix = "".join(f"{part}." for part in above if isinstance(part, str))
-    listed = f"; known here: {', '.join(known)}"
-    if similar := _nearest_key(key, known):
+    listed = f"; known here: {', '.join(names)}"
+    if similar := _nearest_key(key, names):
         return f"unknown key (did you mean '{similar}'?){listed}", prefix + similar
     if elsewhere := next((other for other in dotted_keys(model) if other.split(".")[-1] == key), None):
         place = ", which goes above the first [table]" if "." not in elsewhere else ""
@@ -83,7 +86,7 @@ def explain_unknown(path: KeyPath, values: Mapping[str, Any], model: type[BaseMo
     return f"unknown key{listed}", prefix.removesuffix(".")
 
 
-def _nearest_key(key: str, known: Iterable[str]) -> str:
+def _nearest_key(key: str, names: Iterable[str]) -> str:
     """The most similar of the known keys; empty for none."""
-    match = re.search(r"'(.*)'", nearest(key, known))
+    match = re.search(r"'(.*)'", nearest(key, names))
     return match[1] if match else ""

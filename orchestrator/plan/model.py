@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestrator.core.memory_ladder import Rung
-from orchestrator.plan.diagnostics import problem_at
-from orchestrator.plan.quantities import Name
-from orchestrator.plan.sections import (
+from kgorch.core.memory.memory_ladder import Rung
+from kgorch.plan.diagnostics import problem_at
+from kgorch.plan.plan_table import PlanTable
+from kgorch.plan.quantities import Name
+from kgorch.plan.sections import (
     CheckpointSection,
     DataSection,
     ForecastSection,
@@ -20,10 +21,15 @@ from orchestrator.plan.sections import (
     NotifySection,
     PlatformSection,
     QuotaSection,
+    RemoteSection,
     ResumeSection,
     SessionSection,
 )
-from orchestrator.plan.stages import PlanTable, StageSection, inherit_quick_tests
+from kgorch.plan.stages import StageSection, inherit_quick_tests
+
+_NEWER_STAGE_KEYS = ("argv", "flags", "launcher", "integration")
+"""Keys of a stage that count in the hash only where they differ from their defaults: plans from before they existed keep their
+hash. Of `foreign` only `first` changes what is trained."""
 
 
 class Plan(PlanTable):
@@ -51,6 +57,7 @@ class Plan(PlanTable):
     platform: PlatformSection = PlatformSection()
     notify: NotifySection = NotifySection()
     forecast: ForecastSection = ForecastSection()
+    remote: RemoteSection = RemoteSection()
 
     @model_validator(mode="before")
     @classmethod
@@ -84,6 +91,12 @@ class Plan(PlanTable):
         existed must keep their hash: it is stored in checkpoints.
         """
         include = {"stage", "seed"} | ({"deterministic"} if self.deterministic != "off" else set())
-        exclude = {"stage": {"__all__": {"inputs", "preflight"}}}
+        exclude = {"stage": {"__all__": {"inputs", "preflight", "foreign", *_NEWER_STAGE_KEYS}}}
         dump = self.model_dump(mode="json", include=include, exclude=exclude, exclude_none=True)
+        for stage, values in zip(self.stage, dump["stage"], strict=True):
+            for key in _NEWER_STAGE_KEYS:
+                if (value := getattr(stage, key)) != StageSection.model_fields[key].default:
+                    values[key] = value
+            if stage.foreign and stage.foreign.first:
+                values["first"] = stage.foreign.first
         return hashlib.sha256(json.dumps(dump, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from orchestrator.errors import PlanError, nearest
-from orchestrator.plan.toml_document import Key, KeyPath
+from kgorch.errors import PlanError, nearest
+from kgorch.plan.toml_document import Key, KeyPath
 
 EXAMPLES = "for example --set session.wall=30s --set stage.train.args.epochs=3"
 
@@ -58,9 +58,9 @@ def _stage_index(stages: list[Any], name: str, override: str) -> int:
     """The position of the stage `name`. Raises: PlanError."""
     names = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
     if name not in names:
-        known = ", ".join(str(other) for other in names if other) or "none"
+        listed = ", ".join(str(other) for other in names if other) or "none"
         raise PlanError(
             f"--set {override!r}: there is no stage {name!r}{nearest(name, [str(other) for other in names])}",
-            next_step=f"name a stage of the plan: {known}",
+            next_step=f"name a stage of the plan: {listed}",
         )
     return names.index(name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.errors import PlanError, nearest
-from orchestrator.plan.diagnostics import validate
-from orchestrator.plan.model import Plan
-from orchestrator.plan.overrides import apply_override
-from orchestrator.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
+from kgorch.errors import PlanError, nearest
+from kgorch.plan.diagnostics import validate
+from kgorch.plan.model import Plan
+from kgorch.plan.overrides import apply_override
+from kgorch.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
 
 PLAN = DocumentKind(
     noun="plan",

@@ -13,20 +13,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from orchestrator.core import (
-    hang_detection,
-    memory_ladder,
-    memory_pressure,
-    metric_trend,
-    notification_policy,
-    quota_windows,
-    training_health,
-)
-from orchestrator.errors import nearest
-from orchestrator.plan.diagnostics import problem_at
-from orchestrator.plan.quantities import Bytes, BytesOrZero, Name, Seconds
-from orchestrator.plan.stages import PlanTable
-from orchestrator.platforms.detect import BY_NAME
+from kgorch.core.health import training_health
+from kgorch.core.limits import quota_windows
+from kgorch.core.memory import memory_ladder, memory_pressure
+from kgorch.core.metrics import metric_trend
+from kgorch.core.remote import place_profiles
+from kgorch.core.session import hang_detection, notification_policy
+from kgorch.errors import nearest
+from kgorch.plan.diagnostics import problem_at
+from kgorch.plan.plan_table import PlanTable
+from kgorch.plan.quantities import Bytes, BytesOrZero, Name, Seconds
+from kgorch.platforms.detect import BY_NAME
 
 DEFAULT_SNAPSHOT_INTERVAL_S = 2.0
 """Least time between two snapshots in host memory. The ranks take them more rarely where they cost too much."""
@@ -111,7 +108,7 @@ class CheckpointSection(PlanTable):
 
 
 class QuotaSection(PlanTable):
-    """`[quota]`: accelerator hours that may be used in a window of time (core/quota.py).
+    """`[quota]`: accelerator hours that may be used in a window of time (core/limits/quota.py).
 
     Attributes:
         hours (float | None): None for the platform's quota, if it has one.
@@ -177,13 +174,13 @@ class NotifySection(PlanTable):
     """`[notify]`: which events are reported, and where. `${NAME}` in a command or URL is an environment variable.
 
     Attributes:
-        on (list[str]): kinds of events (core/notification_policy.py).
+        on (list[str]): kinds of events (core/session/notification_policy.py).
         command (list[str]): program and arguments, run without a shell.
         urls (list[str]): webhook or Apprise URLs, at most 8: each has a thread of its own.
     """
 
     # the ends of sessions, and what a user may have to act on; "saved" would come with every checkpoint
-    on: list[str] = ["suspended", "failed", "finished", "quota", "save_failed"]
+    on: list[str] = ["suspended", "failed", "finished", "quota", "save_failed", "remote"]
     command: list[Annotated[str, Field(max_length=4096)]] = []
     urls: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=8)] = []
 
@@ -193,9 +190,9 @@ class NotifySection(PlanTable):
         value = [kind.replace(" ", "_") for kind in value]  # "cut off": in plans of before codes, kept with their runs
         for kind in value:
             if kind not in notification_policy.KINDS:
-                known = ", ".join(notification_policy.KINDS)
+                kinds = ", ".join(notification_policy.KINDS)
                 raise ValueError(
-                    f"unknown event {kind!r:.60}{nearest(kind, notification_policy.KINDS)}; known: {known}"
+                    f"unknown event {kind!r:.60}{nearest(kind, notification_policy.KINDS)}; known: {kinds}"
                 )
         return value
 
@@ -230,7 +227,7 @@ class ForecastSection(PlanTable):
 
 
 class MemorySection(PlanTable):
-    """`[memory]`: the microbatch to start with, and what changes when memory runs out (core/memory_ladder.py).
+    """`[memory]`: the microbatch to start with, and what changes when memory runs out (core/memory/memory_ladder.py).
 
     Attributes:
         microbatch (int | "auto" | None): samples of one forward and backward on one rank; "auto" for what the last
@@ -267,7 +264,8 @@ class MemorySection(PlanTable):
 
 
 class HangSection(PlanTable):
-    """`health.hang`: seconds without progress after which a rank counts as hung, by place in the training (core/hang_detection.py).
+    """`health.hang`: seconds without progress after which a rank counts as hung, by place in the training
+    (core/session/hang_detection.py).
 
     None for a time-out that follows from how long the place has taken in this run.
     """
@@ -294,7 +292,8 @@ class HealthSection(PlanTable):
     """`[health]`: what is done about diverged or hanging training.
 
     Attributes:
-        nan (list): remedies for a loss or weight that is not finite, taken in this order (core/training_health.py); empty for none.
+        nan (list): remedies for a loss or weight that is not finite, taken in this order; empty for none
+            (core/health/training_health.py).
         spike (float | None): a loss this many robust standard deviations above the recent ones is treated alike; None for never.
         hang (HangSection | None): when ranks without progress are killed and launched again; None for never.
         collective_timeout (float | "off"): seconds after which a rank that waits for another one in a collective fails
@@ -347,6 +346,59 @@ class ResumeSection(PlanTable):
             if not source or "**" in source.removesuffix("**"):
                 raise ValueError('expected folders or globs such as "/data/**", with ** at the end alone')
         return value
+
+
+class RemoteSection(PlanTable):
+    """`[remote]`: a place that runs the sessions instead of this machine (core/remote/place_profiles.py).
+
+    Attributes:
+        on (str | None): the place; None for this machine, unless `kgorch remote start --on` names one.
+        accelerator (str | None): in the place's own words, "none" for none; None for the place's default.
+        internet (bool): whether a session may reach the internet.
+        datasets (list[str]): further inputs, in the place's own words.
+        competitions (list[str]): the same of its competitions.
+        session (float | None): seconds after which a session ends by itself; None for the place's default.
+        state ("kernel"): how the state comes from one session to the next: its output is attached as an input.
+        keep (int): sessions that are kept at the place with their output, the newest good ones.
+        poll (float | None): least seconds between two requests for a run; None for the place's default.
+    """
+
+    on: str | None = None
+    accelerator: Annotated[str, Field(max_length=64)] | None = None
+    internet: bool = False
+    datasets: list[Annotated[str, Field(min_length=1, max_length=200)]] = []
+    competitions: list[Annotated[str, Field(min_length=1, max_length=200)]] = []
+    session: Seconds | None = None
+    state: str = "kernel"
+    keep: Annotated[int, Field(ge=1, le=100)] = 2
+    poll: Seconds | None = None
+
+    @field_validator("on")
+    @classmethod
+    def _check_place(cls, value: str | None) -> str | None:
+        if value is not None and value not in place_profiles.PLACES:
+            known = ", ".join(sorted(place_profiles.PLACES))
+            raise ValueError(f"unknown place{nearest(value, place_profiles.PLACES)}; known: {known}")
+        return value
+
+    @field_validator("state")
+    @classmethod
+    def _check_state(cls, value: str) -> str:
+        if value == "dataset":
+            raise ValueError('state = "dataset" is not built; "kernel" attaches the output of the session before')
+        if value != "kernel":
+            raise ValueError('expected "kernel"')
+        return value
+
+    @model_validator(mode="after")
+    def _check_length(self) -> RemoteSection:
+        longest_s = place_profiles.PLACES[self.on].longest_s if self.on else None
+        if self.session is not None and longest_s is not None and self.session > longest_s:
+            text = (
+                f"a session of {self.on} may last {longest_s:g} s at most, to end by itself; found {self.session:g} s"
+            )
+            raise problem_at(text, ("session",))
+        return self
 
 
 class DataSection(PlanTable):

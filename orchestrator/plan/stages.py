@@ -7,24 +7,23 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from orchestrator.errors import nearest
-from orchestrator.plan.diagnostics import problem_at
-from orchestrator.plan.quantities import Name
-from orchestrator.plan.toml_values import format_value
+from kgorch.core.program_command import FlagStyle, Launcher, flag_names, module_of
+from kgorch.errors import nearest
+from kgorch.plan.diagnostics import problem_at
+from kgorch.plan.foreign import ForeignSection
+from kgorch.plan.plan_table import PlanTable
+from kgorch.plan.quantities import Name
+from kgorch.plan.toml_values import format_value
 
 FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 """`package.module:function`; nothing is imported to check more, see entries.py."""
 
+_ENTRIES = 'expected "module:function" or the path of a script, "train.py", or "-m package.module"'
+
 WEIGHTS_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """Files that PyTorch or safetensors read without running code from them. Other formats need a conversion."""
-
-
-class PlanTable(BaseModel):
-    """A table of a TOML file. Unknown keys are errors, and no value is converted: `ranks = "2"` is a mistake, not 2."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class WeightsSection(PlanTable):
@@ -61,12 +60,19 @@ class StageSection(PlanTable):
 
     Attributes:
         name (str): also the name of the folder of its checkpoints.
-        entry (str): "module:function", called with `args`; or the path of a script, which gets them as flags.
+        entry (str): "module:function", called with `args`; or a program, which gets them as flags: the path of a script,
+            "-m package.module", or, with `foreign`, an executable.
         quick_test_of (str | None): another stage, of which this one does a single step, an evaluation over two batches and a
             save. It inherits that stage's entry, ranks, args one by one, weights, inputs and preflight, where it gives none
             of its own; with an entry of its own it inherits no args.
         ranks (int | "auto"): number of processes; "auto" for one per visible GPU.
         args (dict): anything that JSON can hold, for it is passed on as JSON.
+        argv (list[str]): words of a program's command line, before the flags.
+        flags (str): how `args` become flags (core/program_command.py).
+        launcher (str): what starts the processes; another one than torchrun only for a program that is `foreign`. "torchrun-cli"
+            is the plain command, for a program that cannot be forked from a process that has imported PyTorch.
+        integration ("auto" | "off"): whether a Trainer of a known library is carried without a change of the script.
+        foreign (ForeignSection | None): the program saves and resumes by itself.
         weights (WeightsSection | None): what it starts from where there is nothing to resume; a path alone is short for `file`.
         inputs (list[str]): names of `args` whose files or folders must exist and not be empty before a session starts.
         preflight (str | None): "module:function", called before a session starts with those of the `args` that it names.
@@ -77,6 +83,11 @@ class StageSection(PlanTable):
     quick_test_of: Name | None = None
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
     args: dict[str, Any] = {}
+    argv: list[str] = []
+    flags: Literal["--key value", "--key=value", "key=value"] = "--key value"
+    launcher: Literal["torchrun", "torchrun-cli", "accelerate", "none"] = "torchrun"
+    integration: Literal["auto", "off"] = "auto"
+    foreign: ForeignSection | None = None
     weights: Annotated[WeightsSection | None, BeforeValidator(_as_table)] = None
     inputs: list[str] = []
     preflight: str | None = None
@@ -95,8 +106,16 @@ class StageSection(PlanTable):
     @field_validator("entry")
     @classmethod
     def _check_entry(cls, value: str) -> str:
-        if not (value.endswith(".py") or re.fullmatch(FUNCTION_PATTERN, value)):
-            raise ValueError('expected "module:function" or the path of a script, "train.py"')
+        is_module = value.startswith("-m")
+        if not value.strip() or "\0" in value or (module_of(value) == "" if is_module else value.startswith("-")):
+            raise ValueError(_ENTRIES)
+        return value
+
+    @field_validator("argv")
+    @classmethod
+    def _check_argv(cls, value: list[str]) -> list[str]:
+        if wrong := [word for word in value if "\0" in word]:
+            raise ValueError(f"expected words without NUL; one is {wrong[0]!r:.80}")
         return value
 
     @field_validator("preflight")
@@ -108,15 +127,60 @@ class StageSection(PlanTable):
         return value
 
     @model_validator(mode="after")
+    def _check_program(self) -> StageSection:
+        """What entry, launcher and foreign allow together."""
+        is_function, is_program = re.fullmatch(FUNCTION_PATTERN, self.entry), self.is_script or module_of(self.entry)
+        if self.foreign is None:
+            if not is_function and not is_program:
+                problem = f"{_ENTRIES}; found {format_value(self.entry)} (an executable needs [stage.foreign])"
+                raise problem_at(problem, ("entry",))
+            if Launcher(self.launcher) not in (Launcher.TORCHRUN, Launcher.TORCHRUN_CLI):
+                problem = f"{format_value(self.launcher)} starts programs of [stage.foreign] only; others need torchrun"
+                raise problem_at(problem, ("launcher",))
+        elif is_function:
+            problem = 'a program of [stage.foreign] is a script, "-m package.module" or an executable, not a function'
+            raise problem_at(f"{problem}; found {format_value(self.entry)}", ("entry",))
+        if is_function and self.argv:
+            raise problem_at("a function takes no words: give them as args, by name", ("argv",))
+        if self.foreign and self.weights:
+            raise problem_at(
+                "weights are loaded by the SDK; give the program its own flag for them, in args", ("weights",)
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_flags(self) -> StageSection:
+        """No flag is given twice: a parser would take the last one, and a person would look at the first."""
+        given = dict.fromkeys(self.args, "args") if not re.fullmatch(FUNCTION_PATTERN, self.entry) else {}
+        places: list[tuple[tuple[str, ...], list[str]]] = [(("argv",), self.argv)]
+        if self.foreign:
+            places += [(("foreign", "first"), self.foreign.first), (("foreign", "again"), self.foreign.again)]
+        common = dict(given)
+        for path, words in places:
+            names = list(flag_names(words, self.flags))
+            if twice := next((name for name in names if name in common), None):
+                label = ".".join(path)
+                shown = twice if FlagStyle(self.flags) is FlagStyle.BARE else f"--{twice}"
+                raise problem_at(f"the flag {shown} is given twice: in {label} and in {common[twice]}", path)
+            if path == ("argv",):
+                common |= dict.fromkeys(names, "argv")
+        return self
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the entry is the path of a Python script."""
+        return self.entry.endswith(".py")
+
+    @model_validator(mode="after")
     def _check_inputs(self) -> StageSection:
         for number, name in enumerate(self.inputs):
             if name not in self.args:
-                known = ", ".join(self.args) or "none"
-                text = f"args has no {format_value(name)}{nearest(name, self.args)}; args of this stage: {known}"
+                names = ", ".join(self.args) or "none"
+                text = f"args has no {format_value(name)}{nearest(name, self.args)}; args of this stage: {names}"
                 raise problem_at(text, ("inputs", number))
             if not self.paths_of(name):
-                found = format_value(self.args[name])
-                text = f"expected the path of a file or folder, or a list of them; found {found}"
+                value = format_value(self.args[name])
+                text = f"expected the path of a file or folder, or a list of them; found {value}"
                 raise problem_at(text, ("args", name))
         return self
 
@@ -127,7 +191,7 @@ class StageSection(PlanTable):
         return paths if all(isinstance(path, str) and path for path in paths) else []
 
 
-_INHERITED = ("entry", "ranks", "args", "weights", "inputs", "preflight")
+_INHERITED = ("entry", "ranks", "args", "argv", "flags", "launcher", "integration", "weights", "inputs", "preflight")
 
 
 def inherit_quick_tests(stages: list[Any]) -> list[Any]:
@@ -154,6 +218,12 @@ def _completed(stage: Any, number: int, by_name: Mapping[str, Any]) -> Any:
         raise problem_at(
             f"{format_value(tested_name)} is not a stage that can be tested{nearest(tested_name, others)}; "
             f"stages of the plan: {', '.join(others) or 'none'}",
+            ("stage", number, "quick_test_of"),
+        )
+    if tested.get("foreign") is not None:
+        raise problem_at(
+            f"{format_value(tested_name)} is a program of [stage.foreign], which takes no single step for a test;"
+            " kgorch check runs it briefly",
             ("stage", number, "quick_test_of"),
         )
     completed = {key: tested[key] for key in _INHERITED if key in tested} | stage

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.text import in_one_line
-from orchestrator.errors import KgorchError
+from kgorch.core.text import in_one_line
+from kgorch.errors import KgorchError
 
 MAX_BYTES = 1 << 20
 """Largest file that is read. A plan of a hundred stages takes 30 kB; what is larger is another file."""

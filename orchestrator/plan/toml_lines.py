@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from orchestrator.plan.toml_document import KeyPath
+from kgorch.plan.toml_document import KeyPath
 
 # strings of the four kinds, comments, punctuation with line breaks, and bare words: keys, numbers, dates
 _TOKENS = re.compile(

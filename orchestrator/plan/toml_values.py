@@ -6,7 +6,7 @@ import json
 from datetime import date, datetime, time
 from typing import Any
 
-from orchestrator.core.text import in_one_line
+from kgorch.core.text import in_one_line
 
 MAX_WIDTH = 60
 """Characters of a value that a message shows, so that the key before it and the hint behind it stay on a line."""

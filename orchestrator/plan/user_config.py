@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import ConfigError, PlanError
-from orchestrator.plan.diagnostics import validate
-from orchestrator.plan.model import Plan
-from orchestrator.plan.sections import NotifySection, PlatformSection, QuotaSection
-from orchestrator.plan.stages import PlanTable
-from orchestrator.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
-from orchestrator.platforms.detect import BY_NAME
-from orchestrator.platforms.profile import Profile
+from kgorch.errors import ConfigError, PlanError
+from kgorch.plan.diagnostics import validate
+from kgorch.plan.model import Plan
+from kgorch.plan.plan_table import PlanTable
+from kgorch.plan.sections import NotifySection, PlatformSection, QuotaSection
+from kgorch.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
+from kgorch.platforms.detect import BY_NAME
+from kgorch.platforms.profile import Profile
 
 AnySection = TypeVar("AnySection", PlatformSection, QuotaSection, NotifySection)
 
@@ -46,13 +46,13 @@ def load(environ: Mapping[str, str] = os.environ) -> UserConfig:
 
     Raises: ConfigError, also where $KGORCH_CONFIG names a file that does not exist: a mistyped path is not ignored.
     """
-    chosen = environ.get("KGORCH_CONFIG")
+    variable = environ.get("KGORCH_CONFIG")
     base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
-    path = Path(chosen).expanduser() if chosen else Path(base) / "kgorch" / "config.toml"
+    path = Path(variable).expanduser() if variable else Path(base) / "kgorch" / "config.toml"
     try:
         text = read_text(path, CONFIGURATION)
     except FileNotFoundError:
-        if chosen:
+        if variable:
             raise ConfigError(f"there is no {path}", next_step="set KGORCH_CONFIG to your file, or unset it") from None
         return UserConfig()
     values = parse_toml(text, str(path), CONFIGURATION)
@@ -81,7 +81,7 @@ def resolve_platform(section: PlatformSection, detected: Profile) -> Profile:
     """
     profile = detected if section.name is None else BY_NAME[section.name]
     if section.metadata and profile.metadata is None:
-        candidates = ", ".join(sorted(name for name, known in BY_NAME.items() if known.metadata))
+        candidates = ", ".join(sorted(name for name, other in BY_NAME.items() if other.metadata))
         raise PlanError(
             f"platform.metadata is set, but the platform {profile.name} has no spot notices to ask for",
             next_step=f"name one that has: [platform] name = … ({candidates})",

@@ -1,1 +1,3 @@
-"""What each place to run promises: how long a session lasts, when it began, where state outlives it."""
+"""What each platform promises: how long a session lasts, when it began, which folder outlives it. One module a platform.
+
+May import the standard library alone."""

@@ -1,10 +1,10 @@
-"""Amazon EC2. A Spot instance is told two minutes before it is taken back (limits/spot_notice.py)."""
+"""Amazon EC2. A Spot instance gets a notice two minutes before it ends (limits/spot_notice.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms import dmi
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms import dmi
+from kgorch.platforms.profile import Profile
 
 PROFILE = Profile(
     name="aws",

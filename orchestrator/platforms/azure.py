@@ -1,10 +1,10 @@
-"""Microsoft Azure. A Spot machine is told 30 s or more before it is taken back (limits/spot_notice.py)."""
+"""Microsoft Azure. A Spot machine gets a notice 30 s or more before it ends (limits/spot_notice.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms import dmi
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms import dmi
+from kgorch.platforms.profile import Profile
 
 ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 """Of every machine there, and of no other Hyper-V machine: cloud-init's azure/identity.py."""

@@ -1,13 +1,15 @@
-"""Google Colab: its limits vary and are promised nowhere; nothing but a mounted Drive outlives a session."""
+"""Google Colab. Its limits vary and are documented nowhere; only a mounted Drive outlives a session."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms.profile import Profile
 
+DRIVE = "content/drive/MyDrive/kgorch"
 PROFILE = Profile(
     name="colab",
     wall_s=12 * 3600.0,
+    sources=(f"/{DRIVE}/**",),
     began="container",
     sources_of_figures=(
         "12 h: users' reports of the free tier, read 2026-11-20; no promise by the platform. Pro+ is reported at about 24 h;"
@@ -18,3 +20,15 @@ PROFILE = Profile(
 
 def is_here(environ: Mapping[str, str], root: Path) -> bool:
     return "COLAB_RELEASE_TAG" in environ
+
+
+def next_session(run: str, environ: Mapping[str, str], root: Path) -> str:
+    """What a person does so that the next session has this one's state: Drive has it, or has to get it now."""
+    if any((root / DRIVE).glob(f"{run}-*")):
+        return (
+            f"mount Drive in the next session, as in this one: the checkpoints are in /{DRIVE}, and are searched there"
+        )
+    return (
+        "this machine is deleted with its session, and no checkpoint of the run is in Drive: mount it, make the folder"
+        f" /{DRIVE}, and give --set checkpoint.mirror=/{DRIVE}"
+    )

@@ -1,10 +1,10 @@
-"""Google Compute Engine. A Spot machine is told 30 s before it is switched off (limits/spot_notice.py)."""
+"""Google Compute Engine. A Spot machine gets a notice 30 s before it ends (limits/spot_notice.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms import dmi
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms import dmi
+from kgorch.platforms.profile import Profile
 
 PROFILE = Profile(
     name="gcp",

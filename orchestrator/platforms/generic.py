@@ -1,5 +1,5 @@
-"""A machine of one's own: nothing ends the session but the plan."""
+"""Any other machine: only the plan limits a session."""
 
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms.profile import Profile
 
 PROFILE = Profile(name="generic", sources_of_figures="none: it promises nothing and limits nothing")

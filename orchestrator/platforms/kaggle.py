@@ -1,9 +1,9 @@
-"""Kaggle notebooks. Found out 2026-11-20; what is reported both ways stands in DECISIONS.md."""
+"""Kaggle notebooks, as of 2026-11-20. Reports that contradict each other are weighed in DECISIONS.md."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms.profile import Profile
 
 PROFILE = Profile(
     name="kaggle",
@@ -27,3 +27,11 @@ PROFILE = Profile(
 
 def is_here(environ: Mapping[str, str], root: Path) -> bool:
     return "KAGGLE_KERNEL_RUN_TYPE" in environ
+
+
+def next_session(run: str, environ: Mapping[str, str], root: Path) -> str:
+    """What a person does so that the next session has this one's state; the batch session has saved its output by itself."""
+    saved = "this session's output"
+    if environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Interactive":
+        saved += " (save a version of the notebook first, with its output: this one is lost with the session)"
+    return f"attach {saved} to the next one: Add Input, Notebook Output Files, this notebook; it is searched in /kaggle/input"

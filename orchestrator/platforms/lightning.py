@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms.profile import Profile
 
 PROFILE = Profile(
     name="lightning",

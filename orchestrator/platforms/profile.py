@@ -1,4 +1,4 @@
-"""A platform's promise in plain values."""
+"""The model of a platform's profile."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ Began = Literal["container", "job", "boot", "start"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Attributes:
-    wall_s: how long a session may last; None where nothing ends it, or where `notice` tells the end.
-    home: folder that outlives the session; None for the XDG state folder.
-    sources: read-only folders in which another session's state may lie.
-    disk_bytes: what the folder that outlives the session holds at most; None for what its disk does.
-    began: what began the session: PID 1 of the container (before us: set-up cells have run since), the batch system's job,
-        the machine's boot, or our own start.
-    quota_hours, quota_resets: accelerator hours in a window of time, and the window as in the plan's `quota.resets`.
-    factor: hours of the quota that an hour of a session on more than one accelerator costs.
-    notice: who tells when the session ends, or that it ends sooner: "slurm", or the spot notices of "aws", "gcp", "azure".
-    metadata: base URL at which those are asked for.
-    sources_of_figures: where each figure comes from, with the date it was read.
+    """Limits and folders of a platform.
+
+    Attributes:
+        name: as in the plan's `platform.name`.
+        wall_s: time limit of a session in seconds; None where there is none, or where `notice` gives it.
+        home: folder that outlives the session; None for the XDG state folder.
+        sources: read-only folders in which another session's state may be.
+        disk_bytes: capacity of the folder that outlives the session; None for that of its disk.
+        began: the start of the session, from which the time limit counts: of PID 1 of the container (earlier than ours, since
+            set-up cells may have run), of the batch system's job, of the machine's boot, or of our own process.
+        quota_hours: accelerator hours in a window of time; None for no quota.
+        quota_resets: the window, as in the plan's `quota.resets`.
+        factor: hours of the quota for an hour of a session on more than one accelerator.
+        notice: the service that gives the end of the session: "slurm", or the spot notices of "aws", "gcp", "azure".
+        metadata: base URL of those notices.
+        sources_of_figures: where each figure comes from, with the date it was read.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""A Slurm job: its end is asked for again and again (limits/slurm_limit.py), for an administrator may move it."""
+"""A Slurm job. Its time limit is queried repeatedly (limits/slurm_limit.py), because an administrator may change it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms.profile import Profile
 
 PROFILE = Profile(
     name="slurm",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.platforms.profile import Profile
+from kgorch.platforms.profile import Profile
 
 HOME = "home/studio-lab-user"
 PROFILE = Profile(
@@ -21,5 +21,5 @@ PROFILE = Profile(
 def is_here(environ: Mapping[str, str], root: Path) -> bool:
     try:
         return (root / HOME).is_dir()
-    except PermissionError:  # /home may not be looked into
+    except PermissionError:  # on other machines /home may be closed to us
         return False

@@ -1,4 +1,4 @@
-"""What a person assumes for an estimate (`kgorch check --on MACHINE --assume NAME=VALUE`), read and checked."""
+"""Assumptions of an estimate (`kgorch check --on MACHINE --assume NAME=VALUE`), parsed and checked."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.core.machines import MACHINES, SHARES, Assumed, Machine
-from orchestrator.errors import KgorchError, nearest
-from orchestrator.plan import parse_duration_s
+from kgorch.core.forecast.machines import MACHINES, SHARES, Assumptions, MachineSpec
+from kgorch.errors import KgorchError, nearest
+from kgorch.plan import parse_duration_s
 
 ALL = ""
-"""In place of a stage's name: of all of them."""
+"""In place of a stage's name: an assumption about all stages."""
 
-NAMES = tuple(field.name for field in dataclasses.fields(Assumed))
+NAMES = tuple(field.name for field in dataclasses.fields(Assumptions))
 DURATIONS = ("epoch", "first_epoch", "evaluation", "besides")
 COUNTS = ("samples", "validation")
 
 
-def machine_of(name: str) -> Machine:
+def machine_of(name: str) -> MachineSpec:
     """Raises: KgorchError for one that is not known."""
     if name not in MACHINES:
         raise KgorchError(
@@ -27,23 +27,24 @@ def machine_of(name: str) -> Machine:
     return MACHINES[name]
 
 
-def parsed(said: Sequence[str], stages: Sequence[str]) -> dict[str, Assumed]:
-    """By stage, and ALL: from `[STAGE.]NAME=VALUE`. Raises: KgorchError."""
-    told: dict[str, dict[str, Any]] = {name: {} for name in (ALL, *stages)}
-    for text in said:
-        left, equals, value = text.partition("=")
-        stage, _, name = left.rpartition(".")
-        if not equals or stage not in told or name not in NAMES:
-            near = nearest(name, NAMES) if stage in told else nearest(stage, stages)
+def parse_all(texts: Sequence[str], stages: Sequence[str]) -> dict[str, Assumptions]:
+    """Assumptions by stage, and by ALL, from texts as `[STAGE.]NAME=VALUE`. Raises: KgorchError."""
+    values: dict[str, dict[str, Any]] = {name: {} for name in (ALL, *stages)}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        stage, _, name = key.rpartition(".")
+        if not equals or stage not in values or name not in NAMES:
+            near = nearest(name, NAMES) if stage in values else nearest(stage, stages)
             raise KgorchError(
                 f"--assume {text}: expected NAME=VALUE or STAGE.NAME=VALUE{near}", f"names: {', '.join(NAMES)}",
                 f"stages: {', '.join(stages)}", next_step="for example --assume epoch=35m --assume compute=0.3",
             )  # fmt: skip
-        told[stage][name] = _value(text, name, value)
-    return {name: Assumed(**(told[ALL] | own)) for name, own in told.items()}
+        values[stage][name] = _value(text, name, value)
+    return {name: Assumptions(**(values[ALL] | own)) for name, own in values.items()}
 
 
 def _value(text: str, name: str, value: str) -> float | int:
+    """Durations in seconds. Raises: KgorchError, which names `text`."""
     try:
         if name in DURATIONS:
             return float(parse_duration_s(value))

@@ -1,7 +1,7 @@
-"""Whether a training is exact: the same steps twice from one checkpoint, and what the two save compared bit by bit.
+"""Checks that a training is deterministic: the same steps twice from one checkpoint, and the two saves compared bit by bit.
 
-Each time has folders of its own under the run's `replay`, which goes when it is over: the run's checkpoints are read
-only, its outputs copied. What the script writes elsewhere, it writes there.
+Each of the two trainings has folders of its own under the run's `replay`, which is removed afterwards. The run's checkpoints are
+only read, its outputs are copied. Files that the script writes elsewhere are not protected.
 """
 
 from __future__ import annotations
@@ -13,37 +13,43 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from sqlalchemy import Engine
 
-from db.records import RunInfo
-from orchestrator import untrusted_io
-from orchestrator.checkpoint import safetensors_header
-from orchestrator.checkpoint.folder import list_checkpoints, read_checkpoint, read_json_file
-from orchestrator.checkpoint.manifest import Manifest, shard_names
-from orchestrator.checkpoint.safetensors_header import Span
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.core.attempt_outcome import Ended, first_cause
-from orchestrator.core.codes import RankOutcome
-from orchestrator.errors import ReplayFailed
-from orchestrator.hardware import devices
-from orchestrator.launch import launcher, rungs
-from orchestrator.launch.rungs import Place
-from orchestrator.plan import Plan
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import Heartbeat, Message
-from orchestrator.protocol.run_files import KEEPER_SOCKET
-from orchestrator.snapshots import keeper_client
-from orchestrator.system.sockets.control_socket import ControlSocket, Reply
+from kgorch import untrusted_io
+from kgorch.checkpoint import safetensors_header
+from kgorch.checkpoint.folder import list_checkpoints, read_checkpoint, read_json_file
+from kgorch.checkpoint.manifest import Manifest, shard_names
+from kgorch.checkpoint.safetensors_header import Span
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.codes import RankOutcome
+from kgorch.core.session.attempt_outcome import AttemptEnd, first_cause
+from kgorch.db.rows import RunInfo
+from kgorch.errors import ReplayFailed
+from kgorch.hardware import devices
+from kgorch.launch import launcher, rungs
+from kgorch.launch.rungs import RungScope
+from kgorch.plan import Plan
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import Heartbeat, Message
+from kgorch.protocol.run_files import KEEPER_SOCKET
+from kgorch.snapshots import keeper_client
+from kgorch.system.sockets.control_socket import ControlSocket, Reply
 
 TIMES = ("first", "second")
 MEASURED = 10
-"""Of so many tensors that differ it is said by how much."""
-SAY_EVERY_S, KEEPER_S = 10.0, 10.0
+"""Tensors whose difference is measured; the others that differ are only named."""
+
+REPORT_EVERY_S = 10.0
+"""Seconds between two lines of progress."""
+
+KEEPER_S = 10.0
+"""Seconds that the keeper may take to end."""
+
 CHUNK_BYTES = 1 << 20
 _NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "C64": "c8", "I64": "i8", "I32": "i4", "I16": "i2",
           "I8": "i1", "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1", "BOOL": "u1"}  # fmt: skip
@@ -51,7 +57,13 @@ _NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "C64": "c8", "I64
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A tensor that came out in two ways. `elements`: how many differ; `max_abs`: by how much at most, where that is a number."""
+    """A tensor that the two trainings have computed differently.
+
+    Attributes:
+        shard: name of its file.
+        elements: how many differ; None where it was not measured.
+        max_abs: the largest absolute difference; None where it was not measured, or is no number.
+    """
 
     tensor: str
     shard: str
@@ -60,8 +72,14 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """`differing`: tensors, by name; `other`: what else differs, in words."""
+class ReplayResult:
+    """The comparison of the two saves, with the names of its fields in --json (docs/json.md).
+
+    Attributes:
+        tensors, bytes: that were compared.
+        differing: tensors that differ.
+        other: what else differs, as sentences.
+    """
 
     stage: str
     from_step: int
@@ -74,45 +92,52 @@ class Replayed:
 
     @property
     def equal(self) -> bool:
+        """Whether nothing differs: the training is deterministic."""
         return not self.differing and not self.other
 
 
 def replay(
     engine: Engine, run: RunInfo, plan: Plan, checkpoint: Path, steps: int, say: Callable[[str], None]
-) -> Replayed:
-    """Train `steps` steps from a checkpoint twice; the run's lock is the caller's.
+) -> ReplayResult:
+    """Train `steps` steps from a checkpoint twice, and compare. The caller holds the run's lock.
 
+    Args:
+        say: takes lines of progress.
     Raises: CheckpointBroken, CheckpointUnreadable; ReplayFailed when the training does not come to its end.
     """
-    described = verify_checkpoint(checkpoint)
+    manifest = verify_checkpoint(checkpoint)
     scratch = Path(run.folder) / "replay"
-    with _cleared(scratch) as asked:
+    with _scratch_folder(scratch) as received:
         saves = []
         for which in TIMES:
-            say(f"{which} time: step {described.step} to {described.step + steps} of {described.stage}")
-            launch = _launch(engine, run, plan, described, checkpoint, scratch / which, steps)
-            _train(launch, lambda step, which=which: say(f"{which} time: step {step}"), asked)  # type: ignore[misc]
-            saves.append(_saved(launch))
+            say(f"{which} time: step {manifest.step} to {manifest.step + steps} of {manifest.stage}")
+            launch = _launch_spec(engine, run, plan, manifest, checkpoint, scratch / which)
+            launch = replace(launch, stop_at=manifest.step + steps)
+            _train(launch, lambda step, which=which: say(f"{which} time: step {step}"), received)  # type: ignore[misc]
+            saves.append(_last_save(launch))
         say("comparing")
-        return _compared(described, launch.ranks, *saves)
+        return _compare(manifest, launch.ranks, *saves)
 
 
 @contextlib.contextmanager
-def _cleared(scratch: Path) -> Iterator[list[int]]:
-    """Nothing of it lives or lies there before and after, also after a Ctrl-C or a SIGTERM, which are noted in what it gives."""
-    asked: list[int] = []
+def _scratch_folder(scratch: Path) -> Iterator[list[int]]:
+    """Remove the folder and end its processes before and after the block, also after Ctrl-C or SIGTERM.
+
+    Yields: the signals that have come; they raise SystemExit, too.
+    """
+    received: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        received.append(number)
         raise SystemExit(128 + number)
 
-    kept = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    former = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         _clear(scratch)
-        yield asked
+        yield received
     finally:
         _clear(scratch)
-        for number, handler in kept.items():
+        for number, handler in former.items():
             signal.signal(number, handler)
 
 
@@ -123,21 +148,30 @@ def _clear(scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _launch(
-    engine: Engine, run: RunInfo, plan: Plan, described: Manifest, checkpoint: Path, place: Path, steps: int
+def _launch_spec(
+    engine: Engine, run: RunInfo, plan: Plan, manifest: Manifest, checkpoint: Path, place: Path
 ) -> LaunchSpec:
-    """The stage as its next attempt would begin it, in folders of its own; earlier stages' checkpoints are linked there."""
-    stage = next((item for item in plan.stage if item.name == described.stage), None)
+    """The stage as its next attempt would begin it, in folders below `place`.
+
+    Raises: ReplayFailed when the plan does not have the stage any more.
+    """
+    stage = next((item for item in plan.stage if item.name == manifest.stage), None)
     if stage is None:
-        raise ReplayFailed(f"the plan has no stage {described.stage!r} any more")
+        raise ReplayFailed(f"the plan has no stage {manifest.stage!r} any more")
+    if stage.foreign:
+        raise ReplayFailed(
+            f"stage {stage.name!r} is a program of [stage.foreign], which is not trained step by step",
+            next_step=f"kgorch checkpoints verify {run.name}    (compares the bytes)",
+        )
     own = place / "checkpoints" / stage.name
     own.mkdir(parents=True)
+    # the stage may read checkpoints of earlier ones
     for other in Path(run.checkpoints).iterdir():
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
     ranks = devices.rank_count(stage.ranks)
-    memory = rungs.standing(engine, run, plan, Place(stage.name, devices.model_name(), ranks))
+    memory = rungs.launch_settings(engine, run, plan, RungScope(stage.name, devices.model_name(), ranks))
     return LaunchSpec(
         run=run.name,
         run_id=run.id,
@@ -145,6 +179,9 @@ def _launch(
         attempt=f"replay-{place.name}",
         folder=str(place / "attempt"),
         entry=stage.entry,
+        argv=stage.argv,
+        integration=stage.integration,
+        flags=stage.flags,
         args=stage.args | dict(memory.settings.arguments),
         workdir=run.workdir,
         ranks=ranks,
@@ -159,28 +196,33 @@ def _launch(
         schedule=memory.schedule,
         ladder=list(plan.memory.ladder),
         deterministic=plan.deterministic,
-        stop_at=described.step + steps,
     )
 
 
-def _train(launch: LaunchSpec, say: Callable[[int], None], asked: list[int]) -> None:
-    """`asked`: signals; an exception of theirs that came in some callback was lost, so they are looked at besides."""
-    folder, said_s = Path(launch.folder), time.monotonic()
+def _train(launch: LaunchSpec, say: Callable[[int], None], received: list[int]) -> None:
+    """Run the training to its end.
 
-    def heard(message: Message, _: Reply) -> None:
-        nonlocal said_s
-        if isinstance(message, Heartbeat) and message.step and time.monotonic() > said_s + SAY_EVERY_S:
-            said_s = time.monotonic()
+    Args:
+        say: takes the step that it has reached, now and then.
+        received: signals that have come. Their exception may come in a callback that drops it, so the list is checked, too.
+    Raises: ReplayFailed.
+    """
+    folder, last_report_s = Path(launch.folder), time.monotonic()
+
+    def on_message(message: Message, _: Reply) -> None:
+        nonlocal last_report_s
+        if isinstance(message, Heartbeat) and message.step and time.monotonic() > last_report_s + REPORT_EVERY_S:
+            last_report_s = time.monotonic()
             say(message.step)
 
-    channel = ControlSocket(Path(launch.socket), heard)
+    channel = ControlSocket(Path(launch.socket), on_message)
     try:
         process = launcher.start(launch)
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
-            if asked:
-                raise SystemExit(128 + asked[0])
+            if received:
+                raise SystemExit(128 + received[0])
     finally:
         channel.close()
     records = launcher.records(folder, launch.ranks)
@@ -188,25 +230,28 @@ def _train(launch: LaunchSpec, say: Callable[[int], None], asked: list[int]) -> 
         RankOutcome.FINISHED,
         RankOutcome.SUSPENDED,
     }:
-        ended = Ended(launch.ranks, records, launcher.ending(folder), False, 0, False)
-        raise ReplayFailed("the training did not come to its end", first_cause(ended))
+        end = AttemptEnd(launch.ranks, records, launcher.describe_exit(folder), False, 0, False)
+        raise ReplayFailed("the training did not come to its end", first_cause(end))
 
 
-def _saved(launch: LaunchSpec) -> Path:
-    found = list_checkpoints(Path(launch.checkpoints))
-    if not found:
+def _last_save(launch: LaunchSpec) -> Path:
+    """Raises: ReplayFailed."""
+    checkpoints = list_checkpoints(Path(launch.checkpoints))
+    if not checkpoints:
         raise ReplayFailed("the training has saved nothing", next_step="see that the script calls session.track()")
-    return found[0]
+    return checkpoints[0]
 
 
-def _compared(begun: Manifest, ranks: int, first: Path, second: Path) -> Replayed:
+def _compare(start: Manifest, ranks: int, first: Path, second: Path) -> ReplayResult:
+    """Compare two checkpoints. `start`: of the checkpoint from which both were trained."""
     one, two = read_checkpoint(first), read_checkpoint(second)
     differing: list[Difference] = []
     tensors = size = 0
     other = [
         f"{name}: {where}"
         for name in sorted(one.files.keys() | two.files.keys())
-        if name.endswith(".json") and (where := _first_difference(_told(first, one, name), _told(second, two, name)))
+        if name.endswith(".json")
+        and (where := _first_difference(_content(first, one, name), _content(second, two, name)))
     ]
     if one.position != two.position:
         other.append(f"position: {one.position} and {two.position}")
@@ -223,14 +268,14 @@ def _compared(begun: Manifest, ranks: int, first: Path, second: Path) -> Replaye
                     else ()
                 )
                 differing.append(Difference(tensor, name, *apart))
-    return Replayed(begun.stage, begun.step, one.step, ranks, tensors, size, differing, other)
+    return ReplayResult(start.stage, start.step, one.step, ranks, tensors, size, differing, other)
 
 
-def _told(folder: Path, described: Manifest, name: str) -> dict[str, Any]:
-    """What a JSON file says of the state; the hashes in it follow from the rest."""
-    if name not in described.files:
+def _content(folder: Path, manifest: Manifest, name: str) -> dict[str, Any]:
+    """A JSON file of the state, without the hashes in it: they differ wherever a tensor does."""
+    if name not in manifest.files:
         return {}
-    return {key: value for key, value in read_json_file(folder, described, name).items() if key != "files"}
+    return {key: value for key, value in read_json_file(folder, manifest, name).items() if key != "files"}
 
 
 def _first_difference(one: Any, two: Any, at: str = "") -> str:

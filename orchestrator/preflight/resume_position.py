@@ -1,133 +1,141 @@
-"""What a start of a plan would go on from: a checkpoint that lies here or in a source, read back. Nothing is copied or changed."""
+"""Finds the checkpoint from which a start of a plan would resume, here or in a source, and verifies it. Nothing is copied."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 
-from sqlalchemy import Engine
+from kgorch.admission import import_run
+from kgorch.admission.requests import LocalState
+from kgorch.admission.source_run import NO_PROGRESS, ProgressKey, SourceRun, progress_of
+from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.checkpoint.manifest import Manifest
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.codes import RunState
+from kgorch.core.forecast.cost_estimate import ResumePosition
+from kgorch.db import runs
+from kgorch.db.rows import RunInfo
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
+from kgorch.launch.verdicts import FAIL, PASS, WARN, CheckLine
+from kgorch.plan import Plan
 
-from db import runs
-from db.records import RunInfo
-from orchestrator.admission import import_run
-from orchestrator.admission.requests import LocalState
-from orchestrator.admission.source_scan import NOWHERE, Found, Place, place_of
-from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.core.codes import RunState
-from orchestrator.core.cost_estimate import Reached
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
-from orchestrator.launch.verdicts import FAIL, PASS, WARN, Line
-from orchestrator.plan import Plan
-from orchestrator.platforms.profile import Profile
-
-Lines = Generator[Line, None, Manifest | None]
-"""Lines of `kgorch check`; then the checkpoint to go on from, None for none."""
+Lines = Generator[CheckLine, None, Manifest | None]
+"""Yields lines of `kgorch check`; returns the checkpoint to resume from, None for none."""
 
 
-class _Notes:
-    """A watcher of a search by which nothing is copied."""
+class _SearchNotes:
+    """A watcher of a search that copies nothing (source_scan.Watcher)."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.texts: list[str] = []
 
     def note(self, text: str) -> None:
-        self.told.append(text)
+        self.texts.append(text)
 
-    def copying(self, done_bytes: int, total_bytes: int) -> None:
+    def copy_progress(self, done_bytes: int, total_bytes: int) -> None:
         pass
 
-    def found(self, described: Manifest, folder: Path) -> None:
+    def checkpoint_copied(self, manifest: Manifest, folder: Path) -> None:
         pass
 
 
-def look(
-    engine: Engine, home: Path, profile: Profile, plan: Plan, workdir: Path, overrides: Sequence[str]
-) -> Generator[Line, None, Reached | None]:
-    """By the search that a start makes. Yields the lines of `kgorch check`.
+def find(
+    state: LocalState, plan: Plan, workdir: Path, overrides: Sequence[str]
+) -> Generator[CheckLine, None, ResumePosition | None]:
+    """Find the position by the same search as a start. Yields lines of `kgorch check`.
 
-    Returns: where a start would go on; None where it begins a run, does nothing, or is refused.
+    Args:
+        workdir: the plan's folder.
+        overrides: of the command line; `plan` has them already.
+    Returns: where a start would resume; None where it begins a run, does nothing, or is refused.
     """
-    known, notes = runs.newest(engine, plan.name), _Notes()
-    if known and known.state == RunState.FINISHED:
+    engine, notes = state.engine, _SearchNotes()
+    run = runs.newest(engine, plan.name)
+    if run and run.state == RunState.FINISHED:
         do = "kgorch start PLAN --fresh begins a new run"
-        yield Line("checkpoint", PASS, f"the run {known.name} is finished: a start does nothing", do)
+        yield CheckLine("checkpoint", PASS, f"the run {run.name} is finished: a start does nothing", do)
         return None
     try:
-        looked = import_run.look_around(LocalState(engine, home, profile), plan, workdir, None, notes, remembers=False)
-        if looked.found:
-            if known is None or known.id != looked.found.run_id:
-                import_run.check_overrides(looked.found, overrides)
-            import_run.check_settings(looked.found, plan)
-        elif known is None and plan.resume.required:
-            import_run.announce(engine, plan, workdir, looked, required=True, watcher=notes)
+        choice = import_run.find_in_sources(state, plan, workdir, None, notes)
+        if choice.run:
+            if run is None or run.id != choice.run.run_id:
+                import_run.check_overrides(choice.run, overrides)
+            import_run.check_settings(choice.run, plan)
+        elif run is None and plan.resume.required:
+            import_run.describe_new_run(engine, plan, workdir, choice, is_required=True)
     except KgorchError as error:  # a start would be refused
-        yield Line("checkpoint", FAIL, "; ".join((error.what, *error.facts)), error.next_step or "")
+        yield CheckLine("checkpoint", FAIL, "; ".join((error.what, *error.facts)), error.next_step or "")
         return None
     finally:
-        for note in notes.told:
-            yield Line("sources", WARN, note)
-    here = {stage.name for stage in runs.stages(engine, known.id) if stage.finished_at} if known else set()
-    if looked.found:
-        is_ours = known is not None and known.id == looked.found.run_id
-        described = yield from _found(looked.found, looked.order, plan.name, looked.furthest if is_ours else NOWHERE)
-        if described or not is_ours or looked.furthest == NOWHERE:
-            theirs = looked.found.rows.finished if looked.found.rows else ()
-            return _reached(described, looked.order, {*theirs, *(here if is_ours else ())})
-    if known:
-        described = yield from _here(known, plan)
-        return _reached(described, looked.order, here)
-    where = f"{looked.search.in_words(plan.name)}; " if looked.search else "none: "
-    yield Line("checkpoint", PASS, f"{where}a start begins a new run")
+        for text in notes.texts:
+            yield CheckLine("sources", WARN, text)
+    finished_here = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} if run else set()
+    if choice.run:
+        is_ours = run is not None and run.id == choice.run.run_id
+        manifest = yield from _in_sources(
+            choice.run, choice.stage_order, plan.name, choice.local_progress if is_ours else NO_PROGRESS
+        )
+        # of our own run the sources may hold nothing beyond what is here
+        if manifest or not is_ours or choice.local_progress == NO_PROGRESS:
+            finished_there = choice.run.rows.finished if choice.run.rows else ()
+            return _position(manifest, choice.stage_order, {*finished_there, *(finished_here if is_ours else ())})
+    if run:
+        manifest = yield from _on_this_machine(run, plan)
+        return _position(manifest, choice.stage_order, finished_here)
+    where = f"{choice.contents.describe(plan.name)}; " if choice.contents else "none: "
+    yield CheckLine("checkpoint", PASS, f"{where}a start begins a new run")
     return None
 
 
-def _reached(described: Manifest | None, order: Sequence[str], finished: Collection[str]) -> Reached | None:
-    """`order`: of the stages; those before the checkpoint's are done, whatever a database remembers."""
-    if described is None:
-        return Reached(finished=frozenset(finished)) if finished else None
-    before = order[: order.index(described.stage)] if described.stage in order else ()
-    at = described.position
-    return Reached(described.stage, at.loop, at.epoch, at.batch, at.step, frozenset({*finished, *before}))
+def _position(manifest: Manifest | None, order: Sequence[str], finished: Collection[str]) -> ResumePosition | None:
+    """Args: order: of the stages. Those before the checkpoint's are done, whatever a database says."""
+    if manifest is None:
+        return ResumePosition(finished=frozenset(finished)) if finished else None
+    before = order[: order.index(manifest.stage)] if manifest.stage in order else ()
+    at = manifest.position
+    return ResumePosition(manifest.stage, at.loop, at.epoch, at.batch, at.step, frozenset({*finished, *before}))
 
 
-def _found(found: Found, stages: Sequence[str], name: str, beyond: Place) -> Lines:
-    """Of what the sources hold beyond a place: the furthest that is whole."""
-    for item in found.furthest_first(stages):
-        if place_of(stages, item.manifest) <= beyond:
+def _in_sources(source: SourceRun, stages: Sequence[str], name: str, beyond: ProgressKey) -> Lines:
+    """The furthest checkpoint in the sources that is not broken, if it lies beyond a place."""
+    for item in source.furthest_first(stages):
+        if progress_of(stages, item.manifest) <= beyond:
             break
-        if broken := _broken(item.folder):
-            yield broken
+        if problem := _verify(item.folder):
+            yield problem
             continue
-        said = f"{item.manifest.stage}, step {item.manifest.step}, in {item.folder}, read back"
-        yield Line("checkpoint", PASS, f"{said}; a start copies it and goes on from it")
+        what = f"{item.manifest.stage}, step {item.manifest.step}, in {item.folder}, read back"
+        yield CheckLine("checkpoint", PASS, f"{what}; a start copies it and goes on from it")
         return item.manifest
-    if beyond != NOWHERE:
+    if beyond != NO_PROGRESS:
         return None
-    if found.checkpoints:
-        said = f"none of those that the sources hold of {name!r} is whole"
-        yield Line("checkpoint", FAIL, said, "have its whole state in a source, or begin anew with --fresh")
+    if source.checkpoints:
+        what = f"none of those that the sources hold of {name!r} is whole"
+        yield CheckLine("checkpoint", FAIL, what, "have its whole state in a source, or begin anew with --fresh")
     else:
-        yield Line("checkpoint", PASS, f"{found.database} knows the run, and no checkpoint of it: its stage begins")
+        what = f"{source.database} knows the run, and no checkpoint of it: its stage begins"
+        yield CheckLine("checkpoint", PASS, what)
     return None
 
 
-def _here(known: RunInfo, plan: Plan) -> Lines:
+def _on_this_machine(run: RunInfo, plan: Plan) -> Lines:
+    """The newest checkpoint of the run's last stage that has one which is not broken."""
     for stage in reversed(plan.stage):
-        for folder, described in readable_checkpoints(Path(known.checkpoints) / stage.name):
-            if broken := _broken(folder):
-                yield broken
+        for folder, manifest in readable_checkpoints(Path(run.checkpoints) / stage.name):
+            if problem := _verify(folder):
+                yield problem
                 continue
-            yield Line("checkpoint", PASS, f"{stage.name}, step {described.step}, read back; a start goes on from it")
-            return described
-    yield Line("checkpoint", PASS, f"the run {known.name} has none yet: its stage begins")
+            yield CheckLine(
+                "checkpoint", PASS, f"{stage.name}, step {manifest.step}, read back; a start goes on from it"
+            )
+            return manifest
+    yield CheckLine("checkpoint", PASS, f"the run {run.name} has none yet: its stage begins")
     return None
 
 
-def _broken(folder: Path) -> Line | None:
+def _verify(folder: Path) -> CheckLine | None:
     try:
         verify_checkpoint(folder)
     except (CheckpointBroken, CheckpointUnreadable) as error:
-        return Line("checkpoint", WARN, str(error.what), "the one before it is used; kgorch checkpoints list")
+        return CheckLine("checkpoint", WARN, str(error.what), "the one before it is used; kgorch checkpoints list")
     return None

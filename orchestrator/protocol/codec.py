@@ -17,8 +17,8 @@ from dataclasses import asdict, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from orchestrator.protocol.messages import MESSAGE_KINDS, Message
-from orchestrator.protocol.values import MAX_NUMBER, escape_surrogates
+from kgorch.protocol.messages import MESSAGE_KINDS, Message
+from kgorch.protocol.values import MAX_NUMBER, escape_surrogates
 
 PROTOCOL_VERSION = 1
 MAX_LINE_BYTES = 1 << 20

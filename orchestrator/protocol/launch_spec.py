@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.protocol.codec import PROTOCOL_VERSION, ProtocolError
+from kgorch.protocol.codec import PROTOCOL_VERSION, ProtocolError
 
 LAUNCH_VARIABLE = "KGORCH_LAUNCH"
 """Environment variable with the path of `launch.json`."""
@@ -26,7 +26,7 @@ class LaunchSpec:
         stage: name of the stage.
         attempt: number of the session and of the attempt in it, as `3.1`.
         folder: of the attempt: launch.json, logs, records of the ranks.
-        entry: the training function, as `module:function`.
+        entry: the training function, as `module:function`; or a program (plan/stages.py).
         workdir: working directory of the ranks.
         ranks: number of processes.
         socket: path of the supervisor's socket.
@@ -34,7 +34,7 @@ class LaunchSpec:
         output: folder that the script may write to.
         plan_hash: identity of the plan, stored in every manifest.
         seed: of all random generators.
-        args: keyword arguments of the training function.
+        args: keyword arguments of the training function; flags of a program.
         resume: checkpoint folder to resume from; None to start anew, or with `snapshot`.
         wall_s: instant of the session's time limit; None for none.
         deadline_s: instant at which the ranks save and stop without being told; None for none.
@@ -45,9 +45,9 @@ class LaunchSpec:
         stop_at: step of the stage at which every rank saves and stops without a request; None for none.
         deterministic: the plan's demand for deterministic kernels.
         weights: the stage's pretrained weights, from the plan; None for none.
-        settings: of memory, as the plan has them at its start (core/memory_ladder.py).
+        settings: of memory, as the plan has them at its start (core/memory/memory_ladder.py).
         schedule: what changes before which step, in order of the steps: {"step": 40, "settings": {…}}. A step that is
-            repeated after a resume is computed as it was. Entries that are not about memory: core/training_health.py.
+            repeated after a resume is computed as it was. Entries that are not about memory: core/health/training_health.py.
         changes: the rows that `schedule` comes from, as they stand in every manifest (manifest.Adjustment).
         ladder: the plan's rungs.
         device: to which remembered rungs belong, together with the number of ranks.
@@ -59,6 +59,13 @@ class LaunchSpec:
         best: the plan's `keep.best`: {"metric": …, "highest": …, "value": …}; `value` of the best checkpoint so far or None.
         quick: a quick test: one epoch of one batch, and two batches of every other loader.
         probe: a quick test that is measured (worker/probe/probe.py), with its options; None otherwise.
+        argv: words of a program's command line, before its flags.
+        flags: how `args` become flags (core/program_command.py).
+        launcher: what starts the processes (the same).
+        integration: "off" where Trainers of known libraries are left alone (worker/integrations).
+        foreign: the stage's [stage.foreign] (plan/foreign.py, as_launch), with `processes`, the number that the launcher starts,
+            `lead_s`, seconds before the wall (without the margin) at which the program is asked to stop, and `claims`, a folder
+            (worker/foreign/claim.py); None for a program that attaches.
         version: of the protocol.
     """
 
@@ -99,6 +106,11 @@ class LaunchSpec:
     best: dict[str, Any] | None = None
     quick: bool = False
     probe: dict[str, Any] | None = None
+    argv: list[str] = field(default_factory=list)
+    flags: str = "--key value"
+    launcher: str = "torchrun"
+    integration: str = "auto"
+    foreign: dict[str, Any] | None = None
     version: int = PROTOCOL_VERSION
 
     def write(self) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from orchestrator.protocol.snapshot_messages import (
+from kgorch.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
     CheckpointWritten,
@@ -24,7 +24,7 @@ from orchestrator.protocol.snapshot_messages import (
     SnapshotInfo,
     SnapshotReady,
 )
-from orchestrator.protocol.values import MAX_NUMBER
+from kgorch.protocol.values import MAX_NUMBER
 
 MAX_METRICS = 1000
 MAX_METRIC_NAME = 200
@@ -53,6 +53,8 @@ class Hello:
         step: of the stage, at which it stands.
         state_bytes: size of what it tracks.
         ready: it tracks its state and is about to make its first step.
+        stop_s: seconds that a foreign program takes to stop, the copy of its last checkpoint included; None for one that saves
+            when it is asked.
     """
 
     attempt: str
@@ -61,6 +63,7 @@ class Hello:
     step: int
     state_bytes: int
     ready: bool = False
+    stop_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,10 @@ class RankMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Where a rank is in its training, about once a second, so that hangs are detected (core/hang_detection.py).
+    """Where a rank is in its training, about once a second, so that hangs are detected (core/session/hang_detection.py).
 
     Attributes:
-        where: one of the places of core/hang_detection.py.
+        where: one of the places of core/session/hang_detection.py.
         for_s: seconds since it came there.
         still_s: seconds since its main thread moved.
         longest: the most seconds that it spent in each place in this attempt.
@@ -149,13 +152,13 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class RungApplied:
-    """All ranks changed to these settings before this step (core/memory_ladder.py); one of them tells it.
+    """All ranks changed to these settings before this step (core/memory/memory_ladder.py); one of them tells it.
 
     Attributes:
         step: before which they hold.
         rung: of the memory ladder.
         why: the reason, in words.
-        settings: as core/memory_ladder.py has them.
+        settings: as core/memory/memory_ladder.py has them.
         changes_result: the training's numbers are not those that they would have been.
         up: a rung was undone.
     """
@@ -171,7 +174,7 @@ class RungApplied:
 
 @dataclass(frozen=True, slots=True)
 class RemedyApplied:
-    """All ranks dropped the gradients of a step and made this change of the schedule (core/training_health.py)."""
+    """All ranks dropped the gradients of a step and made this change of the schedule (core/health/training_health.py)."""
 
     attempt: str
     remedy: str
@@ -205,10 +208,12 @@ class Command:
     Attributes:
         what: `save` and go on; `stop` after a save; `down` or `up` one rung of the memory ladder.
         why: the reason, in words.
+        wall_s: with `stop`, the instant at which all ends; None for none.
     """
 
     what: str
     why: str = ""
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

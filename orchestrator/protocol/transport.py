@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.protocol.codec import LineBuffer, decode, encode
-from orchestrator.protocol.messages import Message
+from kgorch.protocol.codec import LineBuffer, decode, encode
+from kgorch.protocol.messages import Message
 
 MAX_DESCRIPTORS = 253
 """Of one message: the kernel's SCM_MAX_FD."""

@@ -1,139 +1,198 @@
-"""What `kgorch check` found, as the fields of its --json (docs/json.md): machine, stages, memory, time, and the verdict."""
+"""The report of `kgorch check`: machine, memory and time of each stage, forecast, verdict.
+
+The fields are those that `kgorch check --json` promises (docs/json.md).
+"""
 
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Engine
 
-from db import samples, sessions
-from db.records import RunInfo
-from orchestrator.core import cost_estimate, memory_fit, save_deadline
-from orchestrator.core.codes import EventKind, Fit
-from orchestrator.core.cost_estimate import Loop, Measured, Reached
-from orchestrator.core.eta import Hours
-from orchestrator.core.memory_fit import CONTEXT, Trial, Verdict
-from orchestrator.core.memory_ladder import Facts
-from orchestrator.hardware import devices
-from orchestrator.launch.requirements import loading_workers
-from orchestrator.launch.verdicts import FAIL, PASS, WARN, Line
-from orchestrator.limits import quota_pools
-from orchestrator.limits.quota_ledger import terms_of
-from orchestrator.limits.quota_outlook import PoolHours
-from orchestrator.plan import Plan
-from orchestrator.platforms.profile import Profile
-from orchestrator.preflight.stage_probe import Probed
-from orchestrator.report.run_view import View, stamp
-from orchestrator.system import files
-from orchestrator.system.paths import check_result_path
+from kgorch.core.checkpoint import save_deadline
+from kgorch.core.codes import Fit
+from kgorch.core.forecast import cost_estimate
+from kgorch.core.forecast.cost_estimate import Loop, ResumePosition, StageMeasurement
+from kgorch.core.forecast.eta import QuotaForecast, SessionModel
+from kgorch.core.memory import memory_fit
+from kgorch.core.memory.memory_fit import CONTEXT, Trial, Verdict
+from kgorch.core.memory.memory_ladder import MemoryFacts
+from kgorch.launch.requirements import loading_workers
+from kgorch.launch.verdicts import FAIL, PASS, WARN, CheckLine
+from kgorch.limits import quota_pools
+from kgorch.limits.quota_ledger import terms_of
+from kgorch.limits.quota_outlook import PoolHours
+from kgorch.plan import Plan
+from kgorch.platforms.profile import Profile
+from kgorch.preflight import foreign_probe
+from kgorch.preflight.stage_probe import StageProbe
+from kgorch.report.json_fields import View, stamp
+from kgorch.system import files
+from kgorch.system.paths import check_result_path
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What a rank may hold. `told`: a person's --device-memory; reserved: of a device that is not here, for other things."""
+@dataclass(frozen=True, slots=True)
+class CheckTarget:
+    """The machine that a plan is checked for: this one, or one of another kind (`kgorch check --on`).
+
+    Attributes:
+        free_bytes: free memory of the host.
+        disk_bytes: free bytes on the disk for checkpoints; None if they are not known.
+        cores: CPU cores that the processes may use.
+        device_memory: bytes of each GPU by --device-memory; None to take what the probe measured.
+        gpus: model and number of the GPUs of a machine that is not this one; None for this one.
+        environ: variables in which the GPUs that were probed are the visible ones.
+    """
+
+    profile: Profile
+    free_bytes: int
+    disk_bytes: int | None
+    cores: int
+    device_memory: int | None = None
+    gpus: tuple[str, int] | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the checks of the machine and the probes of the stages found.
+
+    Attributes:
+        lines: of the machine.
+        probes: of the stages, in the order of the plan; those before a failure.
+        failure: why a stage does not get through its first steps; empty if all do.
+        unprobed_s: seconds of training in stages that were not probed.
+    """
+
+    lines: Sequence[CheckLine]
+    probes: Sequence[StageProbe]
+    failure: str = ""
+    unprobed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Memory that a rank may hold.
+
+    Attributes:
+        total: bytes.
+        is_assumed: `total` is --device-memory, not measured.
+        is_device: the rank trains on a GPU.
+        reserved: bytes of a device that is not here that PyTorch's allocator cannot get.
+    """
 
     total: int
-    told: bool
-    device: bool
+    is_assumed: bool
+    is_device: bool
     reserved: int = 0
 
     @property
     def usable(self) -> int:
-        return self.total - (CONTEXT if self.told else self.reserved)
+        # Without a device nobody could measure what CUDA takes of it besides PyTorch's allocator.
+        return self.total - (CONTEXT if self.is_assumed else self.reserved)
 
     @property
     def where(self) -> str:
-        what = "a device" if self.told or self.device else "the host's free memory, by ranks"
+        what = "a device" if self.is_assumed or self.is_device else "the host's free memory, by ranks"
         return f"{self.total / (1 << 30):.1f} GiB, {what}"
 
 
-def of(
-    engine: Engine, plan: Plan, profile: Profile, machine: Sequence[Line], probed: Sequence[Probed], failed: str, *,
-    free: int, disk_free: int | None, cores: int, device_memory: int | None, reached: Reached | None,
-    on: tuple[str, int] | None = None, besides_s: float = 0.0,
-) -> View:  # fmt: skip
-    """Args:
-    failed: why a stage does not get through its first steps; the ones before it are told. free: bytes of the host.
-    reached: where a start would go on; None where it begins a run.
-    on: the GPU and their number of a machine that is not here. besides_s: of stages that were not probed.
+def report(engine: Engine, plan: Plan, target: CheckTarget, findings: Findings, reached: ResumePosition | None) -> View:
+    """The report of a check.
+
+    Args:
+        reached: the position from which a start would resume; None if it begins a run.
     """
-    stages = [_stage(plan, one, free, device_memory) for one in probed]
-    foretold = probed and not failed and all(loop["batches"] for one in probed for loop in one.found.get("loops", ()))
-    ahead = _forecast(engine, plan, profile, probed, reached, on, besides_s) if foretold else None
-    lines = [*machine, *_of_probe(probed, stages, ahead, free, disk_free, cores, plan)]
-    if device_memory and any(one.found.get("trials") and one.found["device"] == "cpu" for one in probed):
-        said = "steps were timed on the CPU of this machine: what is foretold of time holds for it, not for a GPU"
-        lines.append(Line("time", WARN, said, "kgorch check where the plan is to train"))
-    word, why = _verdict(lines, stages, failed)
+    probes = findings.probes
+    stages = [_stage(plan, probe, target) for probe in probes]
+    # Without the length of every loop there is nothing to forecast from.
+    can_forecast = probes and not findings.failure and not any(probe.stage.foreign for probe in probes)
+    can_forecast = can_forecast and all(
+        loop["batches"] for probe in probes for loop in probe.measurements.get("loops", ())
+    )
+    forecast = _forecast(engine, plan, target, findings, reached) if can_forecast else None
+    lines = [*findings.lines, *_stage_lines(plan, target, probes, stages), *_forecast_lines(plan, target, forecast)]
+    if target.device_memory and any(
+        probe.measurements.get("trials") and probe.measurements["device"] == "cpu" for probe in probes
+    ):
+        text = "steps were timed on the CPU of this machine: the forecast of time is for it, not for a GPU"
+        lines.append(CheckLine("time", WARN, text, "kgorch check where the plan is to train"))
+    verdict, why = _verdict(lines, stages, findings.failure)
     return {
         "plan": plan.name,
-        "verdict": word,
+        "verdict": verdict,
         "why": why,
         "at": stamp(datetime.now(UTC)),
         "preflight": [line._asdict() for line in lines],
         "stages": stages,
-        "forecast": ahead,
+        "forecast": forecast,
     }
 
 
-def _verdict(lines: Sequence[Line], stages: Sequence[View], failed: str) -> tuple[Fit, str]:
-    if failed:
-        return Fit.DOES_NOT_RUN, failed
-    if broken := next((line for line in lines if line.verdict == FAIL), None):
-        return Fit.DOES_NOT_RUN, f"{broken.name}: {broken.said}"
-    for word in (Fit.DOES_NOT_FIT, Fit.FITS_WITH):
-        if found := next((stage for stage in stages if stage["memory"] and stage["memory"]["verdict"] == word), None):
-            return word, f"stage {found['name']}: {found['memory']['why']}"
+def _verdict(lines: Sequence[CheckLine], stages: Sequence[View], failure: str) -> tuple[Fit, str]:
+    if failure:
+        return Fit.DOES_NOT_RUN, failure
+    if line := next((line for line in lines if line.verdict == FAIL), None):
+        return Fit.DOES_NOT_RUN, f"{line.name}: {line.said}"
+    for verdict in (Fit.DOES_NOT_FIT, Fit.FITS_WITH):
+        if stage := next(
+            (stage for stage in stages if stage["memory"] and stage["memory"]["verdict"] == verdict), None
+        ):
+            return verdict, f"stage {stage['name']}: {stage['memory']['why']}"
     if not stages:
         return Fit.FITS, "as far as the machine alone can tell; no steps were taken"
     fullest = max((stage for stage in stages if stage["memory"]), key=lambda s: s["memory"]["held"], default=None)
     return Fit.FITS, f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
 
 
-def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> View:
-    found = one.found
-    told: View = {
-        "name": one.stage.name,
-        "ranks": one.ranks,
-        "device": "" if device_memory else devices.model_name(),
-        "lasted_s": round(one.lasted_s, 2),
+def _stage(plan: Plan, probe: StageProbe, target: CheckTarget) -> View:
+    """One entry of the field `stages`; `memory` and `time` are null for a stage that took no steps."""
+    figures = probe.measurements
+    view: View = {
+        "name": probe.stage.name,
+        "ranks": probe.ranks,
+        "device": "" if target.device_memory else probe.device,
+        "lasted_s": round(probe.lasted_s, 2),
+        "exactness": figures.get("exactness", {}),
         "memory": None,
         "time": None,
     }
-    if not found.get("trials"):
-        return told
-    limit = Limit(
-        device_memory or found["device_total"] or free // one.ranks,
-        device_memory is not None,
-        found["device"] == "cuda",
-        found.get("reserved", 0),
+    if probe.stage.foreign:
+        view["foreign"] = figures["foreign"]
+    if not figures.get("trials"):
+        return view
+    limit = MemoryLimit(
+        target.device_memory or figures["device_total"] or target.free_bytes // probe.ranks,
+        is_assumed=target.device_memory is not None,
+        is_device=figures["device"] == "cuda",
+        reserved=figures.get("reserved", 0),
     )
-    facts = _facts(one)
-    verdict, trials = judged(plan, one, limit, facts)
+    facts = _facts(probe)
+    verdict, trials = judge_memory(plan, probe, limit, facts)
     settings = verdict.settings
-    told["memory"] = {
+    view["memory"] = {
         "verdict": verdict.word,
         "why": verdict.why,
         "limit": limit.total,
         "held": verdict.planned.held,
-        "settings": settings.said(plan.memory.settings) if settings else [],
+        "settings": settings.describe(plan.memory.settings) if settings else [],
         "held_then": verdict.need.held if verdict.need else None,
         "rungs": list(verdict.rungs),
         "largest_microbatch": verdict.largest,
-        "auto_microbatch": memory_fit.even(found["share"], verdict.largest, facts),
-        "share": found["share"],
-        "parts": found["memory"],
-        "process": found["resident"],
+        "auto_microbatch": memory_fit.even_microbatch(figures["share"], verdict.largest, facts),
+        "share": figures["share"],
+        "parts": figures["memory"],
+        "process": figures["resident"],
         "trials": [trial._asdict() for trial in trials],
     }
-    cost = measured(one, verdict)
-    told["time"] = {
+    cost = stage_cost(probe, verdict)
+    view["time"] = {
         "epochs": cost.epochs,
         "batches": cost.batches,
         "step_s": cost.step_s,
@@ -141,7 +200,7 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         "wait_share": cost.wait_s / max(cost.step_s + cost.wait_s, 1e-9),
         "cold_step_s": cost.cold_step_s,
         "cold_wait_s": cost.cold_wait_s,
-        "samples_per_s": found["share"] * one.ranks / max(cost.step_s + cost.wait_s, 1e-9),
+        "samples_per_s": figures["share"] * probe.ranks / max(cost.step_s + cost.wait_s, 1e-9),
         "startup_s": cost.startup_s,
         "evaluation_s": cost.evaluation_s,
         "epoch_s": cost.epoch_s,
@@ -151,217 +210,198 @@ def _stage(plan: Plan, one: Probed, free: int, device_memory: int | None) -> Vie
         "state_bytes": cost.state_bytes,
         "training_s": cost.training_s,
     }
-    return told
+    return view
 
 
-def _facts(one: Probed) -> Facts:
-    found = one.found
-    share = found["share"] if found["divides"] else 0  # a run's ranks do not know it before their first step, either
-    return Facts(share, found["num_workers"], found["batchnorm"], found["blocks"], found["device"])
+def _facts(probe: StageProbe) -> MemoryFacts:
+    figures = probe.measurements
+    # A batch that cannot be divided counts as unknown, as it is for the ranks of a run before their first step.
+    share = figures["share"] if figures["divides"] else 0
+    return MemoryFacts(share, figures["num_workers"], figures["batchnorm"], figures["blocks"], figures["device"])
 
 
-def judged(plan: Plan, one: Probed, limit: Limit, facts: Facts) -> tuple[Verdict, list[Trial]]:
-    """On a device what its allocator held counts; on the host the whole process, of which the trials tell how it grows."""
-    found, planned = one.found, one.found["trials"][0]["peak"]
-    foot = 0 if limit.told or limit.device else found["resident"] - planned
+def judge_memory(plan: Plan, probe: StageProbe, limit: MemoryLimit, facts: MemoryFacts) -> tuple[Verdict, list[Trial]]:
+    """Whether a stage fits, from the trials of its probe.
+
+    On a GPU the bytes that PyTorch's allocator held count. On the host the whole process counts: what it holds besides the
+    tensors of the plan's own setting is added to each trial.
+    """
+    figures = probe.measurements
+    first_peak = figures["trials"][0]["peak"]
+    base = 0 if limit.is_assumed or limit.is_device else max(0, figures["resident"] - first_peak)
     trials = [
-        Trial(
-            trial["microbatch"], trial["checkpointing"], max(0, foot) + trial["peak"], trial["step_s"], trial["ran_out"]
-        )
-        for trial in found["trials"]
+        Trial(trial["microbatch"], trial["checkpointing"], base + trial["peak"], trial["step_s"], trial["ran_out"])
+        for trial in figures["trials"]
     ]
-    standing = sum(found["memory"][part] for part in ("weights", "gradients", "optimizer", "buckets"))
+    fixed = sum(figures["memory"][part] for part in ("weights", "gradients", "optimizer", "buckets"))
     verdict = memory_fit.judge(
-        trials, share=found["share"], base=plan.memory.settings, ladder=plan.rungs_of(one.stage.name), facts=facts,
-        limit=limit.usable, where=limit.where, standing=max(0, foot) + standing,
+        trials, share=figures["share"], base=plan.memory.settings, ladder=plan.rungs_of(probe.stage.name), facts=facts,
+        limit=limit.usable, where=limit.where, fixed_bytes=base + fixed,
     )  # fmt: skip
     return verdict, trials
 
 
-def measured(one: Probed, verdict: Verdict | None = None) -> Measured:
-    """`verdict`: with whose settings the stage would go; their steps are slower or faster than the plan's."""
-    found = one.found
-    if not found.get("trials"):  # what it does besides steps; of a script that never attached, all of it
-        ended = found.get("end_s", one.lasted_s - one.startup_s), found.get("save_s", 0.0), found.get("state_bytes", 0)
-        return Measured(one.stage.name, (), 0, 0, 0, 0, one.startup_s, 0, *ended)
-    warm, cold, slower = found["warm"], found["cold"], 1.0
+def stage_cost(probe: StageProbe, verdict: Verdict | None = None) -> StageMeasurement:
+    """Seconds and bytes of a stage.
+
+    Args:
+        verdict: if the stage fits only with other settings than the plan's, their steps are slower.
+    """
+    figures = probe.measurements
+    if not figures.get("trials"):  # no steps; the time of a script that never called attach() is all after its start
+        end_s = figures.get("end_s", probe.lasted_s - probe.startup_s)
+        save_s, state_bytes = figures.get("save_s", 0.0), figures.get("state_bytes", 0)
+        return StageMeasurement(probe.stage.name, (), 0, 0, 0, 0, probe.startup_s, 0, end_s, save_s, state_bytes)
+    warm, cold, slowdown = figures["warm"], figures["cold"], 1.0
     if verdict and verdict.need and verdict.word == Fit.FITS_WITH and verdict.planned.step_s:
-        slower = verdict.need.step_s / verdict.planned.step_s
-    return Measured(
-        stage=one.stage.name,
-        loops=tuple(Loop(loop["epochs"], loop["batches"]) for loop in found["loops"]),
-        step_s=warm["step_s"] * slower,
+        slowdown = verdict.need.step_s / verdict.planned.step_s
+    return StageMeasurement(
+        stage=probe.stage.name,
+        loops=tuple(Loop(loop["epochs"], loop["batches"]) for loop in figures["loops"]),
+        step_s=warm["step_s"] * slowdown,
         wait_s=warm["wait_s"],
         cold_step_s=cold["first_step_s"],
         cold_wait_s=cold["wait_s"],
-        startup_s=one.startup_s + found["warm_up_s"],
-        evaluation_s=found["evaluation_s"],
-        end_s=found["end_s"],
-        save_s=found["save_s"],
-        state_bytes=found["state_bytes"],
+        startup_s=probe.startup_s + figures["warm_up_s"],
+        evaluation_s=figures["evaluation_s"],
+        end_s=figures["end_s"],
+        save_s=figures["save_s"],
+        state_bytes=figures["state_bytes"],
     )
 
 
 def _forecast(
-    engine: Engine, plan: Plan, profile: Profile, probed: Sequence[Probed], reached: Reached | None,
-    on: tuple[str, int] | None, besides_s: float,
-) -> View:  # fmt: skip
-    costs = [measured(one) for one in probed]
-    if besides_s:
-        costs.append(Measured("", (), 0, 0, 0, 0, 0, 0, besides_s, 0, 0))
-    wall_s = plan.session.wall or profile.wall_s
+    engine: Engine, plan: Plan, target: CheckTarget, findings: Findings, reached: ResumePosition | None
+) -> View:
+    costs = [stage_cost(probe) for probe in findings.probes]
+    if findings.unprobed_s:
+        costs.append(StageMeasurement("", (), 0, 0, 0, 0, 0, 0, findings.unprobed_s, 0, 0))
+    wall_s = plan.session.wall or target.profile.wall_s
     slowest = max(costs, key=lambda cost: cost.save_s + max(cost.evaluation_s, cost.step_s))
-    lead_s = save_deadline.lead_s(
-        save_s=2 * slowest.save_s,  # of one save that was seen; it is read back, too
+    save_lead_s = save_deadline.save_lead_s(
+        save_s=2 * slowest.save_s,  # one save was measured; the supervisor reads it back, too
         gap_s=slowest.evaluation_s,
         step_s=slowest.step_s,
         margin_s=plan.session.margin or save_deadline.default_margin_s(wall_s),
     )
-    now, terms = datetime.now(UTC), terms_of(plan, profile, on)
-    hours: Hours | None = None
+    now, terms = datetime.now(UTC), terms_of(plan, target.profile, target.gpus or target.environ)
+    hours: QuotaForecast | None = None
     if terms:
         hours = PoolHours(terms.quota, quota_pools.uses(engine, terms.quota, now), terms.factor)
-    # Besides the last ones the best, and a new best until it is read back and the one before may go.
-    kept = plan.checkpoint.keep.last + 2 * (plan.checkpoint.keep.best is not None)
-    found = cost_estimate.lay_out(
-        costs, now, wall_s=wall_s, lead_s=lead_s, hours=hours, factor=terms.factor if terms else 1.0, kept=kept,
-        reached=reached,
-    )  # fmt: skip
+    # Besides the last ones there are the best and a new best, until that is read back and the old one may be deleted.
+    count = plan.checkpoint.keep.last + 2 * (plan.checkpoint.keep.best is not None)
+    model = SessionModel(length_s=wall_s, ending_s=save_lead_s, hours=hours)
+    outlay = cost_estimate.estimate_cost(costs, now, model, factor=terms.factor if terms else 1.0, position=reached)
+    end = outlay.end
     return {
         "goes_on_from": {"stage": reached.stage, "step": reached.step} if reached and reached.stage else None,
-        "training_s": found.training_s,
+        "training_s": outlay.training_s,
         "wall_s": wall_s,
-        "lead_s": lead_s,
-        "sessions": found.sessions,
-        "epochs_a_session": found.epochs_a_session,
-        "end_at": stamp(found.end.usual.end_at) if found.end.usual else None,
-        "earliest_at": stamp(found.end.early.end_at) if found.end.early else None,
-        "latest_at": stamp(found.end.late.end_at) if found.end.late else None,
-        "quota_s": found.quota_s if terms else None,
-        "disk_bytes": found.disk_bytes,
+        "save_lead_s": save_lead_s,
+        "sessions": outlay.sessions,
+        "epochs_a_session": outlay.epochs_a_session,
+        "end_at": stamp(end.usual.end_at) if end.usual else None,
+        "earliest_at": stamp(end.early.end_at) if end.early else None,
+        "latest_at": stamp(end.late.end_at) if end.late else None,
+        "quota_s": outlay.quota_s if terms else None,
+        "disk_bytes": cost_estimate.disk_bytes(costs, count),
     }
 
 
-def _of_probe(
-    probed: Sequence[Probed], stages: Sequence[View], ahead: View | None, free: int, disk_free: int | None, cores: int, plan: Plan
-) -> list[Line]:  # fmt: skip
-    """What can be said of the machine only now."""
-    lines: list[Line] = []
-    for one, stage in zip(probed, stages, strict=True):
-        found, name = one.found, f"stage {stage['name']}"
-        lines += _of_saving(name, one, is_alone=not any(other.found for other in probed))
-        if not found.get("trials"):
+def _stage_lines(
+    plan: Plan, target: CheckTarget, probes: Sequence[StageProbe], stages: Sequence[View]
+) -> Iterator[CheckLine]:
+    """Lines about the machine that need the figures of the probes."""
+    for probe, stage in zip(probes, stages, strict=True):
+        figures, name = probe.measurements, f"stage {stage['name']}"
+        if probe.stage.foreign:
+            for is_good, text, do in foreign_probe.describe(figures["foreign"]):
+                yield CheckLine(name, PASS if is_good else WARN, text, do)
             continue
-        busy = one.ranks * (1 + found["num_workers"])
-        if busy > cores and one.ranks * loading_workers(one.stage) <= cores:  # else it is said already
-            said = f"{one.ranks} ranks with {found['num_workers']} loading workers each on {cores} cores"
-            lines.append(
-                Line(
-                    name, WARN, said, "fewer num_workers, if the steps wait for the CPU" if found["num_workers"] else ""
-                )
-            )
-        lines += _of_microbatch(name, stage, plan.memory.microbatch)
-        if not all(loop["batches"] for loop in found["loops"]):
-            said = "its loader has no length, so nobody can say how long an epoch is"
-            lines.append(Line(name, WARN, said, "a dataset with __len__ has the end foretold"))
-        if stage["memory"]["verdict"] == Fit.DOES_NOT_FIT and not found["divides"] and found["share"] > 1:
-            said = "the ladder takes only batches in parts that session.loader gives and session.backward is given"
-            lines.append(Line(name, WARN, said, "use both in the script, or a smaller batch"))
+        yield from _saving_lines(name, probe, is_alone=not any(other.measurements for other in probes))
+        if not figures.get("trials"):
+            continue
+        busy = probe.ranks * (1 + figures["num_workers"])
+        # Workers that an argument num_workers of the plan names are compared with the cores already (launch/requirements.py).
+        if busy > target.cores and probe.ranks * loading_workers(probe.stage) <= target.cores:
+            text = f"{probe.ranks} ranks with {figures['num_workers']} loading workers each on {target.cores} cores"
+            do = "fewer num_workers, if the steps wait for the CPU" if figures["num_workers"] else ""
+            yield CheckLine(name, WARN, text, do)
+        yield from _microbatch_lines(name, stage, plan.memory.microbatch)
+        yield from _port_lines(name, stage["exactness"])
+        if not all(loop["batches"] for loop in figures["loops"]):
+            text = "how many steps it takes is unknown: its loader has no length, or the script owns the loop"
+            do = "give the dataset a __len__, or call session.expect(steps=…): then there is a forecast"
+            yield CheckLine(name, WARN, text, do)
+        if stage["memory"]["verdict"] == Fit.DOES_NOT_FIT and not figures["divides"] and figures["share"] > 1:
+            text = "the memory ladder can divide only batches that session.loader yields and session.backward receives"
+            yield CheckLine(name, WARN, text, "use both in the script, or a smaller batch")
         if stage["time"]["wait_share"] > 0.1:
-            said = f"{stage['time']['wait_share']:.0%} of the time it waits for its batches"
-            lines.append(Line(name, WARN, said, "more num_workers, or [data] cache"))
-        resident = found["resident"] * one.ranks
-        if resident > free:
-            said = f"its ranks take {resident / (1 << 30):.1f} GiB of the host, {free / (1 << 30):.1f} are free"
-            lines.append(Line(name, FAIL, said, "a smaller microbatch, fewer ranks or workers"))
-    if ahead:
-        needed, bound = ahead["disk_bytes"], plan.checkpoint.disk
-        room = min((size for size in (disk_free, bound) if size is not None), default=None)
-        said = f"checkpoints take {needed / (1 << 20):.0f} MiB" + (
-            f" of {room / (1 << 20):.0f}" if room is not None else ""
-        )
-        fits = room is None or needed <= room
-        lines.append(
-            Line("disk", PASS if fits else WARN, said, "" if fits else "keep fewer, or [checkpoint] disk, dir")
-        )
-        if ahead["end_at"] is None:
-            said = "the end is not to be seen: no session is long enough, or no hours come back"
-            lines.append(Line("time", FAIL, said, "a longer session.wall, or more quota.hours"))
-    return lines
+            text = f"{stage['time']['wait_share']:.0%} of the time it waits for its batches"
+            yield CheckLine(name, WARN, text, "more num_workers, or [data] cache")
+        resident = figures["resident"] * probe.ranks
+        if resident > target.free_bytes:
+            text = f"its ranks take {resident / (1 << 30):.1f} GiB of the host, {target.free_bytes / (1 << 30):.1f} are free"
+            yield CheckLine(name, FAIL, text, "a smaller microbatch, fewer ranks or workers")
 
 
-def _of_microbatch(name: str, stage: View, planned: int | str | None) -> Iterator[Line]:
-    """The microbatch that fits, where it is another than the plan begins with: a larger one is faster, a smaller one runs out of
-    no memory first. What is measured for another machine (no device) begins nothing here.
+def _forecast_lines(plan: Plan, target: CheckTarget, forecast: View | None) -> Iterator[CheckLine]:
+    """Whether the checkpoints fit on the disk, and whether the training ever ends."""
+    if not forecast:
+        return
+    needed = forecast["disk_bytes"]
+    room = min((size for size in (target.disk_bytes, plan.checkpoint.disk) if size is not None), default=None)
+    text = f"checkpoints take {needed / (1 << 20):.0f} MiB" + (
+        f" of {room / (1 << 20):.0f}" if room is not None else ""
+    )
+    if room is None or needed <= room:
+        yield CheckLine("disk", PASS, text)
+    else:
+        yield CheckLine("disk", WARN, text, "keep fewer, or [checkpoint] disk, dir")
+    if forecast["end_at"] is None:
+        text = "there is no forecast of the end: no session is long enough, or the quota never renews"
+        yield CheckLine("time", FAIL, text, "a longer session.wall, or more quota.hours")
+
+
+def _microbatch_lines(name: str, stage: View, planned: int | str | None) -> Iterator[CheckLine]:
+    """The microbatch that fits, if it is not the one that the plan begins with.
+
+    A larger one is faster, a smaller one does not run out of memory first. What was measured for another machine (no device) is
+    not used here.
     """
     best, share = stage["memory"]["auto_microbatch"], stage["memory"]["share"]
-    begins_with = min(planned if isinstance(planned, int) else share, share)
+    first = min(planned if isinstance(planned, int) else share, share)
     if not stage["device"] or not best:
         return
     if planned == "auto":
-        yield Line(name, PASS, f'a microbatch of {best} fits, and microbatch = "auto" begins with it')
-    elif best != begins_with:
-        said = f"a microbatch of {best} fits, the plan begins with {begins_with}; the effective batch is the same"
-        yield Line(name, PASS, said, 'memory.microbatch = "auto" begins with what fits')
+        yield CheckLine(name, PASS, f'a microbatch of {best} fits, and microbatch = "auto" begins with it')
+    elif best != first:
+        text = f"a microbatch of {best} fits, the plan begins with {first}; the effective batch is the same"
+        yield CheckLine(name, PASS, text, 'memory.microbatch = "auto" begins with what fits')
 
 
-def _of_saving(name: str, one: Probed, *, is_alone: bool) -> Iterator[Line]:
-    """A stage of which nothing can be saved. One that only prepares or packs something needs no saves, beside one that trains."""
-    if not one.found:
-        said = f"{one.stage.entry} ran to its end and never called orchestrator.worker.attach(): nothing of it can be saved"
-        yield Line(name, FAIL if is_alone else WARN, said, 'call it around the training (README, "Your training")')
+def _port_lines(name: str, exactness: Mapping[str, str]) -> Iterator[CheckLine]:
+    """What the script's use of the SDK gives up."""
+    if untracked := exactness.get("untracked"):
+        yield CheckLine(name, WARN, untracked, "give it to session.track()")
+    if ladder := exactness.get("ladder"):
+        yield CheckLine(name, PASS, f"memory ladder: {ladder}", "session.backward, where memory is short")
+    if "; " in (data := exactness.get("data", "")):
+        yield CheckLine(name, PASS, f"data: {data}", 'docs/checkpoints.md, "How exact a resume is"')
 
 
-def keep(home: Path, plan: Plan, found: Mapping[str, Any]) -> None:
-    """For `kgorch history`, which holds it against what came, and `microbatch = "auto"` (launch/rungs.py)."""
+def _saving_lines(name: str, probe: StageProbe, *, is_alone: bool) -> Iterator[CheckLine]:
+    """A stage without attach() cannot be saved. Beside a stage that trains, one that only prepares data needs no saves."""
+    if not probe.measurements:
+        text = f"{probe.stage.entry} ran to its end and never called kgorch.attach(): nothing of it can be saved"
+        yield CheckLine(name, FAIL if is_alone else WARN, text, 'call it around the training (README, "Your training")')
+
+
+def keep(home: Path, plan: Plan, view: Mapping[str, Any]) -> None:
+    """Write the report where `kgorch history` compares it with the run and `microbatch = "auto"` reads it (launch/rungs.py).
+
+    Raises: OSError.
+    """
     path = check_result_path(home, plan.hash)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, json.dumps(found).encode())
-
-
-SESSIONS_SEEN = 50
-"""The newest of a run: what it takes changes with its plan, and a run may have thousands."""
-
-
-class Held(NamedTuple):
-    """A figure that a check foretold, and what came; in bytes or seconds."""
-
-    stage: str
-    what: str
-    foretold: float
-    came: float
-    is_bytes: bool = False
-
-
-def held(engine: Engine, run: RunInfo, home: Path) -> list[Held]:
-    """The last check of a run's plan held against the run; empty without one, or while too little was seen."""
-    try:
-        told = json.loads(check_result_path(home, run.plan_hash).read_text())
-        return [*_epochs_held(engine, run, told["stages"]), *_memory_held(engine, run, told["stages"])]
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
-
-
-def _epochs_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
-    events = sessions.of_kind(engine, run.id, EventKind.EPOCH, limit=1000)
-    for stage in stages:
-        every = [event.facts for event in events if event.facts["stage"] == stage["name"]]
-        mine = [facts for facts in every if not facts.get("first")] or every  # a session's first one is cold
-        steps = sum(facts["steps"] for facts in mine)
-        if steps and stage["time"] and stage["time"]["batches"]:
-            came_s = sum(facts["lasted_s"] for facts in mine) * stage["time"]["batches"] / steps
-            yield Held(stage["name"], "an epoch", stage["time"]["epoch_s"], came_s)
-
-
-def _memory_held(engine: Engine, run: RunInfo, stages: Sequence[View]) -> Iterator[Held]:
-    """Of the run's largest stage, in its newest sessions: samples do not say of which stage they are."""
-    foretold = max((stage["memory"]["process"] for stage in stages if stage["memory"]), default=0)
-    came = [
-        value
-        for row in sessions.of_run(engine, run.id, limit=SESSIONS_SEEN)
-        for sample in samples.series(engine, row.id, row.started_at - timedelta(hours=1), samples.HOUR)
-        for key, value in sample.values.items()
-        if re.fullmatch(r"rank\d+\.rss_peak\.max", key)
-    ]
-    if foretold and came:
-        yield Held("", "a rank's process", foretold, max(came), is_bytes=True)
+    files.write(path, json.dumps(view).encode())

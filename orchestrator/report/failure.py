@@ -1,4 +1,4 @@
-"""What ended a run that failed, on ten lines: of the newest attempt, what failed first (core/attempt_outcome.py)."""
+"""Why a run failed, in ten lines: the first failure of its newest attempt (core/session/attempt_outcome.py)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,41 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import sessions
-from db.records import AttemptInfo, RunInfo
-from orchestrator.core import attempt_outcome
-from orchestrator.core.codes import EventKind, Outcome
-from orchestrator.launch import launcher
+from kgorch.core.codes import EventKind, Outcome
+from kgorch.core.session import attempt_outcome
+from kgorch.db import sessions
+from kgorch.db.rows import AttemptInfo, RunInfo
+from kgorch.launch import launcher
 
-LINES = 5
+MAX_LINES = 5
 """Of a traceback's end: two frames and the error."""
 
+MAX_ATTEMPTS = 50
+"""Newest attempts that are counted."""
+
 FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-ELSEWHERE = ("/site-packages/", "/dist-packages/", "/lib/python", "/orchestrator/worker/", "<frozen ")
-"""What is in the path of code that is not the person's own."""
+LIBRARY_PATHS = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "/kgorch/worker/",
+    "/orchestrator/worker/",  # in tracebacks of attempts from before the package was named kgorch
+    "<frozen ",
+)
+"""Parts of paths of code that is not the user's own."""
 
 
 def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
-    """Of a run that has failed; None where its processes did nothing to it."""
-    tries = reversed(sessions.attempts(engine, run.id, newest=50))
-    streak = list(itertools.takewhile(lambda item: item.outcome in (Outcome.CRASHED, Outcome.HUNG), tries))
+    """The failure of a failed run; None if no attempt of it crashed or hung last."""
+    # The failures in a row at the end: earlier ones were overcome.
+    attempts = reversed(sessions.attempts(engine, run.id, newest=MAX_ATTEMPTS))
+    streak = list(itertools.takewhile(lambda item: item.outcome in (Outcome.CRASHED, Outcome.HUNG), attempts))
     if not streak:
         return None
     newest = streak[0]
-    rank, at, place, frames = _first(engine, run, newest)
+    rank, at, place, frames = _first_failure(engine, run, newest)
     folder = Path(newest.folder)
-    shown = "--stacks" if rank is None and frames else f"--rank {rank or 0} -n 0"
+    options = "--stacks" if rank is None and frames else f"--rank {rank or 0} -n 0"
     return {
         "what": newest.cause,
         "rank": rank,
@@ -42,39 +53,40 @@ def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
         "times": len(streak),
         "traceback": frames,
         "log": str(folder / f"rank{rank or 0}.log"),
-        "command": f"kgorch logs {run.name} {shown}",
+        "command": f"kgorch logs {run.name} {options}",
     }
 
 
 def of_attempt(attempt: AttemptInfo) -> tuple[str | None, list[str]]:
-    """Where the rank that failed first stood, as `train.py:17`, and the end of its traceback; None and nothing where no rank wrote
-    it down."""
-    failed = attempt_outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
-    return (where(failed[0].traceback), _end_of(failed[0].traceback)) if failed else (None, [])
+    """Location of the first failure, as `train.py:17`, and the end of its traceback; None and empty if no rank recorded one."""
+    failures = attempt_outcome.failures_by_cause(launcher.records(Path(attempt.folder), attempt.ranks))
+    return (location(failures[0].traceback), _end_of(failures[0].traceback)) if failures else (None, [])
 
 
-def where(traceback: str) -> str | None:
-    """File and line of the innermost frame of a person's own code; of any code where there is none of theirs."""
-    frames = [(found["file"], found["line"]) for found in FRAME.finditer(traceback)]
-    theirs = [frame for frame in frames if not any(part in frame[0] for part in ELSEWHERE)]
-    return ":".join((theirs or frames)[-1]) if frames else None
+def location(traceback: str) -> str | None:
+    """File and line of the innermost frame of the user's own code; of any code if none is the user's; None without frames."""
+    frames = [(match["file"], match["line"]) for match in FRAME.finditer(traceback)]
+    own = [frame for frame in frames if not any(part in frame[0] for part in LIBRARY_PATHS)]
+    return ":".join((own or frames)[-1]) if frames else None
 
 
 def _end_of(traceback: str) -> list[str]:
-    """Its last lines; those of Python's own start of a program, which have no source, tell nothing."""
+    """Its last lines, without those of Python's own start of a program, which have no source."""
     lines = [line for line in traceback.splitlines() if line.strip(" ^~")]
-    return [line for line in lines if not line.startswith(("Traceback (most recent", '  File "<frozen '))][-LINES:]
+    return [line for line in lines if not line.startswith(("Traceback (most recent", '  File "<frozen '))][-MAX_LINES:]
 
 
-def _first(engine: Engine, run: RunInfo, attempt: AttemptInfo) -> tuple[int | None, str | None, str | None, list[str]]:
-    """The rank that failed first, when, where, and the end of its traceback; of a hang, where the ranks stood."""
-    failed = attempt_outcome.in_order(launcher.records(Path(attempt.folder), attempt.ranks))
-    if failed:
-        told = failed[0].traceback
-        return failed[0].rank, failed[0].at or None, where(told), _end_of(told)
+def _first_failure(
+    engine: Engine, run: RunInfo, attempt: AttemptInfo
+) -> tuple[int | None, str | None, str | None, list[str]]:
+    """Rank, time, location and traceback of the first failure; of a hang the stacks of the ranks in place of a traceback."""
+    failures = attempt_outcome.failures_by_cause(launcher.records(Path(attempt.folder), attempt.ranks))
+    if failures:
+        traceback = failures[0].traceback
+        return failures[0].rank, failures[0].at or None, location(traceback), _end_of(traceback)
     ended_at = attempt.ended_at.isoformat() if attempt.ended_at else None
     stacks = sessions.newest_event(engine, run.id, (EventKind.STACKS,), session_id=attempt.session_id)
     if stacks is None or stacks.facts.get("attempt") != Path(attempt.folder).name:
         return None, ended_at, None, []
-    stood = [(name, text) for name, text in stacks.facts.items() if name.startswith("rank")]
-    return None, ended_at, None, [f"{name}: {text}" for name, text in stood[:LINES]]
+    by_rank = [f"{name}: {text}" for name, text in stacks.facts.items() if name.startswith("rank")]
+    return None, ended_at, None, by_rank[:MAX_LINES]

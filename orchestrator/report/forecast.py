@@ -1,58 +1,60 @@
-"""The forecast as `status` shows it: the field `forecast` of the view (docs/json.md), and how earlier ones held."""
+"""The forecast of a run: the field `forecast` of `status --json` (docs/json.md), and how accurate earlier ones were."""
 
 from __future__ import annotations
 
+import statistics
 from datetime import datetime
-from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy import Engine
 
-from db import sessions
-from db.records import RunInfo, SessionInfo
-from orchestrator.core.codes import EventKind, RunState
-from orchestrator.core.eta import Course, End
-from orchestrator.supervisor import run_forecast
-from orchestrator.supervisor.run_forecast import Foretold, Goal
+from kgorch.core.codes import EventKind, RunState, TrendVerdict
+from kgorch.core.forecast.eta import EtaRange, Projection
+from kgorch.db import sessions
+from kgorch.db.rows import RunInfo, SessionInfo
+from kgorch.report.json_fields import View, stamp
+from kgorch.supervisor import run_forecast
+from kgorch.supervisor.run_forecast import Goal, RunForecast
 
-FORECASTS = 1000
-"""The newest that are held against what came."""
+MAX_FORECASTS = 1000
+"""Newest forecasts of a run that are compared with its end."""
 
 
-def of_run(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, lives: bool) -> dict[str, Any] | None:
-    """None for a run that is over, which one that has failed is, or that has not trained yet."""
+def of_run(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, is_live: bool) -> View | None:
+    """None for a run that is finished or failed, or that has not trained yet."""
     if run.state != RunState.ACTIVE:
         return None
-    found = run_forecast.foretell(engine, run, row, now, lives=lives)
-    return _view(found) if found else None
+    forecast = run_forecast.forecast_run(engine, run, row, now, is_live=is_live)
+    return _view(forecast) if forecast else None
 
 
-def _view(found: Foretold) -> dict[str, Any]:
-    end = found.end or End(None, None, None)
+def _view(forecast: RunForecast) -> View:
+    end = forecast.end or EtaRange(None, None, None)
     return {
-        "stage": found.stage,
-        "pace_s": _short(found.pace.usual_s),
-        "pace_fast_s": _short(found.pace.fast_s),
-        "pace_slow_s": _short(found.pace.slow_s),
-        "startup_s": _short(found.startup_s),
-        "cold_s": _short(found.cold_s),
-        "steps_left": found.steps_left,
-        "epochs_left": _epochs(found.steps_left, found),
-        "now_steps": found.now_steps,
-        "now_epochs": _epochs(found.now_steps, found),
+        "stage": forecast.stage,
+        "pace_s": _round(forecast.pace.usual_s),
+        "pace_fast_s": _round(forecast.pace.fast_s),
+        "pace_slow_s": _round(forecast.pace.slow_s),
+        "startup_s": _round(forecast.startup_s),
+        "cold_s": _round(forecast.cold_s),
+        "steps_left": forecast.steps_left,
+        "epochs_left": _epochs(forecast.steps_left, forecast),
+        "now_steps": forecast.now_steps,
+        "now_epochs": _epochs(forecast.now_steps, forecast),
         "sessions": end.usual.sessions if end.usual else None,
         **_dates(end),
-        "target": _target(found.goal) if found.goal else None,
-        "assumes": list(found.assumes),
+        "target": _target(forecast.goal) if forecast.goal else None,
+        "assumes": list(forecast.assumptions),
     }
 
 
-def _target(goal: Goal) -> dict[str, Any]:
+def _target(goal: Goal) -> View:
     fewest, middle, most = (None if epochs is None else round(epochs, 1) for epochs in goal.epochs)
     return {
         "target": str(goal.target),
         "verdict": goal.outlook.verdict,
         "best": goal.outlook.best,
-        "step": goal.outlook.at_step if goal.outlook.verdict == "reached" else goal.step,
+        "step": goal.outlook.at_step if goal.outlook.verdict is TrendVerdict.REACHED else goal.step,
         "epochs": middle,
         "epochs_fewest": fewest,
         "epochs_most": most,
@@ -60,40 +62,54 @@ def _target(goal: Goal) -> dict[str, Any]:
     }
 
 
-def _dates(end: End) -> dict[str, str | None]:
-    return {"end_at": _stamp(end.usual), "earliest_at": _stamp(end.early), "latest_at": _stamp(end.late)}
+def _dates(end: EtaRange) -> dict[str, str | None]:
+    return {"end_at": _end_of(end.usual), "earliest_at": _end_of(end.early), "latest_at": _end_of(end.late)}
 
 
-def _stamp(course: Course | None) -> str | None:
-    return course.end_at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if course else None
+def _end_of(course: Projection | None) -> str | None:
+    return stamp(course.end_at) if course else None
 
 
-def _epochs(steps: int | None, found: Foretold) -> float | None:
-    return None if steps is None or not found.steps_an_epoch else round(steps / found.steps_an_epoch, 2)
+def _epochs(steps: int | None, forecast: RunForecast) -> float | None:
+    return None if steps is None or not forecast.steps_per_epoch else round(steps / forecast.steps_per_epoch, 2)
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
+    """Rounded to four significant digits."""
     return float(f"{value:.4g}")
 
 
-def held(engine: Engine, run: RunInfo) -> tuple[int, int, float] | None:
-    """Of the finished run's forecasts of its last stage: how many, how many whose range held the end, and by how much of the
-    time that was left the middle was off, in the median. None without one."""
-    told = sessions.of_kind(engine, run.id, EventKind.FORECAST, limit=FORECASTS)
+class ForecastAccuracy(NamedTuple):
+    """How the forecasts of a run compare with its end.
+
+    Attributes:
+        forecasts: how many there are.
+        in_range: how many have the end in their range, earliest to latest.
+        median_error: distance of the middle from the end, as a share of the time that was left.
+    """
+
+    forecasts: int
+    in_range: int
+    median_error: float
+
+
+def accuracy(engine: Engine, run: RunInfo) -> ForecastAccuracy | None:
+    """Compare the forecasts of a finished run's last stage with its end; None if there are none."""
+    events = sessions.events_of_kind(engine, run.id, EventKind.FORECAST, limit=MAX_FORECASTS)
     last = sessions.last(engine, run.id)
     ended_at = run.finished_at
-    if not (ended_at and told and last):
+    if not (ended_at and events and last):
         return None
-    offs, inside = [], 0
-    for item in told:
-        if item.facts["stage"] != last.stage:
+    errors, in_range = [], 0
+    for event in events:
+        if event.facts["stage"] != last.stage:
             continue
-        early, middle, late = (_instant(item.facts[name]) for name in ("earliest_at", "end_at", "latest_at"))
-        inside += early is not None and early <= ended_at and (late is None or ended_at <= late)
-        off_s = abs((middle - ended_at).total_seconds()) if middle else 0.0
-        offs.append(off_s / max((ended_at - item.at).total_seconds(), 1.0))
-    return (len(offs), inside, sorted(offs)[len(offs) // 2]) if offs else None
+        early, middle, late = (_time(event.facts[name]) for name in ("earliest_at", "end_at", "latest_at"))
+        in_range += early is not None and early <= ended_at and (late is None or ended_at <= late)
+        error_s = abs((middle - ended_at).total_seconds()) if middle else 0.0
+        errors.append(error_s / max((ended_at - event.at).total_seconds(), 1.0))
+    return ForecastAccuracy(len(errors), in_range, statistics.median_high(errors)) if errors else None
 
 
-def _instant(told: str | None) -> datetime | None:
-    return datetime.fromisoformat(told) if told else None
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,7 +1,7 @@
-"""What the daemon starts for a row of the queue that it has claimed: takes the claim over, opens the session, or puts the row back.
+"""The process that the daemon starts for a claimed row of the queue: it opens the session, or puts the row back.
 
-The claim passes from the daemon to this process by an UPDATE that names the daemon; where that finds nothing, somebody has taken
-the claim for dead, and there is nothing to do here.
+The claim passes from the daemon to this process by an UPDATE that names the daemon as the claimant. Where that matches no row,
+another daemon has released the claim meanwhile, and there is nothing to do here.
 """
 
 from __future__ import annotations
@@ -19,89 +19,106 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import queue
-from db.queue import Claimant
-from db.records import ResumeInfo
-from orchestrator.core.codes import NotStarted
-from orchestrator.core.scheduling import TRIES, back_off_s
-from orchestrator.errors import KgorchError
-from orchestrator.hardware.gpu_locks import GpusUnavailable
-from orchestrator.platforms.profile import Profile
-from orchestrator.system import process_identity
+from kgorch.core.codes import NotStarted
+from kgorch.core.scheduling import TRIES, back_off_s
+from kgorch.db import queue
+from kgorch.db.queue import Claimant
+from kgorch.db.rows import ResumeInfo
+from kgorch.errors import KgorchError
+from kgorch.hardware.gpu_locks import GpusUnavailable
+from kgorch.platforms.profile import Profile
+from kgorch.system import process_identity
 
 if TYPE_CHECKING:
-    from orchestrator.admission.open_session import Opened
-    from orchestrator.admission.resolve_run import Nothing
-    from orchestrator.admission.source_scan import Watcher
+    from kgorch.admission.open_session import ReadySession
+    from kgorch.admission.requests import ImportWatcher
+    from kgorch.admission.resolve_run import NoSession
 
 BY_DAEMON = "daemon"
+"""`claimed_by` of the rows that a daemon has claimed."""
+
 RENEW_S = 60.0
-HELD_AGAIN_S = 5.0
-"""After which a run whose GPUs were taken by another at the last moment, or that is live, is looked at again."""
+"""Seconds between two renewals of the lease, a fifth of queue.LEASE."""
+
+WAIT_S = 5.0
+"""Seconds until the next attempt for a run whose GPUs another session locked at the last moment, or that is live."""
 
 
-def us() -> Claimant:
+def own_identity() -> Claimant:
+    """This process as a claimant."""
     return Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
 
 
 def token(resume_id: int, claimant: Claimant) -> str:
-    """How a claim is told to the process that is started for it."""
+    """The claim as text, for the command line of the process that is started for it."""
     return f"{resume_id}:{claimant.pid}:{claimant.ticks}:{claimant.boot}"
 
 
 def resume(
-    engine: Engine, home: Path, profile: Profile, name: str, told: str, watcher: Watcher
-) -> Opened | Nothing | None:
-    """Go on with the run of a claimed row; None when the claim is no more, or has to wait.
+    engine: Engine, home: Path, profile: Profile, name: str, claim: str, watcher: ImportWatcher
+) -> ReadySession | NoSession | None:
+    """Open a session for the run of a claimed row; None where the claim was released, or the row has to wait.
 
-    Raises: as session_start.resume, once the row is put back.
+    Args:
+        claim: as `token` writes it.
+
+    Raises: as session_start.resume, once the row is put back; KgorchError for a text that is no claim.
     """
-    from orchestrator.admission import resolve_run, session_start  # the daemon needs none of it, for months
-    from orchestrator.admission.requests import LocalState
+    # imported here: the daemon, which imports this module, would keep in memory for months what only its children need
+    from kgorch.admission import resolve_run, session_start
+    from kgorch.admission.requests import LocalState, ResumeRequest
 
     try:
-        number, pid, ticks, boot = told.split(":")
+        number, pid, ticks, boot = claim.split(":")
         resume_id, before = int(number), Claimant(int(pid), int(ticks), boot)
     except ValueError:
-        raise KgorchError(f"--claimed {told!r} is no claim of a daemon's") from None
-    if not queue.hand_over(engine, resume_id, before, us(), by=BY_DAEMON):
+        raise KgorchError(f"--claimed {claim!r} is not a claim of a daemon") from None
+    if not queue.hand_over(engine, resume_id, before, own_identity(), by=BY_DAEMON):
         return None
-    over = threading.Event()
-    threading.Thread(target=_renew, args=(engine, resume_id, over), name="lease", daemon=True).start()
+    is_over = threading.Event()
+    threading.Thread(target=_renew_lease, args=(engine, resume_id, is_over), name="lease", daemon=True).start()
     try:
-        opened = session_start.resume(LocalState(engine, home, profile), name, watcher=watcher, by_user=False)
+        result = session_start.resume(
+            LocalState(engine, home, profile), ResumeRequest(name, by_user=False), watcher=watcher
+        )
     except GpusUnavailable as error:
-        _wait_on(engine, resume_id, str(error.what))
+        _put_back_to_wait(engine, resume_id, str(error.what))
         return None
     except Exception as error:
-        _put_back(engine, resume_id, error)
+        _put_back_after_error(engine, resume_id, error)
         raise
     finally:
-        over.set()
-    if isinstance(opened, resolve_run.Nothing):
-        if opened.why is NotStarted.FINISHED:
-            queue.taken(engine, opened.run.id, by=BY_DAEMON, **us()._asdict())
-        elif opened.why is NotStarted.LIVE:  # for the quota it waits in a row of its own
-            _wait_on(engine, resume_id, "it is live under another supervisor")
-    return opened
+        is_over.set()
+    if isinstance(result, resolve_run.NoSession):
+        if result.why is NotStarted.FINISHED:
+            queue.mark_started(engine, result.run.id, own_identity(), by=BY_DAEMON)
+        elif result.why is NotStarted.LIVE:  # a run that waits for its quota has a new row (open_session)
+            _put_back_to_wait(engine, resume_id, "it is live under another supervisor")
+    return result
 
 
-def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *, at_once: bool = False) -> bool:
-    """The row after a try in vain: due again after a while, or failed and people told. False where it is another's by now."""
-    tries = row.tries + 1
-    wait_s = 0.0 if at_once else back_off_s(tries, random.random())
-    due_at = None if tries >= TRIES else datetime.now(UTC) + timedelta(seconds=wait_s)
-    done = queue.put_back(engine, row.id, claimant, due_at=due_at, tries=tries, error=error)
-    if done and due_at is None:
-        _have_people_told(row.run_id)
-    return done
+def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *, immediate: bool = False) -> bool:
+    """Give up a claim after a failed start: the row is due again after a pause, or it has failed, which users are notified of.
+
+    Args:
+        immediate: due again without a pause.
+
+    Returns: False where the claimant no longer has the claim.
+    """
+    failed_starts = row.failed_starts + 1
+    wait_s = 0.0 if immediate else back_off_s(failed_starts, random.random())
+    due_at = None if failed_starts >= TRIES else datetime.now(UTC) + timedelta(seconds=wait_s)
+    is_ours = queue.put_back(engine, row.id, claimant, due_at=due_at, failed_starts=failed_starts, error=error)
+    if is_ours and due_at is None:
+        _notify_of_failure(row.run_id)
+    return is_ours
 
 
-def _have_people_told(run_id: str) -> None:
-    """By a process of its own: the daemon reads no plans, and waits for nobody's webhook."""
+def _notify_of_failure(run_id: str) -> None:
+    """Start the process that notifies users: the daemon reads no plans, and must not wait for a webhook."""
     with contextlib.suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", "notify", "given-up", run_id],
+            [sys.executable, "-m", "kgorch.cli", "notify", "given-up", run_id],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -109,25 +126,26 @@ def _have_people_told(run_id: str) -> None:
         )
 
 
-def _put_back(engine: Engine, resume_id: int, error: Exception) -> None:
-    said = error.what if isinstance(error, KgorchError) else f"{type(error).__name__}: {error}"
-    with contextlib.suppress(SQLAlchemyError):  # then the daemon sees that we have ended
-        for entry in queue.claimed(engine):
+def _put_back_after_error(engine: Engine, resume_id: int, error: Exception) -> None:
+    text = error.what if isinstance(error, KgorchError) else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(SQLAlchemyError):  # the daemon puts the row back when this process has ended
+        for entry in queue.claimed_entries(engine):
             if entry.resume.id == resume_id:
-                put_back(engine, entry.resume, us(), said)
+                put_back(engine, entry.resume, own_identity(), text)
 
 
-def _wait_on(engine: Engine, resume_id: int, why: str) -> None:
-    """No try in vain: there was no room."""
-    due_at = datetime.now(UTC) + timedelta(seconds=HELD_AGAIN_S)
+def _put_back_to_wait(engine: Engine, resume_id: int, why: str) -> None:
+    """Make the row due again soon. That counts as no failed start: the run had no fault, there was no room for it."""
+    due_at = datetime.now(UTC) + timedelta(seconds=WAIT_S)
     with contextlib.suppress(SQLAlchemyError):
-        for entry in queue.claimed(engine):
+        for entry in queue.claimed_entries(engine):
             if entry.resume.id == resume_id:
-                queue.put_back(engine, resume_id, us(), due_at=due_at, tries=entry.resume.tries, error=why)
+                failed_starts = entry.resume.failed_starts
+                queue.put_back(engine, resume_id, own_identity(), due_at=due_at, failed_starts=failed_starts, error=why)
 
 
-def _renew(engine: Engine, resume_id: int, over: threading.Event) -> None:
-    """While the state of a run is fetched and verified, which may take long, the claim holds."""
-    while not over.wait(RENEW_S):
-        with contextlib.suppress(SQLAlchemyError):
-            queue.renew(engine, resume_id, us())
+def _renew_lease(engine: Engine, resume_id: int, is_over: threading.Event) -> None:
+    """Keep the claim while the state of a run is fetched and verified, which may take longer than a lease."""
+    while not is_over.wait(RENEW_S):
+        with contextlib.suppress(SQLAlchemyError):  # locked: the lease outlasts four more renewals
+            queue.renew(engine, resume_id, own_identity())

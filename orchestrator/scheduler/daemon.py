@@ -1,11 +1,11 @@
-"""`kgorch daemon`: carries out what is due, goes on with what a kill or a reboot has cut off.
+"""`kgorch daemon`: starts the runs that are due, and resumes what a kill or a reboot has interrupted.
 
-The rows of the queue are the truth; the scheduler only wakes the loop at the next due instant. A session is a process of its own
-(`kgorch resume RUN --claimed …`), in a session of its own: when the daemon is killed sessions go on, and its successor finds
-them by what they have written down and by who lives. Several daemons may take rows of one database: each claim is one UPDATE
-(db/queue.py). The socket is the first one's.
+The rows of the queue are the truth; APScheduler only wakes the loop at the next due instant. A session is a process of its own
+(`kgorch resume RUN --claimed …`) and a session of the kernel's, too (setsid): when the daemon is killed it goes on, and the next
+daemon finds it by its row and by the identity of its process. Several daemons may start runs of one database: each claim is one
+UPDATE (db/queue.py). The first of them serves the socket.
 
-Stopping the daemon has every session saved that a daemon has begun, and leaves it due.
+A daemon that is stopped has the sessions that daemons have started saved, and leaves their runs due.
 """
 
 from __future__ import annotations
@@ -19,82 +19,77 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from db import queue, sessions
-from db.engine import files, open_url
-from db.queue import Claimant, Entry, OpenSession, Seen
-from db.records import ResumeInfo
-from orchestrator.core import scheduling as core
-from orchestrator.core.codes import Reason
-from orchestrator.core.scheduling import Machine, Waiting
-from orchestrator.errors import KgorchError, StateUnusable
-from orchestrator.hardware import gpu_locks
-from orchestrator.launch import launcher
-from orchestrator.scheduler import claimed_resume, daemon_api
-from orchestrator.scheduler.claimed_resume import BY_DAEMON
-from orchestrator.scheduler.daemon_api import Answer, Reply
-from orchestrator.system import process_identity, process_protection, sd_notify
-from orchestrator.system.clock import Clock, SystemClock
-from orchestrator.system.file_lock import FileLock
-from orchestrator.system.sockets import control_socket
-from orchestrator.system.sockets.listener import raise_descriptor_limit
+from kgorch.core import scheduling as core
+from kgorch.core.codes import Reason
+from kgorch.db import queue
+from kgorch.db.queue import ActiveSession, Claimant, Entry
+from kgorch.errors import KgorchError, StateUnusable
+from kgorch.scheduler import claimed_resume, daemon_api, daemon_status, run_selection
+from kgorch.scheduler.daemon_api import Reply
+from kgorch.scheduler.database_watch import DatabaseWatch
+from kgorch.scheduler.local_devices import LocalDevices
+from kgorch.scheduler.remote_visits import RemoteVisits
+from kgorch.scheduler.session_processes import has_supervisor, is_training
+from kgorch.scheduler.session_stop import SessionStop
+from kgorch.system import process_identity, process_protection, sd_notify
+from kgorch.system.clock import Clock, SystemClock
+from kgorch.system.file_lock import FileLock
+from kgorch.system.sockets.control_socket import Job
+from kgorch.system.sockets.listener import raise_descriptor_limit
 
-LOOK_S = 0.5
-"""How often the loop sees whether anybody has written into the database."""
+POLL_S = 0.5
+"""Seconds between two checks for a commit of another process, a dead session and a due row."""
 
-ANYWAY_S = 10.0
-"""How often it looks at all that may be, though nothing seems to have happened."""
+MAX_IDLE_S = 10.0
+"""Seconds after which the queue is looked at though nothing has changed: claims expire, and GPUs become free, without a commit."""
 
-DRIVER_AGAIN_S = 300.0
-MEND_S = 300.0
-"""How often it looks for entries that a wrong clock has made."""
+REPAIR_INTERVAL_S = 300.0
+"""Seconds between two repairs of timestamps that a wrong clock has written."""
 
-LOOK_AT = 64
-"""Due rows that are considered at once: with more, those after them would not be next anyway."""
-
-BREATH_S = 0.3
-"""How long the loop does one kind of work before it looks at signals, the watchdog and the socket again. A table of 10,000 due rows
-that cannot begin takes a quarter of an hour to go through."""
+SLICE_S = 0.3
+"""Seconds of one kind of work in a turn, before signals, the watchdog and the socket get theirs. 10,000 due rows that cannot be
+started take a quarter of an hour."""
 
 STOP_TIMEOUT_S = 600.0
-OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-"""What systemd says to us alone: a session that tells it "ready" would speak for the daemon."""
+SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+"""What systemd addresses to this process alone: a session that reports "ready" would report it for the daemon."""
 
 log = logging.getLogger("kgorch.daemon")
-Job = Callable[[], None]
-Process = tuple[int | None, int | None]
 Start = Callable[[Entry, str], "subprocess.Popen[bytes]"]
 
 
 def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
-    """A session for a claimed row; its words go into the run's folder. Raises OSError."""
+    """Start the process that resumes a claimed run; it writes to `supervisor.log` of the run's folder. Raises: OSError."""
     folder = Path(entry.folder)
     with open(folder / "supervisor.log", "ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", "resume", entry.run, "--claimed", token, "--progress", "none"],
-            start_new_session=True,
+            [sys.executable, "-m", "kgorch.cli", "resume", entry.run, "--claimed", token, "--progress", "none"],
+            start_new_session=True,  # Ctrl-C at the daemon's terminal is not for the sessions
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={name: value for name, value in os.environ.items() if name not in OURS}
+            env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
             | process_protection.child_environment(),
         )
 
 
 class Daemon:
-    """One daemon over one state folder.
+    """One daemon of one state folder.
+
+    All of it runs on the thread that calls `run` or `turn`; the socket, signals and APScheduler post jobs to it.
 
     Args:
-        at_once: sessions beside one another; None for one a GPU, or one in all.
+        at_once: most sessions at the same time; None for one a GPU, or one on a machine without GPUs.
         stop_timeout_s: how long sessions may take to save when the daemon is stopped.
+        start: starts the process for a claimed row, given the token of the claim.
     """
 
     def __init__(
@@ -107,21 +102,20 @@ class Daemon:
         clock: Clock | None = None,
         start: Start = start_session,
     ) -> None:
-        self._engine, self._home, self._at_once, self._stop_timeout_s = engine, home, at_once, stop_timeout_s
+        self._home, self._stop_timeout_s = home, stop_timeout_s
         self._clock, self._start = clock or SystemClock(), start
-        self._jobs: queues.SimpleQueue[Job] = queues.SimpleQueue()
+        self._database = DatabaseWatch(engine, home)
+        self._devices = LocalDevices(home, self._clock, at_once)
+        self._remote_visits = RemoteVisits(self._clock, SYSTEMD_VARIABLES)
+        self._jobs = queues.SimpleQueue[Job]()  # its put() is reentrant, so signal handlers may call it
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by the row that each was started for
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
-        self._us = claimed_resume.us()
-        self._supervised: list[OpenSession] = []  # at the last look
-        self._gpus: list[gpu_locks.LockableGpu] = []
-        self._driver_asked_s: float | None = None
-        self._mended_s: float | None = None
-        self._looked_s = self._fed_s = float("-inf")
+        self._identity = claimed_resume.own_identity()
+        self._live_sessions: list[ActiveSession] = []  # at the last look
+        self._repair_at_s: float | None = None
+        self._look_at_s = self._watchdog_at_s = float("-inf")
         self._next_due_at: datetime | None = None
-        self._is_poked = self._has_more = self._is_stopping = False
-        self._version: Any = None
-        self._files: tuple[tuple[int, int] | None, ...] = ()
+        self._is_look_requested = self._has_work_left = self._is_stopping = False
         self._trouble = ""
         self._api: daemon_api.Api | None = None
         self._is_second = False
@@ -131,20 +125,21 @@ class Daemon:
         self._lock = FileLock(self._home / "daemon.lock")
         raise_descriptor_limit()
         self._listen()
-        self._watch_database()
+        self._database.open()
         self._scheduler.start()
-        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reread}
-        before = {
-            number: signal.signal(number, lambda *_, do=do: self._signalled(do)) for number, do in handlers.items()
+        handlers = {signal.SIGTERM: self._request_stop, signal.SIGINT: self._request_stop, signal.SIGHUP: self._reload}
+        former = {
+            number: signal.signal(number, lambda *_, handler=handler: self._on_signal(handler))
+            for number, handler in handlers.items()
         }
         try:
-            log.info("pid %s takes what is due in %s", os.getpid(), self._home)
+            log.info("pid %s starts the due runs of %s", os.getpid(), self._home)
             sd_notify.ready()
             while not self._is_stopping:
                 self.turn()
             self._stop_sessions()
         finally:
-            for number, handler in before.items():
+            for number, handler in former.items():
                 signal.signal(number, handler)
             self._scheduler.shutdown(wait=False)
             if self._api:
@@ -152,378 +147,232 @@ class Daemon:
             self._lock.release()
         log.info("stopped")
 
+    # The loop
+
     def turn(self) -> None:
-        """Wait for something to happen, for no longer than LOOK_S; look when there may be something to do."""
-        self._do_jobs(0.0 if self._has_more else LOOK_S)
-        self._has_more = False
-        self._feed_watchdog()
+        """Wait up to POLL_S for something to happen; look at the queue if there may be something to do."""
+        self.run_jobs(0.0 if self._has_work_left else POLL_S)
+        self._has_work_left = False
+        self.feed_watchdog()
         if self._is_stopping:
             return
         if self._api:
             self._lock.refresh()
         try:
-            self._follow_the_database()
-            if self._may_find_something():
+            if self._database.reopen_if_replaced():
+                self._forget_rows()
+            if self._may_have_work():
                 self.tick()
-                self._all_is_well()
-        except (DBAPIError, OSError, StateUnusable) as error:  # locked, full, read-only: it may be so for a while
-            self._in_trouble(error)
-        except Exception:  # our own bug: one run's row must not end what takes the others'
+                self._report_recovery()
+        except (DBAPIError, OSError, StateUnusable) as error:  # locked, full, read-only: that may last for a while
+            self.report_trouble(error)
+        except Exception:  # our own bug: the row of one run must not keep all others from being started
             log.exception("a look at the queue failed")
 
-    def _do_jobs(self, timeout_s: float) -> None:
-        """What the socket has asked for, if anything comes within that time; for a breath, then it is the queue's turn."""
-        until_s = time.monotonic() + timeout_s + BREATH_S
+    def run_jobs(self, timeout_s: float) -> None:
+        """Carry out what was posted, if anything is within that time; for SLICE_S, so that a crowd at the socket stalls no run."""
+        until_s = time.monotonic() + timeout_s + SLICE_S
         while time.monotonic() < until_s:
             try:
                 self._jobs.get(timeout=timeout_s)()
             except queues.Empty:
                 return
-            except Exception:  # our own bug; who asked gets no answer, the runs get theirs
-                log.exception("what was asked could not be answered")
+            except Exception:  # our own bug: one request gets no answer, and the daemon goes on
+                log.exception("a request could not be answered")
             timeout_s = 0.0
 
-    def _signalled(self, do: Job) -> None:
-        """In the handler, and not behind all that was asked for before: each only sets a mark."""
-        do()
-        self._jobs.put(lambda: None)
+    def _on_signal(self, handler: Job) -> None:
+        """Called in the signal handler, because a job would wait behind all that was posted before: `handler` only sets flags."""
+        handler()
+        self._jobs.put(lambda: None)  # ends the wait of `run_jobs`
 
-    def _has_breath(self, until_s: float) -> bool:
-        """Whether a loop over rows may go on; else the next turn goes on where it stopped, at once."""
-        self._feed_watchdog()
+    def _may_go_on(self, until_s: float) -> bool:
+        """Whether a loop over rows may take the next one; else the next turn, which does not wait, continues with it."""
+        self.feed_watchdog()
         if time.monotonic() < until_s and not self._is_stopping:
             return True
-        self._is_poked = self._has_more = True
+        self._is_look_requested = self._has_work_left = True
         return False
 
+    def _may_have_work(self) -> bool:
+        now_s = self._clock.now_s()
+        has_ended = any(child.poll() is not None for child in self._children.values())
+        has_ended = (
+            has_ended
+            or self._remote_visits.has_ended
+            or not all(has_supervisor(session) for session in self._live_sessions)
+        )
+        is_due = self._next_due_at is not None and self._clock.utc() >= self._next_due_at
+        is_idle = now_s - self._look_at_s >= MAX_IDLE_S
+        return self._database.has_changed() or self._is_look_requested or has_ended or is_due or is_idle
+
     def tick(self) -> None:
-        """Bring what is written down and what runs together: for a breath each, and on in the next turn where more is left."""
-        now, self._looked_s, self._is_poked = self._clock.utc(), self._clock.now_s(), False
-        if self._mended_s is None or self._looked_s - self._mended_s >= MEND_S:
-            self._mended_s = self._looked_s
-            if count := queue.mend_clock(self._engine, now):
-                log.warning("%s resumes were queued by a clock that ran ahead; they are due now", count)
-        self._release(now)
-        self._take_up_what_was_lost(now)
-        until_s = time.monotonic() + BREATH_S
-        while (entry := self._next(now)) is not None:
-            self._begin(entry)
-            if not self._has_breath(until_s):
+        """Look at the queue: bring its rows and the processes that live together, SLICE_S for each kind of work."""
+        now, self._look_at_s, self._is_look_requested = self._clock.utc(), self._clock.now_s(), False
+        self._repair(now)
+        self._release_claims(now)
+        self._queue_orphans(now)
+        until_s = time.monotonic() + SLICE_S
+        while (entry := run_selection.claim_next(self._engine, self._devices, self._identity, now)) is not None:
+            self._resume(entry)
+            if not self._may_go_on(until_s):
                 break
-        self._next_due_at = queue.next_due_at(self._engine, now)
-        self._set_alarm(now)
-        if self._is_second and self._api is None:
+        dues = queue.next_due_at(self._engine, now), self._remote_visits.tick(self._engine, now)
+        self._next_due_at = min((due_at for due_at in dues if due_at), default=None)
+        self._set_alarm()
+        if self._is_second and self._api is None:  # until the first daemon has ended
             with contextlib.suppress(OSError, KgorchError):
                 self._listen()
 
-    # What is looked at
+    def _repair(self, now: datetime) -> None:
+        # Not an interval job of APScheduler: that reads the wall clock, and after it was set back would be late by as much, in
+        # just the case that this is for. And `tick` is complete without a scheduler (benchmarks/quarter.py plays three months).
+        if self._repair_at_s is None or self._look_at_s - self._repair_at_s >= REPAIR_INTERVAL_S:
+            self._repair_at_s = self._look_at_s
+            if count := queue.repair_future_timestamps(self._engine, now):
+                log.warning("%s resumes were queued by a clock that ran ahead; they are due now", count)
 
-    def _may_find_something(self) -> bool:
-        now_s = self._clock.now_s()
-        ended = any(child.poll() is not None for child in self._children.values())
-        ended = ended or not all(self._is_live(one) for one in self._supervised)
-        is_due = self._next_due_at is not None and self._clock.utc() >= self._next_due_at
-        return self._has_changed() or self._is_poked or ended or is_due or now_s - self._looked_s >= ANYWAY_S
-
-    def _has_changed(self) -> bool:
-        """Whether anybody has written into the database since; True where that cannot be told."""
-        if self._engine.dialect.name != "sqlite":
-            return True
-        try:
-            cursor = self._watcher.cursor()
-            cursor.execute("PRAGMA data_version")
-            found: Any = cursor.fetchone()
-            cursor.close()
-        except Exception:
-            return True
-        before, self._version = self._version, found
-        return bool(found != before)
-
-    def _follow_the_database(self) -> None:
-        """What a person has put in its place, or what was made anew there, is the truth from now on.
-
-        Raises: FileNotFoundError while there is none; as open_url.
-        """
-        if self._engine.dialect.name != "sqlite" or not self._files or (found := files(self._engine)) == self._files:
-            return
-        if found[0] is None:
-            raise FileNotFoundError(f"{self._engine.url.database} is gone; kgorch start PLAN makes it anew")
-        self._watcher.close()
-        self._engine.dispose()
-        self._engine = open_url(self._engine.url.render_as_string(hide_password=False), self._home)
-        self._watch_database()
-        self._children = {-1 - number: child for number, child in enumerate(self._children.values())}  # not its rows'
-        self._is_poked = True
-        log.warning("%s is another file than before: its rows count from now on", self._engine.url.database)
-
-    def _watch_database(self) -> None:
-        """By a connection that stays open: so no log is taken away under us but by a person."""
-        self._watcher = self._engine.raw_connection()
-        self._has_changed()
-        self._files = files(self._engine) if self._engine.dialect.name == "sqlite" else ()
-
-    def _machine(self, live: list[OpenSession], pending: list[ResumeInfo]) -> Machine:
-        """`pending`: claimed rows whose sessions are coming up, and hold no lock yet."""
-        self._ask_driver()
-        free, shared = gpu_locks.count_free_and_shared(self._home, self._gpus) if self._gpus else (0, 0)
-        alone = [row for row in pending if not row.share]
-        taken = sum(len(self._gpus) if row.ranks is None else row.ranks for row in alone)
-        return Machine(
-            gpus=len(self._gpus),
-            free=max(free - taken, 0),
-            shared=shared,
-            at_once=self._at_once,
-            running=sum(not one.share for one in live) + len(alone),
-            sharing=sum(one.share for one in live) + len(pending) - len(alone),
-        )
-
-    def _ask_driver(self) -> None:
-        now_s = self._clock.now_s()
-        if self._driver_asked_s is None or now_s - self._driver_asked_s >= DRIVER_AGAIN_S:
-            self._driver_asked_s, self._gpus = now_s, gpu_locks.visible_gpus()
-
-    # What is done
-
-    def _release(self, now: datetime) -> None:
-        """Claims that lead to nothing any more: of the dead, of those who hang, of a boot that is over."""
-        until_s = time.monotonic() + BREATH_S
-        for entry in queue.claimed(self._engine):
+    def _release_claims(self, now: datetime) -> None:
+        """Put back the rows whose claimant has died or hangs, or was of another boot."""
+        until_s = time.monotonic() + SLICE_S
+        for entry in queue.claimed_entries(self._engine):
             row = entry.resume
-            claimant = Claimant(row.claimed_pid or 0, row.claimed_ticks, row.claimed_boot)
+            claimant = Claimant(row.claimant_pid or 0, row.claimant_started_ticks, row.claimant_boot_id)
             child = self._children.get(row.id)
-            if child and child.poll() is not None and claimant.pid in (self._us.pid, child.pid):
-                ended = f"what was to resume it ended with {child.returncode}: see {entry.folder}/supervisor.log"
-                if claimed_resume.put_back(self._engine, row, claimant, ended):
-                    log.warning("%s: %s", entry.run, ended, extra={"run": entry.run})
+            if child and child.poll() is not None and claimant.pid in (self._identity.pid, child.pid):
+                error = f"its process ended with {child.returncode}: see {entry.folder}/supervisor.log"
+                if claimed_resume.put_back(self._engine, row, claimant, error):
+                    log.warning("%s: %s", entry.run, error, extra={"run": entry.run})
             elif not process_identity.is_alive(*claimant) or (
-                row.lease_until_at is not None and row.lease_until_at < now
+                row.lease_expires_at is not None and row.lease_expires_at < now
             ):
-                error = "who had claimed it is gone or hangs"
-                if claimed_resume.put_back(self._engine, row, claimant, error, at_once=True):
+                error = "the process that claimed it died or its lease expired"
+                # without a pause: a daemon that was killed, or a reboot, is not the run's fault
+                if claimed_resume.put_back(self._engine, row, claimant, error, immediate=True):
                     log.warning("%s is due again: %s", entry.run, error, extra={"run": entry.run})
             else:
                 continue
-            if not self._has_breath(until_s):
+            if not self._may_go_on(until_s):
                 break
         for row_id in [row_id for row_id, child in self._children.items() if child.poll() is not None]:
             del self._children[row_id]
 
-    def _take_up_what_was_lost(self, now: datetime) -> None:
-        """Sessions that nobody supervises any more: gone on with at once, which takes over what still trains."""
-        found = queue.open_sessions(self._engine)
-        self._supervised = [one for one in found if self._is_live(one)]
-        until_s = time.monotonic() + BREATH_S
-        for one in found:
-            if one.is_active and not one.waits and not self._is_live(one):
-                queue.put(self._engine, one.run_id, reason=Reason.LOST, due_at=now)
-                log.info("%s has lost its supervisor", one.run, extra={"run": one.run})
-                if not self._has_breath(until_s):
+    def _queue_orphans(self, now: datetime) -> None:
+        """Queue the runs whose supervisor has died, due now: their resume adopts what still trains."""
+        active = queue.active_sessions(self._engine)
+        self._live_sessions = [session for session in active if has_supervisor(session)]
+        until_s = time.monotonic() + SLICE_S
+        for session in active:
+            if session.is_active and not session.is_waiting and not has_supervisor(session):
+                queue.put(self._engine, session.run_id, reason=Reason.LOST, due_at=now)
+                log.info("%s has lost its supervisor", session.run, extra={"run": session.run})
+                if not self._may_go_on(until_s):
                     break
 
-    def _next(self, now: datetime) -> Entry | None:
-        """The next that fits, claimed for us."""
-        seen_session = queue.newest_session(self._engine)
-        pending = [entry.resume for entry in queue.claimed(self._engine)]
-        open_now = queue.open_sessions(self._engine)
-        live = [one for one in open_now if self._is_live(one)]
-        orphans = [one for one in open_now if one not in live and self._trains(one.run_id)]
-        entry = next((entry for one in orphans if (entry := queue.entry_of(self._engine, one.run_id, now))), None)
-        if entry is None:
-            entry = self._chosen(now, self._machine([*live, *orphans], pending))
-        if entry is None or not queue.claim(
-            self._engine, entry.resume.id, self._us, by=BY_DAEMON, seen=Seen(len(pending), seen_session)
-        ):
-            return None
-        return entry
-
-    def _chosen(self, now: datetime, machine: Machine) -> Entry | None:
-        share, alone = (core.has_room(machine, share=share) for share in (True, False))
-        if not share and not alone:
-            return None
-        found = queue.due(self._engine, now, limit=LOOK_AT, only_sharing=not alone)
-        due = {entry.resume.id: entry for entry in found if self._is_time(entry.resume, now)}
-        chosen = core.choose([_waiting(entry.resume, now) for entry in due.values()], machine)
-        return None if chosen is None else due[chosen]
-
-    def _trains(self, run_id: str) -> bool:
-        """Whether training has outlived its supervisor: it has its devices, and is taken over whatever else runs."""
-        last = sessions.last(self._engine, run_id)
-        attempt = sessions.last_attempt(self._engine, last.id) if last else None
-        return attempt is not None and launcher.is_running(Path(attempt.folder))
-
-    def _begin(self, entry: Entry) -> None:
-        if entry.resume.tries >= core.TRIES and not self._trains(entry.resume.run_id):
-            why = "as many sessions ended before they came a step further"
-            claimed_resume.put_back(self._engine, entry.resume, self._us, why)
+    def _resume(self, entry: Entry) -> None:
+        """Start the process for a row that this daemon has claimed, or put the row back."""
+        failures = entry.resume.failed_starts
+        # Training that lives is adopted however often its supervisors have failed.
+        if failures >= core.TRIES and not is_training(self._engine, entry.resume.run_id):
+            error = f"{failures} consecutive sessions ended without progress"
+            claimed_resume.put_back(self._engine, entry.resume, self._identity, error)
             return
         try:
-            child = self._start(entry, claimed_resume.token(entry.resume.id, self._us))
+            child = self._start(entry, claimed_resume.token(entry.resume.id, self._identity))
         except OSError as error:
-            claimed_resume.put_back(self._engine, entry.resume, self._us, f"it could not be started: {error}")
+            claimed_resume.put_back(
+                self._engine, entry.resume, self._identity, f"its process could not be started: {error}"
+            )
             return
         self._children[entry.resume.id] = child
-        log.info("%s goes on as pid %s: %s", entry.run, child.pid, entry.resume.why, extra={"run": entry.run})
+        log.info("%s is resumed by pid %s: %s", entry.run, child.pid, entry.resume.why, extra={"run": entry.run})
 
-    def _is_time(self, row: ResumeInfo, now: datetime) -> bool:
-        """One whose sessions end without a step, again and again, is begun ever more seldom."""
-        if row.tries < 2 or row.last_error or row.due_at is None:  # after an error `due_at` says it already
-            return True
-        return now >= row.due_at + timedelta(seconds=core.back_off_s(row.tries - 1, 0.5))
+    @property
+    def _engine(self) -> Engine:
+        return self._database.engine
 
-    def _is_live(self, one: OpenSession) -> bool:
-        return process_identity.is_alive(one.pid, one.ticks, one.boot)
+    def _forget_rows(self) -> None:
+        """The database is another file: the children go on, but rows with the same ids are not theirs."""
+        self._children = {-1 - number: child for number, child in enumerate(self._children.values())}
+        self._is_look_requested = True
+        log.warning("%s was replaced: the rows of the new file count from now on", self._engine.url.database)
 
-    # The end
+    def _set_alarm(self) -> None:
+        """Have APScheduler end the wait of the loop at the next due instant, so that no run is late by up to POLL_S.
 
-    def _stop(self) -> None:
-        self._is_stopping = True
-
-    def _stop_sessions(self) -> None:
-        """Have all that daemons have begun saved, and wait for it."""
-        sd_notify.stopping()
-        until_s = self._clock.now_s() + self._stop_timeout_s
-        asked: set[str] = set()
-        known = {_process(one) for one in self._begun_by_daemons()}
-        while True:
-            ours, left_s = self._begun_by_daemons(known), until_s - self._clock.now_s()
-            coming_up = [child for child in self._children.values() if child.poll() is None]
-            if not ours and not coming_up:
-                return
-            if left_s <= 0:
-                break
-            sd_notify.status(f"saving {len(ours)} sessions")
-            for one in ours:
-                if one.run_id not in asked:
-                    self._feed_watchdog()  # one that does not answer takes a second
-                    if self._has_suspended(one, left_s - min(10.0, left_s / 4)):
-                        asked.add(one.run_id)
-                        log.info("%s is asked to save and end", one.run, extra={"run": one.run})
-            self._feed_watchdog()
-            self._do_jobs(0.1)
-        self._kill(self._begun_by_daemons(known))
-
-    def _has_suspended(self, one: OpenSession, within_s: float) -> bool:
-        """Whether its supervisor has taken the request to save and end."""
-        try:
-            answer = control_socket.ask(Path(one.folder) / "control.sock", "suspend", within_s=within_s, timeout_s=1.0)
-        except KgorchError as error:
-            log.error("%s: %s", one.run, error.what, extra={"run": one.run})
-            return False
-        return answer is not None and answer.ok
-
-    def _begun_by_daemons(self, known: set[Process] | None = None) -> list[OpenSession]:
-        """Those that live; with `known` of those alone, and our own: what we have let go another daemon begins again."""
-        try:
-            found = queue.open_sessions(self._engine)
-        except DBAPIError as error:
-            self._in_trouble(error)
-            found = self._supervised
-        mine = {child.pid for child in self._children.values()}
-        return [
-            one
-            for one in found
-            if (one.pid in mine or (one.begun_by == BY_DAEMON and (known is None or _process(one) in known)))
-            and self._is_live(one)
-        ]
-
-    def _kill(self, late: list[OpenSession]) -> None:
-        for one in late:
-            log.error("%s has not ended in time and is killed", one.run, extra={"run": one.run})
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid or 0, signal.SIGKILL)
-            with contextlib.suppress(DBAPIError):
-                last = sessions.last(self._engine, one.run_id)
-                attempt = sessions.last_attempt(self._engine, last.id) if last else None
-                if attempt:
-                    launcher.kill(Path(attempt.folder))
-        for child in self._children.values():
-            if child.poll() is None:
-                child.kill()
-
-    # Small hands
-
-    def _listen(self) -> None:
-        """The socket is the first daemon's, and the next one's when that has ended; another takes what is due all the same."""
-        if self._lock.acquire():
-            self._api = daemon_api.Api(self._home, self._hear, post=self._jobs.put)
-        elif not self._is_second:
-            self._is_second = True
-            log.info("another daemon answers on %s/%s; this one takes what is due, too", self._home, daemon_api.SOCKET)
-
-    def _hear(self, what: str, reply: Reply) -> None:
-        match what:
-            case "ping":
-                reply({"ok": True, "pid": os.getpid()})
-            case "wake":
-                self._is_poked = True
-                reply({"ok": True})
-            case "stop":
-                self._is_stopping = True
-                reply({"ok": True, "pid": os.getpid()})
-            case "status":
-                reply(self._described())
-            case _:
-                reply({"ok": False, "error": "expected ping, status, wake or stop"})
-
-    def _described(self) -> Answer:
-        try:
-            due, waiting, next_due_at = queue.counts(self._engine, self._clock.utc())
-            live = [one.run for one in queue.open_sessions(self._engine) if self._is_live(one)]
-        except DBAPIError as error:
-            return {"ok": False, "error": str(getattr(error, "orig", error))}
-        self._ask_driver()
-        return {
-            "ok": True,
-            "pid": os.getpid(),
-            "at_once": self._at_once or max(len(self._gpus), 1),
-            "gpus": [device.visible for device in self._gpus],
-            "running": sorted(live),
-            "due": due,
-            "waiting": waiting,
-            "next_due_at": next_due_at.astimezone(UTC).isoformat() if next_due_at else None,
-            "trouble": self._trouble or None,
-        }
-
-    def _reread(self) -> None:
-        self._is_poked, self._driver_asked_s = True, None
-
-    def _feed_watchdog(self) -> None:
-        every_s, now_s = sd_notify.watchdog_interval_s(), self._clock.now_s()
-        if every_s is not None and now_s - self._fed_s >= every_s / 2:
-            self._fed_s = now_s
-            sd_notify.watchdog()
-
-    def _set_alarm(self, now: datetime) -> None:
+        Where the wall clock is set and the alarm is late, `_may_have_work` notices the due row.
+        """
         if self._next_due_at is None:
             return
         self._scheduler.add_job(
             self._jobs.put,
             "date",
             run_date=self._next_due_at,
-            args=[lambda: None],
+            args=[self._request_look],
             id="next",
             replace_existing=True,
-            misfire_grace_time=None,
+            misfire_grace_time=None,  # a late alarm is better than none
         )
 
-    def _in_trouble(self, error: Exception) -> None:
+    # Requests: signals and the socket
+
+    def _request_stop(self) -> None:
+        self._is_stopping = True
+
+    def _request_look(self) -> None:
+        self._is_look_requested = True
+
+    def _reload(self) -> None:
+        self._request_look()
+        self._devices.forget()
+
+    def _listen(self) -> None:
+        """Serve the socket, unless another daemon does: then this one starts due runs all the same, and succeeds it."""
+        if self._lock.acquire():
+            self._api = daemon_api.Api(self._home, self._answer, post=self._jobs.put)
+        elif not self._is_second:
+            self._is_second = True
+            log.info("another daemon answers on %s/%s; this one starts due runs, too", self._home, daemon_api.SOCKET)
+
+    def _answer(self, question: str, reply: Reply) -> None:
+        match question:
+            case "ping":
+                reply({"ok": True, "pid": os.getpid()})
+            case "wake":
+                self._request_look()
+                reply({"ok": True})
+            case "stop":
+                self._request_stop()
+                reply({"ok": True, "pid": os.getpid()})
+            case "status":
+                reply(daemon_status.describe(self._engine, self._devices, self._clock.utc(), self._trouble))
+            case _:
+                reply({"ok": False, "error": "expected ping, status, wake or stop"})
+
+    # The end, and what systemd hears
+
+    def _stop_sessions(self) -> None:
+        self._remote_visits.stop()
+        children = list(self._children.values())
+        SessionStop(self, self._engine, self._clock, children, self._live_sessions).run(self._stop_timeout_s)
+
+    def feed_watchdog(self) -> None:
+        """Tell systemd that the loop works, twice in the interval that it asks for."""
+        interval_s, now_s = sd_notify.watchdog_interval_s(), self._clock.now_s()
+        if interval_s is not None and now_s - self._watchdog_at_s >= interval_s / 2:
+            self._watchdog_at_s = now_s
+            sd_notify.watchdog()
+
+    def report_trouble(self, error: Exception) -> None:
+        """Log that the database cannot be used, once for each cause: the loop tries again in each turn."""
         cause = str(getattr(error, "orig", None) or error)
         if cause != self._trouble:
             self._trouble = cause
-            log.error("the queue cannot be looked at, and is again later: %s", cause)
+            log.error("the queue cannot be read; the daemon tries again: %s", cause)
             sd_notify.status(f"trouble: {cause}")
 
-    def _all_is_well(self) -> None:
+    def _report_recovery(self) -> None:
         if self._trouble:
             self._trouble = ""
-            sd_notify.status("the queue can be looked at again")
-            log.info("the queue can be looked at again")
-
-
-def _process(one: OpenSession) -> Process:
-    return one.pid, one.ticks
-
-
-def _waiting(row: ResumeInfo, now: datetime) -> Waiting:
-    waits_s = (now - row.due_at).total_seconds() if row.due_at else 0.0
-    return Waiting(row.id, row.ranks, row.share, waits_s)
+            sd_notify.status("the queue can be read again")
+            log.info("the queue can be read again")

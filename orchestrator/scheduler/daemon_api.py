@@ -1,4 +1,4 @@
-"""The daemon's socket, `$KGORCH_HOME/daemon.sock`: JSON lines, for the same user alone (0600, peer's uid).
+"""The daemon's socket, `$KGORCH_HOME/daemon.sock`: lines of JSON, for the same user only (mode 0600, and the uid of the peer).
 
 {"ask": "ping" | "status" | "wake" | "stop"}  →  {"ok": true, …}
 """
@@ -11,41 +11,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import KgorchError
-from orchestrator.protocol import transport
-from orchestrator.protocol.codec import LineBuffer, ProtocolError
-from orchestrator.protocol.transport import WrongOwner
-from orchestrator.system.sockets.control_socket import Job, run_inline, wrong_owner_error
-from orchestrator.system.sockets.line_server import LineServer, Peer
+from kgorch.errors import KgorchError
+from kgorch.protocol import transport
+from kgorch.protocol.codec import LineBuffer, ProtocolError
+from kgorch.protocol.transport import WrongOwner
+from kgorch.system.sockets.control_socket import Job, run_inline, wrong_owner_error
+from kgorch.system.sockets.line_server import LineServer, Peer
 
 SOCKET = "daemon.sock"
 LINE_BYTES = 16 << 10
+"""Longest request. A peer that sends a longer line is dropped."""
 
 Answer = dict[str, Any]
 Reply = Callable[[Answer], None]
 
 
 class Api(LineServer):
-    """Args:
-    hear: takes what is asked and a way to answer, which never waits for who asked.
-    post: has a job done, by the loop that is to hear; the default is the server's own thread.
+    """The server of the socket, on a thread of its own.
+
+    Args:
+        answer: is called with each question and with a function that sends the reply and never waits for the peer.
+        post: passes a job to the loop that is to answer; by default it is run on the server's thread.
     """
 
     def __init__(
-        self, home: Path, hear: Callable[[str, Reply], None], *, post: Callable[[Job], None] = run_inline
+        self, home: Path, answer: Callable[[str, Reply], None], *, post: Callable[[Job], None] = run_inline
     ) -> None:
-        self._hear_question, self._post = hear, post
-        super().__init__(home / SOCKET, self._take, line_bytes=LINE_BYTES)
+        self._answer, self._post = answer, post
+        super().__init__(home / SOCKET, self._on_line, line_bytes=LINE_BYTES)
 
-    def _take(self, line: bytes, peer: Peer, done: Callable[[], None]) -> None:
+    def _on_line(self, line: bytes, peer: Peer, done: Callable[[], None]) -> None:
         document = json.loads(line)
-        asked = document.get("ask") if isinstance(document, dict) else None
-        if not isinstance(asked, str):
-            raise ValueError("no question")
+        question = document.get("ask") if isinstance(document, dict) else None
+        if not isinstance(question, str):
+            raise ValueError("no question")  # drops this peer
 
         def job() -> None:
             try:
-                self._hear_question(asked, lambda answer: self.peers.send(peer, json.dumps(answer).encode() + b"\n"))
+                self._answer(question, lambda answer: self.peers.send(peer, json.dumps(answer).encode() + b"\n"))
             finally:
                 done()
 
@@ -53,7 +56,7 @@ class Api(LineServer):
 
 
 def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
-    """The daemon's answer; None where none lives, or it does not answer in time.
+    """The daemon's answer; None where no daemon runs, or where it does not answer in time.
 
     Raises: KgorchError when another user's process listens there.
     """
@@ -65,8 +68,8 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
                 connection.settimeout(left_s)
                 if not (data := connection.recv(65536)):
                     return None
-                if found := lines.feed(data):
-                    answer = json.loads(found[0])
+                if complete := lines.feed(data):
+                    answer = json.loads(complete[0])
                     return answer if isinstance(answer, dict) else None
     except WrongOwner as error:
         raise wrong_owner_error(error) from None
@@ -76,7 +79,7 @@ def ask(home: Path, what: str, *, timeout_s: float = 5.0) -> Answer | None:
 
 
 def wake(home: Path) -> bool:
-    """Have the daemon look at the queue now; False where none of ours lives. What is queued is found anyway, only later."""
+    """Have the daemon look at the queue now; False where this user has none. Without this it finds a new row only a bit later."""
     try:
         return ask(home, "wake") is not None
     except KgorchError:

@@ -1,11 +1,12 @@
-"""A second place for verified checkpoints, local or far (fsspec): `MIRROR/NAME-RUNID/STAGE/step-…`.
+"""A second place for verified checkpoints, local or remote (fsspec): `MIRROR/NAME-RUNID/STAGE/step-…`.
 
-One thread of its own makes that place like the first whenever it is woken: it asks the database what is verified and
-kept, sends what is not there, newest first, and removes what retention has dropped once the newest is there. So it does
-not matter where it was cut: it looks again and sends the rest. Nobody waits for it but the end of a session, for a while.
+A thread of its own compares that place with the database whenever it is woken: it copies the verified checkpoints that are
+missing there, newest first, and removes those that retention has deleted, once the newest is copied. There is no queue of copies,
+so a failure, a restart or a kill loses nothing: the next comparison sends the rest. Only the end of a session waits for it, END_S
+at most.
 
-A folder is whole once it has a manifest, which comes last. Until then it holds a copy of the manifest under another name,
-so that what an older checkpoint of the same step has left there is not taken for a part of this one.
+A folder is complete once it has a manifest, which is written last. Until then it holds a copy of the manifest under another name,
+so that files of an older checkpoint of the same step are not taken for files of this one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,34 +22,35 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import Engine
 
-from db import checkpoints as rows
-from db.records import CheckpointInfo, RunInfo
-from orchestrator.checkpoint.folder import CHUNK_BYTES, read_checkpoint
-from orchestrator.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
-from orchestrator.core.backoff import Backoff
-from orchestrator.core.codes import CheckpointState, EventKind
-from orchestrator.errors import CheckpointBroken, PlanError, nearest
-from orchestrator.plan import Plan
-from orchestrator.system import files, redaction
+from kgorch.checkpoint.folder import CHUNK_BYTES, read_checkpoint
+from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
+from kgorch.core.backoff import Backoff
+from kgorch.core.codes import CheckpointState, EventKind, Note
+from kgorch.db import checkpoints as rows
+from kgorch.db.rows import CheckpointInfo, RunInfo
+from kgorch.errors import CheckpointBroken, PlanError, nearest
+from kgorch.plan import Plan
+from kgorch.system import files, redaction
 
 RETRIES = Backoff(first_s=5.0, longest_s=600.0)
 END_S = 60.0
-"""What a mirror gets at most at a session's end."""
+"""Seconds that the end of a session waits for the mirror at most."""
 
 UNDER_WAY = MANIFEST_NAME + ".part"
+"""Name of the manifest's copy in a folder that is not complete."""
 
 
 def check(plan: Plan) -> None:
-    """See that fsspec can speak to the plan's mirror; nothing is connected.
+    """Check that fsspec supports the URL of the plan's mirror; nothing is connected.
 
-    Raises: PlanError naming the package to install.
+    Raises: PlanError naming the protocol that is unknown or the package to install.
     """
     if plan.checkpoint.mirror is None:
         return
     from fsspec.registry import get_filesystem_class, known_implementations
     from fsspec.utils import get_protocol
 
-    for part in plan.checkpoint.mirror.split("::"):
+    for part in plan.checkpoint.mirror.split("::"):  # fsspec's chained URLs, each part with a protocol of its own
         protocol = get_protocol(part)
         try:
             get_filesystem_class(protocol)
@@ -67,125 +68,139 @@ def check(plan: Plan) -> None:
             ) from None
 
 
-def of(engine: Engine, run: RunInfo, plan: Plan) -> Mirror | None:
-    """The mirror that a plan names, at work already."""
-    part = plan.checkpoint
-    return Mirror(engine, run, part.mirror, part.mirror_options) if part.mirror else None
+def of(engine: Engine, run: RunInfo, plan: Plan, note: Note) -> Mirror | None:
+    """The mirror of a run, started; None without one in the plan."""
+    section = plan.checkpoint
+    return Mirror(engine, run, section.mirror, section.mirror_options, note) if section.mirror else None
 
 
 class Mirror:
-    """Attributes:
-    notes: for the journal: `mirroring` (there is one), `mirrored`, `mirror_failed` (once a cause), with their facts.
+    """Copies the verified checkpoints of a run to another place, in a thread of its own.
+
+    Args:
+        url: of the place, or a path that is relative to the run's folder.
+        options: fsspec's, for the protocol of the URL; they may hold credentials.
+        note: takes entries for the journal from any thread: `mirroring` at the start, `mirrored`, `mirror_failed` once a cause.
     """
 
-    def __init__(self, engine: Engine, run: RunInfo, url: str, options: dict[str, Any]) -> None:
-        self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+    def __init__(self, engine: Engine, run: RunInfo, url: str, options: dict[str, Any], note: Note) -> None:
+        self._enter = note
         self._engine, self._run, self._options = engine, run, options
         credentials = (*redaction.url_credentials(url), *_texts(options))
+        # shorter values, as those of flags among the options, would mask parts of words
         self._secrets = {text for text in credentials if len(text) > 3}
         self._url = url if "://" in url else str(Path(run.workdir, url))
         self._guard, self._stopping = threading.Condition(), threading.Event()
-        self._asked = self._done = 0
-        self._hurried, self._has_news = False, True
-        self._cause: Any = None
-        self._holds = ""  # the newest that is known to be whole there
+        self._wakes = self._handled_wakes = 0
+        self._is_hurried, self._has_news = False, True
+        self._cause: Any = None  # of the newest failure
+        self._newest = ""  # stage and step of the newest checkpoint that is complete there
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._note(EventKind.MIRRORING, to=redaction.without_credentials(self._url))
         self._thread.start()
         self.wake()
 
     def wake(self, *, now: bool = False) -> None:
-        """There may be something to send. `now`: also when it failed lately and would be tried later."""
+        """There may be something to copy.
+
+        Args:
+            now: also end the pause after a failure.
+        """
         with self._guard:
-            self._asked, self._hurried = self._asked + 1, self._hurried or now
+            self._wakes, self._is_hurried = self._wakes + 1, self._is_hurried or now
             self._guard.notify()
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has yet to do what it was last woken for."""
-        return self._done < self._asked
+        """Whether it has not handled the newest call of `wake` yet."""
+        return self._handled_wakes < self._wakes
 
     def stop(self) -> None:
-        """Where it is; what hangs in a far place is left behind."""
+        """End the thread. A call that hangs is abandoned after a second: it must not delay the supervisor's end."""
         self._stopping.set()
         self.wake(now=True)
         self._thread.join(timeout=1.0)
 
     def _work(self) -> None:
         failures = 0
-        while asked := self._next(RETRIES.after(failures)):
+        while wakes := self._next(RETRIES.after(failures)):
             try:
-                self._make_alike(asked)
+                self._synchronize(wakes)
                 self._cause, failures = None, 0
             except _Stopped:
                 return
-            except Exception as error:  # whatever a far place, its library or the disk says
+            except Exception as error:  # each fsspec library raises its own
                 failures += 1
-                self._failed(error)
-            self._done = asked
+                self._record_failure(error)
+            self._handled_wakes = wakes
 
     def _next(self, pause_s: float) -> int:
-        """Wait until it is woken or, after a failure, for a pause. How often it was woken by then; 0 to end."""
+        """Wait for a wake, or after a failure for the pause. Returns how many wakes there were until now; 0 to end."""
         with self._guard:
             if pause_s:
-                self._guard.wait_for(lambda: self._hurried, timeout=pause_s)
+                self._guard.wait_for(lambda: self._is_hurried, timeout=pause_s)
             else:
-                self._guard.wait_for(lambda: self._asked > self._done)
-            self._hurried = False
-            return 0 if self._stopping.is_set() else self._asked
+                self._guard.wait_for(lambda: self._wakes > self._handled_wakes)
+            self._is_hurried = False
+            return 0 if self._stopping.is_set() else self._wakes
 
-    def _make_alike(self, asked: int) -> None:
+    def _synchronize(self, wakes: int) -> None:
+        """Copy what is missing and remove what retention has deleted; ends early when it is woken again after `wakes`."""
         verified = rows.of_run(self._engine, self._run.id, CheckpointState.VERIFIED)
-        kept = {_name(row): row for row in verified if Path(row.path).is_dir()}
-        place = _Place(self._url, self._options, f"{self._run.name}-{self._run.id}", self._stopping)
-        for number, (name, row) in enumerate(reversed(kept.items())):
+        on_disk = {_name(row): row for row in verified if Path(row.path).is_dir()}
+        place = _RemoteFolder(self._url, self._options, f"{self._run.name}-{self._run.id}", self._stopping)
+        for index, (name, row) in enumerate(reversed(on_disk.items())):
             try:
-                self._send(place, name, row, is_newest=number == 0)
+                self._send(place, name, row, is_newest=index == 0)
             except (FileNotFoundError, CheckpointBroken):
                 if Path(row.path).is_dir():
                     raise
-                continue  # dropped meanwhile
-            if number == 0:
-                place.remove(self._dropped(place.names({row.stage for row in verified}) - kept.keys()))
-            if self._asked > asked:
-                return  # a newer one goes first
+                continue  # retention has deleted it meanwhile
+            if index == 0:
+                # not before: until the newest is there, an older one may be all that the mirror has
+                place.remove(self._deleted_by_retention(place.names({row.stage for row in verified}) - on_disk.keys()))
+            if self._wakes > wakes:
+                return  # there may be a newer checkpoint, which goes first
 
-    def _dropped(self, names: set[str]) -> set[str]:
-        """Which of these our own retention has let go: a long run has thousands of such rows, a mirror a few folders."""
-        steps = {
-            int(found[0].split("-")[1]) for name in names if (found := FOLDER_PATTERN.fullmatch(name.partition("/")[2]))
-        }
-        return names & {_name(row) for row in rows.dropped(self._engine, self._run.id, steps)}
+    def _deleted_by_retention(self, names: set[str]) -> set[str]:
+        """Those of these folders whose checkpoints retention has deleted. Others there are not ours to remove.
 
-    def _send(self, place: _Place, name: str, row: CheckpointInfo, *, is_newest: bool) -> None:
-        began_s, sent = time.monotonic(), place.take(Path(row.path), name)
+        The database is asked for the steps of these folders: a long run has thousands of such rows, a mirror a few folders.
+        """
+        matches = (FOLDER_PATTERN.fullmatch(name.partition("/")[2]) for name in names)
+        steps = {int(match[0].split("-")[1]) for match in matches if match}
+        return names & {_name(row) for row in rows.dropped_at_steps(self._engine, self._run.id, steps)}
+
+    def _send(self, place: _RemoteFolder, name: str, row: CheckpointInfo, *, is_newest: bool) -> None:
+        began_s, sent_bytes = time.monotonic(), place.upload(Path(row.path), name)
         if is_newest:
-            self._holds = f"{row.stage} {row.step}"
-        if sent or self._has_news:
+            self._newest = f"{row.stage} {row.step}"
+        # also where nothing was missing: at the start, and after a failure, the journal says that all is well
+        if sent_bytes or self._has_news:
             took_s = round(time.monotonic() - began_s, 3)
-            self._note(EventKind.MIRRORED, stage=row.stage, step=row.step, bytes=sent, took_s=took_s)
+            self._note(EventKind.MIRRORED, stage=row.stage, step=row.step, bytes=sent_bytes, took_s=took_s)
             self._has_news = False
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         why = redaction.replace_values(f"{type(error).__name__}: {error}", self._secrets, mask="…")
-        cause = (type(error), getattr(error, "errno", None) or why)
+        cause = (
+            type(error),
+            getattr(error, "errno", None) or why,
+        )  # by errno: the text may name another file each time
         if cause != self._cause:
             self._note(EventKind.MIRROR_FAILED, why=why[:500])
             self._cause, self._has_news = cause, True
 
     def _note(self, kind: str, **facts: Any) -> None:
-        self.notes.put((kind, facts | {"holds": self._holds}))
+        self._enter(kind, facts | {"holds": self._newest})
 
 
 class _Stopped(Exception):
-    pass
+    """The mirror was stopped in the middle of a file."""
 
 
-class _Place:
-    """The run's folder in a mirror.
-
-    Raises, everywhere: whatever its library does; OSError for a local one.
-    """
+class _RemoteFolder:
+    """The run's folder in a mirror. All methods raise the errors of fsspec's library; OSError for a local folder."""
 
     def __init__(self, url: str, options: dict[str, Any], name: str, stopping: threading.Event) -> None:
         from fsspec.core import url_to_fs
@@ -193,50 +208,54 @@ class _Place:
 
         self._fs, root = url_to_fs(url, **options)
         self._is_local, self._stopping = isinstance(self._fs, LocalFileSystem), stopping
-        if self._is_local and not Path(root).is_dir():  # not mounted, perhaps: making it would fill the wrong disk
+        # a missing folder may be one that is not mounted: making it would fill the wrong disk
+        if self._is_local and not Path(root).is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such folder to mirror into", root)
-        self._fs.invalidate_cache()
+        self._fs.invalidate_cache()  # fsspec shares instances, with listings of an earlier look
         self._root = f"{root.rstrip('/')}/{name}"
 
-    def take(self, folder: Path, name: str) -> int:
-        """Have the checkpoint whole. Returns the bytes sent: 0 when it was there."""
-        described, content, there = (
-            read_checkpoint(folder),
-            (folder / MANIFEST_NAME).read_bytes(),
-            f"{self._root}/{name}",
-        )
-        if self._read(f"{there}/{MANIFEST_NAME}") == content:
+    def upload(self, folder: Path, name: str) -> int:
+        """Make the copy of a checkpoint complete.
+
+        Returns: bytes sent; 0 if it was complete.
+        Raises: CheckpointBroken, FileNotFoundError for the checkpoint itself; _Stopped.
+        """
+        manifest, content = read_checkpoint(folder), (folder / MANIFEST_NAME).read_bytes()
+        copy = f"{self._root}/{name}"
+        if self._read(f"{copy}/{MANIFEST_NAME}") == content:
             return 0
-        if self._read(f"{there}/{UNDER_WAY}") != content:
-            self._drop(there)
-            self._fs.makedirs(there, exist_ok=True)
-            self._write(io.BytesIO(content), f"{there}/{UNDER_WAY}")
-        present, sent = self._sizes(there), len(content)
-        for file, entry in described.files.items():
+        # files of the right size are not sent again, but only those of this very checkpoint
+        if self._read(f"{copy}/{UNDER_WAY}") != content:
+            self._delete(copy)
+            self._fs.makedirs(copy, exist_ok=True)
+            self._write(io.BytesIO(content), f"{copy}/{UNDER_WAY}")
+        present, sent_bytes = self._sizes(copy), len(content)
+        for file, entry in manifest.files.items():
             if present.get(file) != entry.bytes:
                 with open(folder / file, "rb") as source:
-                    self._write(source, f"{there}/{file}")
-                sent += entry.bytes
-        self._write(io.BytesIO(content), f"{there}/{MANIFEST_NAME}")
-        self._fs.rm_file(f"{there}/{UNDER_WAY}")
-        return sent
+                    self._write(source, f"{copy}/{file}")
+                sent_bytes += entry.bytes
+        self._write(io.BytesIO(content), f"{copy}/{MANIFEST_NAME}")
+        self._fs.rm_file(f"{copy}/{UNDER_WAY}")
+        return sent_bytes
 
     def names(self, stages: Iterable[str]) -> set[str]:
-        """What lies there of these stages."""
-        return {f"{stage}/{found}" for stage in stages for found in self._sizes(f"{self._root}/{stage}")}
+        """The entries of these stages' folders, as STAGE/FOLDER."""
+        return {f"{stage}/{name}" for stage in stages for name in self._sizes(f"{self._root}/{stage}")}
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
-            self._drop(f"{self._root}/{name}")
+            self._delete(f"{self._root}/{name}")
 
-    def _drop(self, there: str) -> None:
-        """The manifest first: cut here, what is left is no checkpoint."""
+    def _delete(self, path: str) -> None:
+        """Delete a folder, its manifest first: if this is interrupted, what remains is no checkpoint."""
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(f"{there}/{MANIFEST_NAME}")
+            self._fs.rm_file(f"{path}/{MANIFEST_NAME}")
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(there, recursive=True)
+            self._fs.rm(path, recursive=True)
 
     def _read(self, path: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
         try:
             content: bytes = self._fs.cat_file(path)
         except FileNotFoundError:
@@ -244,14 +263,15 @@ class _Place:
         return content
 
     def _sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of each entry of a folder by its name; none if there is no such folder."""
         try:
             return {entry["name"].rpartition("/")[2]: entry["size"] for entry in self._fs.ls(folder, detail=True)}
         except FileNotFoundError:
             return {}
 
     def _write(self, source: BinaryIO, path: str) -> None:
-        """Write in pieces, so that it can be stopped. On a local disk the file has its name only once it is durable."""
-        # not ".part", which is the name that a manifest under way has here
+        """Write a file. On a local disk it gets its name only once it is durable. Raises: _Stopped."""
+        # In pieces, because fsspec's put_file cannot be stopped at the wall. Not ".part", which ends UNDER_WAY.
         local = files.replacement(Path(path), suffix=".tmp", durable=True, sync_parent=True) if self._is_local else None
         with local or self._fs.open(path, "wb") as sink:
             while piece := source.read(CHUNK_BYTES):
@@ -265,7 +285,7 @@ def _name(row: CheckpointInfo) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text below a value, whatever it is for."""
+    """Every value of nested options as text: which of them are secret depends on the protocol."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _texts(item)

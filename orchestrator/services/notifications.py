@@ -1,102 +1,70 @@
-"""Notices to people: a command, a webhook, whatever Apprise can reach; told and forgotten, nobody waits for them.
+"""Notifications of the user: by a command, a webhook, or a service that Apprise supports. Training never waits for them.
 
-Each target has a thread of its own with a bounded queue, so one that hangs holds up neither the loop nor the others. What
-does not arrive is tried again a bounded number of times. A session's end gives them a moment (Notices.is_busy), no more.
+Each target has a bounded queue and a thread of its own, so that a target that hangs delays neither the supervisor's loop nor the
+other targets. A notice that is not delivered is tried again a bounded number of times. The end of a session waits END_S at most.
 
-A target's URL, command and environment may hold secrets. Nothing of them is ever told: a target goes by its scheme, and
-by its host where the host is none (system/redaction.py); of an error its kind is told, not its text, which may quote a URL.
+No message, error or journal entry holds a secret. A target's URL, command and environment may hold one, so a target is named by
+its scheme, and by its host where the host is no secret (system/redaction.py). Of an error the kind is reported and not the text,
+which may quote the URL. The targets themselves: services/notification_targets.py; the format: docs/notices.md.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import http.client
-import json
-import logging
 import math
 import os
-import queue
 import random
-import re
-import signal
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple
 
-from orchestrator.core.backoff import Backoff
-from orchestrator.core.codes import EventKind, NoticeKind
-from orchestrator.core.notification_policy import Notice, Sieve, to_give_up
-from orchestrator.errors import PlanError
-from orchestrator.plan import NotifySection
-from orchestrator.protocol.values import escape_surrogates
-from orchestrator.system import process_protection
-from orchestrator.system.clock import boottime_s
-from orchestrator.system.redaction import public_form
+from kgorch.core.backoff import Backoff
+from kgorch.core.codes import EventKind, Note, NoticeKind
+from kgorch.core.session.notification_policy import Notice, NoticeFilter, index_to_drop
+from kgorch.errors import PlanError
+from kgorch.plan import NotifySection
+from kgorch.protocol.values import escape_surrogates
+from kgorch.services.notification_targets import VARIABLE, NotDelivered, Target, check_url, targets_of
+from kgorch.system.clock import boottime_s
 
 TRIES = 5
-AGAIN_S = 1.0
-"""Before the second try, give or take half of it; twice as long before each later one."""
+"""Deliveries of one notice to one target before it is given up."""
 
-REPLY_S = 10.0
-COMMAND_S = 30.0
+FIRST_RETRY_S = 1.0
+"""Seconds before the second try, give or take half of it; twice as long before each later one."""
+
 END_S = 10.0
-"""What notices get at most at a session's end."""
+"""Seconds that the end of a session waits for notices at most."""
+
+QUEUE_LENGTH = 32
+"""Notices that wait for one target. Of more than these the least important one is dropped (`index_to_drop`)."""
 
 LATE = "the session was over before it arrived"
 
-ROOM = 32
-"""Notices that wait for a target."""
 
-AGAIN_LATER = (408, 425, 429)
-"""HTTP's refusals that time heals; any other 4xx is ours, and would come again."""
+class Delivery(NamedTuple):
+    """How one notice to one target went.
 
-WORD = 16 * 1024
-"""Characters of a text that a command is told in its words; the whole comes on its standard input."""
-
-VARIABLE = re.compile(r"\$\{(\w+)\}")
-
-
-class NotDelivered(Exception):
-    """Why a notice has not arrived, without a secret; `again`: whether it may when tried again."""
-
-    def __init__(self, why: str, *, again: bool = True) -> None:
-        super().__init__(why)
-        self.why, self.again = why, again
-
-
-class Outcome(NamedTuple):
-    """`why` one has not arrived; None for one that has."""
+    Attributes:
+        target: its label.
+        why: why the notice has not arrived; None if it has.
+        took_s: seconds.
+    """
 
     target: str
     why: str | None
     took_s: float
 
 
-class Target(Protocol):
-    shown: str
+def check(section: NotifySection, environ: Mapping[str, str] = os.environ) -> None:
+    """Check that every target can be used; nothing is sent.
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Raises: NotDelivered."""
-
-    def cancel(self) -> None:
-        """End what is being sent, as far as that can be."""
-
-
-def check(part: NotifySection, environ: Mapping[str, str] = os.environ) -> None:
-    """See that every target could be told something; nothing is sent.
-
-    Raises: PlanError naming the variable that is not set, or the package to install.
+    Raises: PlanError naming the variable that is not set, the package to install, or the URL that is not valid.
     """
-    texts = {f"notify.urls[{place}]": url for place, url in enumerate(part.urls)}
-    texts |= {f"notify.command[{place}]": word for place, word in enumerate(part.command)}
+    texts = {f"notify.urls[{index}]": url for index, url in enumerate(section.urls)}
+    texts |= {f"notify.command[{index}]": word for index, word in enumerate(section.command)}
     for key, text in texts.items():
         for name in VARIABLE.findall(text):
             if not environ.get(name):
@@ -104,88 +72,67 @@ def check(part: NotifySection, environ: Mapping[str, str] = os.environ) -> None:
                     f"{key}: the environment has no {name}",
                     next_step=f"set it: export {name}=…, or a secret of the platform",
                 )
-    for place, url in enumerate(part.urls):
-        _check_url(f"notify.urls[{place}]", url, environ)
+    for index, url in enumerate(section.urls):
+        check_url(f"notify.urls[{index}]", url, environ)
 
 
-def _check_url(key: str, url: str, environ: Mapping[str, str]) -> None:
-    told = _filled(url, environ)
-    if _is_http(told):
-        try:
-            fits = bool(urlsplit(told).hostname) and not re.search(r"\s", told)
-        except ValueError:
-            fits = False
-        if not fits:
-            raise PlanError(f"{key}: expected https://HOST/…; found {public_form(url)}")
-        return
-    try:
-        import apprise
-    except ImportError:
-        raise PlanError(
-            f"{key}: {public_form(url)} needs Apprise; without it there are http:// and https:// webhooks",
-            next_step="pip install 'kgorch[notify]'",
-        ) from None
-    _be_silent()
-    if apprise.Apprise.instantiate(told, suppress_exceptions=True) is None:
-        raise PlanError(
-            f"{key}: Apprise cannot make anything of this {public_form(url)} URL",
-            next_step="its wiki tells the form of each service's URL",
-        )
+class Notifier:
+    """Sends the notices of one run to the targets of its plan. `tell` never waits and never raises.
 
-
-class Notices:
-    """Of one run: tells the targets of its plan. Independent of who has something to tell; `tell` never waits or raises.
-
-    Attributes:
-        notes: for the journal: `notices_failed` (each time that other targets fail, or otherwise, than before),
-            `notices_arrive` (once none does), `notices_dropped`.
+    Args:
+        run: its name, which the messages show.
+        workdir: folder that a command runs in.
+        note: takes entries for the journal from any thread: `notices_failed` (whenever the failing targets or their causes have
+            changed), `notices_arrive` (when the last one delivers again), `notices_dropped`.
+        environ: from which `${NAME}` is replaced; this process's by default.
     """
 
     def __init__(
-        self,
-        part: NotifySection,
-        run: str,
-        workdir: Path,
-        environ: Mapping[str, str] | None = None,
-        *,
-        tries: int = TRIES,
+        self, section: NotifySection, run: str, workdir: Path, note: Note, environ: Mapping[str, str] | None = None
     ) -> None:
-        self.notes: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        self._run, self._sieve = run, Sieve([NoticeKind(kind) for kind in part.on])
-        self._failing: dict[str, str] = {}
+        self._note = note
+        self._run, self._filter = run, NoticeFilter([NoticeKind(kind) for kind in section.on])
+        self._failing: dict[str, str] = {}  # why, by the target's label
         self._guard = threading.Lock()
         environ = dict(os.environ if environ is None else environ)
-        self._posts = [
-            _Post(target, tries, self._outcome, self._dropped) for target in _targets(part, workdir, environ)
+        self._senders = [
+            _Sender(target, self._record, self._record_drop) for target in targets_of(section, workdir, environ)
         ]
 
     def tell(self, notice: Notice, **facts: Any) -> None:
-        """Have it sent to every target; `facts` as in docs/notices.md."""
-        if self._posts and (passed := self._sieve.lets_through(notice, boottime_s())):
-            message = _message(passed[0], self._run, notice, facts | {"unsaid": passed[1]})
-            for post in self._posts:
-                post.take(message)
+        """Queue a notice for every target, unless the plan or the limit of its kind suppresses it.
 
-    def now(self) -> None:
-        """The session ends: what would be tried again later is tried now, and then in quick succession."""
-        for post in self._posts:
-            post.hurry()
+        Args:
+            facts: further fields of the message (docs/notices.md).
+        """
+        if self._senders and (accepted := self._filter.accept(notice, boottime_s())):
+            kind, suppressed = accepted
+            message = _message(kind, self._run, notice, facts | {"unsaid": suppressed})
+            for sender in self._senders:
+                sender.enqueue(message)
+
+    def hurry(self) -> None:
+        """The session ends: retry at once what waits for a later try, and pause FIRST_RETRY_S at most from here on."""
+        for sender in self._senders:
+            sender.hurry()
 
     @property
     def is_busy(self) -> bool:
-        """Whether something has yet to arrive or be given up."""
-        return any(post.is_busy for post in self._posts)
+        """Whether a notice is neither delivered nor given up yet."""
+        return any(sender.is_busy for sender in self._senders)
 
     def stop(self) -> None:
-        """Where it is; what has not arrived does not any more, and that is noted."""
-        for post in self._posts:
-            post.stop()
-        for post in self._posts:
-            post.join(1.0)
-            if (kind := post.unsent) is not None:
-                self._outcome(post.shown, kind, LATE)
+        """Cancel all deliveries, and record the targets that have not got everything."""
+        # all are stopped before the first is waited for, so that they end at the same time
+        for sender in self._senders:
+            sender.stop()
+        for sender in self._senders:
+            sender.join(1.0)
+            if (kind := sender.oldest_undelivered) is not None:
+                self._record(sender.label, kind, LATE)
 
-    def _outcome(self, target: str, event: str, why: str | None) -> None:
+    def _record(self, target: str, event: str, why: str | None) -> None:
+        """Take down a delivery, or why it failed. Only a change is recorded: a dead server would fill the journal."""
         with self._guard:
             before = dict(self._failing)
             if why is None:
@@ -194,89 +141,79 @@ class Notices:
                 self._failing[target] = why
             if self._failing != before:
                 kind = EventKind.NOTICES_FAILED if self._failing else EventKind.NOTICES_ARRIVE
-                self.notes.put((kind, {"event": event, "failing": dict(self._failing)}))
+                self._note(kind, {"event": event, "failing": dict(self._failing)})
 
-    def _dropped(self, target: str, kind: str) -> None:
-        self.notes.put((EventKind.NOTICES_DROPPED, {"target": target, "event": kind}))
+    def _record_drop(self, target: str, event: str) -> None:
+        self._note(EventKind.NOTICES_DROPPED, {"target": target, "event": event})
 
 
-def test(part: NotifySection, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Outcome]:
-    """Tell each target once that this is a test, one after the other, and how that went."""
-    found = []
+def test(section: NotifySection, run: str, workdir: Path, environ: Mapping[str, str] = os.environ) -> list[Delivery]:
+    """Send a test notice to each target once, one after the other."""
+    deliveries = []
     notice = Notice((NoticeKind.TEST,), "a test: what you read here has arrived")
-    for target in _targets(part, workdir, dict(environ)):
+    for target in targets_of(section, workdir, dict(environ)):
         began_s, why = time.monotonic(), None
         try:
             target.send(_message(NoticeKind.TEST, run, notice, {}))
         except NotDelivered as error:
             why = error.why
-        except Exception as error:  # as in _Post: its text may hold the URL
+        except Exception as error:  # as in _Sender: its text may hold the URL
             why = type(error).__name__
-        found.append(Outcome(target.shown, why, time.monotonic() - began_s))
-    return found
+        deliveries.append(Delivery(target.label, why, time.monotonic() - began_s))
+    return deliveries
 
 
 def _message(kind: str, run: str, notice: Notice, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a webhook and a command's standard input get (docs/notices.md)."""
-    known: dict[str, Any] = {"session": None, "stage": "", "step": None, "why": "", "metrics": {}, "unsaid": 0}
-    told = known | dict(facts) | dict(notice.facts)
-    told["metrics"] = {name: value if math.isfinite(value) else None for name, value in told["metrics"].items()}
-    where = f" at step {told['step']}" if told["step"] else ""
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items() if value is not None)
+    """The message that a webhook and a command's standard input get (docs/notices.md)."""
+    defaults: dict[str, Any] = {"session": None, "stage": "", "step": None, "why": "", "metrics": {}, "unsaid": 0}
+    fields = defaults | dict(facts) | dict(notice.facts)
+    # JSON has neither NaN nor infinity
+    fields["metrics"] = {name: value if math.isfinite(value) else None for name, value in fields["metrics"].items()}
+    where = f" at step {fields['step']}" if fields["step"] else ""
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in fields["metrics"].items() if value is not None)
     return {
         "event": kind,
         "run": run,
         "title": f"kgorch: {run} {kind}{where}",
         "text": escape_surrogates(notice.text) + (f" ({metrics})" if metrics else ""),
         "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        **{name: escape_surrogates(value) if isinstance(value, str) else value for name, value in told.items()},
+        **{name: escape_surrogates(value) if isinstance(value, str) else value for name, value in fields.items()},
     }
 
 
-def _targets(part: NotifySection, workdir: Path, environ: Mapping[str, str]) -> list[Target]:
-    found: list[Target] = [_Command(part.command, workdir, environ)] if part.command else []
-    for url in part.urls:
-        told = _filled(url, environ)
-        found.append(_Webhook(told, public_form(url)) if _is_http(told) else _Apprise(told, public_form(url)))
-    names = [target.shown for target in found]
-    for place, target in enumerate(found):
-        if names.count(target.shown) > 1:
-            target.shown += f" ({names[: place + 1].count(names[place])})"
-    return found
+class _Sender:
+    """Delivers notices to one target, in order: a queue, a thread, and retries with back-off.
 
+    Args:
+        record: called with the target's label, the notice's kind, and why it was not delivered (None if it was).
+        record_drop: called with label and kind of a notice that the full queue has dropped.
+    """
 
-def _filled(text: str, environ: Mapping[str, str]) -> str:
-    """A variable that is gone since the start stays as it is: the target then fails by itself."""
-    return VARIABLE.sub(lambda found: environ.get(found[1]) or found[0], text)
-
-
-def _is_http(url: str) -> bool:
-    return url.lower().startswith(("http://", "https://"))
-
-
-class _Post:
-    """The way to one target: a queue, a thread, and patience."""
-
-    def __init__(self, target: Target, tries: int, outcome: Any, dropped: Any) -> None:
-        self._target, self._tries, self._outcome, self._dropped = target, tries, outcome, dropped
+    def __init__(
+        self, target: Target, record: Callable[[str, str, str | None], None], record_drop: Callable[[str, str], None]
+    ) -> None:
+        self._target, self._record, self._record_drop = target, record, record_drop
         self._guard = threading.Condition()
         self._waiting: list[Mapping[str, Any]] = []
         self._sending: Mapping[str, Any] | None = None
-        self._stopping = self._ending = False
+        self._is_stopping = self._is_hurried = False
+        # a daemon thread: a target that hangs must not keep the process alive
         self._thread = threading.Thread(target=self._work, name="notices", daemon=True)
         self._thread.start()
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def enqueue(self, message: Mapping[str, Any]) -> None:
         with self._guard:
             self._waiting.append(message)
-            if len(self._waiting) > ROOM:
-                gone = self._waiting.pop(to_give_up([item["event"] for item in self._waiting]))
-                self._dropped(self._target.shown, gone["event"])
+            if len(self._waiting) > QUEUE_LENGTH:
+                kinds = [item["event"] for item in self._waiting]
+                index = index_to_drop(kinds)
+                del self._waiting[index]
+                self._record_drop(self._target.label, kinds[index])
             self._guard.notify()
 
     def hurry(self) -> None:
         with self._guard:
-            self._ending = True
+            self._is_hurried = True
             self._guard.notify()
 
     @property
@@ -285,19 +222,19 @@ class _Post:
             return bool(self._waiting) or self._sending is not None
 
     @property
-    def unsent(self) -> str | None:
-        """The kind of the oldest that has not arrived; None for none."""
+    def oldest_undelivered(self) -> str | None:
+        """The kind of the oldest notice that is not delivered; None for none."""
         with self._guard:
-            left = self._waiting if self._sending is None else [self._sending]
-            return left[0]["event"] if left else None
+            undelivered = self._waiting if self._sending is None else [self._sending]
+            return undelivered[0]["event"] if undelivered else None
 
     @property
-    def shown(self) -> str:
-        return self._target.shown
+    def label(self) -> str:
+        return self._target.label
 
     def stop(self) -> None:
         with self._guard:
-            self._stopping = True
+            self._is_stopping = True
             self._guard.notify()
         self._target.cancel()
 
@@ -307,183 +244,41 @@ class _Post:
     def _work(self) -> None:
         while (message := self._next()) is not None:
             why = self._deliver(message)
-            if why is None or not self._stopping:
-                self._outcome(self._target.shown, message["event"], why)
+            # the error of a delivery that `stop` has cancelled is our doing; Notifier.stop records it as late
+            if why is None or not self._is_stopping:
+                self._record(self._target.label, message["event"], why)
             with self._guard:
-                self._sending = message if why is not None and self._stopping else None
+                self._sending = message if why is not None and self._is_stopping else None
 
     def _next(self) -> Mapping[str, Any] | None:
         with self._guard:
-            self._guard.wait_for(lambda: self._waiting or self._stopping)
-            if self._stopping:
+            self._guard.wait_for(lambda: self._waiting or self._is_stopping)
+            if self._is_stopping:
                 return None
             self._sending = self._waiting.pop(0)
             return self._sending
 
     def _deliver(self, message: Mapping[str, Any]) -> str | None:
-        """Why it has not arrived, after all tries; None when it has."""
-        backoff = Backoff(AGAIN_S, jitter=0.5)
-        for failures in range(1, self._tries + 1):
+        """Why the notice has not arrived, after all tries; None if it has."""
+        backoff = Backoff(FIRST_RETRY_S, jitter=0.5)
+        for failures in range(1, TRIES + 1):
             try:
                 self._target.send(message)
                 return None
             except NotDelivered as error:
-                why, again = error.why, error.again
-            except Exception as error:  # whatever a library says: its text may hold the URL
-                why, again = type(error).__name__, True
+                why, can_retry = error.why, error.can_retry
+            except Exception as error:  # from a library; its text may hold the URL
+                why, can_retry = type(error).__name__, True
             pause_s = backoff.after(failures, random.random())
-            if failures == self._tries or not again or not self._may_try_again(pause_s):
+            if failures == TRIES or not can_retry or not self._wait_to_retry(pause_s):
                 return why
         return None
 
-    def _may_try_again(self, pause_s: float) -> bool:
+    def _wait_to_retry(self, pause_s: float) -> bool:
+        """Pause; `hurry` shortens it. Returns whether to retry: not once it is stopped."""
         with self._guard:
-            if self._ending:
-                self._guard.wait_for(lambda: self._stopping, timeout=min(pause_s, AGAIN_S))
+            if self._is_hurried:
+                self._guard.wait_for(lambda: self._is_stopping, timeout=min(pause_s, FIRST_RETRY_S))
             else:
-                self._guard.wait_for(lambda: self._stopping or self._ending, timeout=pause_s)
-            return not self._stopping
-
-
-class _Command:
-    """A program of the person's, without a shell, in a session of its own."""
-
-    shown = "command"
-
-    def __init__(self, words: list[str], workdir: Path, environ: Mapping[str, str]) -> None:
-        self._words, self._workdir, self._environ = words, workdir, environ
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        told = {name: _as_word(message[name]) for name in ("title", "text", "event", "run", "step")}
-        words = [_told(word, told, self._environ) for word in self._words]
-        named = {f"KGORCH_{name.upper()}": told[name] for name in ("event", "run", "step", "text")}
-        try:
-            process = subprocess.Popen(
-                words,
-                cwd=self._workdir,
-                env={**self._environ, **named},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                umask=process_protection.user_umask(),
-            )
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or type(error).__name__
-            raise NotDelivered(f"cannot be run: {why}", again=False) from None
-        self._process = process
-        try:
-            process.communicate(json.dumps(message).encode(), timeout=COMMAND_S)
-        except subprocess.TimeoutExpired:
-            raise NotDelivered(f"ran for {COMMAND_S:.0f} s and was killed") from None
-        except OSError:
-            pass  # it did not read what it was told; its status counts
-        finally:
-            self.cancel()
-            process.wait()
-        if process.returncode:
-            raise NotDelivered(f"exit status {process.returncode}")
-
-    def cancel(self) -> None:
-        """Kill it with all that it started, unless it has ended."""
-        process = self._process
-        if process and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _as_word(value: Any) -> str:
-    """As an argument or a variable may be: no zero byte, and far below the 128 KiB that the kernel takes of one."""
-    return str(value or "").replace("\0", "?")[:WORD]
-
-
-def _told(word: str, told: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """`{title}` and its like, and `${NAME}`, in a word of the command: all at once, for what is told may hold braces itself, and
-    an error's text that quotes `${TOKEN}` must not be given what that holds."""
-
-    def fill(found: re.Match[str]) -> str:
-        return _filled(found[0], environ) if found[1] is None else told[found[1]]
-
-    return re.sub(r"\$\{\w+\}|\{(" + "|".join(told) + r")\}", fill, word)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect of a POST is followed as a GET without what it had to say, perhaps to somebody else."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-class _Webhook:
-    """A POST with the message as JSON; 2xx is an arrival."""
-
-    def __init__(self, url: str, shown: str) -> None:
-        self._url, self.shown = url, shown
-        self._opener = urllib.request.build_opener(_NoRedirect)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        try:
-            url, login = _without_login(self._url)
-            headers = {"Content-Type": "application/json", "User-Agent": "kgorch", **login}
-            request = urllib.request.Request(url, json.dumps(message).encode(), headers, method="POST")
-            with self._opener.open(request, timeout=REPLY_S):
-                return
-        except urllib.error.HTTPError as error:
-            error.close()
-            again = error.code >= 500 or error.code in AGAIN_LATER
-            why = f"HTTP {error.code}" + (", a redirect, which is not followed" if 300 <= error.code < 400 else "")
-            raise NotDelivered(why, again=again) from None
-        except urllib.error.URLError as error:
-            raise NotDelivered(_reason(error.reason)) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NotDelivered(_reason(error)) from None
-
-    def cancel(self) -> None:
-        pass  # its time-out ends it, or the process does
-
-
-def _without_login(url: str) -> tuple[str, dict[str, str]]:
-    """`https://name:password@host/` as a URL without them and the header that says them: urllib would ask DNS for all of it."""
-    parts = urlsplit(url)
-    login, found, host = parts.netloc.rpartition("@")
-    header = {"Authorization": "Basic " + base64.b64encode(unquote(login).encode()).decode()} if found else {}
-    return parts._replace(netloc=host).geturl(), header
-
-
-def _reason(error: Any) -> str:
-    """Of an error that may quote the URL, what does not."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {REPLY_S:.0f} s"
-    return (isinstance(error, OSError) and error.strerror) or type(error).__name__
-
-
-class _Apprise:
-    """A service that Apprise knows."""
-
-    def __init__(self, url: str, shown: str) -> None:
-        self._url, self.shown = url, shown
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        try:
-            import apprise
-        except ImportError:
-            raise NotDelivered("needs Apprise: pip install 'kgorch[notify]'", again=False) from None
-        _be_silent()
-        asset = apprise.AppriseAsset(app_id="kgorch", secure_logging=True, async_mode=False)
-        sender = apprise.Apprise(asset=asset)
-        if not sender.add(self._url):
-            raise NotDelivered("Apprise cannot make anything of this URL", again=False)
-        if not sender.notify(title=message["title"], body=message["text"]):
-            raise NotDelivered("Apprise could not deliver it")
-
-    def cancel(self) -> None:
-        pass
-
-
-def _be_silent() -> None:
-    """Apprise and what it speaks through log URLs, and Python prints warnings that nobody has asked for."""
-    for name in ("apprise", "urllib3", "requests"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.CRITICAL + 1)
-        logger.propagate = False
+                self._guard.wait_for(lambda: self._is_stopping or self._is_hurried, timeout=pause_s)
+            return not self._is_stopping

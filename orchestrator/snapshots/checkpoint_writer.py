@@ -1,7 +1,7 @@
-"""A snapshot in memory becomes a checkpoint on disk: sendfile from the images, hash over their mapping, manifest last.
+"""Writes a snapshot to disk as a checkpoint: sendfile from the images, hashes over their mapping, the manifest last.
 
-The keeper calls this, beside the training and without PyTorch. A kill at any moment leaves a folder under another name,
-which nobody reads; nothing is ever overwritten.
+The keeper calls this, beside the training and without PyTorch. A kill at any moment leaves a folder with a temporary name, which
+nobody reads; a checkpoint that exists is never overwritten.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import xxhash
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint.folder import CHUNK_BYTES, write_manifest
-from orchestrator.checkpoint.manifest import (
+from kgorch import untrusted_io
+from kgorch.checkpoint.folder import CHUNK_BYTES, write_manifest
+from kgorch.checkpoint.manifest import (
     FILE_PATTERN,
     LEFTOVER_PATTERN,
     MANIFEST_NAME,
@@ -29,61 +29,74 @@ from orchestrator.checkpoint.manifest import (
     checkpoint_folder_name,
     parse_manifest,
 )
-from orchestrator.system import files
+from kgorch.system import files
 
 WRITERS = 4
+"""Ranks whose shares are written side by side."""
+
 SPARE_BYTES = 1 << 20
+"""Free bytes required besides the files: for folders and the manifest."""
+
 DESCRIBED, TENSORS = "described", "tensors"
-"""The parts of rank 0's image that are no files of their own: the manifest without its files, and the names of all tensors."""
+"""Parts of rank 0's image that are no files of the checkpoint: the manifest without its files, and the names of all tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank has put into its image. `files`: name → (offset, bytes)."""
+    """One rank's image.
+
+    Attributes:
+        descriptor: of the memfd or file.
+        files: what it holds: name → (offset, bytes).
+    """
 
     descriptor: int
     files: Mapping[str, tuple[int, int]]
 
     def read(self, name: str) -> bytes:
+        """The content of one file."""
         start, size = self.files[name]
         return os.pread(self.descriptor, size, start)
 
 
-def persist(shares: list[Share], root: Path, attempt: str, is_whole: Callable[[], bool]) -> tuple[Path, int]:
-    """Write what the ranks' images hold as one checkpoint below `root`. Returns its place and its bytes.
+def persist(shares: list[Share], root: Path, attempt: str, is_complete: Callable[[], bool]) -> tuple[Path, int]:
+    """Write the ranks' images as one checkpoint below `root`. Returns its folder and its size in bytes.
 
     Args:
-        is_whole: asked when all is written: whether the images were still those that were begun with.
-    Raises: OSError; what was written is cleared away then.
+        attempt: its name, for that of the temporary folder.
+        is_complete: called when all is written: whether no image was filled again meanwhile.
+    Raises: OSError; the temporary folder is removed then.
     """
-    found = parse_manifest(shares[0].read(DESCRIBED))
-    place = root / checkpoint_folder_name(found.step, final=found.final)
-    aside = place.with_name(f"{place.name}.tmp-{attempt}")
+    manifest = parse_manifest(shares[0].read(DESCRIBED))
+    place = root / checkpoint_folder_name(manifest.step, final=manifest.final)
+    temporary = place.with_name(f"{place.name}.tmp-{attempt}")
     root.mkdir(parents=True, exist_ok=True)
     try:
         _check(shares, root)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
-            written = list(pool.map(lambda share: _write(share, aside), shares))
-        if not is_whole():
+            parts = list(pool.map(lambda share: _write(share, temporary), shares))
+        # a rank may fill an image while it is read: what was written may be of two snapshots
+        if not is_complete():
             raise OSError(errno.ESTALE, "an image was filled anew while it was written")
-        entries = {name: entry for part in written for name, entry in part.items()}
-        write_manifest(aside, replace(found, files=entries))
-        files.sync_folder(aside)
-        if place.exists():  # an earlier attempt put the same step there and died before it told; ours says nothing new
-            shutil.rmtree(aside)
+        entries = {name: entry for part in parts for name, entry in part.items()}
+        write_manifest(temporary, replace(manifest, files=entries))
+        files.sync_folder(temporary)
+        # an earlier attempt may have written the same step and died before it reported that: the same steps give the same state
+        if place.exists():
+            shutil.rmtree(temporary)
         else:
-            aside.rename(place)
+            temporary.rename(place)
         files.sync_folder(root)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return place, sum(entry.bytes for entry in entries.values())
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what killed saves and deletions left. For the keeper alone, who alone writes there."""
+    """Remove what killed saves and deletions left. For the keeper alone: nobody else writes there."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(root):
             if LEFTOVER_PATTERN.fullmatch(entry.name):
@@ -91,12 +104,13 @@ def clear_leftovers(root: Path) -> None:
 
 
 def _check(shares: list[Share], root: Path) -> None:
+    """Raises: OSError when a tensor is in no rank's share, or the disk has no room."""
     missing = set(json.loads(shares[0].read(TENSORS)))
     for share in shares:
         for name in share.files:
             if name.endswith(".json") and name.startswith("rank"):
                 missing -= set(json.loads(share.read(name))["tensors"])
-    if missing:  # ranks whose tensors differ have split them differently
+    if missing:  # ranks divide the tensors among them by their names: with different names some are nobody's
         raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
     need = sum(size for share in shares for _, size in share.files.values()) + SPARE_BYTES
     room = os.statvfs(root)
@@ -124,7 +138,7 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
 
 
 def _check_json(name: str, content: bytes) -> None:
-    """What nobody could read again is not saved."""
+    """Raises: OSError for JSON that could not be read back: a checkpoint with it could not be restored."""
     try:
         untrusted_io.check_json(content)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A supervisor's side of the keeper: ask what it holds, have it write, and listen for what it has written."""
+"""The supervisor's side of the keeper: requests, and a thread that receives its reports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.protocol import transport
-from orchestrator.protocol.codec import LineBuffer, ProtocolError
-from orchestrator.protocol.messages import Message, Request, Response
-from orchestrator.protocol.run_files import KEEPER_SOCKET
-from orchestrator.protocol.snapshot_messages import SnapshotInfo
+from kgorch.protocol import transport
+from kgorch.protocol.codec import LineBuffer, ProtocolError
+from kgorch.protocol.messages import Message, Request, Response
+from kgorch.protocol.run_files import KEEPER_SOCKET
+from kgorch.protocol.snapshot_messages import SnapshotInfo
 
 AGAIN_S = 0.5
+"""Seconds between two tries to connect, and between two checks whether the listener is closed."""
 
 
 def newest(folder: Path, *, timeout_s: float = 5.0) -> SnapshotInfo | None:
@@ -24,7 +25,11 @@ def newest(folder: Path, *, timeout_s: float = 5.0) -> SnapshotInfo | None:
 
 
 def persist(folder: Path, *, timeout_s: float, again: bool = False) -> None:
-    """Return once the newest snapshot is on disk, or `timeout_s` are over. `again`: also one that was written already."""
+    """Have the newest snapshot written; return once it is on disk, or after `timeout_s`.
+
+    Args:
+        again: also one that was written already, because it was read back broken.
+    """
     _ask(folder, "persist again" if again else "persist", timeout_s)
 
 
@@ -34,7 +39,7 @@ def forget(folder: Path, number: int) -> None:
 
 
 def end(folder: Path, *, timeout_s: float) -> None:
-    """The same, and the keeper is gone then."""
+    """Have the newest snapshot written and the keeper end; return then, or after `timeout_s`."""
     _ask(folder, "end", timeout_s)
 
 
@@ -48,20 +53,25 @@ def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
                 for message in transport.receive_messages(connection, lines, patience_s=left_s):
                     if isinstance(message, SnapshotInfo | Response):
                         return message
-    except (OSError, ProtocolError):
+    except (OSError, ProtocolError):  # no keeper, or it was killed meanwhile: the disk still has its checkpoints
         pass
     return None
 
 
-class Watcher:
-    """Receives CheckpointWritten, SaveFailure and JournalEntry from whichever keeper lives, in a thread of its own."""
+class KeeperListener:
+    """Receives CheckpointWritten, SaveFailure and JournalEntry from the keeper that lives, on a thread of its own.
+
+    Args:
+        post: takes each message, on that thread.
+    """
 
     def __init__(self, folder: Path, post: Callable[[Message], None]) -> None:
         self._folder, self._post, self._is_over = folder, post, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="keeper-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        """Stop the thread; waits two seconds for it at most."""
         self._is_over.set()
         self._thread.join(timeout=2.0)
 

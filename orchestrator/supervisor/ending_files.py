@@ -11,18 +11,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.system.attempt_files import write_json
+from kgorch.system.attempt_files import write_json
 
 INSTANTS = ("due_at", "wall_at")
 NEEDED = frozenset({"kind", "phase", "facts"})
 KNOWN = NEEDED | {
-    "resume", "closes", "reason", "why", "lead_s", "boot_wall_s", "wall_kind", "wall_at", "epoch", "step", "samples",
+    "resume", "closes", "finishes", "adjustment",
+    "reason", "why", "save_lead_s", "wall_boottime_s", "wall_kind", "wall_at", "epoch", "step", "samples",
 }  # fmt: skip
 """What an entry holds; one that another version wrote with more is none that can be taken."""
 
 
 def write(folder: Path, number: int, entry: dict[str, Any]) -> None:
-    """`entry`: as db.sessions.record takes it. Raises: OSError."""
+    """`entry`: as kgorch.db.sessions.record takes it. Raises: OSError."""
     write_json(_path(folder, number), json.loads(json.dumps(entry, default=_text)))
 
 

@@ -1,8 +1,8 @@
-"""The curves of a run's metrics, from where they lie: files in attempts' folders, rows of the database, journals of older versions.
+"""The metric curves of a run, from files in the attempts' folders, rows of the database, and journals of older versions.
 
-An attempt's file says all that its rank 0 wrote, whether or not a supervisor lived. It is imported into the database from time to
-time and at the attempt's end, because the database is what goes on to another machine. Whatever is read may be a stranger's:
-core/metric_curve.py checks each line.
+Rank 0 writes the file of its attempt, also while no supervisor runs. The supervisor imports it into the database at intervals and
+at the attempt's end, because the database is what another machine continues from. All three sources may be untrusted:
+core/metrics/metric_curve.py checks each line.
 """
 
 from __future__ import annotations
@@ -17,104 +17,111 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from db import curves, sessions
-from db.imported import Columns
-from db.records import AttemptInfo, EventInfo, RunInfo
-from db.transfer import Rows
-from orchestrator.core import metric_curve
-from orchestrator.core.codes import EventKind
-from orchestrator.core.metric_curve import FILE_NAME, Record, Stretch
-from orchestrator.system.clock import boottime_s
+from kgorch.core.codes import EventKind
+from kgorch.core.metrics import metric_curve
+from kgorch.core.metrics.metric_curve import FILE_NAME, AttemptRecords, Record
+from kgorch.db import curves, sessions
+from kgorch.db.import_run import RunRows
+from kgorch.db.rows import AttemptInfo, EventInfo, RunInfo
+from kgorch.db.untrusted_database import Columns
+from kgorch.system.clock import boottime_s
 
 IMPORT_S, IMPORT_SHARE = 60.0, 0.002
-"""Seconds between two imports of an attempt that runs, and the share of the time that they take at most: the database of a machine
-that is lost says all but the last minute, or the last minutes of a long attempt."""
+"""Shortest time between two imports of a running attempt, in seconds, and the largest share of the time that imports take. Each
+import reads the whole file, about a megabyte after nine hours. If the machine is lost, the database lacks the last minute, or the
+last minutes of a long attempt."""
 
 READ_BYTES = 2 * metric_curve.MOST_BYTES
-"""Of a file, the newest."""
+"""Bytes that are read at the end of a file. An untrusted one may be of any size."""
 
 EPOCH_EVENTS = 10_000
+"""Newest events `epoch` that are read from the journals of older versions."""
 
 
 def of_run(engine: Engine, run: RunInfo) -> dict[str, list[Record]]:
-    """The merged curve of each stage, by its name. Reads files besides the database."""
-    stretches: dict[str, list[Stretch]] = defaultdict(list)
-    attempts, imported = sessions.attempts(engine, run.id), curves.attempts_with_any(engine, run.id)
-    found = {item.id: _of_attempt(engine, item, is_imported=item.id in imported) for item in attempts}
-    silent = {item.session_id for item in attempts} - {item.session_id for item in attempts if found[item.id]}
-    if silent:
-        found |= _from_journal(engine, run, [item for item in attempts if item.session_id in silent])
+    """The merged curve of each stage, by its name. Reads the attempts' files as well as the database."""
+    attempts, imported = sessions.attempts(engine, run.id), curves.attempts_with_curves(engine, run.id)
+    records = {item.id: _of_attempt(engine, item, is_imported=item.id in imported) for item in attempts}
+    sessions_with_curves = {item.session_id for item in attempts if records[item.id]}
+    # A journal has no attempts, only sessions: it is used for a session as a whole or not at all.
+    without_curve = [item for item in attempts if item.session_id not in sessions_with_curves]
+    if without_curve:
+        records |= _from_journal(engine, run, without_curve)
+    by_stage: dict[str, list[AttemptRecords]] = defaultdict(list)
     for item in attempts:
-        stretches[item.stage].append(Stretch(item.first_step, found[item.id]))
-    return {stage: metric_curve.merged(items) for stage, items in stretches.items()}
+        by_stage[item.stage].append(AttemptRecords(item.first_step, records[item.id]))
+    return {stage: metric_curve.merge(items) for stage, items in by_stage.items()}
 
 
 def _of_attempt(engine: Engine, attempt: AttemptInfo, *, is_imported: bool) -> list[Record]:
+    # The file first: it is as new as the rows, or newer.
     return read(Path(attempt.folder)) or (
         metric_curve.decode(curves.of_attempt(engine, attempt.id)) if is_imported else []
     )
 
 
 def _from_journal(engine: Engine, run: RunInfo, attempts: Sequence[AttemptInfo]) -> dict[int, list[Record]]:
-    """Of sessions of versions that wrote no curve: what their supervisors noted at the ends of epochs, by attempt id."""
-    found: dict[int, list[Record]] = {item.id: [] for item in attempts}
-    for event in sessions.of_kind(engine, run.id, EventKind.EPOCH, limit=EPOCH_EVENTS):
+    """Records by attempt id, from events `epoch`: versions that wrote no curve noted the metrics there."""
+    records: dict[int, list[Record]] = {item.id: [] for item in attempts}
+    for event in sessions.events_of_kind(engine, run.id, EventKind.EPOCH, limit=EPOCH_EVENTS):
         record = _of_event(event)
-        mine = [
+        # An event names its session and stage. It is of the attempt in them that had started last.
+        candidates = [
             item
             for item in attempts
             if item.session_id == event.session_id
             and item.stage == event.facts.get("stage")
             and item.started_at <= event.at
         ]
-        if record and mine:
-            found[mine[-1].id].append(record)
-    return found
+        if record and candidates:
+            records[candidates[-1].id].append(record)
+    return records
 
 
 def _of_event(event: EventInfo) -> Record | None:
     facts: Mapping[str, Any] = event.facts
-    told = {"s": facts.get("step"), "e": facts.get("epoch"), "t": event.at.timestamp(), "v": facts.get("metrics")}
-    return metric_curve.record_of(told)
+    fields = {"s": facts.get("step"), "e": facts.get("epoch"), "t": event.at.timestamp(), "v": facts.get("metrics")}
+    return metric_curve.record_of(fields)
 
 
 # Files
 
 
 def read(folder: Path) -> list[Record]:
-    """What rank 0 has written in an attempt's folder; nothing where there is none that can be read."""
+    """The records that rank 0 wrote into an attempt's folder; none without a readable file."""
     try:
+        # The folder may be an untrusted source's: a link could lead to any file, and a FIFO would block the open.
         descriptor = os.open(folder / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return []
     try:
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 return []
-            file.seek(max(0, found.st_size - READ_BYTES))
+            file.seek(max(0, status.st_size - READ_BYTES))
             return metric_curve.decode(file.read(READ_BYTES).decode(errors="replace"))
     except OSError:
         return []
 
 
 def lines_of(records: Sequence[Record]) -> list[str]:
-    """As they are kept in the database: checked, and bounded."""
-    return [metric_curve.encode(record) for record in metric_curve.thinned(records, metric_curve.MOST_BYTES)]
+    """The records as lines for the database, thinned to the largest size of an attempt's."""
+    return [metric_curve.encode(record) for record in metric_curve.thin(records, metric_curve.MOST_BYTES)]
 
 
-def take_in(engine: Engine, attempt: AttemptInfo) -> None:
-    """Import what the attempt has written until now. Raises: SQLAlchemyError."""
+def import_file(engine: Engine, attempt: AttemptInfo) -> None:
+    """Import an attempt's file into the database. Safe to repeat. Raises: SQLAlchemyError."""
     if records := read(Path(attempt.folder)):
         curves.write(engine, attempt.id, lines_of(records))
 
 
-class Import:
-    """Of a supervisor: now and then, and at each attempt's end.
+class CurveImporter:
+    """Imports the files of a supervisor's attempts, at intervals and at each attempt's end.
 
     Args:
-        submit: has a slow job done beside the loop.
-        write: has an entry written into the database, in its turn.
+        submit: runs a slow job outside the loop's thread.
+        write: queues a write to the database, after those before it.
     """
 
     def __init__(
@@ -126,14 +133,14 @@ class Import:
         self._engine, self._submit, self._write = engine, submit, write
         self._next_s = 0.0
 
-    def look(self, attempt: AttemptInfo) -> None:
-        """In the loop, at each beat."""
+    def submit_if_due(self, attempt: AttemptInfo) -> None:
+        """Submit an import if the last one is long enough ago. The loop calls this at each heartbeat."""
         if boottime_s() >= self._next_s:
-            self._next_s = math.inf  # until that is done
-            self._submit(lambda: self.read(attempt))
+            self._next_s = math.inf  # no second import before the first is done
+            self._submit(lambda: self.import_now(attempt))
 
-    def read(self, attempt: AttemptInfo) -> None:
-        """Beside the loop, or at the session's end."""
+    def import_now(self, attempt: AttemptInfo) -> None:
+        """Import the attempt's file. Reads it in this thread, which is not the loop's except at the session's end."""
         began_s = boottime_s()
         try:
             if records := read(Path(attempt.folder)):
@@ -147,25 +154,29 @@ class Import:
 # From another machine
 
 
-def brought(rows: Rows, folder: Path | None) -> Rows:
-    """What a source's database says of curves, checked; completed by the files beside it, which know what no supervisor imported.
+def complete_curves(rows: RunRows, folder: Path | None) -> RunRows:
+    """The rows of a source's database with their curves checked, and completed by the source's files.
+
+    A file has records that no supervisor had imported yet.
 
     Args:
-        folder: of the attempts there; None where there is none.
+        folder: of the source's attempts; None without one.
     """
     lines: dict[int, list[str]] = defaultdict(list)
     for row in rows.curves:
         lines[row["attempt_id"]].append(row["lines"])
     numbers = {session["id"]: session["number"] for session in rows.sessions}
-    kept: list[Columns] = []
+    columns: list[Columns] = []
     for attempt in rows.attempts:
         name = f"{numbers.get(attempt['session_id'])}.{attempt['number']}"
         in_file = read(folder / name) if folder and not (folder / name).is_symlink() else []
         in_rows = metric_curve.decode("\n".join(lines[attempt["id"]])[-READ_BYTES:])
         records = max(in_file, in_rows, key=_last_step)
         pieces = curves.pieces(lines_of(records))
-        kept += [{"attempt_id": attempt["id"], "number": number, "lines": piece} for number, piece in enumerate(pieces)]
-    return rows._replace(curves=kept)
+        columns += [
+            {"attempt_id": attempt["id"], "number": number, "lines": piece} for number, piece in enumerate(pieces)
+        ]
+    return rows._replace(curves=columns)
 
 
 def _last_step(records: Sequence[Record]) -> int:

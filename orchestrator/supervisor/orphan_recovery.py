@@ -1,4 +1,4 @@
-"""How a session ended while no supervisor lived: written down from what its ranks and the disk tell."""
+"""Ends a session whose supervisor died: from the records of its ranks, its checkpoints and the table of the lifecycle."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from db import checkpoints as checkpoint_rows
-from db import runs, sessions
-from db.records import AttemptInfo, RunInfo, SessionInfo
-from orchestrator.checkpoint import registry
-from orchestrator.checkpoint.folder import readable_checkpoints
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.core import lifecycle as core
-from orchestrator.core.codes import REASON_TEXT, EventKind, Outcome, Reason
-from orchestrator.core.lifecycle import Event, Session
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.launch import attempts, remedies
-from orchestrator.limits import quota_ledger
-from orchestrator.limits.quota_ledger import Ledger, Terms
-from orchestrator.plan import Plan
-from orchestrator.supervisor import ending_files, metric_curves
-from orchestrator.system.clock import boottime_s
+from kgorch.checkpoint import registry
+from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.codes import CheckpointState
+from kgorch.core.session import events
+from kgorch.core.session import lifecycle as core
+from kgorch.core.session.lifecycle_state import Session
+from kgorch.db import checkpoints as checkpoint_rows
+from kgorch.db import sessions
+from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable
+from kgorch.launch import attempts, remedies
+from kgorch.limits import quota_ledger
+from kgorch.limits.quota_ledger import Ledger, Terms
+from kgorch.plan import Plan
+from kgorch.supervisor import ending_files, metric_curves, recorder
+from kgorch.system.clock import boottime_s
 
 
-def settle(
+def recover_session(
     engine: Engine,
     run: RunInfo,
     plan: Plan,
@@ -34,89 +35,61 @@ def settle(
     attempt: AttemptInfo | None,
     terms: Terms | None = None,
 ) -> SessionInfo:
-    """End the session `last`, nothing of which runs any more. Returns its row as it is then."""
+    """End the session `last`. Nothing of it may run any more.
+
+    Args:
+        attempt: its last one; None where none was launched.
+        terms: of the quota; None where nothing is counted.
+    Returns: the row as it is then.
+    """
     quota_ledger.complete(engine, last, attempt, terms)
     if attempt:
-        metric_curves.take_in(engine, attempt)
+        metric_curves.import_file(engine, attempt)
     if ending := ending_files.read(Path(run.folder), last.number):
         sessions.record(engine, run.id, last.id, **ending)
-        if attempt and ending["kind"] in (EventKind.STAGE_FINISHED, EventKind.RUN_FINISHED):
-            runs.finish_stage(engine, run.id, attempt.stage)
         ending_files.forget(Path(run.folder), last.number)
         if attempt and attempt.stage:
             _take_in(engine, run, attempt.stage, last)
             registry.mark_best(engine, run.id, plan)
         return _row(engine, run)
-    step = last.step
-    event: Event = core.SessionLost(REASON_TEXT[Reason.LOST])
+    step, end, running = last.step, None, None
     if attempt and attempt.outcome is None:
         step = max(step, _take_in(engine, run, attempt.stage, last))
         registry.mark_best(engine, run.id, plan)
-        event = _close(engine, run, plan, last, attempt, step)
+        context = attempts.SessionContext(engine, run, plan, last)
+        running = attempts.load_attempt(context, attempt)
+        step = running.progress_step(step, _newest_saved(engine, run, attempt.stage))
+        verified = checkpoint_rows.verified_paths(engine, run.id)
+        end = attempts.judge_end(context, running, step, verified)
     before = Session(phase=last.phase, reason=last.reason, why=last.why)
-    ended, actions = core.advance(before, event, boottime_s())
-    queued = next((action for action in actions if isinstance(action, core.QueueResume)), None)
-    due_at = None if queued is None or queued.when_asked else _due_at(engine, last, terms)
-    sessions.record(
-        engine,
-        run.id,
-        last.id,
-        kind=event.kind,
-        phase=ended.phase,
-        facts={"found_by": os.getpid(), "why": ended.why},
-        resume={"reason": queued.reason, "why": queued.why, "due_at": due_at} if queued else None,
-        reason=ended.reason,
-        why=ended.why,
-        step=step,
-    )
+    by_itself = running is not None and running.failed_by_itself()
+    move = core.ended_alone(before, end, boottime_s(), failed_by_itself=by_itself)
+    columns = recorder.columns_of(move, running, step)
+    columns["facts"] = {"found_by": os.getpid(), "why": move.session.why}
+    if running and isinstance(end, events.AttemptDiverged):
+        columns["adjustment"] = remedies.columns(run, running.row, end)
+    if resume := move.record.resume:
+        due_at = None if resume.when_asked else _due_at(engine, last, terms)
+        columns["resume"] = {"reason": resume.reason, "why": resume.why, "due_at": due_at}
+    sessions.record(engine, run.id, last.id, **columns, step=step)
     return _row(engine, run)
 
 
+def _newest_saved(engine: Engine, run: RunInfo, stage: str) -> int:
+    rows = checkpoint_rows.of_run(engine, run.id, CheckpointState.VERIFIED)
+    return max((row.step for row in rows if row.stage == stage), default=0)
+
+
 def _row(engine: Engine, run: RunInfo) -> SessionInfo:
-    settled = sessions.last(engine, run.id)
-    assert settled is not None
-    return settled
+    row = sessions.last(engine, run.id)
+    assert row is not None  # it was just written
+    return row
 
 
 def _due_at(engine: Engine, last: SessionInfo, terms: Terms | None) -> datetime | None:
-    """At once, or when there are hours again."""
+    """When the next session may begin: now, or when the quota has hours again."""
     now = datetime.now(UTC)
-    return Ledger(engine, terms, now, boottime_s()).resume_at(last.lead_s) if terms else now
-
-
-def _close(engine: Engine, run: RunInfo, plan: Plan, last: SessionInfo, attempt: AttemptInfo, step: int) -> Event:
-    """Write down how the attempt ended; what that is to a session that nobody supervised."""
-    more = attempts.more_after(engine, run, plan, attempt.stage)
-    running = attempts.running(engine, run, last, attempt, more_stages=more)
-    verified = checkpoint_rows.verified_paths(engine, run.id)
-    event, outcome = attempts.ended(engine, run, plan, last.id, running, step, verified), Outcome.LOST
-    if isinstance(event, core.StageFinished | core.RunFinished):
-        runs.finish_stage(engine, run.id, attempt.stage)
-        outcome = Outcome.FINISHED
-    elif isinstance(event, core.AttemptSuspended):
-        outcome = Outcome.SUSPENDED
-    elif isinstance(event, core.OutOfMemory):
-        outcome = Outcome.OUT_OF_MEMORY
-    elif isinstance(event, core.Unwell | core.AttemptUnsaved):
-        outcome = Outcome.DIVERGED if isinstance(event, core.Unwell) else Outcome.UNSAVED
-    elif running.failed_by_itself():  # else all was killed, which is no fault of the training
-        outcome = Outcome.CRASHED
-    cause = getattr(event, "cause", "")
-    sessions.close_attempt(
-        engine,
-        attempt.id,
-        outcome=outcome,
-        cause=cause,
-        last_step=step,
-        gained=step > running.furthest or outcome is Outcome.DIVERGED,
-    )
-    if isinstance(event, core.StageFinished):
-        return core.AttemptSuspended()  # the next stage is for the next session
-    if isinstance(event, core.Unwell):
-        remedies.write(engine, run, last.id, attempt, event)
-    if isinstance(event, core.AttemptCrashed | core.OutOfMemory | core.RetriesExhausted | core.Unwell):
-        return core.SessionLost(event.cause)
-    return event
+    return Ledger(engine, terms, now, boottime_s()).resume_at(last.save_lead_s) if terms else now
 
 
 def _take_in(engine: Engine, run: RunInfo, stage: str, last: SessionInfo) -> int:
@@ -130,6 +103,6 @@ def _take_in(engine: Engine, run: RunInfo, stage: str, last: SessionInfo) -> int
         except (CheckpointBroken, CheckpointUnreadable):
             continue  # for the next launch to deal with
         if found.run_id == run.id:
-            registry.record_verified(engine, run.id, last.id, found, folder, took_s=0.0, blocking_s=0.0)
+            registry.record_verified(engine, run.id, last.id, found, folder, save_duration_s=0.0, blocking_s=0.0)
             step = max(step, found.step)
     return step

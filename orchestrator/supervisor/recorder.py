@@ -1,7 +1,7 @@
 """What the supervisor writes into the database: in order, by a thread of its own.
 
-The loop hands an entry over and goes on. A database that is locked, or whose disk is full, delays the entries; it delays neither an
-order to the ranks nor a kill before the wall. Who reads what an entry has written waits for it first (`flush`).
+The loop hands an entry over and goes on. A database that is locked, or whose disk is full, delays the entries. It delays neither an
+order to the ranks nor a kill before the wall. A reader that needs what an entry writes waits for the entry first (`flush`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from db import sessions
-from orchestrator.launch.launcher import NoRoom
+from kgorch.core.codes import EventKind, Outcome
+from kgorch.core.session.events import AttemptDiverged, WallMoved
+from kgorch.core.session.lifecycle import NextSession, Transition
+from kgorch.db import sessions
+from kgorch.launch import remedies
+from kgorch.launch.attempts import LaunchedAttempt
+from kgorch.launch.launcher import DiskUnwritable
+from kgorch.limits.quota_ledger import Ledger
+from kgorch.supervisor import ending_files
+from kgorch.supervisor.live_session import LiveSession
 
 Write = Callable[[], None]
 
@@ -55,7 +64,7 @@ class Journal:
 
     def note(self, kind: str, facts: dict[str, Any]) -> None:
         """An event that moves nothing."""
-        self.write(lambda: sessions.note(self._engine, self._run_id, kind, facts, self._session_id))
+        self.write(lambda: sessions.add_event(self._engine, self._run_id, kind, facts, self._session_id))
 
     def refresh(self, name: str, entry: Write) -> None:
         """An entry that the next one of its name makes worthless: written when nothing else waits, let go if it cannot be."""
@@ -106,7 +115,7 @@ class Journal:
         """Whether there is no sense in trying it again."""
         try:
             entry()
-        except (OperationalError, NoRoom) as error:
+        except (OperationalError, DiskUnwritable) as error:
             if time.monotonic() - self._said_s >= SAY_S:
                 self._said_s = time.monotonic()
                 cause = getattr(error, "orig", error)
@@ -115,3 +124,101 @@ class Journal:
         except Exception as error:  # it would fail again and hold up what comes after it
             say(f"kgorch: an entry cannot be written down: {type(error).__name__}: {error}")
         return True
+
+
+def columns_of(move: Transition, attempt: LaunchedAttempt | None, step: int) -> dict[str, Any]:
+    """A move as kgorch.db.sessions.record takes it, but for the session that it queues.
+
+    Args:
+        attempt: that ends with the move, having come to `step`; None where none ran.
+    """
+    record, session = move.record, move.session
+    closes = None
+    if attempt and record.outcome:
+        closes = {
+            "attempt_id": attempt.row.id,
+            "outcome": record.outcome,
+            "cause": record.cause,
+            "last_step": step,
+            # The plan bounds how often a remedy is taken, so one counts as progress.
+            "made_progress": step > attempt.highest_step or record.outcome is Outcome.DIVERGED,
+        }
+    return {
+        "kind": record.kind,
+        "phase": session.phase,
+        "facts": dict(record.facts),
+        "closes": closes,
+        "finishes": attempt.row.stage if attempt and record.finishes_stage else None,
+        "reason": session.reason,
+        "why": session.why,
+    }
+
+
+class Recorder:
+    """Writes each move of the lifecycle in one transaction, behind the loop.
+
+    Args:
+        ledger: says when the next session may begin; None where no quota counts.
+    """
+
+    def __init__(self, live: LiveSession, journal: Journal, ledger: Ledger | None) -> None:
+        self._live, self._journal, self._ledger = live, journal, ledger
+        self._end: dict[str, Any] | None = None
+        self._resume: NextSession | None = None
+
+    def record(self, move: Transition) -> None:
+        """The session's row is as it will be written when this returns, and the attempt that ended is none any more."""
+        live, state, event = self._live, move.session, move.event
+        attempt = live.attempt if move.record.outcome else None
+        columns: dict[str, Any] = {
+            "save_lead_s": state.save_lead_s,
+            "wall_boottime_s": state.wall_s,
+            "wall_kind": state.wall_kind,
+            "wall_at": self._wall_at(),
+        }
+        step = attempt.progress_step(live.row.step, live.saved_step) if attempt else live.row.step
+        entry = columns_of(move, attempt, step) | columns
+        if isinstance(event, WallMoved):
+            wall_at = columns["wall_at"]
+            entry["facts"] = {"wall_at": wall_at and wall_at.isoformat(), "wall": state.wall_kind}
+        if isinstance(event, AttemptDiverged) and attempt:
+            entry["adjustment"] = remedies.columns(live.run, attempt.row, event)
+        live.row = live.row._replace(phase=state.phase, reason=state.reason, why=state.why, **columns)
+        if attempt:
+            self._warn_of_nothing_saved(attempt, move.record.outcome)
+            live.attempt = None
+        resume = move.record.resume
+        if state.phase.is_over:  # its last heartbeat may not have been written
+            entry |= {"epoch": live.row.epoch, "step": live.row.step, "samples": live.row.samples}
+            self._end, self._resume = entry, resume
+        run_id, session_id = live.run.id, live.row.id
+        self._journal.write(
+            lambda: sessions.record(live.engine, run_id, session_id, **entry, resume=self._queued(resume))
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the journal. An end that the database does not take by then is left in a file beside it, for whoever settles the
+        session."""
+        if not self._journal.close(timeout_s) and self._end:
+            with contextlib.suppress(OSError):
+                entry = self._end | {"resume": self._queued(self._resume)}
+                ending_files.write(self._live.folder, self._live.row.number, entry)
+
+    def _queued(self, resume: NextSession | None) -> dict[str, Any] | None:
+        """Asks the database: not for the loop."""
+        if resume is None:
+            return None
+        due_at: datetime | None = None if resume.when_asked else self._live.clock.utc()
+        if self._ledger and due_at:
+            with contextlib.suppress(SQLAlchemyError):  # a session that comes too early looks again
+                due_at = self._ledger.resume_at(self._live.state.save_lead_s, on_quota=resume.on_quota)
+        return {"reason": resume.reason, "why": resume.why, "due_at": due_at}
+
+    def _warn_of_nothing_saved(self, attempt: LaunchedAttempt, outcome: Outcome | None) -> None:
+        if not self._live.is_attached and outcome is not Outcome.CRASHED:
+            what = "no rank had called kgorch.attach() by then: nothing of it could be saved"
+            self._journal.note(EventKind.NEVER_ATTACHED, {"stage": attempt.row.stage, "what": what})
+
+    def _wall_at(self) -> datetime | None:
+        clock, wall_s = self._live.clock, self._live.state.wall_s
+        return None if wall_s is None else clock.utc() + timedelta(seconds=wall_s - clock.now_s())

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.protocol import transport
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import DeferredFile
-from orchestrator.system import files
+from kgorch.protocol import transport
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import DeferredFile
+from kgorch.system import files
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -25,7 +25,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_attempt_file(launch: LaunchSpec, name: str, content: dict[str, Any]) -> None:
     """Write how a rank or torchrun ended into the attempt's folder.
 
-    Where the disk is full or read-only the content goes to the supervisor instead, which writes it once there is room.
+    Where the disk is full or read-only the content goes to the supervisor instead, which writes it once there is room. Never
+    fails: the process that calls this is about to end.
     """
     try:
         write_json(Path(launch.folder) / name, content)

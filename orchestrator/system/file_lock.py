@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.errors import StateUnusable
+from kgorch.errors import StateUnusable
 
 
 def is_locked(path: Path) -> bool:
@@ -19,13 +19,13 @@ def is_locked(path: Path) -> bool:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            locked = False
+            is_held = False
         except BlockingIOError:
-            locked = True
+            is_held = True
         is_current = is_file_at(descriptor, path)
         os.close(descriptor)
         if is_current:  # else it was replaced meanwhile, and the file that is there now decides
-            return locked
+            return is_held
 
 
 def is_file_at(descriptor: int, path: Path) -> bool:
@@ -77,6 +77,7 @@ class FileLock:
             return False
 
     def release(self) -> None:
+        """Release the lock; its file stays."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -27,6 +27,7 @@ def replacement(
         mode: permissions of the file; None for what the umask leaves of 0666.
     Raises: OSError, with `path` as it was.
     """
+    # in the same folder: a rename is atomic within one file system only
     temporary = path.with_name(path.name + suffix)
     file = open(temporary, "wb", opener=_open_no_follow)
     try:

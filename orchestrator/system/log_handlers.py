@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.system import redaction
+from kgorch.system import redaction
 
 JOURNAL = "/run/systemd/journal/socket"
 FILE_BYTES, FILES = 5 * 2**20, 5

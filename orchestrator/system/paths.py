@@ -2,6 +2,7 @@
 
 kgorch.db
 checks/PLAN_HASH.json             what the last `kgorch check` of a plan measured
+foreign/                          which run the checkpoints of foreign programs belong to (worker/foreign/claim.py)
 runs/NAME/lock                    held by the live supervisor of a run of that name
 runs/NAME/NUMBER/                 one run
     plan.toml                     its own copy
@@ -22,8 +23,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.core.names import NAME_PATTERN
-from orchestrator.errors import NotFound, StateUnusable
+from kgorch.core.names import NAME_PATTERN
+from kgorch.errors import NotFound, StateUnusable
 
 
 def state_home(

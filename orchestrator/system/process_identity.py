@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -53,6 +54,29 @@ def has_open_file(pid: int, path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+PR_SET_NAME = 15  # prctl(2)
+
+
+def name_rank(rank: int) -> None:
+    """Give this process the name by which `rank_of` knows it; `ps` and `top` show it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, f"rank{rank}".encode())
+
+
+def rank_of(pid: int) -> int | None:
+    """The rank of a process that torchrun has started; None before it has become one: until then it is a copy of torchrun.
+
+    A forked rank has its name, and the environment of torchrun in /proc; one that was started anew has its own environment.
+    """
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        if name.startswith("rank") and name[4:].isdecimal():
+            return int(name[4:])
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return next((int(item[5:]) for item in environment if item.startswith(b"RANK=")), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _is_link_to(link: Path, name: str, path: Path) -> bool:

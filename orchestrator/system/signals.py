@@ -1,4 +1,7 @@
-"""Signals as callbacks for the duration of a block. Handlers only post to a queue; they decide nothing."""
+"""Signals as callbacks for the duration of a block.
+
+A handler interrupts the main thread anywhere, so callbacks only post to a queue; the loop decides.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,19 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+_interrupts = 0
+
+
+def interrupt_count() -> int:
+    """How often SIGINT arrived while `handlers` were installed: it tells Ctrl-C from a `kgorch stop`, which asks for the same."""
+    return _interrupts
+
+
+def _interrupted(on_interrupt: Callable[[], None]) -> None:
+    global _interrupts
+    _interrupts += 1
+    on_interrupt()
 
 
 @contextlib.contextmanager
@@ -24,7 +40,7 @@ def handlers(*, on_terminate: Callable[[], None], on_interrupt: Callable[[], Non
         return
     new: dict[int, Any] = {
         signal.SIGTERM: lambda *_: on_terminate(),
-        signal.SIGINT: lambda *_: on_interrupt(),
+        signal.SIGINT: lambda *_: _interrupted(on_interrupt),
         signal.SIGHUP: signal.SIG_IGN,
     }
     former = {number: signal.signal(number, handler) for number, handler in new.items()}

@@ -15,8 +15,8 @@ from pathlib import Path
 from string import Template
 from typing import Literal, NamedTuple
 
-from orchestrator.errors import KgorchError
-from orchestrator.system import files
+from kgorch.errors import KgorchError
+from kgorch.system import files
 
 Manager = Literal["user", "system"]
 DAEMON_UNIT, PLAN_UNIT = "kgorch.service", "kgorch@.service"
@@ -167,7 +167,7 @@ def has_linger(account: str) -> bool:
 def _command() -> list[str]:
     """The command line of this kgorch, absolute. `-P`: the working directory is not searched for modules."""
     script = Path(sys.executable).parent / "kgorch"
-    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "orchestrator.cli"]
+    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "kgorch.cli"]
 
 
 def _account_name(account: str) -> str:
@@ -180,7 +180,7 @@ def _account_name(account: str) -> str:
 
 
 def _template(name: str) -> str:
-    return resources.files("orchestrator.system").joinpath("units", name).read_text(encoding="utf-8")
+    return resources.files("kgorch.system").joinpath("units", name).read_text(encoding="utf-8")
 
 
 def _write(path: Path, text: str) -> None:

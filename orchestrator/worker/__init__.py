@@ -1,6 +1,6 @@
 """The SDK inside a training process: the few names that a training script needs.
 
-    from orchestrator.worker import attach
+    from kgorch import attach
 
     with attach() as session:
         model = DistributedDataParallel(Net().to(session.device))
@@ -13,7 +13,7 @@
             session.report(loss=loss)
 
 Importing it is cheap: `attach` loads PyTorch. Without kgorch around it, the same script runs alone. May import: the protocol
-with the supervisor, manifest and shard files, and of orchestrator.core the memory ladder, the health policy, metric records
+with the supervisor, manifest and shard files, and of kgorch.core the memory ladder, the health policy, metric records
 and retention.
 """
 
@@ -23,10 +23,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
+from kgorch.errors import KgorchError
+from kgorch.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch.worker.session import Session
 
 __all__ = ["attach", "output_folder"]
 
@@ -48,12 +49,20 @@ def attach(*, seed: int | None = None, deterministic: str | None = None) -> Sess
             runs alone.
 
     Raises:
-        KgorchError: no such level; or this PyTorch cannot use the GPU that the driver shows.
+        KgorchError: no such level; this PyTorch cannot use the GPU that the driver shows; or the stage is a foreign one, whose
+            launch is the agent's (worker/foreign/agent.py).
         CudaUnusable: CUDA cannot be initialised, which another attempt may be able to do.
     """
-    from orchestrator.worker.session import Session
+    spec = launch()
+    if spec is not None and spec.foreign is not None:
+        raise KgorchError(
+            f"the program of stage {spec.stage!r} calls kgorch.attach(), and the stage has [stage.foreign], which is for programs"
+            " that save by themselves",
+            next_step="take [stage.foreign] out of the plan: kgorch then saves what session.track() names",
+        )
+    from kgorch.worker.session import Session
 
-    return Session(launch(), seed, deterministic)
+    return Session(spec, seed, deterministic)
 
 
 def output_folder() -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import KgorchError, nearest
+from kgorch.errors import KgorchError, nearest
 
 LEVELS = ("off", "warn", "strict")
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -68,9 +68,9 @@ class Determinism:
         self._benchmark = torch.backends.cudnn.benchmark
         if self.level == "warn":
             self._is_heard = False
-            said = f"{_PROBE} does not have a deterministic implementation"
+            text = f"{_PROBE} does not have a deterministic implementation"
             # With an empty registry, because a warning is shown once for each registry.
-            warnings.warn_explicit(said, UserWarning, __file__, 0, registry={})
+            warnings.warn_explicit(text, UserWarning, __file__, 0, registry={})
 
     def _demand(self) -> None:
         os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)  # under kgorch the launcher has set it

@@ -1,7 +1,7 @@
 """The program that torchrun runs in every rank: calls the stage's entry with its arguments, and records how it ended.
 
 torchrun's exit code does not tell the reason (it is 1 for every failure, and after an orderly stop): the record `rankK.status.json`
-does. Run as `python -m orchestrator.worker.entry`, with KGORCH_LAUNCH naming the launch file.
+does. Run as `python -m kgorch.worker.entry`, with KGORCH_LAUNCH naming the launch file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import gc
 import importlib
@@ -25,14 +26,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator import worker
-from orchestrator.core.codes import RankError, RankOutcome
-from orchestrator.core.training_health import Trouble
-from orchestrator.errors import CannotRestore, CheckpointBroken, KgorchError, nearest
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.system.attempt_files import write_attempt_file
-from orchestrator.system.clock import boottime_s
-from orchestrator.worker import session_end
+from kgorch import worker
+from kgorch.core.codes import RankError, RankOutcome
+from kgorch.core.former_names import current_name
+from kgorch.core.health.training_health import HealthIssue
+from kgorch.core.program_command import flags_of, module_of
+from kgorch.errors import CannotRestore, CheckpointBroken, KgorchError, nearest
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.system.attempt_files import write_attempt_file
+from kgorch.system.clock import boottime_s
+from kgorch.worker import session_end
+from kgorch.worker.integrations import import_hook
 
 EXIT_S = 4.0
 """Seconds that a failed rank may take to exit; a second later the shim kills it (launch/failed_attempt.py)."""
@@ -68,7 +72,12 @@ def dump_stacks_to(path: Path) -> None:
 def function_of(entry: str) -> Callable[..., Any]:
     """The function of an entry `module:name`. Raises: KgorchError where the module has none of that name."""
     module_name, _, name = entry.partition(":")
-    module = importlib.import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        if error.name != "workloads":
+            raise
+        module = importlib.import_module(current_name(module_name))
     try:
         function: Callable[..., Any] = getattr(module, name)
     except AttributeError:
@@ -91,25 +100,20 @@ def check_arguments(function: Callable[..., Any], args: dict[str, Any], entry: s
         raise KgorchError(f"entry {entry!r}: {error}", next_step="give it in the stage's args") from None
 
 
-def flags_of(args: dict[str, Any]) -> list[str]:
-    """A script's arguments as flags: `{lr: 0.1, amp: true, tags: ["a", "b"]}` becomes `--lr 0.1 --amp --tags a b`."""
-    flags: list[str] = []
-    for name, value in args.items():
-        if value is not False and value is not None:
-            flags += [
-                f"--{name}",
-                *([] if value is True else [str(item) for item in (value if isinstance(value, list) else [value])]),
-            ]
-    return flags
-
-
 def call(launch: LaunchSpec, record: ExitRecord) -> None:
-    """Run the stage's entry: a script, or a function of a module."""
+    """Run the stage's entry: a script, a module, or a function of a module."""
     os.chdir(launch.workdir)
     sys.path.insert(0, launch.workdir)
-    if launch.entry.endswith(".py"):
+    if launch.integration != "off":
+        import_hook.install()
+    words = [*launch.argv, *flags_of(launch.args, launch.flags)]
+    if module := module_of(launch.entry):
+        sys.argv = [module, *words]  # run_module puts the module's path in the place of its name
+        record.began = True
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif launch.entry.endswith(".py"):
         script = str(Path(launch.workdir, launch.entry))
-        sys.argv = [script, *flags_of(launch.args)]
+        sys.argv = [script, *words]
         sys.path.insert(0, str(Path(script).parent))
         record.began = True
         runpy.run_path(script, run_name="__main__")
@@ -155,19 +159,31 @@ class ExitRecord:
                 "line": line_of(error, self._launch.workdir),
                 "traceback": "".join(traceback.format_exception(error))[-16000:],
             }
-            if isinstance(trouble := getattr(error, "trouble", None), Trouble):
+            if isinstance(trouble := getattr(error, "trouble", None), HealthIssue):
                 content["error"]["trouble"] = trouble.as_dict()
         write_attempt_file(self._launch, f"rank{self._rank}.status.json", content)
+
+
+def name_package(error: BaseException) -> None:
+    """Add the name of kgorch's package to the error of a script that imports it by its former name."""
+    if (
+        isinstance(error, ImportError)
+        and (error.name or "").partition(".")[0] == "orchestrator"
+        and "kgorch" not in error.msg  # the folder of a checkout says it itself
+    ):
+        error.msg += "; the package of kgorch is `kgorch`: from kgorch import attach"
 
 
 def code_of(error: BaseException) -> RankError:
     """The kind of error. Does not load PyTorch: there may be no memory for it."""
     if isinstance(error, CheckpointBroken | CannotRestore):
         return RankError.CHECKPOINT
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RankError.DISK_FULL
     if isinstance(error, KgorchError | ImportError | SyntaxError):
         return RankError.USAGE
     if "torch" in sys.modules:
-        from orchestrator.worker.memory import oom
+        from kgorch.worker.memory import oom
 
         if isinstance(error, oom.LadderEnds):
             return RankError.LADDER_EXHAUSTED
@@ -181,7 +197,7 @@ def memory_that_ran_out(error: BaseException) -> str:
     """The memory that ran out (memory/oom.py); empty for any other error. Does not load PyTorch: there may be no memory for it."""
     if "torch" not in sys.modules:
         return "device" if isinstance(error, MemoryError) else ""
-    from orchestrator.worker.memory import oom
+    from kgorch.worker.memory import oom
 
     return oom.ran_out(error)
 
@@ -203,7 +219,7 @@ def is_collateral(error: BaseException) -> bool:
     """Whether another rank's end is the cause. Does not load PyTorch: without it there are no peers."""
     if "torch.distributed" not in sys.modules:
         return False
-    from orchestrator.worker.ranks import peer_errors
+    from kgorch.worker.ranks import peer_errors
 
     return peer_errors.is_collateral(error)
 
@@ -222,6 +238,10 @@ def leave(status: int = 0) -> NoReturn:
             if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
                 with contextlib.suppress(ValueError, OSError):  # closed, or opened for reading
                     item.flush()
+        for stream in (sys.stdout, sys.stderr):  # of a forked rank they are older than what the collector lists
+            with contextlib.suppress(ValueError, OSError):
+                stream.flush()
+        ctypes.CDLL(None).fflush(None)  # what was printed from C
     finally:
         os._exit(status)
 
@@ -236,26 +256,32 @@ def main() -> int:
     die_with_parent()
     launch = worker.launch()
     if launch is None:
-        print("orchestrator.worker.entry is started by kgorch, through torchrun", file=sys.stderr)
+        print("kgorch.worker.entry is started by kgorch, through torchrun", file=sys.stderr)
         return 2
     rank = int(os.environ.get("RANK", 0))
     record = ExitRecord(launch, rank)
     log_to(Path(launch.folder) / f"rank{rank}.log")
     dump_stacks_to(Path(launch.folder) / f"rank{rank}.stacks")
     try:
-        call(launch, record)
-    except SystemExit as ending:
-        if isinstance(ending, session_end.SessionOver):
-            record.write(RankOutcome.SUSPENDED if ending.saved else RankOutcome.UNSAVED)
+        try:
+            call(launch, record)
+        except BaseException as error:
+            session_end.end(error)
+            raise
+        session_end.end(None)  # of a script that has attached without a `with` block
+    except SystemExit as system_exit:
+        if isinstance(system_exit, session_end.SessionOver):
+            record.write(RankOutcome.SUSPENDED if system_exit.is_saved else RankOutcome.UNSAVED)
             leave()
-        elif ending.code in (None, 0):
+        elif system_exit.code in (None, 0):
             record.write(RankOutcome.FINISHED)
         else:
-            record.write(RankOutcome.FAILED, ending)
-            if not isinstance(ending.code, int):
-                print(ending.code, file=sys.stderr)
-            fail(ending.code & 0xFF or 1 if isinstance(ending.code, int) else 1)
+            record.write(RankOutcome.FAILED, system_exit)
+            if not isinstance(system_exit.code, int):
+                print(system_exit.code, file=sys.stderr)
+            fail(system_exit.code & 0xFF or 1 if isinstance(system_exit.code, int) else 1)
     except BaseException as error:
+        name_package(error)
         record.write(RankOutcome.FAILED, error)
         traceback.print_exc()
         fail()

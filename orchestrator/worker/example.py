@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def moons(count: int, seed: int) -> TensorDataset:

@@ -1,4 +1,4 @@
-"""Calls a stage's `preflight` function in a process of its own: `python -m orchestrator.worker.preflight_entry`
+"""Calls a stage's `preflight` function in a process of its own: `python -m kgorch.worker.preflight_entry`
 (launch/inputs.py).
 
 The request comes on standard input. The answer, a line of JSON, goes to standard output; everything else that is printed here goes
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import entry
+from kgorch.errors import KgorchError
+from kgorch.worker import entry
 
 LONGEST = 300
 """Limit of characters of an answer, which is shown in a table."""
@@ -45,6 +45,7 @@ def answer_of(name: str, args: dict[str, Any], workdir: str) -> dict[str, Any]:
         facts = [fact[:LONGEST] for fact in error.facts[:8]]
         return {"what": error.what[:1000], "facts": facts, "do": error.next_step or "", "line": ""}
     except BaseException as error:
+        entry.name_package(error)
         what = f"{type(error).__name__}: {error}"[:1000]
         return {"what": what, "facts": [], "do": "", "line": entry.line_of(error, workdir)}
 

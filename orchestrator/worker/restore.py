@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from orchestrator import __version__
-from orchestrator.core.codes import EventKind
-from orchestrator.errors import CannotRestore
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker.checkpoint import pretrained, snapshot_buffer, state_codec
-from orchestrator.worker.checkpoint.restore_source import FolderSource, RestoreSource, SnapshotGone, SnapshotSource
-from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
-from orchestrator.worker.data.loader_fast_forward import LoaderState
-from orchestrator.worker.ranks import process_group, virtual_ranks
-from orchestrator.worker.session_state import SessionState
-from orchestrator.worker.supervision import Supervision
+from kgorch import __version__
+from kgorch.core.codes import EventKind
+from kgorch.errors import CannotRestore
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker.checkpoint import pretrained, snapshot_buffer, state_codec
+from kgorch.worker.checkpoint.restore_source import FolderSource, RestoreSource, SnapshotGone, SnapshotSource
+from kgorch.worker.checkpoint.snapshot_writer import SnapshotWriter
+from kgorch.worker.data.loader_fast_forward import LoaderState
+from kgorch.worker.ranks import process_group, virtual_ranks
+from kgorch.worker.session_state import SessionState
+from kgorch.worker.supervision import Supervision
 
 DOCUMENT_BYTES = 1 << 18
 """Bytes of a snapshot buffer for what is not a tensor: random states take some 30 kB of it."""
@@ -38,6 +38,7 @@ class ResumePoint:
 
     Attributes:
         rng: random states, to be set before the first step; None where nothing is restored.
+        loaders: positions of the loaders that the script iterates itself (session.follow), by name.
         loader: position of a loader that `session.loader` did not make; None where there was none.
         ranks_before: ranks of the saved run.
         is_trained: the checkpoint closes the stage, and the stage is not extended: no step is left.
@@ -47,33 +48,50 @@ class ResumePoint:
     ranks_before: int
     rng: dict[str, Any] | None = None
     loader: LoaderState | None = None
+    loaders: Mapping[str, LoaderState] = field(default_factory=dict)
     is_trained: bool = False
     needs_warmup: bool = False
 
 
+def find_source(launch: LaunchSpec, supervision: Supervision) -> RestoreSource | None:
+    """What the attempt continues from; None where the stage begins.
+
+    Raises:
+        CheckpointBroken: the checkpoint cannot be read.
+        SnapshotGone: the snapshot of the launch file is no longer there.
+    """
+    if launch.snapshot is not None:
+        return _newest_snapshot(supervision.writer, launch.snapshot)
+    return FolderSource(Path(launch.resume)) if launch.resume else None
+
+
 def begin(
-    state: SessionState, launch: LaunchSpec, supervision: Supervision, sizes: dict[str, int], own_bytes: int
+    state: SessionState,
+    supervision: Supervision,
+    source: RestoreSource | None,
+    sizes: dict[str, int],
+    own_bytes: int,
 ) -> ResumePoint:
     """Restore the tracked objects or load their starting weights, and prepare the buffers for snapshots.
 
     Args:
+        source: of find_source.
         sizes: bytes of each replicated tensor by path, before anything is restored.
         own_bytes: bytes that this rank keeps for itself.
 
     Raises:
         CannotRestore: the checkpoint holds other names or shapes.
-        SnapshotGone: the snapshot of the launch file is no longer there.
         WeightsRefused: the starting weights do not fit.
     """
-    member, things = state.member, state.tracked.things
+    member, things, launch = state.member, state.tracked.things, state.launch
+    assert launch
     point = ResumePoint(member.world_size)
-    if launch.snapshot is not None:
-        source = _newest_snapshot(supervision.writer, launch.snapshot)
-        point = restore(state, source, "the snapshot in memory", extends=launch.extends)
-    elif launch.resume:
-        point = restore(state, FolderSource(Path(launch.resume)), launch.resume, extends=launch.extends)
-        supervision.saves.saved_at = state.position.step
-    if launch.resume is not None or launch.snapshot is not None:
+    if source:
+        is_snapshot = launch.snapshot is not None
+        where = "the snapshot in memory" if is_snapshot else str(launch.resume)
+        point = restore(state, source, where, extends=launch.extends)
+        if not is_snapshot:
+            supervision.saves.saved_at = state.position.step
         at = state.position
         if supervision.metric_log:  # metrics that are reported before the first step belong to the checkpoint's epoch
             supervision.metric_log.epoch = at.epoch + (at.batch > 0)
@@ -107,9 +125,9 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     Raises:
         CannotRestore: the source holds other names or shapes, or lacks a document.
     """
-    described, member, division = source.described, state.member, state.division
-    is_divisible = described.divisible and division.is_divisible
-    count = described.world_size if is_divisible else member.world_size
+    manifest, member, division = source.manifest, state.member, state.division
+    is_divisible = manifest.divisible and division.is_divisible
+    count = manifest.world_size if is_divisible else member.world_size
     if count >= member.world_size:
         division.ranks = virtual_ranks.ranks_of(count, member.rank, member.world_size)
     # Otherwise there are more processes than ranks were, or the run cannot be divided: each process plays one rank of its own.
@@ -121,20 +139,24 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         state_codec.restore(state.tracked.things, source.tree | own["own"], source.fetcher(ranks.first))
     except CannotRestore as error:
         raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
-    point = ResumePoint(described.world_size, rng=own["rng"], loader=own["rng"].pop("loader", None))
+    point = ResumePoint(manifest.world_size, rng=own["rng"], loader=own["rng"].pop("loader", None))
+    if isinstance(loaders := own.get("loaders", {}), dict):
+        point.loaders = loaders
+    if isinstance(remembered := own.get("remembered", {}), dict):
+        state.remembered.values = remembered | state.remembered.values
     ranks.random_states = {rank: source.own(rank)["rng"] for rank in ranks.mine[1:]}
     division.is_divisible = is_divisible
-    report_other_versions(state, described.versions)
-    if ranks.count != described.world_size:
-        _report_other_ranks(state, described.world_size)
+    report_other_versions(state, manifest.versions)
+    if ranks.count != manifest.world_size:
+        _report_other_ranks(state, manifest.world_size)
     elif ranks.are_split:
-        kept = (
+        note = (
             "" if _have_equal_state(source, ranks) else ", but what each rank keeps for itself is the first one's now"
         )
-        state.exactness.update(ranks=ranks.describe() + kept)
-    point.is_trained = described.final and not extends
-    state.position.restore(described.position)
-    state.metrics.restore(described.metrics, described.measured)
+        state.exactness.update(ranks=ranks.describe() + note)
+    point.is_trained = manifest.final and not extends
+    state.position.restore(manifest.position)
+    state.metrics.restore(manifest.metrics, manifest.measured)
     return point
 
 
@@ -157,12 +179,12 @@ def report_other_versions(state: SessionState, before: Mapping[str, str]) -> Non
 def _newest_snapshot(writer: SnapshotWriter, number: int) -> SnapshotSource:
     """The snapshot of that number. Raises: SnapshotGone."""
     try:
-        held, descriptors = writer.fetch()
+        newest, descriptors = writer.fetch()
     except OSError as error:
         raise SnapshotGone(f"the keeper cannot be asked: {error}") from None
-    if held.number != number:
-        raise SnapshotGone(f"expected snapshot {number}, found {held.number}")
-    return SnapshotSource(held, descriptors)
+    if newest.number != number:
+        raise SnapshotGone(f"expected snapshot {number}, found {newest.number}")
+    return SnapshotSource(newest, descriptors)
 
 
 def _have_equal_state(source: RestoreSource, ranks: virtual_ranks.VirtualRanks) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import CannotRestore
-from orchestrator.worker import tagged_json
+from kgorch.errors import CannotRestore
+from kgorch.worker import tagged_json
 
 
 def capture(device: torch.device) -> dict[str, Any]:

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from orchestrator import __version__
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.system.clock import boottime_s
-from orchestrator.worker import rng_state, session_end
-from orchestrator.worker.checkpoint import gc_pause, snapshot_buffer, state_codec
-from orchestrator.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
-from orchestrator.worker.checkpoint.state_codec import CapturedState
-from orchestrator.worker.memory.ladder import manifest_entries
-from orchestrator.worker.ranks import process_group
-from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP
-from orchestrator.worker.session_end import SessionOver
-from orchestrator.worker.session_state import SessionState
+from kgorch import __version__
+from kgorch.checkpoint.manifest import Manifest
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.system.clock import boottime_s
+from kgorch.worker import rng_state, session_end
+from kgorch.worker.checkpoint import gc_pause, snapshot_buffer, state_codec
+from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
+from kgorch.worker.checkpoint.state_codec import CapturedState
+from kgorch.worker.memory.ladder import manifest_entries
+from kgorch.worker.ranks import process_group
+from kgorch.worker.ranks.consensus_board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP
+from kgorch.worker.session_end import SessionOver
+from kgorch.worker.session_state import SessionState
 
 if TYPE_CHECKING:
-    from orchestrator.worker.supervision import Supervision
+    from kgorch.worker.supervision import Supervision
 
 AFTER_A_MISS = 5.0
 """Intervals until the next snapshot after one that could not be taken: the attempt may have cost half a second."""
@@ -108,7 +108,7 @@ class SaveCoordinator:
         request = self._board.tick(step)
         # The determinism check (preflight/determinism_check.py) has all ranks stop at the same given step.
         if step == self._launch.stop_at:
-            raise SessionOver(saved=self._save_and_wait())
+            raise SessionOver(is_saved=self._save_and_wait())
         if request:
             self._carry_out(request)
         if self._best and self._state.tracked and (request := self._best.after_step(step, self.saved_at)):
@@ -125,10 +125,10 @@ class SaveCoordinator:
 
     def save_final(self) -> bool:
         """Save the state at the end of the stage. Returns whether it is on disk."""
-        saved = self._save_and_wait(final=True)
-        if saved and self._state.tracked and not self._state.probe.is_probe:
+        is_saved = self._save_and_wait(final=True)
+        if is_saved and self._state.tracked and not self._state.probe.is_probe:
             session_end.final_step = self._state.position.step
-        return saved
+        return is_saved
 
     def capture(self) -> BoundaryState | None:
         """The state, after all ranks have checked that it is finite; None where nothing is tracked. Raises: Unwell."""
@@ -158,17 +158,17 @@ class SaveCoordinator:
         self._state.determinism.probe()
         self._state.update_exactness()
         with gc_pause.paused():
-            saved = self._write(slot, boundary, persist=persist, final=final)
-        if saved and persist:
+            is_saved = self._write(slot, boundary, persist=persist, final=final)
+        if is_saved and persist:
             self.saved_at = step
             if self._best and not final:
                 self._best.record_save(step)
-        return saved
+        return is_saved
 
     def _carry_out(self, request: int) -> None:
         slot, step, is_first = 1 if request & SLOT else 0, self._state.position.step, self._state.member.rank == 0
         if request & STOP:
-            raise SessionOver(saved=self._save_and_wait(slot=slot))
+            raise SessionOver(is_saved=self._save_and_wait(slot=slot))
         if request & DOWN:
             self._ladder.down(step, "memory is nearly full", tells=is_first, must=False)
         if request & UP:
@@ -178,14 +178,14 @@ class SaveCoordinator:
         self._state.marker.enter("save")
         if request & SAVE:
             self._writer.wait()  # a save of a new best may have come between the request and this step
-        taken = self.save(slot, self.capture(), persist=bool(request & SAVE))
+        is_captured = self.save(slot, self.capture(), persist=bool(request & SAVE))
         self._state.marker.enter("step")
-        self.plan_snapshot(1.0 if taken else AFTER_A_MISS)
+        self.plan_snapshot(1.0 if is_captured else AFTER_A_MISS)
 
     def _save_best(self, request: int) -> None:
         """On all ranks, at the step on whose weights rank 0's best value was measured. A pending stop is done here, too."""
         if request & STOP:
-            raise SessionOver(saved=self._save_and_wait(slot=1 if request & SLOT else 0))
+            raise SessionOver(is_saved=self._save_and_wait(slot=1 if request & SLOT else 0))
         marker = self._state.marker
         where = marker.where
         marker.enter("save")
@@ -218,9 +218,9 @@ class SaveCoordinator:
         self._state.metrics.collect(wait=True)
         if self._metric_log:
             self._metric_log.cut()
-        described = self._manifest(final=final)
+        manifest = self._manifest(final=final)
         documents = self._rank_documents(boundary.captured, boundary.mine)
-        snapshot = RankSnapshot(boundary.captured, boundary.mine, documents, described, boundary.began_s)
+        snapshot = RankSnapshot(boundary.captured, boundary.mine, documents, manifest, boundary.began_s)
         return self._writer.save(snapshot, slot=slot, persist=persist)
 
     def _manifest(self, *, final: bool) -> Manifest:
@@ -249,11 +249,17 @@ class SaveCoordinator:
         random_states = {ranks.first: rng_state.capture(device), **ranks.random_states}
         if (loader := self._state.foreign_loader) is not None:
             random_states[ranks.first]["loader"] = loader.place
+        places = {name: place for name, item in self._state.followed.items() if (place := item.place)}
+        # Left out where there are none: a checkpoint of a script that does not use them has the bytes that it always had.
+        further = {"loaders": places} if places else {}
+        if self._state.remembered.values:
+            further["remembered"] = self._state.remembered.values
         return {
             f"rank{rank}.json": {
                 "rng": random_states[rank],
                 "own": captured.own_tree,
                 "tensors": sorted(mine) if rank == ranks.first else [],
+                **further,
             }
             for rank in ranks.mine
         }

@@ -1,4 +1,4 @@
-"""The public API of a training script under kgorch: what `orchestrator.worker.attach()` returns.
+"""The public API of a training script under kgorch: what `kgorch.attach()` returns.
 
 Everything that happens to the training happens inside `steps()` and `epochs()`, between two optimizer steps, at a step on which all
 ranks have agreed (ranks/consensus_board.py): never in a signal handler, never in an `except`. Between those moments the script
@@ -10,6 +10,8 @@ the state is saved), memory/microbatch.py (one step), supervision.py (connection
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -18,25 +20,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.core.codes import EventKind
-from orchestrator.core.metric_curve import Mark
-from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker import output_folder, restore
-from orchestrator.worker.checkpoint import stage_weights
-from orchestrator.worker.checkpoint.stage_weights import Weights
-from orchestrator.worker.data import batches
-from orchestrator.worker.data.cached_path import CachedPaths
-from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.value_cache import ProgressLog, ValueCache
-from orchestrator.worker.determinism import Determinism
-from orchestrator.worker.memory import activation_checkpointing
-from orchestrator.worker.memory.microbatch import MicrobatchRunner, Work
-from orchestrator.worker.ranks import process_group
-from orchestrator.worker.session_end import SaveLost, SessionOver
-from orchestrator.worker.session_state import SessionState
-from orchestrator.worker.step_loop import StepLoop
-from orchestrator.worker.supervision import Supervision
+from kgorch.core.codes import EventKind
+from kgorch.core.metrics.metric_curve import Mark
+from kgorch.errors import CannotRestore, KgorchError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker import output_folder, restore, session_end
+from kgorch.worker.checkpoint import stage_weights
+from kgorch.worker.checkpoint.restore_source import RestoreSource
+from kgorch.worker.checkpoint.stage_weights import Weights
+from kgorch.worker.data import batches
+from kgorch.worker.data.cached_path import CachedPaths
+from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.data.value_cache import ProgressLog, ValueCache
+from kgorch.worker.determinism import Determinism
+from kgorch.worker.memory import activation_checkpointing
+from kgorch.worker.memory.microbatch import MicrobatchRunner, Work
+from kgorch.worker.own_loop import OwnLoop
+from kgorch.worker.ranks import process_group
+from kgorch.worker.resumed_state import ResumedState
+from kgorch.worker.session_end import SaveLost, SessionOver
+from kgorch.worker.session_state import SessionState
+from kgorch.worker.step_loop import StepLoop
+from kgorch.worker.supervision import Supervision
 
 __all__ = ["SaveLost", "Session", "SessionOver"]
 
@@ -57,9 +63,14 @@ class Session:
         supervised: False when the script runs alone.
         output: folder for results; it outlives the session and is shared by the stages.
         quick: this is a quick test or a probe: loaders give a few batches only, so results are not complete.
+
+    Args:
+        is_guest: another library owns the process: it has seeded the random generators, and uses the process group afterwards.
     """
 
-    def __init__(self, launch: LaunchSpec | None, seed: int | None, deterministic: str | None = None) -> None:
+    def __init__(
+        self, launch: LaunchSpec | None, seed: int | None, deterministic: str | None = None, *, is_guest: bool = False
+    ) -> None:
         self.supervised = launch is not None
         self.quick = launch is not None and (launch.quick or launch.probe is not None)
         gpus = launch.device if launch and launch.device not in NO_GPU else ""
@@ -71,7 +82,9 @@ class Session:
         self.rank, self.world_size, self.device = member.rank, member.world_size, member.device
         self.output = output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
-        process_group.seed_all(self._seed + self.rank)
+        self._leaves_group = not is_guest
+        if not is_guest:
+            process_group.seed_all(self._seed + self.rank)
         state = self._state = SessionState.create(launch, member, determinism, quick=self.quick)
         self._supervision = Supervision(state, launch) if launch else None
         self._paths = CachedPaths(launch, self.rank)
@@ -80,24 +93,47 @@ class Session:
         self._dropped_reported = False
         guards = self._supervision.guards if self._supervision else None
         self._runner = MicrobatchRunner(self.device, lambda: state.division.ranks, state.exactness.update, guards)
-        self._loop = StepLoop(state, self._runner, self._paths, self._supervision)
-
-    def __enter__(self) -> Session:
+        self._loop = StepLoop(state, self._runner, self._paths, self._supervision, is_guest=is_guest)
+        self._own_loop = OwnLoop(state, self._loop)
+        session_end.opened(self._end)
         if self._supervision:
             self._supervision.link.start()
+
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        session_end.end(error)
+
+    def end(self) -> None:
+        """The training is over: save the stage's last state. The rest of the script may use it.
+
+        Called by itself where the `with` block ends, else at the end of the script. Call it where much work follows the training:
+        a session that is stopped in it then repeats this work alone.
+
+        Raises:
+            SaveLost: the save has failed.
+            Unwell: the final state is not finite.
+        """
+        session_end.end(None)
+
+    def _end(self, error: BaseException | None) -> None:
         over, place = isinstance(error, SessionOver), self._state.marker.at_failure(self._state.tracked.modules())
         finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
+        if finished:
+            try:
+                self._own_loop.close()
+            except SessionOver as stop:  # the wall came with the last step
+                self._end(stop)
+                raise
         if self._supervision:
             self._supervision.leave(finished=finished, over=over)
         if isinstance(error, Exception):  # for the record of how this rank ended (entry.py)
             error.at_step = self._state.position.step  # type: ignore[attr-defined]
             error.at_place = place  # type: ignore[attr-defined]
-        if self._state.member.owns_group and (finished or over):
+        if self._leaves_group and self._state.member.owns_group and (finished or over) and dist.is_initialized():
             dist.destroy_process_group()
 
     # State
@@ -121,8 +157,47 @@ class Session:
             state.division.refuse("SyncBatchNorm normalises over all ranks of a step")
         sizes, own_bytes = tracked.measure(self.world_size)
         state.probe.learn(things, tracked.state_bytes, self._runner)
-        if self._supervision and state.launch:
-            self._loop.resume(restore.begin(state, state.launch, self._supervision, sizes, own_bytes))
+        if self._supervision:
+            self._loop.resume(restore.begin(state, self._supervision, self._source, sizes, own_bytes))
+
+    @functools.cached_property
+    def _source(self) -> RestoreSource | None:
+        launch = self._state.launch
+        return restore.find_source(launch, self._supervision) if launch and self._supervision else None
+
+    @functools.cached_property
+    def resumed(self) -> ResumedState:
+        """What this session continues from, readable before `track()`: false where the stage begins.
+
+            best = session.resumed.get("best", 0.0)     # from session.remember(best=…) of an earlier session
+
+        Raises:
+            CheckpointBroken: the checkpoint cannot be read.
+        """
+        member, source, launch = self._state.member, self._source, self._state.launch
+        rank = member.rank if source and source.manifest.world_size == member.world_size else 0
+        return ResumedState(source, rank, extends=bool(launch and launch.extends))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the stage that are done, those of earlier sessions included."""
+        return self._state.position.step if self._state.tracked else self.resumed.step
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are done, those of earlier sessions included."""
+        return self._state.position.epoch if self._state.tracked else self.resumed.epoch
+
+    def remember(self, **values: Any) -> None:
+        """Have every later checkpoint hold plain values: the best score so far, a history, an index.
+
+        `session.resumed[name]` gives them back. They are copied now: call it again when one has changed. A value that is the
+        same on every rank is enough; each rank has its own.
+
+        Raises:
+            KgorchError: a tensor or an object, which `track` takes; or more than 64 KiB in all.
+        """
+        self._state.remembered.update(values)
 
     def weights(self, stage: str, name: str = "model", *, which: str | None = None) -> Weights:
         """The state_dict of the module `name` of another stage of this run (checkpoint/stage_weights.py).
@@ -174,17 +249,27 @@ class Session:
     # Loops
 
     def loader(
-        self, dataset: Any, global_batch: int, *, shuffle: bool = True, drop_last: bool = True, **options: Any
+        self,
+        dataset: Any,
+        global_batch: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        is_random: bool = True,
+        **options: Any,
     ) -> Loader:
         """A DataLoader over this rank's share whose order is the same on any number of ranks and workers (data/keyed_loader.py).
 
         Args:
             global_batch: samples of one optimizer step, over all ranks.
+            is_random: a sample may draw random numbers, for augmentation: the generators are seeded for each one. False saves
+                the time of that, some 15 µs a sample, and reads a batch by the dataset's `__getitems__` where it has one.
             options: further arguments of torch's DataLoader (num_workers, collate_fn, prefetch_factor, …). With workers,
                 persistent_workers is true unless it is given.
 
         Raises:
-            KgorchError: the dataset has no length or index, or too few samples; more ranks than samples of a global batch.
+            KgorchError: the dataset has no length or index, or too few samples; more ranks than samples of a global batch. While
+                samples are read: one drew random numbers in spite of `is_random=False`.
         """
         if self._supervision:
             options = self._supervision.ladder.loader_options(options)
@@ -196,6 +281,7 @@ class Session:
             seed=self._seed,
             shuffle=shuffle,
             drop_last=drop_last,
+            is_random=is_random,
             most=(0 if probe.as_on_cuda else QUICK_BATCHES) if self.quick else None,
             **options,
         )
@@ -210,6 +296,75 @@ class Session:
         `it / name`. The bytes are the same; the order of a folder's entries may differ.
         """
         return self._paths.path(path)
+
+    def boundary(
+        self, *, samples: int | None = None, epoch: int | None = None, open_batches: int | None = None
+    ) -> None:
+        """A step begins here: for loops that do not take their batches from `steps()`.
+
+            for step in range(session.step, 5000):
+                session.boundary()
+                x, y = random_batch()
+                …
+                optimizer.step()
+
+        Call it once a step on all ranks, after what belongs to the step before it (its evaluation, its report) and before the
+        first random number of this one. It counts the step before, saves or stops when it is time, and at its first call after
+        a resume it sets the random states. Between two backwards of the same optimizer step it does nothing.
+
+        Args:
+            samples: of this step over all ranks, for the throughput; counted by the followed loaders when None.
+            epoch: number of the running epoch from 0; that of `epochs()` or of the first followed loader when None.
+            open_batches: batches of this very step that followed loaders have given before this call. None where it is as many
+                at each step, as in the body of a `for` loop.
+
+        Raises:
+            KgorchError: the stage's training is over (`session.resumed.is_finished`).
+            PeersLost: a rank has died.
+        """
+        self._own_loop.boundary(samples=samples, epoch=epoch, open_batches=open_batches)
+
+    def follow(self, loader: Iterable[Any], *, name: str | None = None) -> FollowedLoader:
+        """A loader for a loop that does not use `steps()`, or a further loader of one that does: iterate the result instead.
+
+        A checkpoint holds its position. The first iteration after a resume gives the rest of the epoch, by reading again what
+        the epoch had used (data/loader_fast_forward.py).
+
+        Args:
+            name: in the checkpoint; `loader0`, `loader1`, … in the order of the calls when None.
+
+        Raises:
+            KgorchError: the name is taken.
+        """
+        return self._own_loop.follow(loader, name)
+
+    def add_followed(self, loader: FollowedLoader, name: str) -> None:
+        """`follow` for a loader of a class of its own, which is iterated by itself."""
+        self._own_loop.add(loader, name)
+
+    def note_exactness(self, **facts: str) -> None:
+        """Add to what `status` and `exactness` say of identical results, by topic."""
+        self._state.exactness.update(**facts)
+
+    @property
+    def is_step_done(self) -> bool:
+        """An optimizer has stepped since the newest boundary."""
+        return self._loop.is_after_step
+
+    def expect(self, *, steps: int | None = None, epochs: int | None = None) -> None:
+        """Tell `status` how many steps or epochs the stage has, where `session.steps` cannot know it."""
+        self._loop.expect(steps, epochs)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """What is done in the block is an evaluation: it has the time-out of one, and each value that is reported counts."""
+        marker = self._state.marker
+        where = marker.where
+        marker.enter("evaluation")
+        try:
+            yield
+        finally:
+            marker.enter(where)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of this loop that are still to do, as numbers from 0.
@@ -315,9 +470,9 @@ class Session:
         """
         if self._runner.is_warmup:  # the step is rolled back, and reported when it runs again
             return
-        state, in_step = self._state, self._loop.in_step
+        state, loop, in_step = self._state, self._loop, self._loop.is_after_step
         metric_log = self._supervision.metric_log if self._supervision else None
-        mark = Mark(state.position.step + in_step, metric_log.epoch if metric_log else 0, not in_step)
+        mark = Mark(state.position.step + in_step, metric_log.epoch if metric_log else 0, loop.is_between_steps)
         for name, value in metrics.items():
             state.metrics.report(name, value, mark)
         if state.metrics.dropped and not self._dropped_reported:

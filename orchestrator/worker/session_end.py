@@ -5,6 +5,12 @@ Does not import PyTorch: entry.py needs it when there may be no memory left to l
 
 from __future__ import annotations
 
+import atexit
+import sys
+from collections.abc import Callable
+
+_end_of_session: Callable[[BaseException | None], None] | None = None
+
 final_step: int | None = None
 """Step of the stage's final checkpoint, once it is on disk; entry.py puts it in the record of how this rank ended."""
 
@@ -13,13 +19,41 @@ class SessionOver(SystemExit):
     """Ends the script at a step boundary with exit status 0. Scripts must not catch it.
 
     Attributes:
-        saved: whether the last save is on disk.
+        is_saved: the last save is on disk.
     """
 
-    def __init__(self, *, saved: bool) -> None:
+    def __init__(self, *, is_saved: bool) -> None:
         super().__init__(0)
-        self.saved = saved
+        self.is_saved = is_saved
 
 
 class SaveLost(RuntimeError):
     """The final save of a stage has failed."""
+
+
+def opened(end: Callable[[BaseException | None], None]) -> None:
+    """A session is open: `end` ends it, given the error that ended the script, or None.
+
+    entry.py calls it after the script; a script that runs alone ends it at exit.
+    """
+    global _end_of_session
+    if _end_of_session is None:
+        atexit.register(_end_at_exit)
+    _end_of_session = end
+
+
+def is_open() -> bool:
+    """Whether a session is open."""
+    return _end_of_session is not None
+
+
+def end(error: BaseException | None) -> None:
+    """End the open session, if there is one."""
+    global _end_of_session
+    ending, _end_of_session = _end_of_session, None
+    if ending:
+        ending(error)
+
+
+def _end_at_exit() -> None:
+    end(SystemExit(1) if hasattr(sys, "last_value") else None)

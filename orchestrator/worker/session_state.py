@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker.checkpoint.tracked_objects import TrackedObjects
-from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
-from orchestrator.worker.determinism import Determinism
-from orchestrator.worker.probe.hooks import ProbeHooks
-from orchestrator.worker.ranks.process_group import RankInfo
-from orchestrator.worker.ranks.virtual_ranks import RankDivision
-from orchestrator.worker.telemetry.event_sender import EventSender, Exactness
-from orchestrator.worker.telemetry.progress_marker import ProgressMarker
-from orchestrator.worker.telemetry.rank_metrics import ResourceMeter
-from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
-from orchestrator.worker.telemetry.step_timer import StepTimer
-from orchestrator.worker.training_position import TrainingPosition
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker.checkpoint.tracked_objects import TrackedObjects
+from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.determinism import Determinism
+from kgorch.worker.probe.hooks import ProbeHooks
+from kgorch.worker.ranks.process_group import RankInfo
+from kgorch.worker.ranks.virtual_ranks import RankDivision
+from kgorch.worker.resumed_state import RememberedValues
+from kgorch.worker.telemetry.event_sender import EventSender, Exactness
+from kgorch.worker.telemetry.progress_marker import ProgressMarker
+from kgorch.worker.telemetry.rank_metrics import ResourceMeter
+from kgorch.worker.telemetry.reported_metrics import ReportedMetrics
+from kgorch.worker.telemetry.step_timer import StepTimer
+from kgorch.worker.training_position import TrainingPosition
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class SessionState:
         tracked: what is saved.
         position: counters. Written by restore.py and the step loop.
         foreign_loader: the loader of the running epoch, unless `session.loader` made it. Written by the step loop.
+        followed: loaders that the script iterates itself (session.follow), by name.
+        remembered: plain values that a checkpoint holds.
         probe: hooks of a probe; the null object in a training.
     """
 
@@ -55,6 +59,8 @@ class SessionState:
     tracked: TrackedObjects = field(default_factory=TrackedObjects)
     position: TrainingPosition = field(default_factory=TrainingPosition)
     foreign_loader: LoaderFastForward | None = None
+    followed: dict[str, FollowedLoader] = field(default_factory=dict)
+    remembered: RememberedValues = field(default_factory=RememberedValues)
     probe: ProbeHooks = field(default_factory=ProbeHooks)
 
     @classmethod
@@ -82,7 +88,10 @@ class SessionState:
         self.report_loader()
 
     def report_loader(self) -> None:
-        """Report how exact a foreign loader is."""
-        if (loader := self.foreign_loader) is not None:
-            lost = {"resume": loader.lost} if loader.lost else {}
-            self.exactness.update(data=loader.exactness, **lost)
+        """Report how exact the foreign loaders are."""
+        running = [loader.running for loader in self.followed.values()]
+        loaders = [loader for loader in (self.foreign_loader, *running) if loader is not None]
+        if loaders:
+            lost = "; ".join(dict.fromkeys(loader.lost for loader in loaders if loader.lost))
+            data = "; ".join(dict.fromkeys(loader.exactness for loader in loaders))
+            self.exactness.update(data=data, **({"resume": lost} if lost else {}))

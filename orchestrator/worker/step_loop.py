@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from orchestrator.core.codes import EventKind
-from orchestrator.errors import KgorchError
-from orchestrator.worker import rng_state
-from orchestrator.worker.checkpoint import state_codec
-from orchestrator.worker.data.cached_path import CachedPaths
-from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
-from orchestrator.worker.memory import oom
-from orchestrator.worker.memory.microbatch import MicrobatchRunner
-from orchestrator.worker.restore import ResumePoint
-from orchestrator.worker.session_state import SessionState
-from orchestrator.worker.supervision import Supervision
+from kgorch.core.codes import EventKind
+from kgorch.errors import KgorchError
+from kgorch.worker import rng_state
+from kgorch.worker.audit.port_audit import PortAudit
+from kgorch.worker.checkpoint import state_codec
+from kgorch.worker.data.cached_path import CachedPaths
+from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.memory import oom
+from kgorch.worker.memory.microbatch import MicrobatchRunner
+from kgorch.worker.optimizer_steps import OptimizerSteps
+from kgorch.worker.restore import ResumePoint
+from kgorch.worker.session_state import SessionState
+from kgorch.worker.supervision import Supervision
 
 
 class StepLoop:
@@ -29,23 +32,44 @@ class StepLoop:
         runner: computes the steps.
         data: paths that may switch to a local copy between two epochs.
         supervision: None when the script runs alone.
+        is_guest: see Session.
 
     Attributes:
         in_step: the script has the batch of a step whose boundary is still to come.
+        counts_epochs: the script has called `session.epochs`.
     """
 
     def __init__(
-        self, state: SessionState, runner: MicrobatchRunner, data: CachedPaths, supervision: Supervision | None
+        self,
+        state: SessionState,
+        runner: MicrobatchRunner,
+        data: CachedPaths,
+        supervision: Supervision | None,
+        *,
+        is_guest: bool = False,
     ) -> None:
         self._state, self._runner, self._data, self._supervision = state, runner, data, supervision
         self._point = ResumePoint(state.member.world_size)
         self._loops_seen = self._epochs_wanted = self._refused = 0
         self._epoch_is_open = False
-        self.in_step = False
+        self._optimizer_steps = OptimizerSteps()
+        self._audit = PortAudit(state, runner, self._optimizer_steps, is_guest=is_guest)
+        # more than one batch a step where the script accumulates gradients itself
+        self._batches_per_step, self._batches_since = 1, 0
+        self._batches_of_loop = 0  # from the running epoch to the loop's end; 0 where the loader has no length
+        self.in_step = self.counts_epochs = self._is_own = False
 
     def resume(self, point: ResumePoint) -> None:
         """Continue from there; before the first step."""
         self._point = point
+        self.resume_followed()
+
+    def resume_followed(self) -> None:
+        """Continue the loaders that the script iterates itself, those that are known by now. Raises: CannotRestore."""
+        point, followed = self._point, self._state.followed
+        for name in point.loaders.keys() & followed.keys():
+            followed[name].resume(point.loaders[name], point.ranks_before)
+        point.loaders = {name: place for name, place in point.loaders.items() if name not in followed}
 
     def epochs(self, count: int) -> Iterator[int]:
         """See Session.epochs."""
@@ -58,9 +82,8 @@ class StepLoop:
         self._epochs_wanted = int(count)
         at.epochs_total = count = min(int(count), 1) if state.quick else int(count)
         while at.epoch < count:
-            self._epoch_is_open = True
-            if self._supervision and (metric_log := self._supervision.metric_log):
-                metric_log.epoch = at.epoch + 1
+            self._epoch_is_open = self.counts_epochs = True
+            self.set_epoch_of_metrics()
             yield at.epoch
             state.probe.epoch_over()
             at.epoch, at.batch = at.epoch + 1, 0
@@ -69,6 +92,11 @@ class StepLoop:
             self._save_best()  # of what an evaluation has reported, also after the last epoch
             self._data.look()
         at.batch, at.epochs_done = 0, count  # loop and epoch stay: `--extend` continues the loop from there
+
+    def set_epoch_of_metrics(self) -> None:
+        """What is reported from now on belongs to the running epoch."""
+        if self._supervision and (metric_log := self._supervision.metric_log):
+            metric_log.epoch = self._state.position.epoch + 1
 
     def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
         """See Session.steps."""
@@ -92,16 +120,14 @@ class StepLoop:
             runner.set_batches(parts, weights)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)
-            self.in_step = True
+            self.begin_step()
             try:
                 yield parts[0]
             finally:  # also where the script leaves the loop early: then this step does not count
                 self.in_step = False
             self._check_divisibility()
-            at.step += 1
             at.batch += 1
-            at.samples += samples
-            self._boundary()
+            self.end_step(samples)
         state.marker.enter("evaluation")
 
     def _begin_epoch(self, loader: Iterable[Any]) -> tuple[Loader | LoaderFastForward, Iterator[list[Any]]]:
@@ -112,31 +138,107 @@ class StepLoop:
                 next_step="write `for epoch in session.epochs(n): for batch in session.steps(loader):`, or steps(loader, n)",
             )
         self._epoch_is_open = False
-        state, at, point = self._state, self._state.position, self._point
+        state, at = self._state, self._state.position
         source = self._source(loader)
         source.seek(at.epoch, at.batch)
-        if point.rng:
-            rng_state.restore(point.rng, state.member.device)
-            point.rng = None
+        self._restore_random_states()
         batches = source.parts()  # a fast-forward happens here, so it counts as no step's time
         if state.foreign_loader is not None:
             at.batch = state.foreign_loader.batch
             state.report_loader()
         left = at.epochs_total - at.epoch
-        at.steps_total = at.step - at.batch + len(source) * left if len(source) else 0
+        self._batches_of_loop = len(source) * left
+        self._update_total()
         trials = state.probe.batches(source, self._epochs_wanted)
         if trials is not None:
             batches = self._from_first_batch(trials)
         elif state.quick:
             at.steps_total, batches = at.step - at.batch + 1, itertools.islice(batches, max(0, 1 - at.batch))
         self._warn_if_untracked()
+        shares = (source.share_of_rank(at.batch, rank) for rank in range(state.division.ranks.count))
+        self._enter_steps(max(shares, default=0))
+        return source, batches
+
+    def begin_own(self, share: int) -> None:
+        """Before the first step of a loop that the script owns.
+
+        Args:
+            share: samples of this rank's share of a step; 0 where it is not known.
+        """
+        state, point, self._is_own = self._state, self._point, True
+        self._restore_random_states()
+        if point.needs_warmup:
+            # The step cannot be run twice: its batch is the script's.
+            point.needs_warmup = False
+            why = "DDP has not ordered its buckets yet, so the first step sums the gradients in another order"
+            state.exactness.update(resume=why)
+        self._warn_if_untracked()
+        self._enter_steps(share)
+
+    @property
+    def is_trained(self) -> bool:
+        """The stage's last checkpoint was restored, and no step is left."""
+        return self._point.is_trained
+
+    @property
+    def is_after_step(self) -> bool:
+        """What is measured now is measured on the weights of the running step, not on those before it."""
+        return self.in_step and (not self._is_own or self._optimizer_steps.has_stepped)
+
+    @property
+    def is_between_steps(self) -> bool:
+        """No step is running; in a loop that the script owns: it evaluates."""
+        return not self.in_step or (self._is_own and self._state.marker.where == "evaluation")
+
+    def end_own(self, samples: int) -> None:
+        """After the last step of a loop that the script owns; a step that has begun without its optimizer's step does not count."""
+        steps, at = self._optimizer_steps, self._state.position
+        if self.in_step and (steps.has_stepped or not steps.is_used):
+            at.step, at.samples = at.step + 1, at.samples + samples
+        self.in_step = False
+        self._state.marker.enter("evaluation")
+        self._save_best()
+
+    def _restore_random_states(self) -> None:
+        """Once, before the first step after a resume."""
+        if self._point.rng:
+            rng_state.restore(self._point.rng, self._state.member.device)
+            self._point.rng = None
+
+    def _enter_steps(self, share: int) -> None:
+        state = self._state
         # The time since the last step, perhaps that of an evaluation, is no step's time.
         state.timer.tick("step" if "first_step" in state.marker.longest else "first_step")
         if self._supervision and state.tracked:
-            shares = (source.share_of_rank(at.batch, rank) for rank in range(state.division.ranks.count))
-            self._supervision.begin_epoch(max(shares, default=0))
+            self._supervision.begin_epoch(share)
         self._save_best()  # of an evaluation before the epoch's first step, or after a resume
-        return source, batches
+
+    def begin_step(self) -> None:
+        """A step begins, or the next batch of one."""
+        self.in_step = True
+        self._optimizer_steps.begin()
+
+    def end_step(self, samples: int) -> None:
+        """Count a batch and, unless gradients of it still wait for their optimizer, a step; save or stop if it is time.
+
+        Raises:
+            SessionOver: the session stops here.
+            PeersLost: a rank has died.
+        """
+        state, at = self._state, self._state.position
+        self.in_step = False
+        at.samples += samples
+        self._batches_since += 1
+        if self._optimizer_steps.is_accumulating(state.tracked.things):
+            state.timer.tick()
+            return
+        at.step += 1
+        self._audit.after_step()
+        self._batches_per_step, was = self._batches_since, self._batches_per_step
+        self._batches_since = 0
+        if self._batches_per_step != was:
+            self._update_total()
+        self._boundary()
 
     def _boundary(self) -> None:
         state = self._state
@@ -151,8 +253,19 @@ class StepLoop:
             self._supervision.saves.at_boundary(timer.ticked_s)
             self._supervision.at_boundary(state.position.step)
 
+    def expect(self, steps: int | None, epochs: int | None) -> None:
+        """See Session.expect."""
+        at = self._state.position
+        at.steps_total, at.epochs_total = steps or at.steps_total, epochs or at.epochs_total
+
+    def _update_total(self) -> None:
+        if not self._state.quick and not self._is_own:
+            at, left = self._state.position, self._batches_of_loop - self._state.position.batch
+            at.steps_total = at.step + math.ceil(left / self._batches_per_step) if self._batches_of_loop else 0
+
     def _save_best(self) -> None:
-        if self._supervision is not None:
+        """Between two epochs, unless gradients are summed over them."""
+        if self._supervision is not None and not self._batches_since:
             self._supervision.saves.between_epochs()
 
     def _from_first_batch(self, trials: Iterator[list[Any]]) -> Iterator[list[Any]]:

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 
 import torch
 
-from orchestrator.core.codes import EventKind
-from orchestrator.protocol.launch_spec import BOARD_VARIABLE, LaunchSpec
-from orchestrator.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankMetrics
-from orchestrator.worker.checkpoint.best_checkpoint import BestCheckpoint
-from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter
-from orchestrator.worker.health.loss_guard import LossGuard
-from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.memory.oom_retry import StepGuards
-from orchestrator.worker.probe.estimate_probe import EstimateProbe
-from orchestrator.worker.probe.probe import Probe
-from orchestrator.worker.ranks.consensus_board import Board
-from orchestrator.worker.ranks.supervisor_link import SupervisorLink
-from orchestrator.worker.save_coordinator import SaveCoordinator
-from orchestrator.worker.session_end import SaveLost
-from orchestrator.worker.session_state import SessionState
-from orchestrator.worker.telemetry.metric_log import MetricLog
+from kgorch.core.codes import EventKind
+from kgorch.protocol.launch_spec import BOARD_VARIABLE, LaunchSpec
+from kgorch.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankMetrics
+from kgorch.worker.checkpoint.best_checkpoint import BestCheckpoint
+from kgorch.worker.checkpoint.snapshot_writer import SnapshotWriter
+from kgorch.worker.health.loss_guard import LossGuard
+from kgorch.worker.memory.ladder import Ladder
+from kgorch.worker.memory.oom_retry import StepGuards
+from kgorch.worker.probe.estimate_probe import EstimateProbe
+from kgorch.worker.probe.probe import Probe
+from kgorch.worker.ranks.consensus_board import Board
+from kgorch.worker.ranks.supervisor_link import SupervisorLink
+from kgorch.worker.save_coordinator import SaveCoordinator
+from kgorch.worker.session_end import SaveLost
+from kgorch.worker.session_state import SessionState
+from kgorch.worker.telemetry.metric_log import MetricLog
 
 
 class StatusReporter:
@@ -126,7 +126,7 @@ class Supervision:
             if finished:
                 state.probe.script_over()
                 saved = self.saves.save_final()
-                state.probe.saved()
+                state.probe.saved(state.exactness.facts)
                 self.board.leave()
         finally:
             state.marker.enter("end")

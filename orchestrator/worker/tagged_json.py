@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.checkpoint import safetensors_header
-from orchestrator.errors import CannotRestore
+from kgorch.checkpoint import safetensors_header
+from kgorch.errors import CannotRestore
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

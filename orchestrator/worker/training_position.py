@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.checkpoint.manifest import Position
+from kgorch.checkpoint.manifest import Position
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class TrainingPosition:
         """The part that a checkpoint holds."""
         return Position(self.loop, self.epoch, self.batch, self.step, self.samples)
 
-    def restore(self, saved: Position) -> None:
+    def restore(self, position: Position) -> None:
         """Continue from a checkpoint; the totals are set by the loop."""
-        self.loop, self.epoch, self.batch = saved.loop, saved.epoch, saved.batch
-        self.step, self.samples = saved.step, saved.samples
+        self.loop, self.epoch, self.batch = position.loop, position.epoch, position.batch
+        self.step, self.samples = position.step, position.samples

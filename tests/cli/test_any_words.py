@@ -16,8 +16,8 @@ from answered import ALLOWED, PLAN, code_of, make_state, verbs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cli import VERBS
-from orchestrator.errors import ExitCode
+from kgorch.cli.commands import VERBS
+from kgorch.errors import ExitCode
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
@@ -71,9 +71,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("KGORCH_HOME", str(root / "home"))
         patch.setenv("XDG_CONFIG_HOME", str(root / "config"))
         for verb in ("start", "resume"):
-            patch.setattr(f"orchestrator.cli.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
-        patch.setattr("orchestrator.scheduler.daemon.Daemon.run", lambda _: None)
-        patch.setattr("orchestrator.cli.daemon.os.execv", lambda *_: sys.exit(0))
+            patch.setattr(f"kgorch.cli.commands.training.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
+        patch.setattr("kgorch.scheduler.daemon.Daemon.run", lambda _: None)
+        patch.setattr("kgorch.cli.commands.unattended.daemon.os.execv", lambda *_: sys.exit(0))
         yield root
 
 

@@ -15,16 +15,18 @@ from click.testing import CliRunner
 from harness import wait_until, weekly_reset
 from sqlalchemy import text
 
-from db import charges, checkpoints, curves, queue, rungs, runs, samples, sessions
-from db.engine import open_database
-from db.records import PoolInfo
-from orchestrator.cli import VERBS, cli, render
-from orchestrator.core import metric_curve
-from orchestrator.core.codes import Phase, Reason
-from orchestrator.core.metric_curve import Record, Value
-from orchestrator.errors import NotFound
-from orchestrator.plan import check_entries, load
-from orchestrator.system import process_identity
+from kgorch.cli import cli
+from kgorch.cli.commands import VERBS
+from kgorch.cli.display import render
+from kgorch.core.codes import Phase, Reason
+from kgorch.core.metrics import metric_curve
+from kgorch.core.metrics.metric_curve import Record, Value
+from kgorch.db import charges, checkpoints, curves, queue, rungs, runs, samples, sessions
+from kgorch.db.engine import open_database
+from kgorch.db.rows import PoolInfo
+from kgorch.errors import NotFound
+from kgorch.plan import check_entries, load
+from kgorch.system import process_identity
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -61,7 +63,7 @@ def run(kgorch, engine):
         first_step=0,
         folder_of=lambda number: str(folder / "attempts" / f"1.{number}"),
     )
-    sessions.close_attempt(engine, begun.id, outcome="suspended", cause="", last_step=10, gained=True)
+    sessions.close_attempt(engine, begun.id, outcome="suspended", cause="", last_step=10, made_progress=True)
     sessions.record(
         engine, made.id, first.id, kind="attempt_suspended", phase="suspended", facts={"step": 10}, why="the wall"
     )
@@ -73,7 +75,7 @@ def run(kgorch, engine):
         supervisor_pid=us,
         supervisor_started_ticks=process_identity.start_ticks(us),
         wall_at=datetime.now(UTC) + timedelta(seconds=100),
-        lead_s=4.0,
+        save_lead_s=4.0,
     )
     attempt = sessions.open_attempt(
         engine,
@@ -84,17 +86,17 @@ def run(kgorch, engine):
         folder_of=lambda number: str(folder / "attempts" / f"2.{number}"),
     )
     rungs.add(
-        engine, made.id, second.id, plan_hash="h", stage="train", device="cpu", world=2, step=11, rung="microbatch/2",
+        engine, made.id, second.id, plan_hash="h", stage="train", device="cpu", world_size=2, step=11, rung="microbatch/2",
         why="rank 1: OutOfMemoryError", settings={"settings": {"microbatch": 4, "activation_checkpointing": False}},
     )  # fmt: skip
     for epoch in range(1, 9):
         lasted = {"stage": "train", "epoch": epoch, "step": epoch, "steps": 1, "lasted_s": 0.5, "first": False}
-        sessions.note(engine, made.id, "epoch", lasted | {"metrics": {"dice": 0.5 + 0.01 * epoch}}, first.id)
+        sessions.add_event(engine, made.id, "epoch", lasted | {"metrics": {"dice": 0.5 + 0.01 * epoch}}, first.id)
     told = {"data": "keyed", "deterministic": "did not hold: put_"}
     for facts in ({"data": "replayed"}, told):
-        sessions.note(engine, made.id, "exactness", facts, second.id)
+        sessions.add_event(engine, made.id, "exactness", facts, second.id)
     sessions.record(engine, made.id, second.id, kind="attached", phase="training", facts={}, stage="train")
-    sessions.beat(
+    sessions.record_heartbeat(
         engine,
         second.id,
         attempt.id,
@@ -118,7 +120,7 @@ def run(kgorch, engine):
         step=12,
         final=False,
         bytes=2048,
-        took_s=0.5,
+        save_duration_s=0.5,
         blocking_s=0.01,
         metrics={"dice": 0.4},
     )
@@ -137,7 +139,7 @@ def _shape(value):
 def test_status_tells_how_far_headers_are_read_until_the_training_attaches(kgorch, engine, run):
     row = sessions.last(engine, run.id)
     told = {"what": "headers", "done": "4000", "total": "10000", "left_s": "90"}
-    sessions.note(engine, run.id, "reading", told, row.id)
+    sessions.add_event(engine, run.id, "reading", told, row.id)
     assert "headers: 4000 of 10000, 90 s left" in kgorch.status()["notices"]
     sessions.record(engine, run.id, row.id, kind="attached", phase="training", facts={}, stage="train")
     assert not [line for line in kgorch.status()["notices"] if "headers" in line]
@@ -165,7 +167,7 @@ def test_the_fields_of_json_are_those_that_were_promised(kgorch, run, verb, prom
 def quota(engine, run):
     """The run spends the hours of a pool; another pool is known from a charge alone."""
     told = PoolInfo("kaggle", 30 * 3600.0, weekly_reset(), 7200.0, datetime.now(UTC))
-    charges.tell_pool(engine, run.id, told)
+    charges.set_pool(engine, run.id, told)
     session = sessions.last(engine, run.id)
     sessions.update_session(engine, session.id, pool="kaggle")
     began = datetime.now(UTC) - timedelta(seconds=60)
@@ -184,7 +186,9 @@ def test_the_fields_of_the_quota_are_those_that_were_promised(kgorch, quota):
 
 
 def test_the_fields_of_the_queue_are_those_that_were_promised(kgorch, engine, run):
-    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC), wants={"ranks": 2, "priority": 5})
+    queue.put(
+        engine, run.id, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC), resource_request={"ranks": 2, "priority": 5}
+    )
     found = json.loads(kgorch("queue", "--json").stdout)
     assert _shape(found) == json.loads((PROMISES / "queue.json").read_text())
     assert found[0]["run"] == "ink" and found[0]["ranks"] == 2 and found[0]["priority"] == 5
@@ -201,8 +205,8 @@ def test_the_fields_of_the_daemon_are_those_that_were_promised(kgorch, engine, r
 
 def test_the_quota_tells_in_words_what_is_left_and_who_spends_it(kgorch, quota):
     text = kgorch("quota").stdout
-    assert "left of 30h 00m (kaggle), more at" in text and "2h 00m kept in reserve" in text
-    assert "spent by ink, session 2, 2-fold" in text and "1 run(s) still need 12s" in text
+    assert "left of 30h 00m (kaggle), renewed at" in text and "2h 00m reserved" in text
+    assert "in use by ink, session 2, factor 2" in text and "1 run(s) still need 12s" in text
     assert "30m 00s used (old), no limit known" in text
     assert "left of 30h 00m (kaggle)" in kgorch("status").stdout
     assert "(old)" not in kgorch("quota", "kaggle").stdout
@@ -210,7 +214,7 @@ def test_the_quota_tells_in_words_what_is_left_and_who_spends_it(kgorch, quota):
 
 def test_what_was_used_can_be_corrected_also_to_less(kgorch, quota):
     text = kgorch("quota", "set", "--used", "12h 30m", "--pool", "kaggle").stdout
-    assert "kaggle: 12h 30m used; the charges had said 2m" in text and "15h 30m left" in text
+    assert "kaggle: 12h 30m used; the charges had added up to 2m" in text and "15h 30m left" in text
     less = json.loads(kgorch("quota", "set", "--used", "1h", "--pool", "kaggle", "--json").stdout)
     assert less["used_s"] == pytest.approx(3600, abs=60) and less["computed_s"] == pytest.approx(45000, abs=60)
     kgorch("quota", "set", "--used", "40h", "--pool", "kaggle")
@@ -247,11 +251,11 @@ def waiting(engine, run):
     }  # fmt: skip
     began = session.started_at
     samples.write(engine, session.id, [(began + timedelta(seconds=second), row) for second in range(0, 3600, 5)])
-    sessions.note(engine, run.id, "memory_facts", {"batch": "16", "num_workers": "0"}, session.id)
+    sessions.add_event(engine, run.id, "memory_facts", {"batch": "16", "num_workers": "0"}, session.id)
     for why in ("disk full", "disk full still"):
-        sessions.note(engine, run.id, "save_failed", {"why": why}, session.id)
+        sessions.add_event(engine, run.id, "save_failed", {"why": why}, session.id)
     rungs.add(
-        engine, run.id, session.id, plan_hash="h", stage="train", device="T4", world=2, step=7, rung="microbatch/2",
+        engine, run.id, session.id, plan_hash="h", stage="train", device="T4", world_size=2, step=7, rung="microbatch/2",
         why="out of memory", settings={},
     )  # fmt: skip
     return run
@@ -313,28 +317,28 @@ def test_status_foretells_the_end_and_the_target(kgorch, run):
 def test_an_end_in_another_year_says_which():
     at = {"end_at": "2031-11-22T12:00:00Z", "earliest_at": "2030-03-01T12:00:00Z", "latest_at": None}
     said = render.span(at)
-    assert "22 Nov 2031" in said and "01 Mar 2030" in said and "nobody knows when" in said
+    assert "22 Nov 2031" in said and "01 Mar 2030" in said and "an unknown time" in said
 
 
 def test_a_finished_run_has_no_forecast_and_its_history_tells_how_the_earlier_ones_held(kgorch, run, engine):
     for late in ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
         facts = {"stage": "train", "earliest_at": "1999-01-01T00:00:00Z", "end_at": late, "latest_at": late}
-        sessions.note(engine, run.id, "forecast", facts)
+        sessions.add_event(engine, run.id, "forecast", facts)
     runs.set_state(engine, run.id, "finished")
     assert json.loads(kgorch("status", "--json").stdout)["forecast"] is None
-    assert "1 of 2 forecasts held the end" in kgorch("history").stderr
+    assert "1 of 2 forecasts contained the end" in kgorch("history").stderr
 
 
 def test_history_tells_what_a_check_foretold_beside_epochs_that_were_not_a_sessions_first(kgorch, run, engine):
     facts = {"stage": "predict", "step": 20, "metrics": {}, "steps": 10}
     first, *others = ({**facts, "lasted_s": lasted_s} for lasted_s in (9.0, 2.0, 4.0))
     for facts in ({**first, "first": True}, *others):
-        sessions.note(engine, run.id, "epoch", facts)
+        sessions.add_event(engine, run.id, "epoch", facts)
     told = {"name": "predict", "time": {"epoch_s": 1.5, "batches": 5}, "memory": None}
     kept = kgorch.home / "checks" / f"{run.plan_hash}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({"stages": [told]}))
-    assert "checked: predict: an epoch 1.5s, came 1.5s (+0%)" in kgorch("history").stderr
+    assert "check: predict: an epoch predicted 1.5s, measured 1.5s (+0%)" in kgorch("history").stderr
 
 
 def test_history_shows_the_newest_sessions_as_many_as_are_asked_for(kgorch, run, engine):
@@ -399,7 +403,7 @@ def test_metrics_are_in_the_database_where_the_attempts_folder_is_gone(kgorch, r
 def test_metrics_draws_over_steps_epochs_or_hours(kgorch, run):
     pytest.importorskip("plotext")
     recorded(run, "2.1", losses(10, 12, 0.25), losses(12, 15, 0.75))
-    for axis, label in (("step", "step"), ("epoch", "epoch"), ("hours", "hours since the run began")):
+    for axis, label in (("step", "step"), ("epoch", "epoch"), ("hours", "hours since the run started")):
         drawn = kgorch("metrics", "--plot", "--name", "loss", "--x", axis).stdout
         assert "loss" in drawn and label in drawn and "dice" not in drawn and "\x1b" not in drawn
 
@@ -474,7 +478,7 @@ def test_a_run_named_nearly_right_is_suggested(kgorch, run):
 
 
 def test_resume_with_nothing_to_do_says_so_and_exits_0(kgorch, engine):
-    assert "no run to go on with" in kgorch("resume").stdout
+    assert "no unfinished run to continue" in kgorch("resume").stdout
 
 
 def test_stop_of_a_run_that_does_not_run_says_so(kgorch, run, engine):
@@ -487,9 +491,9 @@ def test_init_from_a_workload_copies_a_training_of_ones_own_and_never_over_one(k
     for name in ("plan.toml", "demo.toml"):
         plan, _ = load(folder / name)
         check_entries(plan, folder)
-        assert all(not stage.entry.startswith("workloads") for stage in plan.stage)
+        assert all(not stage.entry.startswith(("workloads", "kgorch")) for stage in plan.stage)
     for source in folder.glob("*.py"):
-        assert "workloads.timeseries" not in source.read_text()
+        assert "kgorch.workloads.timeseries" not in source.read_text()
         compile(source.read_text(), source.name, "exec")
     (folder / "train.py").write_text("mine")
     refused = kgorch("init", "--from", "timeseries", "mine", code=2)
@@ -583,7 +587,7 @@ def test_a_home_of_nobody_and_a_working_folder_that_is_gone_are_a_persons_mistak
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_written_there(kgorch, closed):
     plan = kgorch.plan("counts_steps.py")
-    program = "import sys, os; from orchestrator.cli import main; main(sys.argv[1:])"
+    program = "import sys, os; from kgorch.cli import main; main(sys.argv[1:])"
     command = f"exec {sys.executable} -c '{program}' {{}} {closed}"
     done = subprocess.run(["sh", "-c", command.format(f"check {plan} --no-probe")], cwd=kgorch.folder, env=kgorch.env())
     assert done.returncode in (0, 2), done
@@ -592,17 +596,25 @@ def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_written_there(k
 
 
 @pytest.mark.parametrize(
-    ("kernel", "expected"), [("", "next: kgorch resume ink"), ("Interactive", "attach this session's output")]
+    ("environ", "expected"),
+    [
+        ({}, "next: kgorch resume ink"),
+        (
+            {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"},
+            "attach this session's output (save a version of the notebook first",
+        ),
+        ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "attach this session's output to the next one: Add Input"),
+        ({"COLAB_RELEASE_TAG": "release"}, "--set checkpoint.mirror=/content/drive/MyDrive/kgorch"),
+    ],
 )
-def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(monkeypatch, capsys, kernel, expected):
-    from orchestrator.cli import foreground
+def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(monkeypatch, capsys, environ, expected):
+    from kgorch.cli import foreground
 
-    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
-    if kernel:
-        monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", kernel)
+    for name in ("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     following = {"at": None, "daemon_alive": False}
-    foreground._say_how_it_ended(
-        {"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED
-    )
+    foreground._print_end({"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED)
     said = capsys.readouterr().err
-    assert expected in said and ("kgorch start PLAN" in said) == bool(kernel)
+    assert expected in said and ("kgorch start PLAN" in said) == bool(environ)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
+import signal
 import sys
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.cli import progress
-from orchestrator.cli.progress import Cadence, Figures, LiveLine, live_line, mode_of, plain_line
-from orchestrator.core import text
+from kgorch.cli.display import progress
+from kgorch.cli.display.progress import Cadence, Figures, LiveLine, live_line, mode_of, plain_line
+from kgorch.cli.display.session_messages import SessionMessages
+from kgorch.core import text
+from kgorch.core.codes import Reason
+from kgorch.core.session import events
+from kgorch.system import signals
 
 NOW = Figures(
     stage="train",
@@ -106,7 +113,7 @@ def bytes_in_a_notebook(lines: list[str]) -> int:
 def test_nine_hours_add_less_than_100_kilobytes_to_a_notebook(epochs, metrics):
     lines = lines_of(9, epochs, metrics)
     assert bytes_in_a_notebook(lines) < 100_000
-    assert 300 <= len(lines) <= 300 + progress.EPOCHS + 1
+    assert 300 <= len(lines) <= 300 + progress.MAX_EPOCH_LINES + 1
 
 
 def test_in_the_first_hour_there_is_a_line_a_minute_and_later_one_every_two():
@@ -159,3 +166,18 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_who_speaks(monkeypatch):
         for number in range(100):
             printer.say(f"line {number}")
     assert tried, "its error ends nothing: neither who speaks nor the session"
+
+
+def test_ctrl_c_again_is_advised_after_a_ctrl_c_and_not_after_kgorch_stop(monkeypatch, capsys):
+    monkeypatch.setattr(signals, "_interrupts", 0)
+    stop = events.StopRequested(Reason.USER)  # the supervisor's event is the same for both
+    run = SimpleNamespace(name="digits", checkpoints="")
+    with (
+        signals.handlers(on_terminate=lambda: None, on_interrupt=lambda: None),
+        SessionMessages(None, SimpleNamespace(run=run), "none") as messages,
+    ):
+        messages.hear(stop)
+        os.kill(os.getpid(), signal.SIGINT)
+        messages.hear(stop)
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["digits: kgorch stop: saving", "digits: saving; Ctrl-C again to stop at once"]

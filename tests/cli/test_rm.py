@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from answered import code_of, make_state
 
-from db import charges, queue, runs, sessions
-from db.engine import open_database
-from db.tables import Base
-from orchestrator.admission import removal
-from orchestrator.errors import ExitCode
-from orchestrator.system import process_identity
-from orchestrator.system.file_lock import FileLock
+from kgorch.admission import removal
+from kgorch.db import charges, queue, runs, sessions
+from kgorch.db.engine import open_database
+from kgorch.db.tables import Base
+from kgorch.errors import ExitCode
+from kgorch.system import process_identity
+from kgorch.system.file_lock import FileLock
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -68,13 +68,13 @@ def test_a_run_is_removed_with_its_rows_and_files_and_its_hours_stay_counted(pla
     assert charges.used_s(engine, "kaggle", datetime.now(UTC) - timedelta(seconds=30)) == pytest.approx(
         straddling, abs=2
     )
-    assert runs.newest(engine, "ink") is None and queue.open_resume(engine, "digits")
+    assert runs.newest(engine, "ink") is None and queue.pending_resume(engine, "digits")
     assert [path.name for path in (place / "home" / "runs" / "ink").iterdir()] == ["lock"]
 
 
 def test_a_run_that_waits_leaves_the_queue(place, engine, capfd):
     assert code_of(["rm", "digits", "-y"]) == 0
-    assert "leaves the queue" in capfd.readouterr().out
+    assert "is removed from the queue" in capfd.readouterr().out
     assert queue.entries(engine) == []
 
 
@@ -110,7 +110,7 @@ def test_a_run_whose_supervisor_lives_is_refused(place, engine, capfd):
     )  # fmt: skip
     assert code_of(["rm", "digits", "--yes"]) == ExitCode.MISTAKE
     told = capfd.readouterr().err
-    assert "digits/1 lives" in told and "next: kgorch stop digits" in told
+    assert "digits/1 is being trained" in told and "next: kgorch stop digits" in told
     sessions.update_session(engine, session.id, supervisor_pid=None)
     held = FileLock(place / "home" / "runs" / "digits" / "lock")
     assert held.acquire()
@@ -122,7 +122,7 @@ def test_a_run_whose_supervisor_lives_is_refused(place, engine, capfd):
 def test_a_run_that_trains_without_a_supervisor_is_refused(place, capfd):
     held = FileLock(place / "home" / "runs" / "ink" / "1" / "attempts" / "1.1" / "lock")
     assert held.acquire()
-    assert code_of(["rm", "ink", "--yes"]) == ExitCode.MISTAKE and "ink/1 lives" in capfd.readouterr().err
+    assert code_of(["rm", "ink", "--yes"]) == ExitCode.MISTAKE and "ink/1 is being trained" in capfd.readouterr().err
     held.release()
     assert code_of(["rm", "ink", "--yes"]) == 0
 
@@ -157,7 +157,7 @@ def test_a_name_by_hand_leads_nowhere(place, engine, capfd, name):
         connection.exec_driver_sql("UPDATE runs SET name = ? WHERE id = 'ink'", (name,))
     before = sorted(place.rglob("*"))
     with pytest.raises(Exception, match="is no folder of runs"):
-        removal.look(engine, place / "home", runs.by_id(engine, "ink"))
+        removal.describe(engine, place / "home", runs.by_id(engine, "ink"))
     assert code_of(["rm", name, "--yes"]) == ExitCode.MISTAKE
     assert [path for path in before if not path.exists()] == []
 
@@ -175,9 +175,11 @@ def elsewhere(place, engine):
 
 def test_checkpoints_of_a_folder_of_the_plans_own_stay_unless_they_are_asked_for(place, elsewhere, capfd):
     (elsewhere / "train" / "step-00000011.broken").mkdir()
-    assert code_of(["rm", "ink", "--yes", "--dry-run", "--checkpoints"]) == 0 and "go, too" in capfd.readouterr().out
+    assert (
+        code_of(["rm", "ink", "--yes", "--dry-run", "--checkpoints"]) == 0 and "removed, too" in capfd.readouterr().out
+    )
     assert code_of(["rm", "ink", "--yes"]) == 0
-    assert "stay; --checkpoints removes them" in capfd.readouterr().out
+    assert "not removed; --checkpoints removes them" in capfd.readouterr().out
     assert (elsewhere / "train" / "step-00000010" / "manifest.json").exists()
 
 
@@ -193,7 +195,7 @@ def test_checkpoints_among_which_something_else_lies_are_left_alone(place, engin
     path.symlink_to("/etc") if "step" in strange else path.write_text("dear")
     before = rows_of(engine)
     assert code_of(["rm", "ink", "--yes", "--checkpoints"]) == ExitCode.MISTAKE
-    assert "holds what is no checkpoint" in capfd.readouterr().err
+    assert "holds something that is no checkpoint" in capfd.readouterr().err
     assert os.path.lexists(path) and rows_of(engine) == before and (place / "home" / "runs" / "ink" / "1").is_dir()
 
 

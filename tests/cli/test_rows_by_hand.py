@@ -18,20 +18,20 @@ from answered import ALLOWED, PLAN, code_of, make_state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from db import sessions, soundness
-from db.engine import open_database
-from db.facts import SHAPES
-from db.soundness import first_oddity
-from db.tables import Base
-from orchestrator.checkpoint.folder import write_manifest
-from orchestrator.checkpoint.manifest import FileEntry, Manifest, Position
-from orchestrator.cli import cause
-from orchestrator.core import quota_windows
-from orchestrator.errors import ExitCode
-from orchestrator.launch import remedies
-from orchestrator.launch import rungs as ladder
-from orchestrator.plan import parse
-from orchestrator.system.paths import check_stored_folder
+from kgorch.checkpoint.folder import write_manifest
+from kgorch.checkpoint.manifest import FileEntry, Manifest, Position
+from kgorch.cli import odd_row
+from kgorch.core.limits import quota_windows
+from kgorch.db import integrity_check, sessions
+from kgorch.db.engine import open_database
+from kgorch.db.event_facts import SHAPES
+from kgorch.db.integrity_check import first_invalid_value
+from kgorch.db.tables import Base
+from kgorch.errors import ExitCode
+from kgorch.launch import remedies
+from kgorch.launch import rungs as ladder
+from kgorch.plan import parse
+from kgorch.system.paths import check_stored_folder
 
 READERS = {"pools.resets": quota_windows.parse, "runs.folder": check_stored_folder}
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
@@ -79,8 +79,6 @@ def sound(tmp_path_factory):
     make_state(root / "home", root / "here")
     (root / "elsewhere").mkdir()
     (root / "elsewhere" / "dear").write_text("dear")
-    with sqlite3.connect(root / "home" / "kgorch.db") as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return root
 
 
@@ -91,7 +89,7 @@ def at_home(sound):
         patch.setenv("KGORCH_HOME", str(sound / "changed"))
         patch.setenv("XDG_CONFIG_HOME", str(sound / "config"))
         for verb in ("start", "resume"):
-            patch.setattr(f"orchestrator.cli.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
+            patch.setattr(f"kgorch.cli.commands.training.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
         yield sound
 
 
@@ -117,7 +115,7 @@ def outside(root: Path) -> list[str]:
 
 
 def test_what_kgorch_has_written_is_sound(sound):
-    assert first_oddity(open_database(sound / "home"), READERS) is None
+    assert first_invalid_value(open_database(sound / "home"), READERS) is None
 
 
 @pytest.mark.parametrize(
@@ -146,14 +144,14 @@ def test_what_kgorch_has_written_is_sound(sound):
 )
 def test_an_oddity_is_named_by_table_column_and_row(sound, cell, value, said):
     change(sound, [(cell, value)])
-    assert said in (first_oddity(open_database(sound / "changed"), READERS) or "")
+    assert said in (first_invalid_value(open_database(sound / "changed"), READERS) or "")
 
 
 def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(at_home, capfd, monkeypatch):
     change(at_home, [(("sessions", "started_at"), "yesterday")])
     assert code_of(["status", "digits"]) == ExitCode.MISTAKE
     told = capfd.readouterr().err
-    assert "holds what kgorch has not written: sessions.started_at of row 2" in told and "next: " in told
+    assert "holds a value that kgorch did not write: sessions.started_at of row 2" in told and "next: " in told
     assert "ValueError: " in told, "what it broke is told, too"
     change(at_home, [])
     for ours in (
@@ -161,9 +159,7 @@ def test_a_verb_that_a_row_breaks_names_it_and_a_bug_of_ours_still_shows_itself(
         UnicodeEncodeError("latin-1", "→", 0, 1, "not in it"),
         FileNotFoundError(2, "gone", "x"),
     ):
-        monkeypatch.setattr(
-            "orchestrator.report.run_view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours)
-        )
+        monkeypatch.setattr("kgorch.report.run_view.of_run", lambda *_, ours=ours, **__: (_ for _ in ()).throw(ours))
         with pytest.raises(type(ours)):
             code_of(["status", "digits"])
 
@@ -186,7 +182,7 @@ def test_an_odd_row_of_another_run_does_not_hide_a_bug_of_ours(at_home, capfd, m
     with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
         connection.execute("UPDATE sessions SET step = 'ten', phase = 'odd' WHERE run_id = 'ink'")
         connection.execute("UPDATE runs SET folder = '/etc' WHERE id = 'ink'")
-    fail(monkeypatch, "orchestrator.report.run_view.of_run", error)
+    fail(monkeypatch, "kgorch.report.run_view.of_run", error)
     with pytest.raises(type(error)):
         code_of(["status", "digits"])
 
@@ -195,7 +191,7 @@ def test_an_odd_row_of_the_run_that_the_code_had_no_hand_in_does_not_hide_a_bug_
     change(at_home, [])
     with sqlite3.connect(at_home / "changed" / "kgorch.db") as connection:
         connection.execute("UPDATE checkpoints SET source = x'ff00' WHERE run_id = 'digits'")
-    monkeypatch.setattr("orchestrator.report.run_view.of_run", lambda *_, **__: {}["ours"])
+    monkeypatch.setattr("kgorch.report.run_view.of_run", lambda *_, **__: {}["ours"])
     with pytest.raises(KeyError):
         code_of(["status", "digits"])
 
@@ -206,19 +202,21 @@ def test_a_bug_of_ours_shows_itself_at_once_whatever_the_database_holds(at_home,
         rows = ((2, "2026-11-22 00:00:00", 0, '{"host.cpu": 1.0}') for _ in range(200_000))
         connection.executemany('INSERT INTO samples (session_id, at, span_s, "values") VALUES (?, ?, ?, ?)', rows)
     read: list[str] = []
-    real = soundness._as_kept
-    monkeypatch.setattr(soundness, "_as_kept", lambda *args: read.append(str(real(*args))) or real(*args))
-    monkeypatch.setattr("orchestrator.report.run_view.of_run", lambda *_, **__: {}["ours"])
+    real = integrity_check._select_unconverted
+    monkeypatch.setattr(
+        integrity_check, "_select_unconverted", lambda *args: read.append(str(real(*args))) or real(*args)
+    )
+    monkeypatch.setattr("kgorch.report.run_view.of_run", lambda *_, **__: {}["ours"])
     with pytest.raises(KeyError):
         code_of(["status", "digits"])
-    assert read and all(f"LIMIT {cause.NEWEST}" in statement for statement in read)
+    assert read and all(f"LIMIT {odd_row.MAX_ROWS}" in statement for statement in read)
 
 
 @pytest.mark.parametrize("folder", ["x", "/etc"])
 def test_a_runs_folder_by_hand_is_named_by_whatever_trips_over_it(at_home, capfd, folder):
     change(at_home, [(("runs", "folder"), folder)])
     assert code_of(["history", "ink"]) == ExitCode.MISTAKE
-    assert "holds what kgorch has not written: runs.folder of row" in capfd.readouterr().err
+    assert "holds a value that kgorch did not write: runs.folder of row" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["", "step-00000001"])  # another training's, perhaps
@@ -227,7 +225,7 @@ def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capf
     dear = at_home / "elsewhere"
     if name:
         dear = Path(shutil.copytree(dear, dear / name))
-    rest = "final, bytes, state, why, source, took_s, blocking_s, metrics, created_at"
+    rest = "final, bytes, state, why, source, save_duration_s, blocking_s, metrics, created_at"
     connection = sqlite3.connect(at_home / "changed" / "kgorch.db")
     connection.execute(
         f"INSERT INTO checkpoints (run_id, stage, step, path, {rest})"
@@ -339,13 +337,13 @@ def pick_up(root: Path, cells: list[tuple[tuple[str, str], object]], patch: pyte
     trained: list[object] = []
 
     def train(engine, opened, **_):
-        place = ladder.Place("train", "cpu", 2)
-        trained.append((opened, ladder.standing(engine, opened.run, opened.plan, place)))
+        place = ladder.RungScope("train", "cpu", 2)
+        trained.append((opened, ladder.launch_settings(engine, opened.run, opened.plan, place)))
         opened.claim.release()
         opened.lock.release()
         return int(ExitCode.SUSPENDED)
 
-    patch.setattr("orchestrator.cli.start.run_session", train)
+    patch.setattr("kgorch.cli.commands.training.start.run_session", train)
     return trained
 
 
@@ -418,7 +416,7 @@ def test_no_event_of_any_shape_breaks_what_reads_the_journal(at_home, capfd, are
     for run in ("ink", "digits"):
         for kind in kinds:
             for facts in odd if are_tables else ([], 5, None):
-                sessions.note(engine, run, kind, facts, 1 if run == "ink" else 2)
+                sessions.add_event(engine, run, kind, facts, 1 if run == "ink" else 2)
     engine.dispose()
     for run in ("ink", "digits"):
         for verb in (["status"], ["history"], ["history", "--events"], ["doctor"]):

@@ -1,4 +1,4 @@
-"""kgorch systemd: what is printed, written, left alone and taken away. Real systemd: tests/processes/test_systemd.py."""
+"""kgorch systemd: what is printed, written, left alone and taken away. Real systemd: tests/system/test_systemd_units.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.system import systemd_units
+from kgorch.system import systemd_units
 
 
 def test_what_is_printed_is_what_is_installed_whatever_the_unit(kgorch, tmp_path):
@@ -25,7 +25,7 @@ def test_a_system_unit_runs_as_the_person_named_and_a_user_unit_closes_nothing_t
     user = kgorch("systemd", "print", "--user").stdout
     assert "User=" not in user and "PrivateTmp=" not in user and "\nNoNewPrivileges=yes\n" in user
     assert "no account" in kgorch("systemd", "print", "--system", "--as", "no-such-person", code=2).stderr
-    assert "leave --as away" in kgorch("systemd", "print", "--user", "--as", "nobody", code=2).stderr
+    assert "leave out --as" in kgorch("systemd", "print", "--user", "--as", "nobody", code=2).stderr
 
 
 def test_installing_again_changes_nothing_and_another_home_replaces(kgorch, tmp_path):

@@ -16,22 +16,22 @@ import pytest
 from answered import PLAN, code_of, make_state
 from harness import wait_until
 
-from db import checkpoints, runs, sessions
-from db.engine import open_database
-from orchestrator.checkpoint.folder import write_manifest
-from orchestrator.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
-from orchestrator.cli import render, watch
-from orchestrator.core import text
-from orchestrator.core.codes import Reason
-from orchestrator.errors import ExitCode
-from orchestrator.report import failure, forecast, save_advice
-from orchestrator.system import process_identity
-from orchestrator.system.file_lock import FileLock
+from kgorch.checkpoint.folder import write_manifest
+from kgorch.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
+from kgorch.cli.display import render, watch
+from kgorch.core import text
+from kgorch.core.codes import Reason
+from kgorch.db import checkpoints, runs, sessions
+from kgorch.db.engine import open_database
+from kgorch.errors import ExitCode
+from kgorch.report import failure, forecast, save_advice
+from kgorch.system import process_identity
+from kgorch.system.file_lock import FileLock
 
 HOSTILE = "\x1b]0;PWNED\x07\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\u202e\u2066evil\r"
 FREE = {
     "runs": ["why"],
-    "sessions": ["why", "place", "stage"],
+    "sessions": ["why", "site", "stage"],
     "attempts": ["cause", "stage"],
     "checkpoints": ["stage", "source"],
     "events": ["kind"],
@@ -108,7 +108,9 @@ def at_home(hostile, tmp_path, monkeypatch):
     monkeypatch.setenv("KGORCH_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for verb in ("start", "resume"):
-        monkeypatch.setattr(f"orchestrator.cli.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
+        monkeypatch.setattr(
+            f"kgorch.cli.commands.training.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED)
+        )
 
 
 def controls(shown: str) -> list[str]:
@@ -167,9 +169,9 @@ def test_an_event_of_a_strangers_making_ends_no_verb(at_home, capfd, kind, facts
     engine = open_database(Path(os.environ["KGORCH_HOME"]))
     run = runs.newest(engine, "ink")
     assert run is not None
-    before = forecast.held(engine, run)
-    sessions.note(engine, run.id, kind, facts)
-    assert forecast.held(engine, run) == before
+    before = forecast.accuracy(engine, run)
+    sessions.add_event(engine, run.id, kind, facts)
+    assert forecast.accuracy(engine, run) == before
     engine.dispose()
     for verb in (["history", "ink"], ["status", "ink"], ["status", "digits"]):
         assert code_of(verb) == 0
@@ -211,7 +213,7 @@ def cut_off(kgorch):
         engine, session.id, stage="train", ranks=1, folder_of=lambda number: str(folder / f"1.{number}")
     )
     sessions.record(engine, run.id, session.id, kind="attached", phase="training", facts={}, stage="train")
-    sessions.beat(engine, session.id, attempt.id, epoch=1, epochs_total=4, step=1316, steps_total=3200)
+    sessions.record_heartbeat(engine, session.id, attempt.id, epoch=1, epochs_total=4, step=1316, steps_total=3200)
     for step in (1106, 1862):
         saved = folder / "checkpoints" / "train" / f"step-{step:08d}"
         saved.mkdir(parents=True)
@@ -269,9 +271,9 @@ def test_a_resume_that_is_queued_says_whether_a_daemon_lives_that_begins_it(kgor
         facts={},
         resume={"reason": Reason.TIME_LIMIT, "why": "the wall", "due_at": due_at},
     )
-    assert "no daemon lives that would begin it" in shown(kgorch)["next"]
+    assert "no daemon is running that would start it" in shown(kgorch)["next"]
     with held(kgorch.home / "daemon.lock"):
-        assert shown(kgorch)["next"].startswith("the daemon goes on with it, due")
+        assert shown(kgorch)["next"].startswith("the daemon continues it, due")
         assert kgorch.status()["next"]["daemon_alive"]
         sessions.record(
             engine,
@@ -301,7 +303,7 @@ def test_a_run_that_failed_foretells_nothing(kgorch, cut_off):
     sessions.record(engine, run.id, last.id, kind="retries_exhausted", phase="failed", facts={}, why="it went wrong")
     runs.set_state(engine, run.id, "failed")
     assert "end" not in shown(kgorch) and kgorch.status()["forecast"] is None
-    assert shown(kgorch)["next"] == "mend the cause, then kgorch resume mine"
+    assert shown(kgorch)["next"] == "fix the cause, then kgorch resume mine"
 
 
 def test_the_failure_says_where_it_was_in_a_persons_own_code():
@@ -313,8 +315,8 @@ def test_the_failure_says_where_it_was_in_a_persons_own_code():
     raise ValueError("shape")
 ValueError: shape
 """
-    assert failure.where(told) == "/home/me/train.py:17" and failure.where("killed") is None
-    assert failure.where(told.replace("/home/me/", "/venv/lib/python3.11/")).endswith("module.py:5")
+    assert failure.location(told) == "/home/me/train.py:17" and failure.location("killed") is None
+    assert failure.location(told.replace("/home/me/", "/venv/lib/python3.11/")).endswith("module.py:5")
 
 
 def test_a_save_that_failed_says_what_to_do_where_the_disk_is_full(tmp_path, monkeypatch):
@@ -362,7 +364,7 @@ FOUND = {
         "started_at": "2026-11-20T10:00:00Z",
         "wall_at": "2026-11-20T19:00:00Z",
         "left_s": 16_200.0,
-        "lead_s": 90.0,
+        "save_lead_s": 90.0,
     },
 }
 
@@ -418,7 +420,7 @@ def test_watching_takes_the_screen_follows_its_size_and_leaves_the_end_on_it(kgo
 
     def frame() -> str:
         terminal.read_until("\x1b[H")
-        return terminal.read_until("it trains")
+        return terminal.read_until("training continues")
 
     small = wait_until(lambda: (shown := frame()) and "supervisor" not in shown and shown, what="a smaller frame")
     assert "progress" in small and "mine" in small and small.count("\n") < 8
@@ -426,6 +428,20 @@ def test_watching_takes_the_screen_follows_its_size_and_leaves_the_end_on_it(kgo
     ended = terminal.end()
     after = ended.text.split("\x1b[?1049l")[1]
     assert "suspended: the wall" in after and ended.code == 0
+
+
+def test_a_window_that_is_dragged_for_long_stops_no_watching(kgorch, lives):
+    engine, run, last = lives
+    terminal = kgorch.on_terminal("status", "mine", "--watch", columns=100, lines=30)
+    terminal.read_until("supervisor")
+    for number in range(1500):
+        terminal.resize(60 + number % 2, 8)
+        if not number % 50:
+            terminal.read_until("\x1b[H")
+    terminal.resize(90, 8)
+    wait_until(lambda: " " * 61 in terminal.read_until("training continues"), what="a wider frame")
+    sessions.record(engine, run.id, last.id, kind="attempt_suspended", phase="suspended", facts={}, why="the wall")
+    assert terminal.end().code == 0
 
 
 def test_watching_in_a_notebook_gives_lines_and_no_screen(kgorch, lives):

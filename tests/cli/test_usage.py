@@ -11,9 +11,10 @@ import click
 import pytest
 from answered import PLAN, code_of, make_state, verbs
 
-from orchestrator.cli import GROUPS, VERBS, cli, completion
-from orchestrator.errors import ExitCode
-from orchestrator.plan import check_entries, load
+from kgorch.cli import cli, completion
+from kgorch.cli.commands import VERBS, module_of
+from kgorch.errors import ExitCode
+from kgorch.plan import check_entries, load
 
 
 @pytest.fixture
@@ -44,16 +45,16 @@ def said(capfd, *words: str, code: int = ExitCode.MISTAKE) -> str:
         (["start", "--frsh"], "(did you mean '--fresh'?)", "next: kgorch start --help"),
         (["start", "--until", "noon"], "error: invalid value for '--until'", "next: kgorch start --help"),
         (["start", "a.toml", "b.toml"], "error: got unexpected extra argument (b.toml)", "next: kgorch start --help"),
-        (["start", "--fresh", "--run", "x"], "--fresh begins a new run", "next: kgorch start --help"),
+        (["start", "--fresh", "--run", "x"], "--fresh starts a new run", "next: kgorch start --help"),
         (["logs", "--rank", "x"], "'x' is not a valid integer", "next: kgorch logs --help"),
         (["rm"], "error: missing argument 'RUN...'", "next: kgorch status --all"),
         (["checkpoints", "export"], "error: missing argument 'RUN'", "next: kgorch status --all"),
         (["checkpoints", "exprt"], "no verb 'exprt' (did you mean 'export'?)", "next: kgorch checkpoints --help"),
-        (["queue", "ad"], "no verb 'ad' (did you mean 'add'?); known: add, drop", "next: kgorch queue --help"),
+        (["queue", "ad"], "no verb 'ad' (did you mean 'add'?); verbs: add, drop", "next: kgorch queue --help"),
         (["help", "stat"], "did you mean 'start'|did you mean 'status'", "next: kgorch --help"),
-        (["ls"], "error: no verb 'ls'; known: ", "next: kgorch status --all"),
-        (["kill"], "error: no verb 'kill'; known: ", "next: kgorch stop"),
-        (["remove", "x"], "error: no verb 'remove'; known: ", "next: kgorch rm --help"),
+        (["ls"], "error: no verb 'ls'; verbs: ", "next: kgorch status --all"),
+        (["kill"], "error: no verb 'kill'; verbs: ", "next: kgorch stop"),
+        (["remove", "x"], "error: no verb 'remove'; verbs: ", "next: kgorch rm --help"),
         (["--nosuch"], "error: no such option: --nosuch", "next: kgorch --help"),
         (["init", "--print", "--force"], "--print writes nothing", "next: kgorch init --help"),
     ],
@@ -84,7 +85,7 @@ def test_every_verb_that_takes_a_plan_tells_its_mistakes_alike(place, capfd, wor
 
 
 def test_without_a_plan_the_one_of_the_folder_is_taken(place, capfd, monkeypatch):
-    monkeypatch.setattr("orchestrator.cli.start.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
+    monkeypatch.setattr("kgorch.cli.commands.training.start.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
     assert code_of(["start"]) == ExitCode.SUSPENDED
     (place / "work" / "plan.toml").unlink()
     capfd.readouterr()
@@ -97,7 +98,7 @@ def test_a_plan_that_is_gone_leads_to_its_run_and_a_mistyped_one_to_no_other(pla
     assert "(did you mean 'plan.toml'?)" in said(capfd, "start", "plam.toml")
     (place / "work" / "plan.toml").unlink()
     told = said(capfd, "start", "plan.toml")
-    assert "the run 'digits', begun in that folder" in told and "next: kgorch resume digits" in told
+    assert "the run 'digits', which was started in that folder" in told and "next: kgorch resume digits" in told
     told = said(capfd, "start", "other.toml")
     assert "digits" not in told and "kgorch resume" not in told
     assert "next: kgorch resume digits" in said(capfd, "start", "digits.toml")
@@ -130,12 +131,11 @@ def test_no_line_of_help_is_wider_than_a_terminal_and_no_sentence_is_cut(path, c
     assert not [line for line in lines if line.rstrip().endswith("...") and not line.startswith("Usage")]
 
 
-def test_every_verb_stands_once_in_the_help_and_in_a_group():
+def test_every_verb_is_once_in_the_help_and_its_module_is_named_like_it():
     lines = shown_at(80, cli, ())
     for verb in VERBS:
         assert sum(line.split()[:1] == [verb] and line.startswith("  ") for line in lines) == 1, verb
-    assert {name for names in GROUPS.values() for name in names} <= set(VERBS)
-    assert len({name for names in GROUPS.values() for name in names}) == sum(map(len, GROUPS.values()))
+        assert module_of(verb).rpartition(".")[2] == verb and cli.get_command(click.Context(cli), verb).name == verb
 
 
 def test_help_of_a_verb_is_what_its_option_shows(place, capfd):
@@ -206,7 +206,7 @@ def test_no_next_step_of_a_plans_mistake_leads_to_writing_over_it(place, capfd):
 
 
 def every_key() -> list[str]:
-    from orchestrator.plan import Plan, dotted_keys
+    from kgorch.plan import Plan, dotted_keys
 
     return list(dotted_keys(Plan))
 
@@ -239,7 +239,7 @@ def offered(place: Path, line: str) -> list[str]:
         "KGORCH_HOME": str(place / "home"),
     }  # fmt: skip
     program = (
-        "import sys; from orchestrator.cli import cli\n"
+        "import sys; from kgorch.cli import cli\n"
         "try: cli(prog_name='kgorch')\n"
         "finally: print('LOADED', *sys.modules, file=sys.stderr)"
     )
@@ -299,5 +299,5 @@ def test_completion_waits_for_no_writer(place):
         parameter = click.Argument(["run"])
         os.environ["KGORCH_HOME"] = str(place / "home")
         assert completion.runs(context, parameter, "") == []
-        assert time.monotonic() - began_s < 10 * completion.PATIENCE_S
+        assert time.monotonic() - began_s < 10 * completion.LOCK_TIMEOUT_S
     other.close()

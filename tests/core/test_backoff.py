@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.backoff import Backoff
+from kgorch.core.backoff import Backoff
 
 
 def test_pauses_double_up_to_the_longest():

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core import codes, lifecycle
-from orchestrator.core.codes import NOTED_BY_RANKS, REASON_TEXT, EventKind, Reason
+from kgorch.core import codes
+from kgorch.core.codes import NOTED_BY_RANKS, REASON_TEXT, EventKind, Reason
+from kgorch.core.session import events
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -90,8 +91,8 @@ def test_a_code_is_compared_with_a_member_of_its_enum(path):
 
 
 def test_each_event_of_the_lifecycle_has_a_kind_of_its_own():
-    events = [kind for kind in vars(lifecycle).values() if isinstance(kind, type) and issubclass(kind, lifecycle.Event)]
-    kinds = [event.kind for event in events if event is not lifecycle.Event]
+    classes = [item for item in vars(events).values() if isinstance(item, type) and issubclass(item, events.Event)]
+    kinds = [event.kind for event in classes if event is not events.Event]
     assert len(kinds) == len(set(kinds)) > 20 and not NOTED_BY_RANKS & set(kinds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from dataclasses import replace
 
@@ -9,18 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import checkpoint_interval, retention, save_deadline
-from orchestrator.core.attempt_outcome import (
-    Ended,
+from kgorch.core.checkpoint import checkpoint_interval, retention, save_deadline
+from kgorch.core.checkpoint.retention import RetentionCandidate, RetentionRule, to_drop
+from kgorch.core.checkpoint.save_deadline import Save
+from kgorch.core.codes import RankError, RankOutcome
+from kgorch.core.session.attempt_outcome import (
+    AttemptEnd,
     RankRecord,
-    failed_in,
+    exhausted_memory,
+    failed_step,
     final_step,
     first_cause,
-    memory_that_ran_out,
+    is_same_error,
     verdict,
 )
-from orchestrator.core.codes import RankError, RankOutcome
-from orchestrator.core.lifecycle import (
+from kgorch.core.session.events import (
     AttemptCrashed,
     AttemptSuspended,
     OutOfMemory,
@@ -28,9 +32,8 @@ from orchestrator.core.lifecycle import (
     RunFinished,
     StageFinished,
 )
-from orchestrator.core.retention import Kept, Rule, to_drop
-from orchestrator.core.save_deadline import Save
-from orchestrator.platforms.detect import detect
+from kgorch.platforms.detect import detect
+from kgorch.worker.entry import code_of
 
 
 def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
@@ -70,7 +73,7 @@ def test_the_interval_is_youngs_and_bounded_by_the_plan():
 
 
 kept = st.builds(
-    Kept,
+    RetentionCandidate,
     key=st.uuids().map(str),
     stage=st.sampled_from(["train", "predict"]),
     step=st.integers(0, 1000),
@@ -82,7 +85,7 @@ kept = st.builds(
     measured=st.dictionaries(st.just("dice"), st.integers(0, 3)),
 )
 rules = st.builds(
-    Rule,
+    RetentionRule,
     last=st.integers(1, 5),
     best=st.sampled_from([None, ("dice", True), ("dice", False)]),
     disk_bytes=st.none() | st.integers(0, 10**9),
@@ -101,19 +104,21 @@ def test_the_newest_verified_checkpoint_and_the_final_ones_are_never_dropped(che
 
 
 def _saved(step, **more):
-    return Kept(key=str(step), stage="train", step=step, bytes=100, order=float(step), verified=True, **more)
+    return RetentionCandidate(
+        key=str(step), stage="train", step=step, bytes=100, order=float(step), verified=True, **more
+    )
 
 
 def test_the_last_and_the_best_are_kept():
     saves = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, 0.5), (2, 0.9), (3, 0.6), (4, 0.7), (5, 0.8)]]
-    assert to_drop(saves, Rule(last=2, best=("dice", True))) == ("1", "3")
-    assert to_drop(saves, Rule(last=2, best=("dice", False))) == ("2", "3")
+    assert to_drop(saves, RetentionRule(last=2, best=("dice", True))) == ("1", "3")
+    assert to_drop(saves, RetentionRule(last=2, best=("dice", False))) == ("2", "3")
 
 
 def test_a_nan_is_never_the_best():
     saves = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, math.nan), (2, 0.9), (3, 0.6), (4, 0.5)]]
-    assert to_drop(saves, Rule(last=1, best=("dice", True))) == ("1", "3")
-    assert to_drop(saves, Rule(last=1, best=("dice", False))) == ("1", "2", "3")
+    assert to_drop(saves, RetentionRule(last=1, best=("dice", True))) == ("1", "3")
+    assert to_drop(saves, RetentionRule(last=1, best=("dice", False))) == ("1", "2", "3")
 
 
 def test_weights_that_were_trained_on_since_do_not_compete_for_the_best():
@@ -124,27 +129,27 @@ def test_weights_that_were_trained_on_since_do_not_compete_for_the_best():
         _saved(170, metrics={"accuracy": 0.9}, measured={"accuracy": 100}),
         _saved(300, metrics={"accuracy": 0.7}, measured={"accuracy": 300}),
     ]
-    assert to_drop(saves, Rule(last=1, best=("accuracy", True))) == ("104", "170")
-    assert to_drop(saves[1:], Rule(last=1, best=("accuracy", True))) == ("104", "170")
+    assert to_drop(saves, RetentionRule(last=1, best=("accuracy", True))) == ("104", "170")
+    assert to_drop(saves[1:], RetentionRule(last=1, best=("accuracy", True))) == ("104", "170")
 
 
 def test_of_equals_the_first_is_the_best():
     saves = [_saved(step, metrics={"dice": 0.5}, measured={"dice": step}) for step in (1, 2, 3, 4)]
-    assert to_drop(saves, Rule(last=1, best=("dice", True))) == ("2", "3")
-    assert to_drop(saves, Rule(last=1, best=("dice", False))) == ("2", "3")
+    assert to_drop(saves, RetentionRule(last=1, best=("dice", True))) == ("2", "3")
+    assert to_drop(saves, RetentionRule(last=1, best=("dice", False))) == ("2", "3")
 
 
 def test_a_checkpoint_of_unknown_measurement_competes_only_where_none_is_known():
     old = [_saved(step, metrics={"dice": dice}) for step, dice in [(1, 0.7), (2, 0.99), (3, 0.8)]]
     new = [_saved(step, metrics={"dice": dice}, measured={"dice": step}) for step, dice in [(4, 0.6), (5, 0.5)]]
-    assert to_drop(old, Rule(last=1, best=("dice", True))) == ("1",)
-    assert to_drop([*old, *new], Rule(last=1, best=("dice", True))) == ("1", "2", "3")
+    assert to_drop(old, RetentionRule(last=1, best=("dice", True))) == ("1",)
+    assert to_drop([*old, *new], RetentionRule(last=1, best=("dice", True))) == ("1", "2", "3")
 
 
 def test_the_best_goes_last_for_a_disk_budget():
     dices = [(1, 0.9), (2, 0.6), (3, 0.7), (4, 0.8)]
     saves = [_saved(step, metrics={"dice": dice}, measured={"dice": step}, number=step) for step, dice in dices]
-    rule = Rule(last=2, every=3, best=("dice", True))
+    rule = RetentionRule(last=2, every=3, best=("dice", True))
     assert to_drop(saves, rule) == ()
     assert to_drop(saves, replace(rule, disk_bytes=300)) == ("2",), "each third, before the best"
     assert to_drop(saves, replace(rule, disk_bytes=200)) == ("2", "3")
@@ -159,13 +164,15 @@ saves_of_a_run = st.lists(
 @given(saves_of_a_run, st.booleans(), st.integers(1, 3))
 def test_the_kept_best_is_the_first_of_the_best_that_were_measured(told, highest, last):
     """As a run goes: what a save lets go never comes back, and still the best of all stands."""
-    standing: list[Kept] = []
+    standing: list[RetentionCandidate] = []
     for step, (value, is_measured, verified) in enumerate(told):
         metrics = {} if value is None else {"dice": value}
         measured = {} if value is None else {"dice": step if is_measured else step - 1}
-        save = Kept(str(step), "train", step, 10, float(step), verified, metrics=metrics, measured=measured)
+        save = RetentionCandidate(
+            str(step), "train", step, 10, float(step), verified, metrics=metrics, measured=measured
+        )
         standing.append(save)
-        gone = to_drop(standing, Rule(last=last, best=("dice", highest)))
+        gone = to_drop(standing, RetentionRule(last=last, best=("dice", highest)))
         standing = [item for item in standing if item.key not in gone]
     sign = 1 if highest else -1
     measured = [
@@ -181,34 +188,39 @@ def test_the_best_of_a_stage_stays_when_the_next_stage_saves():
     saves = [
         _saved(1, metrics={"dice": 0.9}),
         _saved(2, metrics={"dice": 0.5}),
-        Kept("p", "predict", 1, 100, 9.0, True),
+        RetentionCandidate("p", "predict", 1, 100, 9.0, True),
     ]
-    assert to_drop(saves, Rule(last=1, best=("dice", True))) == ()
+    assert to_drop(saves, RetentionRule(last=1, best=("dice", True))) == ()
 
 
 def test_a_disk_budget_takes_the_oldest_first_and_stops_at_the_newest():
     saves = [_saved(step) for step in (1, 2, 3)]
-    assert to_drop(saves, Rule(last=3, disk_bytes=250)) == ("1",)
-    assert to_drop(saves, Rule(last=3, disk_bytes=10)) == ("1", "2")
+    assert to_drop(saves, RetentionRule(last=3, disk_bytes=250)) == ("1",)
+    assert to_drop(saves, RetentionRule(last=3, disk_bytes=10)) == ("1", "2")
 
 
 def test_nothing_goes_before_something_newer_is_verified():
-    assert to_drop([retention.Kept("1", "train", 1, 10, 1.0, verified=False)], Rule(last=1)) == ()
+    assert (
+        to_drop([retention.RetentionCandidate("1", "train", 1, 10, 1.0, verified=False)], RetentionRule(last=1)) == ()
+    )
 
 
 def test_a_disk_that_others_fill_costs_neither_the_last_two_nor_the_best():
     saves = [_saved(step, metrics={"dice": 1.0 / step}) for step in (1, 2, 3, 4)]
-    assert to_drop(saves, Rule(last=4, best=("dice", True), room_bytes=0)) == ("2",)
-    assert to_drop(saves, Rule(last=4, room_bytes=250)) == ("1", "2")
+    assert to_drop(saves, RetentionRule(last=4, best=("dice", True), room_bytes=0)) == ("2",)
+    assert to_drop(saves, RetentionRule(last=4, room_bytes=250)) == ("1", "2")
 
 
 def test_each_kth_checkpoint_of_a_stage_is_kept_for_good_whatever_was_dropped_between():
-    kept = [Kept(str(n), "train", n, 10, float(n), verified=True, number=n) for n in (2, 5, 6, 7, 8, 9)]
-    assert to_drop(kept, Rule(last=1, every=3)) == ("6", "7")  # the third, sixth and ninth stay, and the newest
+    kept = [RetentionCandidate(str(n), "train", n, 10, float(n), verified=True, number=n) for n in (2, 5, 6, 7, 8, 9)]
+    assert to_drop(kept, RetentionRule(last=1, every=3)) == (
+        "6",
+        "7",
+    )  # the third, sixth and ninth stay, and the newest
 
 
-def _ended(*records, ranks=2, gained=True, without_progress=0, more=False, **memory):
-    return Ended(ranks, records, "torchrun ended with 1", gained, without_progress, more, **memory)
+def _ended(*records, ranks=2, made_progress=True, without_progress=0, more=False, **memory):
+    return AttemptEnd(ranks, records, "torchrun ended with 1", made_progress, without_progress, more, **memory)
 
 
 def _record(rank, outcome, at_s=1.0, **more):
@@ -225,7 +237,7 @@ def test_ranks_that_end_without_the_final_checkpoint_that_they_speak_of_have_not
     done = [_record(0, "finished", final_step=8), _record(1, "finished", final_step=8)]
     lost = replace(_ended(*done), has_final=False)
     assert isinstance(verdict(lost), AttemptCrashed) and final_step(lost.records) == 8
-    again = verdict(replace(lost, gained=False, without_progress=2))
+    again = verdict(replace(lost, made_progress=False, without_progress=2))
     assert isinstance(again, RetriesExhausted) and "final checkpoint" in again.cause
     assert verdict(replace(lost, has_final=True)) == RunFinished() and final_step([_record(0, "finished")]) is None
 
@@ -241,9 +253,9 @@ def test_ranks_that_all_stop_at_a_boundary_are_suspended():
 
 def test_a_rung_begins_with_the_step_of_the_rank_that_is_furthest_behind():
     ahead, behind = _record(0, "failed", step=101), _record(1, "failed", step=100)
-    assert failed_in(_ended(ahead, behind), 101) == 100
-    assert failed_in(_ended(ahead, _record(1, "failed")), 101) == 101, "who failed before it attached says nothing"
-    assert failed_in(_ended(), 101) == 100, "of ranks that were killed the last word may be a step ahead"
+    assert failed_step(_ended(ahead, behind), 101) == 100
+    assert failed_step(_ended(ahead, _record(1, "failed")), 101) == 101, "who failed before it attached says nothing"
+    assert failed_step(_ended(), 101) == 100, "of ranks that were killed the last word may be a step ahead"
 
 
 def test_the_earliest_failure_is_the_cause_and_broken_connections_are_collateral():
@@ -274,8 +286,8 @@ def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say
     out = _record(
         1, "failed", 1.1, error_type="torch.OutOfMemoryError", message="CUDA out of memory", memory="optimizer"
     )
-    assert memory_that_ran_out(_ended(peer, out)) == "optimizer"
-    assert verdict(_ended(peer, out, rung="set crop=96", gained=False, without_progress=9)) == OutOfMemory(
+    assert exhausted_memory(_ended(peer, out)) == "optimizer"
+    assert verdict(_ended(peer, out, rung="set crop=96", made_progress=False, without_progress=9)) == OutOfMemory(
         "rank 1: torch.OutOfMemoryError: CUDA out of memory", "set crop=96"
     )
 
@@ -283,17 +295,17 @@ def test_memory_that_ran_out_first_leads_to_the_next_rung_and_what_its_peers_say
 def test_memory_that_runs_out_in_an_evaluation_is_no_matter_of_the_training_batch():
     error = {"error_type": "torch.OutOfMemoryError", "message": "CUDA out of memory", "memory": "device", "step": 40}
     out = RankRecord(0, RankOutcome.FAILED, 1.0, place="evaluation", **error)
-    assert memory_that_ran_out(_ended(out, ranks=1)) == "evaluation"
+    assert exhausted_memory(_ended(out, ranks=1)) == "evaluation"
     assert verdict(_ended(out, ranks=1, rung="expandable_segments")) == OutOfMemory(
         "rank 0 in an evaluation: torch.OutOfMemoryError: CUDA out of memory", "expandable_segments"
     )
-    failed = verdict(_ended(out, ranks=1, gained=False))
+    failed = verdict(_ended(out, ranks=1, made_progress=False))
     assert isinstance(failed, RetriesExhausted) and "give the evaluation smaller batches" in failed.cause
     in_a_step = RankRecord(0, RankOutcome.FAILED, 1.0, place="step", **error)
-    assert memory_that_ran_out(_ended(in_a_step, ranks=1)) == "device"
+    assert exhausted_memory(_ended(in_a_step, ranks=1)) == "device"
     frozen = error | {"code": RankError.LADDER_EXHAUSTED}  # a model that trains in eval()
     assert (
-        memory_that_ran_out(_ended(RankRecord(0, RankOutcome.FAILED, 1.0, place="evaluation", **frozen), ranks=1))
+        exhausted_memory(_ended(RankRecord(0, RankOutcome.FAILED, 1.0, place="evaluation", **frozen), ranks=1))
         == "device"
     )
 
@@ -308,14 +320,16 @@ def test_ranks_that_find_no_rung_together_name_the_one_that_ran_out():
 def test_an_error_before_the_memory_ran_out_is_the_cause():
     wrong = _record(0, "failed", 1.0, error_type="ValueError", message="bad pixel")
     out = _record(1, "failed", 1.1, error_type="MemoryError", memory="device")
-    assert memory_that_ran_out(_ended(wrong, out)) == "" and isinstance(verdict(_ended(wrong, out)), AttemptCrashed)
+    assert exhausted_memory(_ended(wrong, out)) == "" and isinstance(verdict(_ended(wrong, out)), AttemptCrashed)
 
 
 def test_an_exhausted_ladder_ends_the_run_unless_the_attempt_came_further_than_any_before():
     out = _record(1, "failed", 1.1, error_type="MemoryError", message="no room", memory="device")
-    ended = verdict(_ended(out, ranks=1, gained=False))
+    ended = verdict(_ended(out, ranks=1, made_progress=False))
     assert isinstance(ended, RetriesExhausted) and "the ladder is exhausted" in ended.cause
-    assert isinstance(verdict(_ended(out, ranks=1, gained=True)), AttemptCrashed), "it may go on like that for long"
+    assert isinstance(verdict(_ended(out, ranks=1, made_progress=True)), AttemptCrashed), (
+        "it may go on like that for long"
+    )
 
 
 @pytest.mark.parametrize("kills", [0, 2])
@@ -329,12 +343,12 @@ def test_a_kill_is_the_hosts_memory_only_when_the_kernel_says_so(kills):
         error_type="RuntimeError",
         message="DataLoader worker (pid 7) is killed by signal: Killed. ",
     )
-    assert memory_that_ran_out(_ended(peer, kernel_kills=kills)) == "", "nothing says that the rank was killed"
-    for ended in (_ended(peer, kernel_kills=kills, sigkilled=True), _ended(worker, ranks=1, kernel_kills=kills)):
-        assert memory_that_ran_out(ended) == ("host" if kills else "")
-        assert ("want of memory" in first_cause(ended)) == bool(kills)
+    assert exhausted_memory(_ended(peer, kernel_kills=kills)) == "", "nothing says that the rank was killed"
+    for ended in (_ended(peer, kernel_kills=kills, was_sigkilled=True), _ended(worker, ranks=1, kernel_kills=kills)):
+        assert exhausted_memory(ended) == ("host" if kills else "")
+        assert ("OOM killer" in first_cause(ended)) == bool(kills)
     wrong = _record(0, "failed", 1.0, error_type="ValueError", message="bad pixel")
-    assert memory_that_ran_out(_ended(wrong, kernel_kills=kills)) == "", "what was killed came after it"
+    assert exhausted_memory(_ended(wrong, kernel_kills=kills)) == "", "what was killed came after it"
 
 
 def test_a_killed_rank_is_the_cause_when_its_peer_only_lost_the_connection():
@@ -344,9 +358,9 @@ def test_a_killed_rank_is_the_cause_when_its_peer_only_lost_the_connection():
 
 def test_the_third_attempt_without_a_step_more_is_the_last():
     boom = _record(0, "failed", error_type="ValueError", message="boom")
-    assert isinstance(verdict(_ended(boom, gained=False, without_progress=1)), AttemptCrashed)
-    assert isinstance(verdict(_ended(boom, gained=True, without_progress=5)), AttemptCrashed)
-    last = verdict(_ended(boom, gained=False, without_progress=2))
+    assert isinstance(verdict(_ended(boom, made_progress=False, without_progress=1)), AttemptCrashed)
+    assert isinstance(verdict(_ended(boom, made_progress=True, without_progress=5)), AttemptCrashed)
+    last = verdict(_ended(boom, made_progress=False, without_progress=2))
     assert isinstance(last, RetriesExhausted) and "ValueError: boom" in last.cause
 
 
@@ -374,5 +388,13 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_run_unless_its_stage_is_train
     unread = _record(0, "failed", code=RankError.CHECKPOINT, message="step-8-final …")
     assert isinstance(verdict(_ended(unread, ranks=1)), RetriesExhausted)
     assert isinstance(verdict(_ended(unread, ranks=1, can_read_another=True)), AttemptCrashed)
-    over = verdict(_ended(unread, ranks=1, can_read_another=True, gained=False, without_progress=2))
+    over = verdict(_ended(unread, ranks=1, can_read_another=True, made_progress=False, without_progress=2))
     assert isinstance(over, RetriesExhausted), "not for ever"
+
+
+def test_a_full_disk_is_no_error_that_must_come_again():
+    """A script that fills the disk at the same line and step twice may find room the next time."""
+    bug = [RankRecord(0, RankOutcome.FAILED, 1.0, error_type="OSError", line="train.py:42", step=7)]
+    full = [replace(bug[0], code=code_of(OSError(errno.ENOSPC, "No space left on device")))]
+    assert is_same_error(bug, bug) and not is_same_error(full, full)
+    assert code_of(OSError(errno.ENOENT, "no such file")) is RankError.OTHER

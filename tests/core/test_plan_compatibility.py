@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.plan_compatibility import compare_plans
-from orchestrator.plan import parse
+from kgorch.core.plan_compatibility import compare_plans
+from kgorch.plan import parse
 
 PLAN = """
 name = "x"

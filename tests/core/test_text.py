@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.render import LogText
-from orchestrator.core import text
+from kgorch.cli.display.render import LogText
+from kgorch.core import text
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 

@@ -17,7 +17,7 @@ from harness import Kgorch
 from ranks import Attempt
 
 from gpu.step import Report
-from orchestrator.checkpoint.folder import readable_checkpoints
+from kgorch.checkpoint.folder import readable_checkpoints
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEP = re.compile(r"step (\d+) microbatch (\w+) loss (\S+)")
@@ -92,7 +92,7 @@ def checkpoint_of(attempt: Attempt) -> Path:
 
 def schedule_of(attempt: Attempt) -> list[dict[str, Any]]:
     """The schedule (LaunchSpec.schedule) of a run that uses the microbatches of this one from the same steps on."""
-    from orchestrator.core.memory_ladder import Settings
+    from kgorch.core.memory.memory_ladder import Settings
 
     schedule, before = [], "None"
     for step, microbatch, _ in steps_of(attempt):

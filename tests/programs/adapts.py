@@ -4,7 +4,7 @@ import no_compiler  # noqa: F401
 import torch
 from torch import nn
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 with attach(seed=1) as session:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).to(session.device)

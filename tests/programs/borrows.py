@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def sample(index: int) -> torch.Tensor:

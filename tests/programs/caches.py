@@ -7,7 +7,7 @@ from pathlib import Path
 
 import no_compiler  # noqa: F401
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def main(keys: list[str], sleep: float, fails: bool) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 class Slow(TensorDataset):

@@ -1,16 +1,18 @@
 """Trains, and fails at a step: always (`--at 5`), or the first time that it comes there (`--once FILE`).
+The message is another one each time, as that of an error with an address in it.
 
 With `--fills` it fails of a disk that it has filled with a table, which leaves no room for a word of it.
 """
 
 import argparse
+import os
 import pathlib
 import time
 
 import no_compiler  # noqa: F401
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--at", type=int, default=5)
@@ -34,4 +36,4 @@ with attach(seed=0) as session:
                 with open(session.output / "table.csv", "wb", buffering=0) as table:
                     while table.write(b"0" * 512):
                         pass
-            raise ValueError(f"the loss went wrong at step {step}")
+            raise ValueError(f"the loss went wrong at step {step} (process {os.getpid()})")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def main(epochs: int, sleep: float, plain: bool, half: bool) -> None:

@@ -9,7 +9,7 @@ import no_compiler  # noqa: F401
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 SAMPLES, GLOBAL_BATCH = 24, 4
 

@@ -21,7 +21,7 @@ import no_compiler  # noqa: F401
 import torch
 from torch import nn
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import no_compiler  # noqa: F401
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)

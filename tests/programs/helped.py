@@ -13,7 +13,7 @@ import time
 import no_compiler  # noqa: F401
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100_000)"
 

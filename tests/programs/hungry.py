@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
-from orchestrator.worker.telemetry import rank_metrics
+from kgorch import attach
+from kgorch.worker.telemetry import rank_metrics
 
 IMPOSSIBLE = 1 << 46
 

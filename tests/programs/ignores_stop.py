@@ -5,7 +5,7 @@ import time
 import no_compiler  # noqa: F401
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 with attach() as session:
     model = torch.nn.Linear(2, 1)

@@ -7,7 +7,7 @@ import no_compiler  # noqa: F401
 import torch
 import torch.distributed as dist
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def main(late: float) -> None:

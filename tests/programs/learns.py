@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 class Points(torch.utils.data.Dataset):

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from orchestrator.worker.data import batches
-from orchestrator.worker.entry import function_of
-from orchestrator.worker.session import Session
+from kgorch.worker.data import batches
+from kgorch.worker.entry import function_of
+from kgorch.worker.session import Session
 
 IMPOSSIBLE = 1 << 46
 

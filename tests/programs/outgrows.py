@@ -12,7 +12,7 @@ import no_compiler  # noqa: F401
 import torch
 from torch import nn
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fits", type=json.loads, required=True)

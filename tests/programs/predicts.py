@@ -8,7 +8,7 @@ from pathlib import Path
 import no_compiler  # noqa: F401
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def main(hold: str, out: str) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 with attach(seed=0) as session:
     model = torch.nn.Linear(2, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach, output_folder
+from kgorch import attach, output_folder
 
 
 class Files(torch.utils.data.Dataset):

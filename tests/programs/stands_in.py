@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.system import log_handlers, sd_notify
+from kgorch.system import log_handlers, sd_notify
 
 disk = Path(sys.argv[1])
 asked = []

@@ -8,7 +8,7 @@ import no_compiler  # noqa: F401
 import torch
 from torch import nn
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 MIB = 1 << 20
 parser = argparse.ArgumentParser()

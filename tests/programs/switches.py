@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
+from kgorch.worker.memory.activation_checkpointing import ActivationCheckpointing
 
 WAYS = [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}, {"static_graph": True}]
 

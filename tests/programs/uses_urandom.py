@@ -7,7 +7,7 @@ import time
 import no_compiler  # noqa: F401
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 with attach(seed=0) as session:
     steady, noisy = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)

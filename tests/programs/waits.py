@@ -12,7 +12,7 @@ import os
 import no_compiler  # noqa: F401
 import torch
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 
 def hang() -> None:

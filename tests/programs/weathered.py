@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.worker.entry import function_of
-from orchestrator.worker.session import Session
+from kgorch.worker.entry import function_of
+from kgorch.worker.session import Session
 
 HELPER = ["sleep", "98765"]
 """By these words a storm knows it (tests/storm/looking.py)."""
@@ -45,7 +45,7 @@ def wait_as_told() -> None:
 
 def main(inner: str, **args: Any) -> None:
     """`inner`: the entry that is meant, given `args`."""
-    if not inner.startswith("workloads.vqa."):  # transformers asks the compiler for more than a stand-in has
+    if not inner.startswith("kgorch.workloads.vqa."):  # transformers asks the compiler for more than a stand-in has
         importlib.import_module("no_compiler")
     steps = Session.steps
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from weathered import hold, wait_as_told
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 SAMPLES, GLOBAL_BATCH, WIDTH = 96, 12, 8
 MIB = 1 << 20

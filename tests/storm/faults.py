@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.checkpoint.folder import list_checkpoints
-from orchestrator.checkpoint.manifest import MANIFEST_NAME
+from kgorch.checkpoint.folder import list_checkpoints
+from kgorch.checkpoint.manifest import MANIFEST_NAME
 from storm import looking
 from storm.invariants import Trace
 from storm.machine import Refused
@@ -32,7 +32,7 @@ Deed = Callable[[World, random.Random], Trace]
 DEEDS: dict[str, Deed] = {}
 
 CUT = ("session", "^cut_off: ")
-KILLED = ("attempt", r"crashed: (rank [\d, ]+ was killed|no rank left a word)")
+KILLED = ("attempt", r"crashed: (rank [\d, ]+ was killed|all ranks were killed)")
 IN_A_SAVE_S = 3.0
 """How long a save is waited for that is to be met in its midst."""
 
@@ -58,7 +58,7 @@ def kill_rank(world: World, chance: random.Random) -> Trace:
     if not ranks:
         raise Refused("there is no rank")
     rank = chance.choice(sorted(ranks))
-    told = rf"crashed: (rank ([\d, ]*\b)?{rank}\b[\d, ]* was killed|no rank left a word)"
+    told = rf"crashed: (rank ([\d, ]*\b)?{rank}\b[\d, ]* was killed|all ranks were killed)"
     trace = world.trace("kill_rank", f"SIGKILL to rank {rank}", ("attempt", told))
     world.kill(ranks[rank])
     return trace
@@ -146,7 +146,7 @@ def kill_while_starting(world: World, chance: random.Random) -> Trace:
 
 @deed
 def kill_loading_process(world: World, chance: random.Random) -> Trace:
-    said = ("attempt", r"(?i)dataloader worker|was killed|no rank left a word")
+    said = ("attempt", r"(?i)dataloader worker|was killed|all ranks were killed")
     trace = world.trace("kill_loading_process", "SIGKILL to a loading process", said)
     world.kill(_one(world, "loader", chance))
     return trace

@@ -21,10 +21,10 @@ import psutil
 from harness import processes_of
 from safetensors import safe_open
 
-from orchestrator.checkpoint.manifest import shard_names
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.errors import KgorchError
-from orchestrator.system import process_identity as identities
+from kgorch.checkpoint.manifest import shard_names
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.errors import KgorchError
+from kgorch.system import process_identity as identities
 from storm.invariants import Charged, Checkpoint, Process
 from storm.programs import STAGES
 
@@ -38,10 +38,9 @@ AT_A_BEGIN = "skipped"
 """What the workloads report when they begin, so also wherever they go on."""
 
 ROLES = {
-    "orchestrator.launch.shim": "shim",
-    "orchestrator.snapshots.keeper": "keeper",
-    "torch.distributed.run": "torchrun",
-    "orchestrator.worker.entry": "rank",
+    "kgorch.launch.shim": "shim",
+    "kgorch.snapshots.keeper": "keeper",
+    "kgorch.worker.elastic_agent": "torchrun",
 }
 
 HELPER = ["sleep", "98765"]
@@ -53,15 +52,15 @@ def role_of(process: psutil.Process) -> tuple[str, str]:
     try:
         words = process.cmdline()
         role = _module_role(words)
-        if role == "rank":
-            parent = process.parent()
-            if parent and _module_role(parent.cmdline()) == "rank":
+        if role == "torchrun" and (parent := process.parent()) and _module_role(parent.cmdline()) == "torchrun":
+            grandparent = parent.parent()
+            if grandparent and _module_role(grandparent.cmdline()) == "torchrun":
                 return "loader", ""
-            return "rank", process.environ().get("RANK", "")
+            return "rank", str(identities.rank_of(process.pid))
         if words == HELPER:
             return "helper", process.environ().get("RANK", "")
-        if "orchestrator.cli" in words:
-            verb = words[words.index("orchestrator.cli") + 1 :][:1]
+        if "kgorch.cli" in words:
+            verb = words[words.index("kgorch.cli") + 1 :][:1]
             if verb in (["start"], ["resume"]) and "--queue" not in words:
                 return "supervisor", ""
             return ("daemon" if verb == ["daemon"] else "command"), ""
@@ -71,7 +70,7 @@ def role_of(process: psutil.Process) -> tuple[str, str]:
 
 
 def _module_role(words: list[str]) -> str:
-    """By the first `-m`: torchrun is told the ranks' own one after it."""
+    """By the first `-m`: forked ranks and loading processes have the command line of torchrun."""
     return ROLES.get(words[words.index("-m") + 1], "") if "-m" in words[:-1] else ""
 
 
@@ -229,12 +228,14 @@ def charges(home: Path) -> Iterator[Charged]:
     """Of sessions that are over."""
     told = _rows(
         home,
-        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.beat_at,"
+        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.heartbeat_at,"
         " (SELECT count(*) FROM attempts a WHERE a.session_id = s.id) FROM sessions s"
         " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
     )
-    for number, started_at, ended_at, phase, rows, used_s, beat_at, launches in told:
-        until = beat_at if phase == "cut_off" and beat_at else ended_at  # what was cut off ended when it was heard last
+    for number, started_at, ended_at, phase, rows, used_s, heartbeat_at, launches in told:
+        until = (
+            heartbeat_at if phase == "cut_off" and heartbeat_at else ended_at
+        )  # what was cut off ended when it was heard last
         if until and ended_at:
             lasted_s = (datetime.fromisoformat(until) - datetime.fromisoformat(started_at)).total_seconds()
             yield Charged(number, rows, used_s, lasted_s, launches)

@@ -67,7 +67,11 @@ def stages(episode: Episode, data: Path) -> Stages:
         args = {"loader": episode.loader, "workers": episode.workers, "folder": "source" if episode.source else ""}
         told = [{"epochs": epochs, **args, "hungry": episode.hungry} for epochs in COUNTED_EPOCHS[episode.stages]]
         return {name: ("weathers.py", said) for name, said in zip(STAGES, told, strict=False)}
-    inner = {"inner": f"workloads.{episode.program}.train:main", "data": str(data), "num_workers": episode.workers}
+    inner = {
+        "inner": f"kgorch.workloads.{episode.program}.train:main",
+        "data": str(data),
+        "num_workers": episode.workers,
+    }
     students = {"data": str(data / "train"), "listing": str(data / "train.csv"), "students": str(data / "students")}
     students = students if episode.program == "vqa" else {}
     return {
@@ -83,6 +87,8 @@ def make_data(program: str, folder: Path) -> None:
     module, *words = WORKLOADS[program].make
     aside = folder.with_name(f"{folder.name}.part")
     subprocess.run(
-        [sys.executable, "-m", f"workloads.{program}.{module}", str(aside), *words], check=True, capture_output=True
+        [sys.executable, "-m", f"kgorch.workloads.{program}.{module}", str(aside), *words],
+        check=True,
+        capture_output=True,
     )
     aside.rename(folder)

@@ -8,8 +8,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from db import rungs, runs, sessions
-from db.engine import open_database
+from kgorch.db import rungs, runs, sessions
+from kgorch.db.engine import open_database
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS id FROM c"
 
@@ -45,7 +45,7 @@ def write(folder: Path, name: str, stage: str, marker: Path, chance: random.Rand
             "plan_hash": "h",
             "stage": stage,
             "device": "cpu",
-            "world": 1,
+            "world_size": 1,
             "step": 0,
             "rung": "set",
             "changes_result": True,
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, stage: str, marker: Path, chance: random.Rand
     sessions.record(
         engine, run.id, row.id, kind="attempt_suspended", phase="suspended", facts={}, why="\x1b[2Jthe wall"
     )
-    sessions.note(engine, run.id, "epoch", {"stage": 5, "metrics": str(marker)}, row.id)
+    sessions.add_event(engine, run.id, "epoch", {"stage": 5, "metrics": str(marker)}, row.id)
     engine.dispose()
     if what == "views without end":
         with closing(sqlite3.connect(folder / "kgorch.db")) as database:

@@ -44,7 +44,7 @@ __attribute__((constructor)) static void begin(void) {
     ssize_t count = fd < 0 ? 0 : read(fd, line, sizeof line - 1);
     if (fd >= 0) close(fd);
     for (ssize_t at = 0; at < count; at += strlen(line + at) + 1)
-        if (!strcmp(line + at, "orchestrator.cli")) has_clock = 1;
+        if (!strcmp(line + at, "kgorch.cli")) has_clock = 1;
     if (mapped != MAP_FAILED) now = mapped;
 }
 

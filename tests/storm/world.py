@@ -21,8 +21,8 @@ import driver
 import psutil
 from harness import Kgorch, processes_of, weekly_reset
 
-from orchestrator.system import process_identity as identities
-from orchestrator.system.sockets import control_socket
+from kgorch.system import process_identity as identities
+from kgorch.system.sockets import control_socket
 from storm import looking, programs, stranger
 from storm.invariants import Facts, Said, Trace
 from storm.machine import Disk, Weather

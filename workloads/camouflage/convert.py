@@ -1,6 +1,6 @@
 """Weights of another program into a file that this network can begin with: `best_model.pth` of CamoXpert, timm's edgenext_base.
 
-    python -m workloads.camouflage.convert best_model.pth best_model.safetensors
+    python -m kgorch.workloads.camouflage.convert best_model.pth best_model.safetensors
 
 Nothing in the file is run (torch.load with weights_only). Of a checkpoint, its averaged weights are taken where it has them:
 they are what its best IoU was measured on. Names are mapped, the backbone's of timm's `features_only` (stem_0, stages_3) to
@@ -20,9 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from orchestrator.errors import KgorchError, WeightsRefused
-from orchestrator.worker.checkpoint.pretrained import SAFE_SINCE, numpy_numbers
-from workloads.camouflage.edgenext import EdgeNeXt
+from kgorch import KgorchError
+from kgorch.errors import WeightsRefused
+from kgorch.worker.checkpoint.pretrained import SAFE_SINCE, numpy_numbers
+from kgorch.workloads.camouflage.edgenext import EdgeNeXt
 
 WRAPPINGS = ("model_state_dict", "state_dict", "model")
 AVERAGES = ("ema_state_dict", "state_dict_ema", "model_ema")
@@ -32,7 +33,7 @@ def main() -> None:
     """Parse, convert, say what was taken and what was not."""
     parser = argparse.ArgumentParser(
         description="Convert weights of another program for a plan's `weights`.",
-        epilog="example: python -m workloads.camouflage.convert best_model.pth best_model.safetensors",
+        epilog="example: python -m kgorch.workloads.camouflage.convert best_model.pth best_model.safetensors",
     )
     parser.add_argument("file", type=Path, help=".pth, .pt, .bin or .safetensors")
     parser.add_argument("out", type=Path, help="what to write, NAME.safetensors")

@@ -24,11 +24,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.common.files import DataError, picture
-from workloads.common.listing import fingerprint, headers
+from kgorch.workloads.common.files import DataError, picture
+from kgorch.workloads.common.listing import fingerprint, headers
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 PARTS = ("Train", "Validation", "Test")
 IMAGE_FOLDERS, MASK_FOLDERS, EDGE_FOLDERS = ("Image", "Imgs"), ("GT_Object", "GT"), ("GT_Edge",)
@@ -321,7 +321,7 @@ def listed(root: os.PathLike[str], part: str, folders: Iterable[str], ends: tupl
         raise DataError(
             f"there is no folder {Path(root, part, next(iter(folders)))}", f"expected {part}/{expected} below {root}",
             next_step='edges = "mask" needs no GT_Edge' if "GT_Edge" in expected
-            else f"correct the path, or: python -m workloads.camouflage.make_animals {root}",
+            else f"correct the path, or: python -m kgorch.workloads.camouflage.make_animals {root}",
         )  # fmt: skip
     with os.scandir(Path(root, part, folder)) as entries:
         files = [entry.name for entry in entries if entry.name.lower().endswith(ends)]

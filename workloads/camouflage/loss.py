@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, conv2d, interpolate
 
-from orchestrator.errors import KgorchError, nearest
-from workloads.camouflage.model import Answer, enlarged
+from kgorch import KgorchError
+from kgorch.errors import nearest
+from kgorch.workloads.camouflage.model import Answer, enlarged
 
 BCE, IOU, EDGE = 5.0, 3.0, 2.0
 """Weights of the three terms, as the users of COD10K of the document that this training follows have them."""

@@ -65,7 +65,7 @@ def main() -> None:
     """Parse, then write Train and Test."""
     parser = argparse.ArgumentParser(
         description="Write made-up camouflaged animals in the layout of COD10K.",
-        epilog="example: python -m workloads.camouflage.make_animals animals --train 320 --size 96",
+        epilog="example: python -m kgorch.workloads.camouflage.make_animals animals --train 320 --size 96",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--train", type=int, default=320, help="pictures to train and validate on (default: 320)")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, interpolate
 
-from orchestrator.errors import KgorchError
-from workloads.camouflage.data import DIVISOR
-from workloads.camouflage.edgenext import PARTS, EdgeNeXt
+from kgorch import KgorchError
+from kgorch.workloads.camouflage.data import DIVISOR
+from kgorch.workloads.camouflage.edgenext import PARTS, EdgeNeXt
 
 MOST_EXPERTS = 7
 
@@ -152,7 +152,7 @@ class CamouflageNet(nn.Module):
             raise KgorchError(
                 "these weights are not of this network",
                 f"expected names like mixture.near.weight, found {len(weights)} like {min(weights, default='none')}: {problem}",
-                next_step="python -m workloads.camouflage.convert FILE OUT.safetensors    (says what a file of weights holds)",
+                next_step="python -m kgorch.workloads.camouflage.convert FILE OUT.safetensors  (says what a file of weights holds)",
             ) from problem
         return net
 

@@ -1,6 +1,6 @@
 """Paint what the network finds: a mask a picture, and picture, truth, prediction and overlay side by side.
 
-    alone:  python -m workloads.camouflage.predict --data animals --weights outputs/camouflage.safetensors
+    alone:  python -m kgorch.workloads.camouflage.predict --data animals --weights outputs/camouflage.safetensors
 
 Goes on where it was cut, with any number of ranks: each picture is a file of its own. Axes: H rows, W columns.
 """
@@ -17,16 +17,15 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.camouflage.data import Pair, Pairs, Sample, read
-from workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
-from workloads.camouflage.trained import weights_of
-from workloads.common.files import picture, tell_left_out
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.camouflage.data import Pair, Pairs, Sample, read
+from kgorch.workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
+from kgorch.workloads.camouflage.trained import weights_of
+from kgorch.workloads.common.files import picture, tell_left_out
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 RED, SHARE = (255, 40, 40), 0.5
 PANEL_PX, ROWS = 224, 4

@@ -1,7 +1,7 @@
 """Train a network to find camouflaged animals, in two stages: the backbone frozen, then thawing part by part.
 
-    alone:          python -m workloads.camouflage.train --data animals --epochs 2
-    on two ranks:   torchrun --nproc-per-node 2 -m workloads.camouflage.train --data animals --epochs 2
+    alone:          python -m kgorch.workloads.camouflage.train --data animals --epochs 2
+    on two ranks:   torchrun --nproc-per-node 2 -m kgorch.workloads.camouflage.train --data animals --epochs 2
     through walls:  kgorch start workloads/camouflage/plan.toml   (both stages, then the prediction)
 
 Lives through cuts: everything that training changes is tracked, and all else is made anew from the arguments. Which parts of
@@ -21,20 +21,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.camouflage.data import Pairs, Sample
-from workloads.camouflage.loss import Loss
-from workloads.camouflage.model import MOST_EXPERTS, CamouflageNet, frozen_at, iou_parts
-from workloads.camouflage.trained import weights_of
-from workloads.common.files import tell_left_out
-from workloads.common.record import Record
-from workloads.common.scoring import summed
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.camouflage.data import Pairs, Sample
+from kgorch.workloads.camouflage.loss import Loss
+from kgorch.workloads.camouflage.model import MOST_EXPERTS, CamouflageNet, frozen_at, iou_parts
+from kgorch.workloads.camouflage.trained import weights_of
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.record import Record
+from kgorch.workloads.common.scoring import summed
 
 if TYPE_CHECKING:
-    from orchestrator.worker.data.keyed_loader import Loader
-    from orchestrator.worker.session import Session
+    from kgorch import Loader, Session
 
 LOWEST = 0.01
 """Where a warm-up begins, as a share of the rate."""

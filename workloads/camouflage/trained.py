@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import CannotRestore
-from orchestrator.worker.checkpoint.stage_weights import Weights
-from workloads.common.trained import trained
+from kgorch.errors import CannotRestore
+from kgorch.worker.checkpoint.stage_weights import Weights
+from kgorch.workloads.common.trained import trained
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 
 def weights_of(session: Session, stage: str, which: str | None = None, *, file: str | None = None) -> Weights:

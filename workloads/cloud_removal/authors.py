@@ -1,6 +1,6 @@
 """Weights of GLF-CR's own programs by the names of model.py: CR_net.pth of the authors, best_model.pth of train_CR_kaggle.py.
 
-    python -m workloads.cloud_removal.authors CR_net.pth cloud_removal.safetensors
+    python -m kgorch.workloads.cloud_removal.authors CR_net.pth cloud_removal.safetensors
 
 `predict` takes such a file as it is (`weights = "CR_net.pth"`). A training begins with one after this conversion:
 `weights = "cloud_removal.safetensors"` of the stage. The optimizer's state is not taken over.
@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from orchestrator.errors import KgorchError, WeightsRefused
-from orchestrator.worker.checkpoint.pretrained import SAFE_SINCE, numpy_numbers
-from workloads.cloud_removal.model import CloudRemover
+from kgorch import KgorchError
+from kgorch.errors import WeightsRefused
+from kgorch.worker.checkpoint.pretrained import SAFE_SINCE, numpy_numbers
+from kgorch.workloads.cloud_removal.model import CloudRemover
 
 WRAPPINGS = ("network", "model_state_dict", "state_dict")
 """What the state_dict is kept under: by the authors' program, and by the one for Kaggle."""
@@ -133,7 +134,7 @@ def main() -> None:
     """Parse, convert, write."""
     parser = argparse.ArgumentParser(
         description="Convert weights of GLF-CR's own programs to a safetensors file.",
-        epilog="example: python -m workloads.cloud_removal.authors CR_net.pth cloud_removal.safetensors",
+        epilog="example: python -m kgorch.workloads.cloud_removal.authors CR_net.pth cloud_removal.safetensors",
     )
     parser.add_argument("file", help="CR_net.pth, best_model.pth or checkpoint_epoch_N.pth")
     parser.add_argument("out", help="the safetensors file to write")

@@ -24,12 +24,12 @@ from rasterio.windows import Window
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.cloud_removal.places import PARTS, Part, Scene, find_places
-from workloads.common.files import DataError
-from workloads.common.listing import fingerprint, headers
+from kgorch.workloads.cloud_removal.places import PARTS, Part, Scene, find_places
+from kgorch.workloads.common.files import DataError
+from kgorch.workloads.common.listing import fingerprint, headers
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 BANDS = {"s1": 2, "s2": 13, "s2_cloudy": 13}
 DTYPES = {"s1": "f", "s2": "ui", "s2_cloudy": "ui"}

@@ -102,7 +102,7 @@ def main() -> None:
     """Parse, then write the places and the table that lists them."""
     parser = argparse.ArgumentParser(
         description="Write made-up Sentinel-1 and Sentinel-2 images in the layout of SEN12MS-CR.",
-        epilog="example: python -m workloads.cloud_removal.make_scenes scenes --scenes 200 --size 256",
+        epilog="example: python -m kgorch.workloads.cloud_removal.make_scenes scenes --scenes 200 --size 256",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--scenes", type=int, default=60, help="how many; a tenth each is val and test (default: 60)")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.cloud_removal.data import Sample
+from kgorch.workloads.cloud_removal.data import Sample
 
 STREAMS, OPTICAL_BANDS, SAR_BANDS = 2, 13, 2
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from workloads.common.files import DataError
-from workloads.common.listing import THREADS
+from kgorch.workloads.common.files import DataError
+from kgorch.workloads.common.listing import THREADS
 
 Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
@@ -152,7 +152,7 @@ def region_folders(root: Path) -> list[str]:
             "expected data.csv, or the folders of SEN12MS-CR (s1_102, s2_102 and s2_cloudy_102, at any depth), "
             f"found {', '.join(sorted(path.name for path in root.glob('*'))[:5]) or 'nothing'}",
             next_step="correct `data`, name the list (`data_list`), or make images: "
-            f"python -m workloads.cloud_removal.make_scenes {root}",
+            f"python -m kgorch.workloads.cloud_removal.make_scenes {root}",
         )
     return sorted(found)
 

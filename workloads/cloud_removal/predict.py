@@ -1,6 +1,6 @@
 """Take the clouds out of the images listed as test: GeoTIFFs, pictures, and how near they come; goes on where it was cut.
 
-    alone:  python -m workloads.cloud_removal.predict --data scenes --weights outputs/cloud_removal.safetensors
+    alone:  python -m kgorch.workloads.cloud_removal.predict --data scenes --weights outputs/cloud_removal.safetensors
 
 Axes: B batch, C bands, H rows, W columns, N images, F figures.
 """
@@ -20,18 +20,18 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.cloud_removal import authors
-from workloads.cloud_removal.data import FULL, DataError, Sample, Scenes, opened
-from workloads.cloud_removal.model import CloudRemover, scores
-from workloads.cloud_removal.places import Part, Scene
-from workloads.common.files import tell_left_out
-from workloads.common.trained import trained
+from kgorch import attach
+from kgorch.workloads import cli
+from kgorch.workloads.cloud_removal import authors
+from kgorch.workloads.cloud_removal.data import FULL, DataError, Sample, Scenes, opened
+from kgorch.workloads.cloud_removal.model import CloudRemover, scores
+from kgorch.workloads.cloud_removal.places import Part, Scene
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.trained import trained
 
 if TYPE_CHECKING:
-    from orchestrator.worker.checkpoint.stage_weights import Weights
-    from orchestrator.worker.session import Session
+    from kgorch import Session
+    from kgorch.worker.checkpoint.stage_weights import Weights
 
 RED_GREEN_BLUE, BRIGHT = [3, 2, 1], 0.3
 """Bands B4, B3 and B2, and the reflectance that is shown as white: little on the ground is brighter."""

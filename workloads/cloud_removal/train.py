@@ -1,7 +1,7 @@
 """Train a network to take clouds out of Sentinel-2 images: DDP, mixed precision on CUDA, PSNR and SSIM after every epoch.
 
-    alone:          python -m workloads.cloud_removal.train --data scenes --epochs 2
-    on two ranks:   torchrun --nproc-per-node 2 -m workloads.cloud_removal.train --data scenes --epochs 2
+    alone:          python -m kgorch.workloads.cloud_removal.train --data scenes --epochs 2
+    on two ranks:   torchrun --nproc-per-node 2 -m kgorch.workloads.cloud_removal.train --data scenes --epochs 2
     through walls:  kgorch start workloads/cloud_removal/plan.toml
 
 Lives through cuts: everything that training changes is tracked, and all else is made anew from the arguments.
@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.cloud_removal.data import Sample, Scenes
-from workloads.cloud_removal.model import CloudRemover, scores
-from workloads.common.files import tell_left_out
-from workloads.common.record import Record
-from workloads.common.scoring import summed
+from kgorch import attach
+from kgorch.workloads import cli
+from kgorch.workloads.cloud_removal.data import Sample, Scenes
+from kgorch.workloads.cloud_removal.model import CloudRemover, scores
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.record import Record
+from kgorch.workloads.common.scoring import summed
 
 if TYPE_CHECKING:
-    from orchestrator.worker.data.keyed_loader import Loader
-    from orchestrator.worker.session import Session
+    from kgorch import Loader, Session
 
 
 def main(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from PIL import Image
 
-from orchestrator.errors import KgorchError
+from kgorch import KgorchError
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 Item = TypeVar("Item")
 

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from orchestrator.worker.data.keyed_loader import Loader
-    from orchestrator.worker.session import Session
+    from kgorch import Loader, Session
 
 
 @torch.no_grad()

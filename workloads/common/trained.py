@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file
 from torch import Tensor
 
-from orchestrator.worker.checkpoint.stage_weights import Weights
+from kgorch.worker.checkpoint.stage_weights import Weights
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 
 def trained(

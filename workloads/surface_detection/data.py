@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.surface_detection.volumes import SURFACE, Reader, Shape, Volume
+from kgorch.workloads.surface_detection.volumes import SURFACE, Reader, Shape, Volume
 
 NOT_LABELLED = 2
 LOOKS = 4

@@ -71,7 +71,7 @@ def main() -> None:
     """Parse, then write the folder."""
     parser = argparse.ArgumentParser(
         description="Write small volumes in the layout of the Vesuvius Challenge's surface detection.",
-        epilog="example: python -m workloads.surface_detection.make_volumes volumes --train 20 --size 96",
+        epilog="example: python -m kgorch.workloads.surface_detection.make_volumes volumes --train 20 --size 96",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--train", type=int, default=10, help="volumes with labels (default: 10)")

@@ -1,6 +1,6 @@
 """Zip the masks as the competition takes them, and say how they are handed in; needs no PyTorch.
 
-alone:  python -m workloads.surface_detection.package --data volumes
+alone:  python -m kgorch.workloads.surface_detection.package --data volumes
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import launch, output_folder
-from workloads import cli
-from workloads.surface_detection.submit import COMPETITION, command, shown
-from workloads.surface_detection.volumes import header, listed
+from kgorch import KgorchError, output_folder
+from kgorch.worker import launch
+from kgorch.workloads import cli
+from kgorch.workloads.surface_detection.submit import COMPETITION, command, shown
+from kgorch.workloads.surface_detection.volumes import header, listed
 
 
 def main(

@@ -1,6 +1,6 @@
 """Find the surface in every volume from overlapping tiles; goes on where it was cut.
 
-    alone:  python -m workloads.surface_detection.predict --data volumes --weights outputs/surface.safetensors
+    alone:  python -m kgorch.workloads.surface_detection.predict --data volumes --weights outputs/surface.safetensors
 
 Axes: B batch, D pages, H rows, W columns.
 """
@@ -19,17 +19,16 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.common.files import tell_left_out
-from workloads.common.trained import trained
-from workloads.surface_detection import volumes as files
-from workloads.surface_detection.data import Tile, Tiles, bell, coverage
-from workloads.surface_detection.model import SurfaceUNet, dice_parts
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.trained import trained
+from kgorch.workloads.surface_detection import volumes as files
+from kgorch.workloads.surface_detection.data import Tile, Tiles, bell, coverage
+from kgorch.workloads.surface_detection.model import SurfaceUNet, dice_parts
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 MIRRORED: tuple[tuple[int, ...], ...] = ((), (-1,), (-2,), (-3,))
 """Along which axes: the ways to look at a tile, in this order."""

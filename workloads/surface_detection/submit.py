@@ -1,6 +1,6 @@
 """Hand the archive in to the competition with Kaggle's own client; once, however often the stage is cut.
 
-    alone:  python -m workloads.surface_detection.submit --message "first try"
+    alone:  python -m kgorch.workloads.surface_detection.submit --message "first try"
 
 The client (`pip install kaggle`, version 2) needs a token: KAGGLE_API_TOKEN, or ~/.kaggle/access_token. It ends with 0 also
 where the server refused, and has no time limit of its own, so the list of submissions is asked before and after.
@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import output_folder
-from workloads import cli
+from kgorch import KgorchError, output_folder
+from kgorch.workloads import cli
 
 COMPETITION = "vesuvius-challenge-surface-detection"
 ASK_S, SUBMIT_S = 120.0, 3600.0

@@ -1,7 +1,7 @@
 """Train a 3D U-Net to find papyrus surfaces: DDP, mixed precision on CUDA, Dice on volumes held out.
 
-    alone:          python -m workloads.surface_detection.train --data volumes --epochs 2
-    on two ranks:   torchrun --nproc-per-node 2 -m workloads.surface_detection.train --data volumes --epochs 2
+    alone:          python -m kgorch.workloads.surface_detection.train --data volumes --epochs 2
+    on two ranks:   torchrun --nproc-per-node 2 -m kgorch.workloads.surface_detection.train --data volumes --epochs 2
     through walls:  kgorch start workloads/surface_detection/plan.toml
 
 Lives through cuts: everything that training changes is tracked, and all else is made anew from the arguments.
@@ -16,19 +16,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.common.files import tell_left_out
-from workloads.common.record import Record
-from workloads.common.scoring import summed
-from workloads.surface_detection import schedule
-from workloads.surface_detection.data import Patch, Patches
-from workloads.surface_detection.model import SurfaceUNet, dice_parts, loss_of, weights_of
-from workloads.surface_detection.volumes import Reader, split, usable
+from kgorch import attach
+from kgorch.workloads import cli
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.record import Record
+from kgorch.workloads.common.scoring import summed
+from kgorch.workloads.surface_detection import schedule
+from kgorch.workloads.surface_detection.data import Patch, Patches
+from kgorch.workloads.surface_detection.model import SurfaceUNet, dice_parts, loss_of, weights_of
+from kgorch.workloads.surface_detection.volumes import Reader, split, usable
 
 if TYPE_CHECKING:
-    from orchestrator.worker.data.keyed_loader import Loader
-    from orchestrator.worker.session import Session
+    from kgorch import Loader, Session
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

@@ -24,11 +24,11 @@ import numpy as np
 import tifffile
 from PIL import Image
 
-from workloads.common.files import DataError
-from workloads.common.listing import fingerprint, headers
+from kgorch.workloads.common.files import DataError
+from kgorch.workloads.common.listing import fingerprint, headers
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 Folder: TypeAlias = str | os.PathLike[str]
 Part: TypeAlias = Literal["train", "test"]
@@ -74,7 +74,7 @@ def listed(data: Folder, part: Part) -> list[Row]:
             f"there is no folder {part}_images in {os.fspath(data)}",
             f"expected multi-page TIFF files {images.absolute()}/ID.tif",
             next_step="correct `data` (on Kaggle: /kaggle/input/vesuvius-challenge-surface-detection), or make some: "
-            f"python -m workloads.surface_detection.make_volumes {os.fspath(data)}",
+            f"python -m kgorch.workloads.surface_detection.make_volumes {os.fspath(data)}",
         )
     if not table.is_file():
         rows = [Row(path.stem, "") for path in sorted(images.glob("*.tif"))]

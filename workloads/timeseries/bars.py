@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from workloads.common.files import DataError
+from kgorch.workloads.common.files import DataError
 
 NAMES = {
     "time": ("time", "timestamp", "datetime", "date", "open_time", "open time", "unix", ""),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.common.files import DataError, readable
-from workloads.timeseries.bars import VOLUME, Bars, seconds_of, utc
-from workloads.timeseries.layout import Layout
+from kgorch.workloads.common.files import DataError, readable
+from kgorch.workloads.timeseries.bars import FIGURES, VOLUME, Bars, seconds_of, utc
+from kgorch.workloads.timeseries.layout import Layout
 
 Part = Literal["train", "valid", "test"]
 SHARES = (0.7, 0.85)
@@ -73,7 +73,10 @@ class Prices(Dataset[Window]):
         bars_of = functools.cache(layout.bars)
         self.symbols, self.left_out = readable(list(layout.files)[:first], bars_of, skip_broken=skip_broken)
         self.bars = [bars_of(symbol) for symbol in self.symbols]
-        self.usable = [self._usable(of_frames) for of_frames in self.bars]
+        self._newest_FN = [newest_closed(of_frames) for of_frames in self.bars]
+        self.usable = [
+            self._usable(of_frames, newest_FN) for of_frames, newest_FN in zip(self.bars, self._newest_FN, strict=True)
+        ]
         self.valid_from_s, self.test_from_s = self._split(split)
         self._embargo = length if embargo is None else embargo
         self._take(part, limit)
@@ -99,14 +102,13 @@ class Prices(Dataset[Window]):
             )  # fmt: skip
         self.places = places
 
-    def _usable(self, of_frames: list[Bars]) -> np.ndarray:
+    def _usable(self, of_frames: list[Bars], newest_FN: np.ndarray) -> np.ndarray:
         """int64 [N]: the traded bars at whose end a window can be decided, and whose answer is known."""
         traded = of_frames[0]
         bar = np.arange(max(0, len(traded.close) - self.horizon))
         at_s, answer_s = traded.closes_s[bar], traded.closes_s[bar + self.horizon]
         is_usable = answer_s - at_s <= self.horizon * traded.span_s + STALE_S
-        for bars in of_frames:
-            newest = bars.newest_closed(at_s)
+        for bars, newest in zip(of_frames, newest_FN[:, : len(bar)], strict=True):
             is_usable &= (newest >= self.length) & (at_s - bars.closes_s[newest] <= bars.span_s + STALE_S)
         return bar[is_usable]
 
@@ -142,22 +144,29 @@ class Prices(Dataset[Window]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> Window:
-        number, bar = self.places[index]
-        return Window(
-            torch.from_numpy(self.window(number, bar)),
-            torch.tensor(self.answer(number, bar)),
-            torch.tensor([number, self.bars[number][0].closes_s[bar]], dtype=torch.int64),
-            torch.tensor(index),
-        )
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Window]:
+        """All samples of a batch at once, in a sixth of the time of one after another."""
+        places = self.places[list(indices)].tolist()
+        windows_BFTC = torch.from_numpy(self.windows(places))
+        answers = torch.tensor([self.answer(*place) for place in places])
+        at = torch.tensor([[number, int(self.bars[number][0].closes_s[bar])] for number, bar in places])
+        return [Window(*sample) for sample in zip(windows_BFTC, answers, at, torch.tensor(indices), strict=True)]
 
     def window(self, number: int, bar: int) -> np.ndarray:
         """float32 [F, T, C]: what was known of a symbol when that traded bar closed."""
-        at_s = self.bars[number][0].closes_s[bar]
-        windows = []
-        for bars in self.bars[number]:
-            newest = int(bars.newest_closed(at_s))
-            windows.append(standardised(bars.figures_NC[newest - self.length + 1 : newest + 1]))
-        return np.stack(windows)
+        return self.windows([(number, bar)])[0]
+
+    def windows(self, places: Iterable[Sequence[int]]) -> np.ndarray:
+        """float32 [B, F, T, C]: the windows of symbols' numbers and traded bars."""
+        pieces = [
+            bars.figures_NC[newest - self.length + 1 : newest + 1]
+            for number, bar in places
+            for bars, newest in zip(self.bars[number], self._newest_FN[number][:, bar].tolist(), strict=True)
+        ]
+        frames = len(self.bars[0])
+        return standardised(np.stack(pieces).reshape(-1, frames, self.length, FIGURES))
 
     def answer(self, number: int, bar: int) -> int:
         """The class of the return from that traded bar to the one `horizon` later."""
@@ -172,15 +181,23 @@ EMPTY = np.empty((0, 2), np.int64)
 SPLIT = 'give two dates, the first before the second: split = ["2023-01-01", "2024-01-01"]'
 
 
-def standardised(figures_TC: np.ndarray) -> np.ndarray:
-    """Each figure by its own spread in the window, but not shifted: the sign of a return is what matters.
+def newest_closed(of_frames: Sequence[Bars]) -> np.ndarray:
+    """int32 [F, N]: of each frame the index of the newest bar that is over when traded bar n is; -1 for none.
+
+    Computed once for all bars: a search for each window took a sixth of the time to read it.
+    """
+    closes_s = of_frames[0].closes_s
+    return np.stack([bars.newest_closed(closes_s) for bars in of_frames]).astype(np.int32)
+
+
+def standardised(figures_BFTC: np.ndarray) -> np.ndarray:
+    """Each figure by its own spread in the window, but not shifted: the sign of a return is what matters. In place.
 
     The log volume alone is shifted, by its mean in the window: nothing outside the window is used.
     """
-    shifted_TC = figures_TC.copy()
-    shifted_TC[:, VOLUME] -= shifted_TC[:, VOLUME].mean()
-    spread_C = np.sqrt((shifted_TC**2).mean(0)) + 1e-6
-    return (shifted_TC / spread_C).astype(np.float32)
+    figures_BFTC[..., VOLUME] -= figures_BFTC[..., VOLUME].mean(-1, keepdims=True)
+    figures_BFTC /= np.sqrt((figures_BFTC**2).mean(-2, keepdims=True)) + 1e-6
+    return figures_BFTC
 
 
 LOOKED_AT = 20

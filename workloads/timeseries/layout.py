@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from workloads.common.files import DataError
-from workloads.timeseries.bars import Bars, Rows, bars_of, coarser, has_symbols, read, span_of
+from kgorch.workloads.common.files import DataError
+from kgorch.workloads.timeseries.bars import Bars, Rows, bars_of, coarser, has_symbols, read, span_of
 
 SUFFIXES = (".csv", ".txt", ".zip")
 FRAME = r"[1-9]\d*[mhdw]"
@@ -48,7 +48,7 @@ class Layout:
             raise DataError(
                 f"there are no prices in {root}",
                 f"expected SYMBOL/{frames[0]}.csv, SYMBOL-{frames[0]}.csv or SYMBOL.csv (bars of {frames[0]})",
-                next_step=f"correct data or frames, or make prices: python -m workloads.timeseries.make_prices {root}",
+                next_step=f"correct data or frames, or make prices: python -m kgorch.workloads.timeseries.make_prices {root}",
             )
 
     def _files(self, root: Path) -> dict[str, Files]:

@@ -66,7 +66,7 @@ def main() -> None:
     """Parse, then write one folder a symbol."""
     parser = argparse.ArgumentParser(
         description="Write made-up prices at several time frames.",
-        epilog="example: python -m workloads.timeseries.make_prices prices --symbols 3 --bars 12000",
+        epilog="example: python -m kgorch.workloads.timeseries.make_prices prices --symbols 3 --bars 12000",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--symbols", type=int, default=2, help="how many (default: 2)")

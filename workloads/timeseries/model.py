@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.timeseries.bars import FIGURES
+from kgorch.workloads.timeseries.bars import FIGURES
 
 
 class PriceLSTM(nn.Module):

@@ -1,6 +1,6 @@
 """What the three networks say of the last part of the time, how right they were, and a picture; goes on where it was cut.
 
-    alone:  python -m workloads.timeseries.predict --data prices --weights outputs
+    alone:  python -m kgorch.workloads.timeseries.predict --data prices --weights outputs
 
 Axes: B batch, M networks, N windows of the part, K classes; x and y are pixels.
 """
@@ -20,17 +20,16 @@ from PIL import Image, ImageDraw, ImageFont
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.common.files import tell_left_out
-from workloads.common.trained import trained
-from workloads.timeseries.data import ANSWERS, Prices, Window
-from workloads.timeseries.model import MODELS, options_of
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.trained import trained
+from kgorch.workloads.timeseries.data import ANSWERS, Prices, Window
+from kgorch.workloads.timeseries.model import MODELS, options_of
 
 if TYPE_CHECKING:
-    from orchestrator.worker.checkpoint.stage_weights import Weights
-    from orchestrator.worker.session import Session
+    from kgorch import Session
+    from kgorch.worker.checkpoint.stage_weights import Weights
 
 BUCKETS = {2: (0.5, 0.55, 0.6, 0.7, 0.8, 1.0), 3: (1 / 3, 0.4, 0.5, 0.6, 0.7, 1.0)}
 """By number of classes: of the probability of the class that was said. The first is what a guess has."""
@@ -95,7 +94,7 @@ def main(
         tell_left_out(session, prices.left_out)
         reading = {"prefetch_factor": prefetch, "persistent_workers": persistent_workers} if num_workers else {}
         loader = session.loader(
-            prices, global_batch, shuffle=False, drop_last=False, num_workers=num_workers, **reading
+            prices, global_batch, shuffle=False, drop_last=False, is_random=False, num_workers=num_workers, **reading
         )
         for batch in session.steps(loader, 1):
             index_B = batch.index.to(session.device)

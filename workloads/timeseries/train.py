@@ -1,7 +1,7 @@
 """Train one of the networks on prices: DDP, mixed precision on CUDA, accuracy of the direction after every epoch.
 
-    alone:          python -m workloads.timeseries.train --data prices --model lstm --epochs 2
-    on two ranks:   torchrun --nproc-per-node 2 -m workloads.timeseries.train --data prices --model mlp --epochs 2
+    alone:          python -m kgorch.workloads.timeseries.train --data prices --model lstm --epochs 2
+    on two ranks:   torchrun --nproc-per-node 2 -m kgorch.workloads.timeseries.train --data prices --model mlp --epochs 2
     through walls:  kgorch start workloads/timeseries/plan.toml   (the three, one after another)
 
 Lives through cuts: everything that training changes is tracked, and all else is made anew from the arguments.
@@ -18,18 +18,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.common.files import tell_left_out
-from workloads.common.record import Record
-from workloads.common.scoring import summed
-from workloads.timeseries.data import Prices, Window
-from workloads.timeseries.model import MODELS
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.record import Record
+from kgorch.workloads.common.scoring import summed
+from kgorch.workloads.timeseries.data import Prices, Window
+from kgorch.workloads.timeseries.model import MODELS
 
 if TYPE_CHECKING:
-    from orchestrator.worker.data.keyed_loader import Loader
-    from orchestrator.worker.session import Session
+    from kgorch import Loader, Session
 
 
 def main(
@@ -86,8 +84,8 @@ def main(
             embargo=embargo, limit=limit, skip_broken=skip_broken,
         )  # fmt: skip
         reading = {"prefetch_factor": prefetch, "persistent_workers": persistent_workers} if num_workers else {}
-        loader = session.loader(train, global_batch, num_workers=num_workers, **reading)
-        scored = session.loader(train.of("valid"), global_batch, shuffle=False, drop_last=False)
+        loader = session.loader(train, global_batch, is_random=False, num_workers=num_workers, **reading)
+        scored = session.loader(train.of("valid"), global_batch, shuffle=False, drop_last=False, is_random=False)
 
         amp = session.device.type == "cuda"
         net = MODELS[model](len(frames), length, classes, hidden=hidden, **options[model]).to(session.device)

@@ -27,13 +27,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.common.files import DataError, picture
-from workloads.common.listing import fingerprint, headers
-from workloads.vqa.curriculum import FORMAT_PART, PADDING, stretches
-from workloads.vqa.scores import exact
+from kgorch.workloads.common.files import DataError, picture
+from kgorch.workloads.common.listing import fingerprint, headers
+from kgorch.workloads.vqa.curriculum import FORMAT_PART, PADDING, stretches
+from kgorch.workloads.vqa.scores import exact
 
 if TYPE_CHECKING:
-    from orchestrator.worker.session import Session
+    from kgorch import Session
 
 
 class Sample(NamedTuple):
@@ -119,7 +119,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise DataError(
             f"the listing {path.name} cannot be read", f"{path}: expected ViVQA's .csv or a teacher's .jsonl, found: {problem}",
-            next_step="correct `listing`; made-up data: python -m workloads.vqa.make_shapes shapes",
+            next_step="correct `listing`; made-up data: python -m kgorch.workloads.vqa.make_shapes shapes",
         ) from problem  # fmt: skip
 
 

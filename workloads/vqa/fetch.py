@@ -1,6 +1,6 @@
 """Download the published models that a student is made of: the only moment at which a network is needed.
 
-    python -m workloads.vqa.fetch students        students/blip-vqa-base, phobert-base, vit5-base; some 3 GB
+    python -m kgorch.workloads.vqa.fetch students        students/blip-vqa-base, phobert-base, vit5-base; some 3 GB
     download = true                               in the plan: each session fetches what its machine lacks
 
 On Kaggle the notebook's setting "Internet" must be on. Without it: run the command where there is a network, upload the folder
@@ -16,8 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workloads.common.files import DataError
-from workloads.vqa import parts
+from kgorch.workloads.common.files import DataError
+from kgorch.workloads.vqa import parts
 
 
 def incomplete(folders: dict[Path, parts.Folder]) -> dict[Path, parts.Folder]:
@@ -43,7 +43,7 @@ def complete(folders: dict[Path, parts.Folder]) -> None:
             return
         pairs = [word for folder, part in lacking.items() for word in (part.published, str(folder))]
         done = subprocess.run(
-            [sys.executable, "-m", "workloads.vqa.hub", *pairs], stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "kgorch.workloads.vqa.hub", *pairs], stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"HF_HUB_OFFLINE": "0"},
         )  # fmt: skip
     if left := incomplete(folders):
@@ -60,7 +60,7 @@ def main() -> None:
     """Parse, then fetch."""
     parser = argparse.ArgumentParser(
         description="Download BLIP's image encoder, PhoBERT and ViT5 as they are published.",
-        epilog="example: python -m workloads.vqa.fetch students",
+        epilog="example: python -m kgorch.workloads.vqa.fetch students",
     )
     parser.add_argument("students", type=Path, help="folder to write to")
     options = parser.parse_args()

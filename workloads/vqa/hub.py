@@ -1,6 +1,6 @@
 """Download repositories of the models' hub: a process of its own for fetch.py, which imports huggingface_hub and nothing else.
 
-python -m workloads.vqa.hub vinai/phobert-base students/phobert-base [REPOSITORY FOLDER …]
+python -m kgorch.workloads.vqa.hub vinai/phobert-base students/phobert-base [REPOSITORY FOLDER …]
 """
 
 from __future__ import annotations

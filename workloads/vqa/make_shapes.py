@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from workloads.vqa.data import read_questions
-from workloads.vqa.make_students import make_students, texts_of
+from kgorch.workloads.vqa.data import read_questions
+from kgorch.workloads.vqa.make_students import make_students, texts_of
 
 COLOURS = {
     "đỏ": (214, 40, 40), "vàng": (250, 204, 21), "xanh lá": (34, 160, 70),
@@ -116,7 +116,7 @@ def main() -> None:
     """Parse, then write it all."""
     parser = argparse.ArgumentParser(
         description="Write pictures of coloured shapes, questions about them, and small models to begin with.",
-        epilog="example: python -m workloads.vqa.make_shapes shapes --pictures 1000 --test 80",
+        epilog="example: python -m kgorch.workloads.vqa.make_shapes shapes --pictures 1000 --test 80",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--pictures", type=int, default=1000, help="to train on, each with 4 questions (default: 1000)")

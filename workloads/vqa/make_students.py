@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from workloads.vqa import parts  # checks the version of transformers first
-from workloads.vqa.curriculum import TAGS
-from workloads.vqa.data import Asked, read_questions
+from kgorch.workloads.vqa import parts  # checks the version of transformers first
+from kgorch.workloads.vqa.curriculum import TAGS
+from kgorch.workloads.vqa.data import Asked, read_questions
 
 from transformers import (  # isort: skip
     BlipVisionConfig,
@@ -114,7 +114,7 @@ def main() -> None:
     """Parse, then write the three folders."""
     parser = argparse.ArgumentParser(
         description="Write small folders of BLIP's image encoder, PhoBERT and ViT5, with random weights.",
-        epilog="example: python -m workloads.vqa.make_students students --listing shapes/teacher_outputs.jsonl --hidden 64",
+        epilog="example: python -m kgorch.workloads.vqa.make_students students --listing shapes/teacher_outputs.jsonl --hidden 64",
     )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument(

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import BaseModelOutput
 
-from orchestrator.errors import KgorchError
-from workloads.vqa import parts
-from workloads.vqa.curriculum import FORMAT_PART, PADDING, REASON_PART
+from kgorch import KgorchError
+from kgorch.workloads.vqa import parts
+from kgorch.workloads.vqa.curriculum import FORMAT_PART, PADDING, REASON_PART
 
 FUSIONS = ("mlp", "attention")
 

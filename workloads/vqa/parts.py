@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from orchestrator.errors import KgorchError
-from workloads.common.files import DataError
-from workloads.vqa.curriculum import TAGS
+from kgorch import KgorchError
+from kgorch.workloads.common.files import DataError
+from kgorch.workloads.vqa.curriculum import TAGS
 
 OLDEST, TOO_NEW = (4, 50), (6, 0)
 """Of transformers. 4.49 cannot rename weights while it loads them (`key_mapping`), so it finds no image encoder in BLIP; 6 is not
@@ -30,7 +30,7 @@ def see_version(installed: str) -> None:
     if not OLDEST <= found < TOO_NEW:
         bounds = f">={'.'.join(map(str, OLDEST))},<{TOO_NEW[0]}"
         raise KgorchError(
-            f"transformers {installed} does not fit workloads.vqa", f"expected {bounds}",
+            f"transformers {installed} does not fit kgorch.workloads.vqa", f"expected {bounds}",
             next_step=f'pip install "transformers{bounds}"',
         )  # fmt: skip
 
@@ -79,13 +79,13 @@ class Folder:
         if not lacks:
             return
         facts = [f"expected {self.published} in {folder.absolute()}"]
-        fetched = f"python -m workloads.vqa.fetch {folder.parent}, where there is a network, or download = true"
+        fetched = f"python -m kgorch.workloads.vqa.fetch {folder.parent}, where there is a network, or download = true"
         if not tokens and self.tokens and not self.missing(folder, self.tokens):
             facts.append(f"{folder.name} holds a tokenizer alone, no weights")
             fetched = f'{self.argument} = "{folder}", and {fetched}'
         raise DataError(
             f"the {self.what}{' tokenizer' if tokens else ''} is not whole: {lacks} is missing", *facts,
-            next_step=f"{fetched}; for small ones of random weights: python -m workloads.vqa.make_shapes shapes",
+            next_step=f"{fetched}; for small ones of random weights: python -m kgorch.workloads.vqa.make_shapes shapes",
         )  # fmt: skip
 
 
@@ -118,13 +118,13 @@ def load(part: Folder, kind: type[Any], folder: Path, **options: Any) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as problem:
         raise DataError(
             f"the {part.what} cannot be loaded", f"{folder}: expected {part.published}, found: {problem}",
-            next_step=f"fetch its files again: python -m workloads.vqa.fetch {folder.parent}",
+            next_step=f"fetch its files again: python -m kgorch.workloads.vqa.fetch {folder.parent}",
         ) from problem  # fmt: skip
     if told["missing_keys"]:
         missing = sorted(told["missing_keys"])
         raise DataError(
             f"the {part.what} lacks {len(missing)} weights", f"{folder}: expected {missing[0]}, found no such",
-            next_step=f"fetch the files of {part.published} again: python -m workloads.vqa.fetch {folder.parent}",
+            next_step=f"fetch the files of {part.published} again: python -m kgorch.workloads.vqa.fetch {folder.parent}",
         )  # fmt: skip
     return model.float()
 

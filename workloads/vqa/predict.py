@@ -1,6 +1,6 @@
 r"""Answer a listing's questions; goes on where it was cut.
 
-    alone:  python -m workloads.vqa.predict --data shapes/test --listing shapes/test.csv --students shapes/students \
+    alone:  python -m kgorch.workloads.vqa.predict --data shapes/test --listing shapes/test.csv --students shapes/students \
                 --weights outputs/student.safetensors
 
 Axes: N questions, T tokens of the answer.
@@ -22,17 +22,16 @@ from PIL import Image, ImageDraw, ImageFont
 from safetensors.torch import load_model
 from torch import nn
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.common.files import picture, tell_left_out
-from workloads.common.trained import trained
-from workloads.vqa import parts
-from workloads.vqa.curriculum import parsed
-from workloads.vqa.data import Asked, Questions, read_questions, spread, with_pictures
-from workloads.vqa.fetch import complete
-from workloads.vqa.model import Student
-from workloads.vqa.scores import exact, rouge_l, token_f1
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.common.files import picture, tell_left_out
+from kgorch.workloads.common.trained import trained
+from kgorch.workloads.vqa import parts
+from kgorch.workloads.vqa.curriculum import parsed
+from kgorch.workloads.vqa.data import Asked, Questions, read_questions, spread, with_pictures
+from kgorch.workloads.vqa.fetch import complete
+from kgorch.workloads.vqa.model import Student
+from kgorch.workloads.vqa.scores import exact, rouge_l, token_f1
 
 Said = tuple[Asked, str]  # what was asked, and all that the student said
 

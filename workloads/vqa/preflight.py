@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from workloads.common.files import DataError, picture
-from workloads.vqa import parts
-from workloads.vqa.data import Asked, read_questions, split
-from workloads.vqa.fetch import incomplete
+from kgorch.workloads.common.files import DataError, picture
+from kgorch.workloads.vqa import parts
+from kgorch.workloads.vqa.data import Asked, read_questions, split
+from kgorch.workloads.vqa.fetch import incomplete
 
 HUB = "https://huggingface.co"
 NETWORK_S = 5.0

@@ -1,7 +1,7 @@
 """Distil the student from what the teacher said: DDP, mixed precision on CUDA, a curriculum by epoch, scored by its answers.
 
-    alone:          python -m workloads.vqa.train --data shapes/train --listing shapes/train.csv --students shapes/students
-    on two ranks:   torchrun --nproc-per-node 2 -m workloads.vqa.train (the same)
+    alone:          python -m kgorch.workloads.vqa.train --data shapes/train --listing shapes/train.csv --students shapes/students
+    on two ranks:   torchrun --nproc-per-node 2 -m kgorch.workloads.vqa.train (the same)
     through walls:  kgorch start workloads/vqa/plan.toml
 
 Lives through cuts: everything that training changes is tracked, and all else is made anew from the arguments; what counts in
@@ -18,22 +18,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import attach
-from workloads import cli
-from workloads.common.files import tell_left_out
-from workloads.common.record import Record
-from workloads.common.scoring import summed
-from workloads.vqa import parts
-from workloads.vqa.curriculum import parsed, phase_at
-from workloads.vqa.data import Asked, Questions, Sample, read_questions, split, spread, with_pictures
-from workloads.vqa.fetch import complete
-from workloads.vqa.model import Student, token_loss
-from workloads.vqa.scores import exact, token_f1
+from kgorch import KgorchError, attach
+from kgorch.workloads import cli
+from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.record import Record
+from kgorch.workloads.common.scoring import summed
+from kgorch.workloads.vqa import parts
+from kgorch.workloads.vqa.curriculum import parsed, phase_at
+from kgorch.workloads.vqa.data import Asked, Questions, Sample, read_questions, split, spread, with_pictures
+from kgorch.workloads.vqa.fetch import complete
+from kgorch.workloads.vqa.model import Student, token_loss
+from kgorch.workloads.vqa.scores import exact, token_f1
 
 if TYPE_CHECKING:
-    from orchestrator.worker.data.keyed_loader import Loader
-    from orchestrator.worker.session import Session
+    from kgorch import Loader, Session
 
 
 def main(

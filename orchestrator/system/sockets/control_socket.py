@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.errors import KgorchError
-from orchestrator.protocol import codec, transport
-from orchestrator.protocol.codec import LineBuffer, ProtocolError
-from orchestrator.protocol.messages import Hello, Message, Request, Response
-from orchestrator.protocol.transport import WrongOwner
-from orchestrator.system.sockets.line_server import MAX_CLIENTS, LineServer, Peer
+from kgorch.errors import KgorchError
+from kgorch.protocol import codec, transport
+from kgorch.protocol.codec import LineBuffer, ProtocolError
+from kgorch.protocol.messages import Hello, Message, Request, Response
+from kgorch.protocol.transport import WrongOwner
+from kgorch.system.sockets.line_server import MAX_CLIENTS, LineServer, Peer
 
 Reply = Callable[[Message], None]
 Job = Callable[[], None]

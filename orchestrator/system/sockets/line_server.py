@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.protocol import transport
-from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
-from orchestrator.system.sockets.listener import SocketListener
+from kgorch.protocol import transport
+from kgorch.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
+from kgorch.system.sockets.listener import SocketListener
 
 CHECK_S = 2.0
 """Longest wait of a turn in seconds; the socket file is checked after each turn."""
@@ -255,27 +255,27 @@ class Peers:
             if peer.is_closed:
                 return
             reads = not peer.outgoing and not peer.incoming and peer.may_send
-            wanted = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.outgoing else 0)
-            if wanted == peer.events:
+            events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.outgoing else 0)
+            if events == peer.events:
                 return
-            if not wanted:
+            if not events:
                 self._selector.unregister(peer.socket)
             elif peer.events:
-                self._selector.modify(peer.socket, wanted, peer)
+                self._selector.modify(peer.socket, events, peer)
             else:
-                self._selector.register(peer.socket, wanted, peer)
-            peer.events = wanted
+                self._selector.register(peer.socket, events, peer)
+            peer.events = events
 
     def _write(self, peer: Peer) -> None:
         """Send as much as the kernel takes now."""
         try:
             while peer.outgoing:
                 data, descriptors = peer.outgoing[0]
-                sent = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
+                count = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
                 transport.close_all(descriptors)  # the kernel has them: they go with the first piece of a line alone
-                peer.outgoing_bytes -= sent
-                peer.outgoing[0] = (data[sent:], [])
-                if sent == len(data):
+                peer.outgoing_bytes -= count
+                peer.outgoing[0] = (data[count:], [])
+                if count == len(data):
                     peer.outgoing.popleft()
         except BlockingIOError:
             pass

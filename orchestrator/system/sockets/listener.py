@@ -16,7 +16,7 @@ import socket
 import time
 from pathlib import Path
 
-from orchestrator.protocol import transport
+from kgorch.protocol import transport
 
 DESCRIPTORS = 1 << 16
 
@@ -27,10 +27,10 @@ def raise_descriptor_limit() -> None:
     Child processes inherit it: the loaders of a training share their tensors by open files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 class SocketListener:

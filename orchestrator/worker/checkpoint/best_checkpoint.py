@@ -23,16 +23,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.checkpoint.folder import read_checkpoint, write_manifest
-from orchestrator.checkpoint.manifest import checkpoint_folder_name
-from orchestrator.core.codes import EventKind
-from orchestrator.errors import CheckpointBroken, CheckpointUnreadable
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import JournalEntry
-from orchestrator.protocol.snapshot_messages import CheckpointWritten
-from orchestrator.worker.checkpoint.snapshot_writer import SnapshotWriter, is_on_disk
-from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, STOP, Board
-from orchestrator.worker.telemetry.reported_metrics import ReportedMetrics
+from kgorch.checkpoint.folder import read_checkpoint, write_manifest
+from kgorch.checkpoint.manifest import checkpoint_folder_name
+from kgorch.core.codes import EventKind
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry
+from kgorch.protocol.snapshot_messages import CheckpointWritten
+from kgorch.worker.checkpoint.snapshot_writer import SnapshotWriter, is_on_disk
+from kgorch.worker.ranks.consensus_board import SAVE, SLOT, STOP, Board
+from kgorch.worker.telemetry.reported_metrics import ReportedMetrics
 
 SERIES = 100
 """Steps between two looks at a metric that is reported at every step, such as a training loss: a look waits for the other ranks and
@@ -149,8 +149,8 @@ class BestCheckpoint:
         """Add the metrics to the manifest of a step that was saved before it was measured; its files stay as they are."""
         folder = Path(self._launch.checkpoints, checkpoint_folder_name(step, final=False))
         try:
-            described = read_checkpoint(folder)
-            write_manifest(folder, replace(described, metrics=self._metrics.values, measured=self._metrics.measured))
+            manifest = read_checkpoint(folder)
+            write_manifest(folder, replace(manifest, metrics=self._metrics.values, measured=self._metrics.measured))
         except (OSError, CheckpointBroken, CheckpointUnreadable) as error:
             self._tell(
                 JournalEntry(
@@ -159,4 +159,4 @@ class BestCheckpoint:
             )
             return
         self.record_save(step)
-        self._tell(CheckpointWritten(self._launch.attempt, str(folder), step, described.total_bytes, 0.0, 0.0))
+        self._tell(CheckpointWritten(self._launch.attempt, str(folder), step, manifest.total_bytes, 0.0, 0.0))

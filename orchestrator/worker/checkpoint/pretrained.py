@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.errors import WeightsRefused, nearest
-from orchestrator.worker.checkpoint import state_codec
+from kgorch.errors import WeightsRefused, nearest
+from kgorch.worker.checkpoint import state_codec
 
 SAFE_SINCE = "2.10"
 """In older versions a hostile file could run code in spite of `weights_only` (CVE-2025-32434, CVE-2026-24747)."""
@@ -134,10 +134,10 @@ def _read(path: Path) -> Any:
         lines = [
             line for line in str(error).splitlines() if line and "weights_only" not in line
         ]  # PyTorch advises to load without it
-        said = (lines or [type(error).__name__])[0][:300]
+        reason = (lines or [type(error).__name__])[0][:300]
         raise WeightsRefused(
             f"{path.name} {what}",
-            f"{path}: {said}",
+            f"{path}: {reason}",
             next_step="give a file of tensors: .safetensors, or what torch.save(model.state_dict(), …) writes",
         ) from None
 
@@ -165,12 +165,12 @@ def _named(content: Any, path: Path, module: nn.Module, prefix: str) -> dict[str
     for _ in WRAPPINGS:
         if isinstance(content, Mapping):
             content = next((content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)), content)
-    named = content if isinstance(content, Mapping) else {}
-    named = {str(key): value for key, value in named.items() if isinstance(value, torch.Tensor)}
-    tensors = {key.removeprefix(prefix): value for key, value in named.items() if key.startswith(prefix)}
+    entries = content if isinstance(content, Mapping) else {}
+    entries = {str(key): value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+    tensors = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
     if not tensors:
-        which = f"that begins with {prefix!r}" if named else "with a tensor"
-        raise WeightsRefused(f"{path.name} holds no name {which}", f"{path} holds: {_list(named or content)}")
+        which = f"that begins with {prefix!r}" if entries else "with a tensor"
+        raise WeightsRefused(f"{path.name} holds no name {which}", f"{path} holds: {_list(entries or content)}")
     own = module.state_dict()
     for mark in PREFIXES * 2:
         if all(key.startswith(mark) for key in tensors) and not any(key.startswith(mark) for key in own):
@@ -182,6 +182,6 @@ def _list(names: Any) -> str:
     """A list of names, as `7: a.weight (file (3,), model (4,)), b.weight, … 5 more`; for what has no names, its type."""
     if not isinstance(names, Mapping):
         return f"a {type(names).__name__}"
-    shown = [f"{name} {note}" if isinstance(note, str) and note else f"{name}" for name, note in names.items()][:SHOWN]
-    more = len(names) - len(shown)
-    return f"{len(names)}: " + ", ".join(shown) + (f", … {more} more" if more else "")
+    parts = [f"{name} {note}" if isinstance(note, str) and note else f"{name}" for name, note in names.items()][:SHOWN]
+    more = len(names) - len(parts)
+    return f"{len(names)}: " + ", ".join(parts) + (f", … {more} more" if more else "")

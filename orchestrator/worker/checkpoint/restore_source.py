@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint import safetensors_header
-from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
-from orchestrator.checkpoint.manifest import Manifest, parse_manifest, shard_names
-from orchestrator.errors import CannotRestore, CheckpointBroken
-from orchestrator.protocol.snapshot_messages import SnapshotInfo
-from orchestrator.worker.tagged_json import DTYPES, Fetch
+from kgorch import untrusted_io
+from kgorch.checkpoint import safetensors_header
+from kgorch.checkpoint.folder import read_checkpoint, read_json_file
+from kgorch.checkpoint.manifest import Manifest, parse_manifest, shard_names
+from kgorch.errors import CannotRestore, CheckpointBroken
+from kgorch.protocol.snapshot_messages import SnapshotInfo
+from kgorch.worker.tagged_json import DTYPES, Fetch
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -33,11 +33,11 @@ class RestoreSource(Protocol):
     """A saved state.
 
     Attributes:
-        described: the manifest; its `world_size` is the number of (virtual) ranks.
+        manifest: of the checkpoint; its `world_size` is the number of (virtual) ranks.
         tree: state.json.
     """
 
-    described: Manifest
+    manifest: Manifest
     tree: dict[str, Any]
 
     def own(self, rank: int) -> dict[str, Any]:
@@ -55,22 +55,22 @@ class ShardReader:
         CheckpointUnreadable: a shard cannot be read at the moment.
     """
 
-    def __init__(self, folder: Path, described: Manifest, rank: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, rank: int) -> None:
         self._folder = folder
         self._files: dict[str, Any] = {}
-        order = shard_names(described)
+        order = shard_names(manifest)
         for name in [name for name in order if name == f"rank{rank}.safetensors"] + order:
             try:
                 with untrusted_io.open_file(folder, name) as file:
                     safetensors_header.read_open(file, folder / name)
                     # By descriptor, so that the file that is read is the one whose header was checked.
-                    opened: Any = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
+                    shard: Any = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
             except OSError as error:
                 raise untrusted_io.checkpoint_error(error, f"{folder / name} cannot be read", str(error)) from None
             except SafetensorError as error:
                 raise CheckpointBroken(f"{folder / name} is not a shard", str(error)[:300]) from None
-            for tensor in opened.keys():  # noqa: SIM118  (no dict)
-                self._files.setdefault(tensor, opened)
+            for tensor in shard.keys():  # noqa: SIM118  (no dict)
+                self._files.setdefault(tensor, shard)
 
     def fetch(self, name: str) -> torch.Tensor:
         """The tensor of that path. Raises: CannotRestore, CheckpointBroken."""
@@ -87,16 +87,16 @@ class FolderSource:
     """A checkpoint folder, as a RestoreSource."""
 
     def __init__(self, folder: Path) -> None:
-        self.described = read_checkpoint(folder)
-        self.tree = read_json_file(folder, self.described, "state.json")
+        self.manifest = read_checkpoint(folder)
+        self.tree = read_json_file(folder, self.manifest, "state.json")
         self._folder = folder
 
     def own(self, rank: int) -> dict[str, Any]:
-        number = rank if rank < self.described.world_size else 0
-        return read_json_file(self._folder, self.described, f"rank{number}.json")
+        number = rank if rank < self.manifest.world_size else 0
+        return read_json_file(self._folder, self.manifest, f"rank{number}.json")
 
     def fetcher(self, rank: int) -> Fetch:
-        return ShardReader(self._folder, self.described, rank).fetch
+        return ShardReader(self._folder, self.manifest, rank).fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ class SnapshotSource:
         self._images = images
         for number, files in enumerate(held.shares):
             self._files |= {name: (number, start, size) for name, (start, size) in files.items()}
-        self.described = parse_manifest(self._bytes("described"))
+        self.manifest = parse_manifest(self._bytes("described"))
         self.tree = self._json("state.json")
 
     def own(self, rank: int) -> dict[str, Any]:
-        return self._json(f"rank{rank if rank < self.described.world_size else 0}.json")
+        return self._json(f"rank{rank if rank < self.manifest.world_size else 0}.json")
 
     def fetcher(self, rank: int) -> Fetch:
         tensors: dict[str, _Tensor] = {}

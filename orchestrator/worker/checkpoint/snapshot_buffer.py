@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.protocol.snapshot_messages import STAMP_BYTES
-from orchestrator.worker.tagged_json import DTYPES
+from kgorch.protocol.snapshot_messages import STAMP_BYTES
+from kgorch.worker.tagged_json import DTYPES
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Name, type and shape of each tensor, in the order of the file."""

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from orchestrator.checkpoint.manifest import MANIFEST_NAME, Manifest, checkpoint_folder_name, manifest_document
-from orchestrator.core.codes import EventKind
-from orchestrator.protocol import transport
-from orchestrator.protocol.codec import LineBuffer, ProtocolError
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import JournalEntry, Message, Request, Response
-from orchestrator.protocol.snapshot_messages import (
+from kgorch.checkpoint.manifest import MANIFEST_NAME, Manifest, checkpoint_folder_name, manifest_document
+from kgorch.core.codes import EventKind
+from kgorch.protocol import transport
+from kgorch.protocol.codec import LineBuffer, ProtocolError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry, Message, Request, Response
+from kgorch.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
     PersistResult,
@@ -32,10 +32,10 @@ from orchestrator.protocol.snapshot_messages import (
     SnapshotInfo,
     SnapshotReady,
 )
-from orchestrator.system.clock import boottime_s
-from orchestrator.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuffer
-from orchestrator.worker.checkpoint.state_codec import CapturedState
-from orchestrator.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP, Board
+from kgorch.system.clock import boottime_s
+from kgorch.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuffer
+from kgorch.worker.checkpoint.state_codec import CapturedState
+from kgorch.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP, Board
 
 PATIENCE_S = 600.0
 """Seconds until a save that is not on disk is given up."""
@@ -62,13 +62,13 @@ class PendingWrite(NamedTuple):
 
     Attributes:
         number: of the snapshot, as the keeper counts.
-        taken: number of the snapshot in this attempt: the same on all ranks, whichever keeper counts.
+        ordinal: number of the snapshot in this attempt: the same on all ranks, whichever keeper counts.
         slot: the buffer.
         step: optimizer steps.
     """
 
     number: int
-    taken: int
+    ordinal: int
     slot: int
     step: int
 
@@ -80,14 +80,14 @@ class RankSnapshot(NamedTuple):
         captured: the state.
         mine: this rank's share of the tensors, by path.
         documents: the JSON files of this rank by name. The first one's name is its shard's, too.
-        described: the manifest.
+        manifest: of the checkpoint.
         began_s: reading of CLOCK_BOOTTIME since which the training waits.
     """
 
     captured: CapturedState
     mine: Mapping[str, torch.Tensor]
     documents: Mapping[str, Mapping[str, Any]]
-    described: Manifest
+    manifest: Manifest
     began_s: float
 
 
@@ -113,7 +113,7 @@ class SnapshotWriter:
         self._images: list[SnapshotBuffer] = []
         self._pinned = False
         self._first = 1  # number of this attempt's first snapshot, as the keeper counts
-        self._taken = self._slot = 0  # snapshots of this attempt, failed ones included: the same on all ranks
+        self._ordinal = self._slot = 0  # snapshots of this attempt, failed ones included: the same on all ranks
         self._count = 2  # buffers; 1 where memory is short, 0 where they are files
         self._promised = 0  # the slot of the request that was admitted last
         self._writing: PendingWrite | None = None
@@ -169,7 +169,7 @@ class SnapshotWriter:
 
     @property
     def _number(self) -> int:
-        return self._first + self._taken - 1
+        return self._first + self._ordinal - 1
 
     def next_slot(self) -> int:
         """The slot of a save that all ranks make without a request, after each has waited for its own last one."""
@@ -188,10 +188,10 @@ class SnapshotWriter:
             slot: the buffer.
             persist: the keeper writes the snapshot to disk.
         """
-        self._taken, self._slot, self.error = self._taken + 1, slot, ""  # also if it fails on this rank alone
+        self._ordinal, self._slot, self.error = self._ordinal + 1, slot, ""  # also if it fails on this rank alone
         files = {name: json.dumps(document).encode() for name, document in snapshot.documents.items()}
         if self._rank == 0:
-            files |= self._of_all(snapshot.captured, snapshot.described)
+            files |= self._of_all(snapshot.captured, snapshot.manifest)
         # A keeper that has died is started again by the shim, so a save is worth a second try.
         for again in (True, False):
             try:
@@ -202,11 +202,11 @@ class SnapshotWriter:
             except OSError as error:
                 self._lose_keeper()
                 if not (again and persist):
-                    self._fail(snapshot.described.step, error, persist)
+                    self._fail(snapshot.manifest.step, error, persist)
                     return False
         raise AssertionError
 
-    def _of_all(self, captured: CapturedState, described: Manifest) -> dict[str, bytes]:
+    def _of_all(self, captured: CapturedState, manifest: Manifest) -> dict[str, bytes]:
         """The files that rank 0 writes for all ranks. Tree and names rarely change, so they are encoded when they do."""
         if captured.tree != self._tree or captured.tensors.keys() != self._names:
             self._tree, self._names = captured.tree, set(captured.tensors)
@@ -214,14 +214,14 @@ class SnapshotWriter:
                 "state.json": json.dumps(captured.tree).encode(),
                 "tensors": json.dumps(sorted(captured.tensors)).encode(),
             }
-        return {"described": json.dumps(manifest_document(described)).encode(), **self._encoded}
+        return {"described": json.dumps(manifest_document(manifest)).encode(), **self._encoded}
 
     def wait(self) -> bool:
         """Wait until the last save is on disk. Returns False when it has failed, or when the keeper is gone and nobody knows."""
         until = time.monotonic() + PATIENCE_S
         while self._is_writing(patience_s=0.05):
             assert self._writing
-            if (failed := self._board.failed_rank(self._writing.taken)) is not None:
+            if (failed := self._board.failed_rank(self._writing.ordinal)) is not None:
                 self.error, self._writing = f"rank {failed} could not take part", None
             elif time.monotonic() > until:
                 self.error, self._writing = "it takes too long", None
@@ -238,7 +238,7 @@ class SnapshotWriter:
 
     def _fill(self, snapshot: RankSnapshot, files: Mapping[str, bytes], slot: int, *, persist: bool) -> None:
         """Fill the buffer and notify the keeper. Raises: OSError, KeeperBusy."""
-        mine, described, began_s = snapshot.mine, snapshot.described, snapshot.began_s
+        mine, manifest, began_s = snapshot.mine, snapshot.manifest, snapshot.began_s
         shard = next(iter(snapshot.documents)).removesuffix(".json") + ".safetensors"
         patience_s = KEEPER_PATIENCE_S if persist else 0.0
         size = sum(tensor.nbytes for tensor in mine.values()) + sum(len(content) for content in files.values())
@@ -253,18 +253,18 @@ class SnapshotWriter:
                 raise KeeperBusy from None
             self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
-        named = {name or shard: list(span) for name, span in spans.items()}
+        layout = {name or shard: list(span) for name, span in spans.items()}
         self.blocking_s = boottime_s() - began_s
         assert self._keeper
         transport.send(
             self._keeper,
             SnapshotReady(
-                self._launch.attempt, self._rank, self._number, self._slot_of(slot), described.step, named,
-                described.final, persist, began_s, self.blocking_s,
+                self._launch.attempt, self._rank, self._number, self._slot_of(slot), manifest.step, layout,
+                manifest.final, persist, began_s, self.blocking_s,
             ),
         )  # fmt: skip
         if persist:
-            self._writing = PendingWrite(self._number, self._taken, self._slot_of(slot), described.step)
+            self._writing = PendingWrite(self._number, self._ordinal, self._slot_of(slot), manifest.step)
 
     def _slot_of(self, slot: int) -> int:
         """The slot as far as there are buffers: a keeper that started after it was chosen may have room for one alone."""
@@ -276,7 +276,7 @@ class SnapshotWriter:
     def _fail(self, step: int, error: OSError, persist: bool) -> None:
         if persist:  # a failed snapshot is replaced by the next one
             self.error, self._writing = str(error), None
-            self._board.save_failed(self._taken)
+            self._board.save_failed(self._ordinal)
             self._tell(SaveFailure(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
 
     def _is_writing(self, patience_s: float = 0.0) -> bool:
@@ -324,7 +324,7 @@ class SnapshotWriter:
                 JournalEntry(spec.attempt, EventKind.SNAPSHOTS_NOT_PINNED, {"rank": str(self._rank), "why": why})
             )
         # The first snapshot goes to the keeper's choice: the other buffer may hold the newest complete snapshot.
-        if not self._taken:
+        if not self._ordinal:
             self._slot = 1 - answer.slot
         self._first, self._count = answer.number, answer.count
 
@@ -365,7 +365,7 @@ class SnapshotWriter:
         self._keeper, self._images = None, []
         if self._writing:
             lost, self._writing, self.error = self._writing, None, "the keeper is gone"
-            self._board.save_failed(lost.taken)
+            self._board.save_failed(lost.ordinal)
             if self._rank == 0:
                 self._tell(SaveFailure(self._launch.attempt, -1, lost.step, self.error))
 

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from orchestrator.checkpoint.folder import read_json_file, readable_checkpoints
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.checkpoint.verify import verify_checkpoint
-from orchestrator.core import retention
-from orchestrator.errors import CannotRestore
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker.checkpoint import restore_source
+from kgorch.checkpoint.folder import read_json_file, readable_checkpoints
+from kgorch.checkpoint.manifest import Manifest
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.checkpoint import retention
+from kgorch.errors import CannotRestore
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker.checkpoint import restore_source
 
 Which = Literal["best", "final", "file"]
 Checkpoint: TypeAlias = tuple[Path, Manifest]
@@ -72,11 +72,11 @@ def read(launch: LaunchSpec, stage: str, name: str, which: str | None) -> Weight
         raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
     best = None if which == "final" else _best_of(launch, own)
     if best:
-        folder, described = best
+        folder, manifest = best
         metric = str(_rule(launch)[0])
-        value = described.metrics[metric]
-        known = "" if described.measured.get(metric) == described.step else " (reported last before it)"
-        return _read(folder, described, name, "best", f"best {metric} {value:.6g}{known}", metric=metric, value=value)
+        value = manifest.metrics[metric]
+        note = "" if manifest.measured.get(metric) == manifest.step else " (reported last before it)"
+        return _read(folder, manifest, name, "best", f"best {metric} {value:.6g}{note}", metric=metric, value=value)
     why = f": {launch.best['metric']} was measured on none" if launch.best else ": the plan keeps no best one"
     if final is None or (which == "best" and not (launch.quick or launch.probe)):
         raise CannotRestore(
@@ -95,28 +95,28 @@ def _rule(launch: LaunchSpec) -> tuple[str, bool]:
 def _best_of(launch: LaunchSpec, newest_first: Sequence[Checkpoint]) -> Checkpoint | None:
     if not launch.best:
         return None
-    known = {str(folder): (folder, described) for folder, described in reversed(newest_first)}
+    candidates = {str(folder): (folder, manifest) for folder, manifest in reversed(newest_first)}
     rivals = [
-        retention.Kept(
-            key=key, stage=described.stage, step=described.step, bytes=described.total_bytes, order=order, verified=True,
-            final=described.final, metrics=described.metrics, measured=described.measured,
+        retention.RetentionCandidate(
+            key=key, stage=manifest.stage, step=manifest.step, bytes=manifest.total_bytes, order=order, verified=True,
+            final=manifest.final, metrics=manifest.metrics, measured=manifest.measured,
         )
-        for order, (key, (_, described)) in enumerate(known.items())
+        for order, (key, (_, manifest)) in enumerate(candidates.items())
     ]  # fmt: skip
     best = retention.best_of(rivals, *_rule(launch))
-    return known[best.key] if best else None
+    return candidates[best.key] if best else None
 
 
-def _read(folder: Path, described: Manifest, name: str, which: Which, what: str, **known: Any) -> Weights:
+def _read(folder: Path, manifest: Manifest, name: str, which: Which, what: str, **score: Any) -> Weights:
     verify_checkpoint(folder)
-    tree = read_json_file(folder, described, "state.json")
+    tree = read_json_file(folder, manifest, "state.json")
     if not isinstance(tree.get(name), dict):
         raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
-    shards = restore_source.ShardReader(folder, described, 0)
+    shards = restore_source.ShardReader(folder, manifest, 0)
     tensors = {
         key: shards.fetch(item["$tensor"])
         for key, item in tree[name].items()
         if isinstance(item, dict) and isinstance(item.get("$tensor"), str)
     }
-    place = f"{described.stage}/{folder.name}"
-    return Weights(tensors, place, which, step=described.step, label=f"checkpoint {place}, {what}", **known)
+    place = f"{manifest.stage}/{folder.name}"
+    return Weights(tensors, place, which, step=manifest.step, label=f"checkpoint {place}, {what}", **score)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.errors import CannotRestore, nearest
-from orchestrator.worker import tagged_json
-from orchestrator.worker.tagged_json import Fetch, TensorTable
+from kgorch.errors import CannotRestore, nearest
+from kgorch.worker import tagged_json
+from kgorch.worker.tagged_json import Fetch, TensorTable
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Export of a checkpoint folder to one file of torch.save, for programs that load with PyTorch alone.
 
-`python -m orchestrator.worker.checkpoint.torch_export FOLDER OUT [NAME]`, started by checkpoint/export.py: the command line itself
+`python -m kgorch.worker.checkpoint.torch_export FOLDER OUT [NAME]`, started by checkpoint/export.py: the command line itself
 never loads PyTorch. Without NAME everything that was tracked is exported, under its names. Loading the file runs no code: it is
 loaded once with `weights_only` before it gets its final name.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from orchestrator.checkpoint.folder import read_checkpoint, read_json_file
-from orchestrator.errors import KgorchError
-from orchestrator.system import files
-from orchestrator.worker.checkpoint import restore_source, state_codec
+from kgorch.checkpoint.folder import read_checkpoint, read_json_file
+from kgorch.errors import KgorchError
+from kgorch.system import files
+from kgorch.worker.checkpoint import restore_source, state_codec
 
 
 def convert(folder: Path, out: Path, name: str | None) -> int:
@@ -31,14 +31,14 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
         CannotRestore: the checkpoint is malformed.
         OSError: the file cannot be written.
     """
-    described = read_checkpoint(folder)
-    own = read_json_file(folder, described, "rank0.json")
-    tree = read_json_file(folder, described, "state.json") | own["own"]
+    manifest = read_checkpoint(folder)
+    own = read_json_file(folder, manifest, "rank0.json")
+    tree = read_json_file(folder, manifest, "state.json") | own["own"]
     if name is not None and name not in tree:
         raise KgorchError(
             f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"
         )
-    shards, tensors = restore_source.ShardReader(folder, described, 0), dict[str, torch.Tensor]()
+    shards, tensors = restore_source.ShardReader(folder, manifest, 0), dict[str, torch.Tensor]()
 
     def fetch(path: str) -> torch.Tensor:
         return tensors.setdefault(path, shards.fetch(path))  # tied names share one tensor, as they did

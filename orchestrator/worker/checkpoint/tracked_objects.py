@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker.checkpoint import state_codec
+from kgorch.errors import KgorchError
+from kgorch.worker.checkpoint import state_codec
 
 
 class TrackedObjects:

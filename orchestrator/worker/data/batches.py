@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from orchestrator.errors import KgorchError
+from kgorch.errors import KgorchError
 
 
 def length(batch: Any) -> int:

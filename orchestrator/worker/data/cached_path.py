@@ -1,4 +1,4 @@
-"""Paths to data that switch to a local copy when that is complete (services/data_cache.py).
+"""Paths to data that switch to a local copy when that is complete (services/data_cache_process.py).
 
 At the end of each epoch a rank checks the copies, and records the complete ones as files in the attempt's folder. A path checks for
 that file at every access, so loading processes that were forked, or were given a pickled path, epochs ago switch, too. This
@@ -11,8 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.run_files import CACHE_COMPLETE_FILE
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.run_files import CACHE_COMPLETE_FILE
 
 
 class CachedPath(os.PathLike[str]):

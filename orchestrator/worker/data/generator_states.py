@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import CannotRestore
-from orchestrator.worker import rng_state, tagged_json
+from kgorch.errors import CannotRestore
+from kgorch.worker import rng_state, tagged_json
 
 BIT_GENERATORS = frozenset({"MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"})
 

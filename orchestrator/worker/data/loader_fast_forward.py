@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from orchestrator.errors import CannotRestore, KgorchError
-from orchestrator.worker import rng_state, tagged_json
-from orchestrator.worker.data import batches, generator_states
-from orchestrator.worker.data.keyed_loader import WorkerInit, start_iterator
-from orchestrator.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksum
-from orchestrator.worker.data.loader_search import parts_of, set_epoch
+from kgorch.errors import CannotRestore, KgorchError
+from kgorch.worker import rng_state, tagged_json
+from kgorch.worker.data import batches, generator_states
+from kgorch.worker.data.keyed_loader import WorkerInit, start_iterator
+from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksum
+from kgorch.worker.data.loader_search import parts_of, set_epoch
+from kgorch.worker.data.stream_state import StreamState
 
 PROGRESS_S = 10.0
 """Seconds between two lines of progress in the log."""
@@ -40,6 +41,7 @@ MOST_NAMED = 3
 LoaderState = Mapping[str, Any]
 """The position of a loader in a checkpoint, as plain JSON; see LoaderFastForward.place."""
 
+BY_ITS_STATE = "by the loader's own state_dict"
 ANOTHER = "the samples read again are not those it had used: some may come twice in it, others never"
 PERHAPS_ANOTHER = "the newest batch came out otherwise: exact if only its augmentation differs"
 
@@ -53,20 +55,26 @@ class LoaderFastForward:
         world_size: number of ranks.
         began: position in the checkpoint that the epoch continues from; None when it begins.
         ranks_before: number of ranks of that checkpoint.
+        gives_back: a checkpoint may count the newest batches as not used.
 
     Attributes:
         batch: batches of the epoch that were read again, once it is iterated. With another number of ranks, those that hold no more
             samples than were used.
+        back: of the newest batches that were given, those that a checkpoint counts as not used: a resume gives them again.
+        is_over: the epoch was read to its end.
     """
 
     def __init__(
-        self, loader: Iterable[Any], world_size: int, device: torch.device, began: LoaderState | None, ranks_before: int
-    ) -> None:
+        self, loader: Iterable[Any], world_size: int, device: torch.device, began: LoaderState | None, ranks_before: int,
+        *, gives_back: bool = False,
+    ) -> None:  # fmt: skip
         self._loader, self._world, self._device = loader, world_size, device
         self._began, self._ranks_before = began, ranks_before
-        self.batch = self._epoch = self._share = self._used = 0
+        self.batch = self.back = self._epoch = self._share = self._used = 0
+        self.is_over = False
         self._parts = parts_of(loader)
         self._states = _States(device, self._parts.generators)
+        self._stream = StreamState(loader, records=gives_back)
         self._watch: ReadWatch | None = None
         self._newest: int | None = None  # checksum of the newest batch, where no sampler tells the order
         self._lost: list[str] = []
@@ -100,46 +108,68 @@ class LoaderFastForward:
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch's batches from the position of `seek` on. Those before it are read at once, by this call."""
-        if self._began and not self.batch:  # saved between two epochs: set the generators to their states of then
+        resumed = self._began if self._began and (self.batch or self._began.get("is_begun")) else None
+        if self._began and not resumed:  # saved between two epochs: set the generators to their states of then
             self._set_generators(self._began)
         now = self._states.now()
-        resumed = self._began if self.batch and self._began else None
         watch = self._watch = self._watch_over(resumed)
+        watch.back = self.back
+        skips = bool(resumed and self._skip(resumed, watch))
         if resumed:
-            self._set(resumed)
+            self._set(resumed, {"generators": resumed.get("stood")} if skips else resumed)
         else:
             self._began = now
         watch.begin(self._parts.loaders.values())
         iterator = watch.active(start_iterator, self._loader)
-        if self.batch:
+        if self.batch and not skips:
             iterator = self._without_used(self._pulled(iterator))
             self._compare(resumed)
-            rng_state.restore(now["rng"], self._device)
         else:
             iterator = self._pulled(iterator)
+        if resumed:
+            rng_state.restore(now["rng"], self._device)
         return self._counted(iterator)
 
     @property
     def place(self) -> LoaderState:
-        """The position, for a checkpoint.
+        """The position, for a checkpoint, `back` batches before the newest.
 
         Holds the random states at the epoch's beginning (`rng`, `generators`), the samples `used` over all ranks, and the random
-        states before the reads that a resume must repeat under them, by number (`ahead`). For comparison: the states of the
-        generators now (`stood`), and checksums of the `order` and of the `newest` batch.
+        states before the reads that a resume must repeat under them, by number (`ahead`); the loader's own state, if it has one
+        (`stream`). For comparison: the states of the generators now (`stood`), and checksums of the `order` and of the `newest`
+        batch.
         """
-        watch = self._watch
+        watch, back = self._watch, self.back
         return {
             **(self._began or {}),
-            "used": self._used,
-            "stood": self._states.held(),
+            "is_begun": back > 0,
+            "stream": self._stream.after(self.batches_used, watch.given) if watch else None,
+            "used": max(0, self._used - back * self._share * self._world),
+            "stood": None if back else self._states.held(),
             "order": list(watch.order) if watch and watch.order else None,
-            "newest": self._newest if watch and watch.repeats_newest else None,
+            "newest": self._newest if watch and watch.repeats_newest and not back else None,
             "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
         }
 
+    @property
+    def generators(self) -> Iterable[Any]:
+        """The random generators of the loader, whose states are saved with its position."""
+        return self._parts.generators.values()
+
+    def give_back(self, batches: int) -> None:
+        """Set `back`."""
+        self.back = batches
+        if self._watch:
+            self._watch.back = batches
+
+    @property
+    def batches_used(self) -> int:
+        """Batches of the epoch that a checkpoint counts as used."""
+        return self._watch.given - self.back if self._watch else 0
+
     def end(self) -> None:
         """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
-        self._began, self._used, self._watch = self._states.now(), 0, None
+        self._began, self._used, self._watch, self.is_over = self._states.now(), 0, None, True
 
     def check_untracked(self, tracked: Mapping[str, Any]) -> None:
         """Raises: KgorchError when the loader, or a part that orders it, is tracked as well: a resume would skip twice."""
@@ -156,6 +186,9 @@ class LoaderFastForward:
     def exactness(self) -> str:
         """How exact a resume is, as far as it can be known from outside, in words."""
         notes, loader, watch = ["replayed"], self._loader, self._watch
+        if self._stream.is_known:
+            in_processes = any(inner.num_workers for inner in self._parts.loaders.values())
+            return BY_ITS_STATE + (", exact unless its loading processes draw random numbers" if in_processes else "")
         if not isinstance(loader, DataLoader):
             notes.append(f"a {type(loader).__name__}, exact if it gives the same each time")
         notes += self._parts.unknown[:MOST_NAMED]
@@ -189,8 +222,10 @@ class LoaderFastForward:
         """The same batches. Only their reads are watched, not those of an evaluation between them."""
         watch = self._watch
         assert watch
+        self._stream.before_batch(watch.given)
         while (batch := watch.active(next, iterator, watch)) is not watch:
             yield batch
+            self._stream.before_batch(watch.given)
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for batch in iterator:
@@ -253,9 +288,20 @@ class LoaderFastForward:
         draws = not in_processes or type(loader).__iter__ is not DataLoader.__iter__
         return ReadWatch(self._states.quick, self._states.set, ahead, order, records=draws)
 
-    def _set(self, began: LoaderState) -> None:
+    def _skip(self, resumed: LoaderState, watch: ReadWatch) -> bool:
+        """Continue by the loader's own state, if the checkpoint holds one. Returns whether it does."""
+        saved = resumed.get("stream")
+        if saved is None or not self.batch or not self._stream.is_known or self._ranks_before != self._world:
+            return False
+        self._stream.load(saved)
+        self._used = int(resumed.get("used", 0))
+        watch.skip(self.batch)
+        return True
+
+    def _set(self, began: LoaderState, generators: LoaderState) -> None:
         rng_state.restore(began.get("rng"), self._device)
-        self._set_generators(began)
+        if generators.get("generators") is not None:
+            self._set_generators(generators)
 
     def _set_generators(self, began: LoaderState) -> None:
         if not isinstance(began.get("generators"), list):

@@ -33,7 +33,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from orchestrator.worker.data.keyed_loader import without_sigterm
+from kgorch.worker.data.keyed_loader import without_sigterm
 
 MOST_AHEAD = 8
 """Limit of reads whose random states are kept: some 15 kB each in every checkpoint."""
@@ -64,13 +64,14 @@ class ReadWatch:
         given: batches that the training has got, or that a resume has discarded.
         same_order: whether the indices were those of `order`; None where that is not known (yet).
         in_threads: another thread than the training's reads.
+        back: of the batches that were given, those that a resume gives again.
     """
 
     def __init__(
         self, read_states: Callable[[], Any], set_states: Callable[[Any], None], ahead: Mapping[int, Any],
         order: tuple[int, int] | None, *, records: bool = True,
     ) -> None:  # fmt: skip
-        self.reads = self.given = 0
+        self.reads = self.given = self.back = 0
         self.same_order: bool | None = None
         self.in_threads = False
         self._read_states, self._set_states = read_states, set_states
@@ -80,7 +81,7 @@ class ReadWatch:
         self._each: int | None = None  # reads for each batch after it
         self._is_regular, self._draws, self._records = True, records, records
         self._indices = self._checksum = 0
-        self._has_order = False
+        self._has_order = self._has_no_order = False
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._is_active = self._is_busy = False
 
@@ -91,6 +92,12 @@ class ReadWatch:
             _watches[loader] = weakref.ref(self)
             if (iterator := getattr(loader, "_iterator", None)) is not None:  # kept from the epoch before
                 _follow(iterator, self)
+
+    def skip(self, batches: int) -> None:
+        """The loader begins after so many batches, by a state of its own: they count as read, and their order is not known."""
+        self.reads = self.given = batches
+        self._before_first = self._each = 1
+        self._order, self._has_no_order = None, True
 
     def active(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function. Only reads inside of it count, and reads in other threads."""
@@ -123,8 +130,8 @@ class ReadWatch:
         """Number of the newest reads that a resume has to repeat under their random states, to get the batches that were read
         ahead."""
         if self._is_regular and self._each is not None:
-            return max(0, self._before_first - self._each)
-        return min(self.reads, max(self.reads - self.given, self._before_first, 1))
+            return max(0, self._before_first - self._each) + self.back * self._each
+        return min(self.reads, max(self.reads - self.given, self._before_first, 1) + self.back)
 
     @property
     def is_exact(self) -> bool:
@@ -147,7 +154,7 @@ class ReadWatch:
     @property
     def order(self) -> tuple[int, int] | None:
         """Number of draws of indices, and their checksum; None where there are none (a stream)."""
-        return (self._indices, self._checksum) if self._has_order else None
+        return (self._indices, self._checksum) if self._has_order and not self._has_no_order else None
 
     def read(self, read: Callable[[], Any]) -> Any:
         """Read a DataLoader's batch. A batch that it reads from another DataLoader is part of it."""

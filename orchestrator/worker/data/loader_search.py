@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from orchestrator.errors import CannotRestore
-from orchestrator.worker.data import generator_states
+from kgorch.errors import CannotRestore
+from kgorch.worker.data import generator_states
 
 MOST_OBJECTS, MOST_DEPTH, MOST_S = 10_000, 16, 2.0
 """Limits of one search: visited objects, edges from the loader, seconds."""
@@ -63,7 +63,7 @@ PLAIN = (
 )
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 OF_LIBRARIES = frozenset({"numpy", "pandas", "polars", "pyarrow", "h5py", "PIL", "tokenizers", "io", "_io", "threading",
-                          "_thread", "multiprocessing", "subprocess", "logging", "pathlib", "orchestrator"})  # fmt: skip
+                          "_thread", "multiprocessing", "subprocess", "logging", "pathlib", "kgorch"})  # fmt: skip
 """Packages whose objects hold data or handles, and do not determine an order."""
 
 
@@ -161,13 +161,14 @@ def _noted(thing: Any, called: set[int]) -> Iterator[None]:
             del vars(thing)["set_epoch"]
 
 
-def _generator_types() -> tuple[type, ...]:
+def generator_types() -> tuple[type, ...]:
+    """Classes of random generators, those of NumPy if it is loaded."""
     numpy = sys.modules.get("numpy")
     own = (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator) if numpy else ()
     return (torch.Generator, random.Random, *own)
 
 
-def _of_the_process() -> set[int]:
+def of_the_process() -> set[int]:
     """Ids of the process's global generators, whose states every checkpoint holds."""
     numpy = sys.modules.get("numpy")
     global_generators = [random._inst, torch.default_generator]
@@ -179,7 +180,7 @@ def _of_the_process() -> set[int]:
 class _LoaderSearch:
     def __init__(self, loader: Any) -> None:
         self.parts = LoaderParts()
-        self._types, self._global = _generator_types(), _of_the_process()
+        self._types, self._global = generator_types(), of_the_process()
         self._visited: set[int] = set()
         self._held: list[Any] = []  # kept alive, so that no id is reused during the search
         self._inert: dict[type, bool] = {}
@@ -247,10 +248,12 @@ class _LoaderSearch:
             return False
         if isinstance(thing, PLAIN + CODE):
             return True
-        root = type(thing).__module__.partition(".")[0]
+        module = type(thing).__module__
+        root = module.partition(".")[0]
         if root == "torch":
             return not isinstance(thing, Sampler | DataLoader | Dataset | nn.Module)
-        return root in OF_LIBRARIES
+        # the reference trainings are in the package, but their data sets are those of a training
+        return root in OF_LIBRARIES and not module.startswith("kgorch.workloads.")
 
     def _below(self, node: _Node) -> Iterator[_Node]:
         thing = node.thing

@@ -19,17 +19,17 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from orchestrator import untrusted_io
-from orchestrator.checkpoint.manifest import FILE_PATTERN
-from orchestrator.core.codes import EventKind
-from orchestrator.errors import KgorchError
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.run_files import MAX_CACHED_BYTES
-from orchestrator.system import files
-from orchestrator.worker.ranks.consensus_board import PeersLost
-from orchestrator.worker.ranks.process_group import UNLIMITED, RankInfo
-from orchestrator.worker.telemetry.event_sender import EventSender
-from orchestrator.worker.telemetry.progress_marker import ProgressMarker
+from kgorch import untrusted_io
+from kgorch.checkpoint.manifest import FILE_PATTERN
+from kgorch.core.codes import EventKind
+from kgorch.errors import KgorchError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.run_files import MAX_CACHED_BYTES
+from kgorch.system import files
+from kgorch.worker.ranks.consensus_board import PeersLost
+from kgorch.worker.ranks.process_group import UNLIMITED, RankInfo
+from kgorch.worker.telemetry.event_sender import EventSender
+from kgorch.worker.telemetry.progress_marker import ProgressMarker
 
 FORMAT, VERSION = "kgorch-cached", 1
 HEAD_BYTES = MAX_CACHED_BYTES - untrusted_io.MAX_JSON_BYTES

@@ -21,12 +21,12 @@ from typing import Any, Protocol
 
 import torch
 
-from orchestrator.core import training_health
-from orchestrator.core.codes import EventKind
-from orchestrator.core.training_health import LOSS, WEIGHTS, Spike, Taken, Trouble
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import JournalEntry, Message, RemedyApplied
-from orchestrator.worker.telemetry.host_copy import HostCopy
+from kgorch.core.codes import EventKind
+from kgorch.core.health import training_health
+from kgorch.core.health.training_health import LOSS, WEIGHTS, HealthIssue, PastRemedy, SpikeDetector
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry, Message, RemedyApplied
+from kgorch.worker.telemetry.host_copy import HostCopy
 
 SPIKE, NOT_FINITE, LATE = 1, 2, 3
 """Flags of a rank in the vote of a step. SPIKE, NOT_FINITE: drop the step; LATE: the weights have been updated by a bad step."""
@@ -48,7 +48,7 @@ class Unwell(RuntimeError):
         trouble: what this rank has detected; None on the other ranks.
     """
 
-    def __init__(self, trouble: Trouble | None) -> None:
+    def __init__(self, trouble: HealthIssue | None) -> None:
         super().__init__(trouble.what if trouble else "peerslost: another rank saw a loss or weight that is no number")
         self.trouble = trouble
 
@@ -81,9 +81,9 @@ class LossGuard:
         self, launch: LaunchSpec, rank: int, ladder: Adjustable, send: Callable[[Message], None], *, late: bool
     ) -> None:
         options = launch.health
-        self._policy = [training_health.parse_remedy(written) for written in options.get("nan", ())]
-        self._past = [Taken(**taken) for taken in options.get("past", ())]
-        self._spike = Spike(options.get("spike"))
+        self._policy = [training_health.parse_remedy(text) for text in options.get("nan", ())]
+        self._past = [PastRemedy(**taken) for taken in options.get("past", ())]
+        self._spike = SpikeDetector(options.get("spike"))
         self._entries = [entry for entry in launch.schedule if "settings" not in entry]
         self._attempt, self._rank, self._ladder, self._send = launch.attempt, rank, ladder, send
         # None on the CPU, where a loss can be read at once.
@@ -94,7 +94,7 @@ class LossGuard:
         self._call = -1
         self._recorded: list[torch.Tensor] = []
         self._losses: list[float] = []
-        self._trouble: Trouble | None = None
+        self._trouble: HealthIssue | None = None
 
     @property
     def is_on(self) -> bool:
@@ -189,10 +189,10 @@ class LossGuard:
         if remedy is None or not remedy.is_in_process:
             raise Unwell(self._trouble)
         what = "far above the last ones" if worst == SPIKE else "no number"
-        trouble = self._trouble or Trouble(kind, -1, self._step, f"loss is {what} at step {self._step}", self._call)
+        trouble = self._trouble or HealthIssue(kind, -1, self._step, f"loss is {what} at step {self._step}", self._call)
         change = training_health.change_of(remedy, trouble)
         self._make(change)
-        self._remember(remedy.name, trouble.said(), change)
+        self._remember(remedy.name, trouble.describe(), change)
 
     def _weigh(self, losses: list[float], step: int, call: int, *, stepped: bool) -> int:
         """The flag of these losses.
@@ -210,12 +210,12 @@ class LossGuard:
             self._see(LOSS, step, f"loss is {bad[0]} at step {step}", call)
             return NOT_FINITE
         for loss in losses:
-            if not (said := self._spike.sees(loss)):
+            if not (reason := self._spike.check(loss)):
                 continue
             if training_health.next_remedy(self._policy, self._past, training_health.SPIKE, step) is None:
                 self._spike.forget()  # no remedy has helped, so this is the new level of the loss
                 return 0
-            self._see(training_health.SPIKE, step, f"{said} at step {step}", call)
+            self._see(training_health.SPIKE, step, f"{reason} at step {step}", call)
             return SPIKE
         return 0
 
@@ -227,13 +227,15 @@ class LossGuard:
         left_out = flag == NOT_FINITE and arrived.scaled and next(_not_finite(self._buffers()), None) is None
         if left_out and remedy and remedy.name == "skip":
             assert self._trouble
-            self._remember(remedy.name, f"{self._trouble.said()}; the GradScaler skipped it", {"step": arrived.step})
+            self._remember(
+                remedy.name, f"{self._trouble.describe()}; the GradScaler skipped it", {"step": arrived.step}
+            )
             self._trouble = None
             return 0
         return flag
 
     def _remember(self, remedy: str, why: str, change: Mapping[str, Any]) -> None:
-        self._past.append(Taken(change["step"], remedy, why, change["step"]))
+        self._past.append(PastRemedy(change["step"], remedy, why, change["step"]))
         message = RemedyApplied(self._attempt, remedy, why, dict(change))
         self._ladder.changes.add(message, tells=self._rank == 0 or self._arriving is not None)
 
@@ -250,7 +252,7 @@ class LossGuard:
             yield arrived
 
     def _see(self, kind: str, step: int, what: str, call: int) -> None:
-        self._trouble = Trouble(kind, self._rank, step, what, call, self._since)
+        self._trouble = HealthIssue(kind, self._rank, step, what, call, self._since)
         self._send(
             JournalEntry(
                 self._attempt, EventKind.HEALTH_ISSUE, {"rank": str(self._rank), "step": str(step), "what": what}
@@ -278,8 +280,8 @@ class LossGuard:
         began_s = time.monotonic()
         flags = [self._weigh_late(arrived) for arrived in self._arrived(wait=True)]
         if not any(flags):
-            shown = {name: tensor for name, tensor in tensors.items() if name not in self._never_finite}
-            if bad_name := next(_not_finite(shown), None):
+            checked_tensors = {name: tensor for name, tensor in tensors.items() if name not in self._never_finite}
+            if bad_name := next(_not_finite(checked_tensors), None):
                 self._see(WEIGHTS, step, f"{bad_name} is no number at step {step}: not saved", 0)
                 flags.append(LATE)
         took_s = time.monotonic() - began_s

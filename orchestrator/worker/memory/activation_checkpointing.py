@@ -32,9 +32,9 @@ from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker.checkpoint.state_codec import unwrapped
-from orchestrator.worker.memory.recompute_state import EntryTable, HostRng, copied
+from kgorch.errors import KgorchError
+from kgorch.worker.checkpoint.state_codec import unwrapped
+from kgorch.worker.memory.recompute_state import EntryTable, HostRng, copied
 
 COMPILES_BATCHNORM = "2.13"
 """PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; 2.9 to 2.12 are untested."""
@@ -63,18 +63,20 @@ def blocks(tracked: Mapping[str, Any]) -> dict[str, nn.Module]:
     multi-layer RNNs with dropout on CUDA, because cuDNN keeps a random state of its own; and modules with a BatchNorm in a compiled
     model, where PyTorch is older than COMPILES_BATCHNORM.
     """
-    chosen: dict[str, nn.Module] = {}
+    selection: dict[str, nn.Module] = {}
     for name, thing in tracked.items():
         if isinstance(thing, nn.Module) and _may(thing):
-            chosen |= _within(unwrapped(thing), name)
-    chosen = {name: block for block, name in reversed({block: name for name, block in chosen.items()}.items())}
-    inside = {part for block in chosen.values() for part in block.modules() if part is not block}
-    chosen = {name: block for name, block in reversed(chosen.items()) if block not in inside}
+            selection |= _within(unwrapped(thing), name)
+    selection = {name: block for block, name in reversed({block: name for name, block in selection.items()}.items())}
+    inside = {part for block in selection.values() for part in block.modules() if part is not block}
+    selection = {name: block for name, block in reversed(selection.items()) if block not in inside}
     if TorchVersion(torch.__version__) < COMPILES_BATCHNORM:
         modules = (thing for thing in tracked.values() if isinstance(thing, nn.Module))
         compiled = {inner for module in modules for part in module.modules() for inner in _compiled_parts(part)}
-        chosen = {name: block for name, block in chosen.items() if block not in compiled or not has_batchnorm([block])}
-    return chosen if len(chosen) > 1 else {}
+        selection = {
+            name: block for name, block in selection.items() if block not in compiled or not has_batchnorm([block])
+        }
+    return selection if len(selection) > 1 else {}
 
 
 def _compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -91,14 +93,14 @@ def _within(module: nn.Module, name: str) -> dict[str, nn.Module]:
         path: child for path, child in children.items() if _layers(child) > (0 if list(child.children()) else 1)
     }
     kinds = Counter(type(unwrapped(child)) for child in children.values())
-    chosen: dict[str, nn.Module] = {}
+    selection: dict[str, nn.Module] = {}
     for path, child in children.items():
         deeper = _within(unwrapped(child), path)
         is_repeated = kinds[type(unwrapped(child))] > 1
         larger = [part for part in deeper.values() if _layers(part) > 1]
         whole = _can_be_computed_again(child) and not _is_stage(child, deeper) and (is_repeated or not larger)
-        chosen |= {path: child} if whole else deeper
-    return chosen
+        selection |= {path: child} if whole else deeper
+    return selection
 
 
 def _may(module: nn.Module) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.checkpoint.manifest import Adjustment
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import Message, RemedyApplied, RungApplied
+from kgorch.checkpoint.manifest import Adjustment
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import Message, RemedyApplied, RungApplied
 
 KEPT = 1000
 """Remedies that a manifest lists at most: a GradScaler may skip thousands of batches, and the oldest have no effect any more."""

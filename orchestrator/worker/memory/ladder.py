@@ -1,7 +1,7 @@
 """This rank's position on the memory ladder: the settings in force, and their changes together with all ranks.
 
-A *rung* is one step of the plan's ladder of settings that need less memory (core/memory_ladder.py). The ranks choose the same
-rung without communication: they hold the same settings and facts, and take it at the same moment, after a vote in a step or at
+A *rung* is one step of the plan's ladder of settings that need less memory (core/memory/memory_ladder.py). The ranks choose the
+same rung without communication: they hold the same settings and facts, and take it at the same moment, after a vote in a step or at
 a boundary on which the board has agreed. One rank reports it to the supervisor: the first that lacked memory, else rank 0.
 """
 
@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from orchestrator.core import memory_ladder
-from orchestrator.core.codes import EventKind
-from orchestrator.core.memory_ladder import Facts, Rung, Settings
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import JournalEntry, Message, RungApplied
-from orchestrator.worker.memory import activation_checkpointing
-from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
-from orchestrator.worker.memory.adjustment_log import AdjustmentLog
-from orchestrator.worker.memory.oom import LadderEnds
+from kgorch.core.codes import EventKind
+from kgorch.core.memory import memory_ladder
+from kgorch.core.memory.memory_ladder import MemoryFacts, Rung, Settings
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry, Message, RungApplied
+from kgorch.worker.memory import activation_checkpointing
+from kgorch.worker.memory.activation_checkpointing import ActivationCheckpointing
+from kgorch.worker.memory.adjustment_log import AdjustmentLog
+from kgorch.worker.memory.oom import LadderEnds
 
 WITH_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 """Options of a DataLoader that need loading workers."""
@@ -39,14 +39,14 @@ class Ladder:
     """
 
     def __init__(self, launch: LaunchSpec, device: torch.device, send: Callable[[Message], None]) -> None:
-        self.settings = self._base = Settings.of(launch.settings)
+        self.settings = self._base = Settings.from_dict(launch.settings)
         self._rungs: Sequence[Rung] = [memory_ladder.parse_rung(rung) for rung in launch.ladder]
-        self._facts = Facts(device=device.type)
+        self._facts = MemoryFacts(device=device.type)
         self._schedule = [change for change in launch.schedule if "settings" in change]
         self._attempt, self._stage, self._device, self._send = launch.attempt, launch.stage, device, send
         self.changes = AdjustmentLog(launch, send)
         self.activations = ActivationCheckpointing({})
-        self._reported: Facts | None = None
+        self._reported: MemoryFacts | None = None
 
     @property
     def has_rungs(self) -> bool:
@@ -111,10 +111,10 @@ class Ladder:
             samples: of the largest rank's share of the step.
         """
         self._facts = replace(self._facts, batch=samples)
-        passed = [change for change in self._schedule if change["step"] <= step]
+        due = [change for change in self._schedule if change["step"] <= step]
         self._schedule = [change for change in self._schedule if change["step"] > step]
-        if passed:
-            self._apply(Settings.of(passed[-1]["settings"]))
+        if due:
+            self._apply(Settings.from_dict(due[-1]["settings"]))
 
     @property
     def next_change(self) -> int | None:
@@ -124,7 +124,7 @@ class Ladder:
     def change(self, step: int) -> None:
         """Repeat the changes that an earlier attempt made before this step."""
         while self._schedule and self._schedule[0]["step"] <= step:
-            self._apply(Settings.of(self._schedule.pop(0)["settings"]))
+            self._apply(Settings.from_dict(self._schedule.pop(0)["settings"]))
 
     def report_lack(self, rank: int, step: int, said: str) -> None:
         """Record an out-of-memory in the journal, before anything else can fail."""

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import rng_state
-from orchestrator.worker.data import batches
-from orchestrator.worker.memory import activation_checkpointing, ddp_drain
-from orchestrator.worker.memory.oom_retry import OomRetry, StepGuards
-from orchestrator.worker.ranks import virtual_ranks
-from orchestrator.worker.ranks.virtual_ranks import VirtualRanks
+from kgorch.worker import rng_state
+from kgorch.worker.data import batches
+from kgorch.worker.memory import activation_checkpointing, ddp_drain
+from kgorch.worker.memory.oom_retry import OomRetry, StepGuards
+from kgorch.worker.ranks import virtual_ranks
+from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 
 Work = Callable[[Any, float], torch.Tensor]
 """`work(part, weight)`: forward of a part of a batch, and backward of its mean loss times `weight`; returns the detached loss."""
@@ -37,6 +37,7 @@ class MicrobatchRunner:
     Attributes:
         parts: this step's batch and its weight, for each rank that this process plays.
         saw_batch: the script has passed on the batch as it was given.
+        is_used: the script has had a batch computed.
         is_warmup: the step will be rolled back.
         has_dropout_state: cuDNN keeps a random state for the tracked modules, to be renewed before each step.
     """
@@ -51,7 +52,7 @@ class MicrobatchRunner:
         self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float]] = []
-        self.saw_batch = self.is_warmup = self.has_dropout_state = False
+        self.saw_batch = self.is_used = self.is_warmup = self.has_dropout_state = False
         self._fingerprint = 0  # of the random states after the newest step
 
     def set_modules(self, modules: Iterable[nn.Module]) -> None:
@@ -93,7 +94,7 @@ class MicrobatchRunner:
             See OomRetry.run.
         """
         is_own = bool(self.parts) and batch is self.parts[0][0]
-        self.saw_batch = self.saw_batch or is_own
+        self.saw_batch, self.is_used = self.saw_batch or is_own, True
         if self.has_dropout_state:
             rng_state.renew_dropout_state(self._device)
 

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from orchestrator.worker.health.loss_guard import LossGuard
-from orchestrator.worker.memory import oom
-from orchestrator.worker.memory.ddp_drain import APART, DRAIN, NONE, GradientReduction
-from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.ranks import virtual_ranks
-from orchestrator.worker.ranks.consensus_board import Board
+from kgorch.worker.health.loss_guard import LossGuard
+from kgorch.worker.memory import oom
+from kgorch.worker.memory.ddp_drain import APART, DRAIN, NONE, GradientReduction
+from kgorch.worker.memory.ladder import Ladder
+from kgorch.worker.ranks import virtual_ranks
+from kgorch.worker.ranks.consensus_board import Board
 
 OUT_OF_MEMORY = 4
 """Flag of a rank in the vote, above the flags of health/loss_guard.py, because the highest flag counts."""

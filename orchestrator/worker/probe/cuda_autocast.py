@@ -4,7 +4,8 @@ PyTorch has a list of operations for each type of device. The CPU's list leaves 
 CUDA's list casts them to float32, and their results are activations that the backward needs. Inside `rules_of_cuda` the CPU's
 dispatch key follows CUDA's lists; operations that CUDA does not list are not cast.
 
-Source: ATen/autocast_mode.h; tests/training/test_estimate.py compares the lists with those of the PyTorch that is installed.
+Source: ATen/autocast_mode.h; tests/worker/probe/test_step_estimate.py compares the lists with those of the
+PyTorch that is installed.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ def rules_of_cuda() -> Iterator[None]:
 
 def _kernels() -> Iterator[tuple[str, Kernel]]:
     """Kernels by operation, where the CPU's rule differs from CUDA's."""
-    listed = dict.fromkeys(LOWER_PRECISION, _to_lower) | dict.fromkeys(FLOAT32, _to_float32)
-    listed |= dict.fromkeys(FLOAT32_BY_DTYPE, _by_dtype) | dict.fromkeys(PROMOTE, _to_widest)
-    known = set(torch._C._dispatch_get_registrations_for_dispatch_key(KEY))
-    for full in known:
+    casts = dict.fromkeys(LOWER_PRECISION, _to_lower) | dict.fromkeys(FLOAT32, _to_float32)
+    casts |= dict.fromkeys(FLOAT32_BY_DTYPE, _by_dtype) | dict.fromkeys(PROMOTE, _to_widest)
+    kernels = set(torch._C._dispatch_get_registrations_for_dispatch_key(KEY))
+    for full in kernels:
         name = full.removeprefix("aten::")
-        if full.startswith("aten::") and name not in listed:
+        if full.startswith("aten::") and name not in casts:
             yield name, torch.library.fallthrough_kernel
-    for name, make in listed.items():
-        if make is _to_lower and f"aten::{name}" in known:
+    for name, make in casts.items():
+        if make is _to_lower and f"aten::{name}" in kernels:
             continue  # the same rule, and PyTorch's own kernel caches the casts of weights
         if (operation := _operation(name)) is not None:
             yield name, make(operation)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.worker.data import batches
-from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
-from orchestrator.worker.probe.probe import Probe
-from orchestrator.worker.probe.step_estimate import EstimatedTrial, Rates, StepEstimate, Work
+from kgorch.worker.data import batches
+from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.probe.probe import Probe
+from kgorch.worker.probe.step_estimate import EstimatedTrial, Rates, StepEstimate, Work
 
 PATIENCE_S = 60.0
 """Seconds for the trials of a stage; the first two are always made."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
-from orchestrator.worker.memory.microbatch import MicrobatchRunner
+from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.memory.microbatch import MicrobatchRunner
 
 _NO_CONTEXT = contextlib.nullcontext()
 
@@ -36,6 +36,15 @@ class ProbeHooks:
         """The batches to train on instead of an epoch; None for those of the loader. `source` stands at its beginning."""
         return None
 
+    def own_step(self, share: int, total: int) -> bool:
+        """A step begins in a loop that the script owns. Returns whether the quick test, or the probe, has seen enough.
+
+        Args:
+            share: samples of this rank's share; 0 where it is not known.
+            total: steps of the stage; 0 where they are not known.
+        """
+        return True
+
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """A context around the forward of a microbatch."""
         return _NO_CONTEXT
@@ -52,5 +61,5 @@ class ProbeHooks:
     def script_over(self) -> None:
         """The script has left the session without an error."""
 
-    def saved(self) -> None:
-        """The final checkpoint is on disk, or has failed."""
+    def saved(self, exactness: Mapping[str, str]) -> None:
+        """The final checkpoint is on disk, or has failed. `exactness`: what is known of identical results, by topic."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from orchestrator.worker.telemetry.rank_metrics import peak_resident_bytes
+from kgorch.worker.telemetry.rank_metrics import peak_resident_bytes
 
 MARK = "kgorch:forward"
 
@@ -104,12 +104,12 @@ def _read(profile: Any) -> StepMemory:
     events = profile.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     first = min(((event.start_ns(), event.end_ns()) for event in events if event.name() == MARK), default=(0, 0))
-    living = peak = before = after = 0
+    live_bytes = peak = before = after = 0
     for at_ns, change in changes:
-        living += change
-        peak = max(peak, living)
+        live_bytes += change
+        peak = max(peak, live_bytes)
         if at_ns <= first[0]:
-            before = living
+            before = live_bytes
         if at_ns <= first[1]:
-            after = living
+            after = live_bytes
     return StepMemory(peak, max(0, after - before))

@@ -25,17 +25,17 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
-from orchestrator.errors import KgorchError
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.system import files
-from orchestrator.system.clock import boottime_s
-from orchestrator.worker.data import batches
-from orchestrator.worker.data.keyed_loader import Loader
-from orchestrator.worker.data.loader_fast_forward import LoaderFastForward
-from orchestrator.worker.memory.ladder import Ladder
-from orchestrator.worker.memory.microbatch import MicrobatchRunner
-from orchestrator.worker.probe.hooks import ProbeHooks
-from orchestrator.worker.probe.memory_profiler import StepMemory, memory_profiler
+from kgorch.errors import KgorchError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.system import files
+from kgorch.system.clock import boottime_s
+from kgorch.worker.data import batches
+from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.memory.ladder import Ladder
+from kgorch.worker.memory.microbatch import MicrobatchRunner
+from kgorch.worker.probe.hooks import ProbeHooks
+from kgorch.worker.probe.memory_profiler import StepMemory, memory_profiler
 
 PASS_STEPS, PASS_SHARE = 8, 0.2
 """Limits of a pass over the first batches: steps, and the share of the probe's time."""
@@ -83,6 +83,7 @@ class ProbeResult:
         end_s: seconds after the last epoch, extrapolated likewise.
         save_s: seconds of the final save.
         state_bytes: bytes of a checkpoint.
+        exactness: what is known of identical results and what the script's use of the SDK gives up, in words by topic.
         estimate: further results of an estimate for another machine (estimate_probe.py).
     """
 
@@ -107,6 +108,7 @@ class ProbeResult:
     end_s: float = 0.0
     save_s: float = 0.0
     state_bytes: int = 0
+    exactness: dict[str, str] = field(default_factory=dict)
     estimate: dict[str, float] = field(default_factory=dict)
 
 
@@ -130,6 +132,9 @@ class Probe(ProbeHooks):
             self.result.device_total = torch.cuda.get_device_properties(device).total_memory // sharing
         self.loaders: list[Loader] = []
         self._since_s = time.monotonic()
+        self._own_since_s: float | None = None  # where the script owns the loop
+        self._own_times_s: list[float] = []
+        self._is_deep = False
         self._tracked: Mapping[str, Any] = {}
         self._schedules: list[tuple[LRScheduler, dict[str, Any]]] = []
         self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -168,6 +173,39 @@ class Probe(ProbeHooks):
             _, parts, self.result.warm = yield from self._pass(source, count, None)
         if parts is not None:
             yield from self._trials(parts, began_s)
+        self._restart_clock()
+
+    def own_step(self, share: int, total: int) -> bool:
+        now_s, times = time.monotonic(), self._own_times_s
+        if self._own_since_s is None:
+            self.result.loops.append({"epochs": 1, "batches": total})
+            self.result.divides, self.result.stepped_at_s = False, boottime_s()
+        else:
+            times.append(now_s - self._own_since_s)
+        self.result.share = max(self.result.share, share)
+        if self._is_deep:
+            self._end_own(self._profiler.end())
+            return True
+        late = len(times) >= PASS_STEPS or sum(times) > PASS_SHARE * self._seconds
+        if len(times) >= 2 and self._worst(float(late))[0]:
+            self._is_deep = True
+            self._profiler.begin(deeply=True)
+        self._own_since_s = time.monotonic()
+        return False
+
+    def _end_own(self, deep: StepMemory) -> None:
+        """Only the plan's own settings are tried: the script's batches cannot be given again."""
+        self.result.share = int(self._worst(self.result.share)[0])
+        first, *rest = self._own_times_s[:-1]  # the last one was profiled
+        measures = {"first_wait_s": 0.0, "first_step_s": first, "wait_s": 0.0, "step_s": statistics.median(rest)}
+        self.result.cold = self.result.warm = dict(zip(measures, self._worst(*measures.values()), strict=True))
+        self.result.memory = self._memory_parts(deep, self.result.share)
+        self.result.resident = int(self._worst(deep.rss)[0])
+        settings = self._ladder.settings
+        trial = ProbeTrial(settings.microbatch or self.result.share, settings.activation_checkpointing)
+        trial.step_s = self.result.warm["step_s"]
+        trial.peak = int(self._worst(self._standing_bytes() + deep.peak)[0])
+        self.result.trials = [vars(trial)]
         self._restart_clock()
 
     def _pass(
@@ -224,8 +262,8 @@ class Probe(ProbeHooks):
         self._profiler.begin(deeply=how == "profile")
         began_s = time.monotonic()
         yield parts
-        weighed = self._profiler.end()
-        return time.monotonic() - began_s, weighed
+        profile = self._profiler.end()
+        return time.monotonic() - began_s, profile
 
     # Trials
 
@@ -241,8 +279,8 @@ class Probe(ProbeHooks):
                 continue
             if done:
                 self._record_trial(microbatch, checkpointing)
-            asked = replace(base, microbatch=microbatch, activation_checkpointing=checkpointing)
-            self._ladder.try_out(asked)
+            trial_settings = replace(base, microbatch=microbatch, activation_checkpointing=checkpointing)
+            self._ladder.try_out(trial_settings)
             trial = ProbeTrial(microbatch, checkpointing)
             yield from self._step(parts, "time")  # the first step with new settings takes longer
             took_s, light = yield from self._step(parts, "time")
@@ -250,8 +288,8 @@ class Probe(ProbeHooks):
             if not done:  # later the profiler's own memory counts as well
                 self.result.memory = self._memory_parts(deep, _samples(parts))
                 self.result.resident = int(self._worst(light.rss)[0])
-            held = self._ladder.settings
-            ran_out = (held.microbatch, held.activation_checkpointing) != (microbatch, checkpointing)
+            final = self._ladder.settings
+            ran_out = (final.microbatch, final.activation_checkpointing) != (microbatch, checkpointing)
             worst = self._worst(took_s, self._standing_bytes() + deep.peak, float(ran_out))
             trial.step_s, trial.peak, trial.ran_out = worst[0], int(worst[1]), bool(worst[2])
             done.append(trial)
@@ -271,7 +309,7 @@ class Probe(ProbeHooks):
 
     def _settings(self, planned: int, checkpointing: bool) -> Iterator[tuple[int, bool]]:
         """Settings by decreasing information: the planned ones, a second size (they define a line), the other kind, all between."""
-        share, tried = self.result.share, set[tuple[int, bool]]()
+        share, choices = self.result.share, set[tuple[int, bool]]()
         least = min(planned, 2 if self._ladder.has_batchnorm else 1)  # BatchNorm has no statistics of one sample
         powers = [1 << power for power in range(share.bit_length()) if least <= 1 << power < share]
         kinds = [checkpointing] + ([not checkpointing] if self._ladder.activations.blocks else [])
@@ -280,8 +318,8 @@ class Probe(ProbeHooks):
         order += [(size, kind) for kind in kinds[1:] for size in (planned, second, share)]
         order += [(size, kind) for kind in kinds for size in reversed(powers)]
         for choice in order:
-            if choice not in tried:
-                tried.add(choice)
+            if choice not in choices:
+                choices.add(choice)
                 yield choice
 
     def _should_fit(self, done: list[ProbeTrial], microbatch: int, checkpointing: bool) -> bool:
@@ -323,9 +361,12 @@ class Probe(ProbeHooks):
         trained = {
             id(item): item for item in batch_parts if item.requires_grad
         }  # an average of weights has no gradients
-        batch, microbatch = self._runner.parts[0][0], self._runner.microbatch or samples
+        microbatch = self._runner.microbatch or samples
+        batch_bytes = (
+            batches.size(self._runner.parts[0][0]) if self._runner.parts else 0
+        )  # the script's own is not known
         parts["gradients"] = sum(item.nbytes for item in trained.values())
-        parts["batch"] = batches.size(batch) * min(microbatch, samples) // max(samples, 1)
+        parts["batch"] = batch_bytes * min(microbatch, samples) // max(samples, 1)
         parts["activations"] = deep.forward
         total = deep.peak + self._standing_bytes()
         # At the peak some activations are freed and some gradients exist, so the parts need not add up to it.
@@ -363,7 +404,8 @@ class Probe(ProbeHooks):
     def script_over(self) -> None:
         self.result.end_s, self._since_s = self._extrapolated_s(), time.monotonic()
 
-    def saved(self) -> None:
+    def saved(self, exactness: Mapping[str, str]) -> None:
+        self.result.exactness = dict(exactness)
         self.result.save_s = time.monotonic() - self._since_s
         self.result.blocks, self.result.batchnorm = len(self._ladder.activations.blocks), self._ladder.has_batchnorm
         self.result.num_workers = self._ladder.most_workers

@@ -7,7 +7,7 @@ whichever take longer (the roofline model, Williams et al. 2009). The optimizer'
 of the optimizer.
 
 Not visible are cuDNN's workspaces, the allocator's fragmentation, and kernels that are faster or slower than the assumed share
-of the GPU's data sheet. core/machines.py holds the assumptions.
+of the GPU's data sheet. core/forecast/machines.py holds the assumptions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker.data import batches
-from orchestrator.worker.probe.cuda_autocast import HALF, rules_of_cuda
+from kgorch.errors import KgorchError
+from kgorch.worker.data import batches
+from kgorch.worker.probe.cuda_autocast import HALF, rules_of_cuda
 
 BLOCK = 512
 """Bytes to whose multiple CUDA's allocator rounds up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
@@ -86,7 +86,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations that run while it is entered.
 
     Attributes:
-        living: bytes of the live tensors that were made since, and of those given to `hold`.
+        live_bytes: bytes of the live tensors that were made since, and of those given to `hold`.
         peak: the highest value of `living`.
         cost: of the operations.
         read_values: number of `.item()` and similar reads.
@@ -95,7 +95,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, rates: Rates) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rates, self._counted = rates, weakref.WeakSet[Any]()
-        self.living = self.peak = 0
+        self.live_bytes = self.peak = 0
         self.cost, self.read_values = Cost(), 0
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -111,12 +111,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             self._counted.add(storage)
             size = -(-storage.nbytes() // BLOCK) * BLOCK
-            self.living += size
-            self.peak = max(self.peak, self.living)
+            self.live_bytes += size
+            self.peak = max(self.peak, self.live_bytes)
             weakref.finalize(storage, self._free, size)
 
     def _free(self, size: int) -> None:
-        self.living -= size
+        self.live_bytes -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -242,9 +242,9 @@ class StepEstimate:
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """A context for the forward of a microbatch; `forward_cost` is that of the last one."""
-        living, cost = self._tape.living, self._tape.cost.copy()
+        live_bytes, cost = self._tape.live_bytes, self._tape.cost.copy()
         yield
-        self._forward = self._forward or self._tape.living - living
+        self._forward = self._forward or self._tape.live_bytes - live_bytes
         self.forward_cost = self._tape.cost.since(cost)
 
     @property
@@ -319,7 +319,7 @@ class StepEstimate:
                 twin = self._twin(one)
                 with tape:
                     twin.step()  # creates its state
-                    before, cost = tape.living, tape.cost.copy()
+                    before, cost = tape.live_bytes, tape.cost.copy()
                     tape.peak = before
                     twin.step()
                 values = [value for state in twin.state.values() for value in state.values()]

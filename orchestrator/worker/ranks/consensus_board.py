@@ -151,8 +151,8 @@ class Board:
         self._write(self._rank, _COMPARED, word)
         self._write(self._rank, _PASSED, step + 1)  # + 1, because a page of zeros means that nothing was passed
         flags = [self._compared_by(rank, step) for rank in range(self._world)]
-        known = [flag for flag in flags if flag is not None]
-        return max(known) if len(known) == self._world else None
+        values = [flag for flag in flags if flag is not None]
+        return max(values) if len(values) == self._world else None
 
     def _compared_by(self, rank: int, step: int) -> int | None:
         self._wait_for(rank, lambda: self._read(rank, _PASSED) > step)

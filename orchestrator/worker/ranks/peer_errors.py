@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from orchestrator.worker.ranks.consensus_board import PeersLost
+from kgorch.worker.ranks.consensus_board import PeersLost
 
 _BACKENDS = ("gloo", "nccl", "tcpstore", "c10d")
 _SIGNS = (

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from orchestrator.errors import KgorchError
+from kgorch.errors import KgorchError
 
 UNLIMITED = timedelta(days=7)
 """Time-out of collectives under kgorch unless the plan names one: longer than any session. A rank may validate alone for hours
 while the others wait for it in an all-reduce, and PyTorch's 10 minutes (NCCL) or 30 (gloo) would end such a run. kgorch
-detects hangs itself, from the durations that each part of the run has had (core/hang_detection.py), which one limit for all
+detects hangs itself, from the durations that each part of the run has had (core/session/hang_detection.py), which one limit for all
 collectives cannot."""
 
 

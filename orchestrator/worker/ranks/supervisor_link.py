@@ -15,19 +15,27 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Protocol
 
-from orchestrator.protocol import codec, transport
-from orchestrator.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.protocol.messages import Command, DeadlineUpdate, Hello, Message
-from orchestrator.system.clock import boottime_s
-from orchestrator.worker.ranks.consensus_board import DOWN, SAVE, STOP, UP, Board
+from kgorch.protocol import codec, transport
+from kgorch.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import Command, DeadlineUpdate, Hello, Message
+from kgorch.system.clock import boottime_s
+from kgorch.worker.ranks.consensus_board import DOWN, SAVE, STOP, UP
 
 BEAT_S = 1.0
 """Seconds between two status messages."""
 
 OUTBOX = 1000
 """Messages that are kept while nobody listens; the oldest are dropped first."""
+
+
+class RequestBoard(Protocol):
+    """Where orders become requests: the ranks' board, or the agent of a foreign program."""
+
+    def ask(self, request: int) -> None:
+        """Args: request: bits of consensus_board.py."""
 
 
 class SupervisorLink:
@@ -40,7 +48,11 @@ class SupervisorLink:
     """
 
     def __init__(
-        self, launch: LaunchSpec, board: Board, hello: Callable[[], Hello], status: Callable[[], Iterable[Message]]
+        self,
+        launch: LaunchSpec,
+        board: RequestBoard,
+        hello: Callable[[], Hello],
+        status: Callable[[], Iterable[Message]],
     ) -> None:
         self._launch, self._board, self._hello, self._status = launch, board, hello, status
         self._deadline_s = launch.deadline_s

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.errors import KgorchError
-from orchestrator.worker import rng_state
+from kgorch.errors import KgorchError
+from kgorch.worker import rng_state
 
 
 @dataclass
@@ -162,10 +162,10 @@ def copied_buffers(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
     return [buffer.clone() for module in modules for buffer in module.buffers()]
 
 
-def set_buffers(modules: Iterable[nn.Module], kept: list[torch.Tensor]) -> None:
+def set_buffers(modules: Iterable[nn.Module], contents: list[torch.Tensor]) -> None:
     """Copy the values of `copied_buffers` back."""
     with torch.no_grad():
-        for buffer, value in zip((buffer for module in modules for buffer in module.buffers()), kept, strict=True):
+        for buffer, value in zip((buffer for module in modules for buffer in module.buffers()), contents, strict=True):
             buffer.copy_(value)
 
 

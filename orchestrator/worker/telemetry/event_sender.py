@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.core.codes import EventKind
-from orchestrator.protocol.messages import JournalEntry, Message
+from kgorch.core.codes import EventKind
+from kgorch.protocol.messages import JournalEntry, Message
 
 
 class EventSender:

@@ -1,4 +1,4 @@
-"""Rank 0's record of the reported metrics (core/metric_curve.py) on disk, which does not depend on a living supervisor.
+"""Rank 0's record of the reported metrics (core/metrics/metric_curve.py) on disk, which does not depend on a living supervisor.
 
 The training's thread makes records; a separate thread appends them to `metrics.jsonl` in the attempt's folder. It is not the link's
 thread, because a disk that hangs would keep that one from watching the deadline. No disk error reaches the training: records wait
@@ -14,10 +14,10 @@ import time
 from collections import deque
 from pathlib import Path
 
-from orchestrator.core import metric_curve
-from orchestrator.core.metric_curve import Mark, Record, Recorder
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.system import files
+from kgorch.core.metrics import metric_curve
+from kgorch.core.metrics.metric_curve import Mark, MetricRecorder, Record
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.system import files
 
 WAITING = 512
 """Limit of records that wait for the disk; beyond it the oldest are dropped."""
@@ -38,7 +38,7 @@ class MetricLog:
     def __init__(self, launch: LaunchSpec) -> None:
         self.epoch = 0
         self._writer = RecordWriter(Path(launch.folder, metric_curve.FILE_NAME))
-        self._recorder = Recorder(self._writer.put)
+        self._recorder = MetricRecorder(self._writer.put)
 
     def add(self, name: str, value: float, mark: Mark) -> None:
         """Record a value that was reported under that mark."""
@@ -91,18 +91,18 @@ class RecordWriter:
             self._thread.join(within_s)
 
     def _run(self) -> None:
-        left: list[Record] = []  # what the disk refused; tried again with the next record
+        pending: list[Record] = []  # what the disk refused; tried again with the next record
         while True:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue or self._is_closing)
                 is_last, self._is_writing = self._is_closing, True
-                left = [*left, *self._queue][-WAITING:]
+                pending = [*pending, *self._queue][-WAITING:]
                 self._queue.clear()
             try:
-                self._append("".join(f"{metric_curve.encode(record)}\n" for record in left).encode())
-                left = []
+                self._append("".join(f"{metric_curve.encode(record)}\n" for record in pending).encode())
+                pending = []
             except OSError:
                 pass  # full, read-only or gone: the training does not depend on it
             if is_last:
@@ -115,15 +115,15 @@ class RecordWriter:
             self._open()
         if self._bytes + len(lines) > self._most_bytes:
             self._thin()
-        written = 0
+        count = 0
         try:
-            while written < len(lines):
-                written += os.write(self._descriptor, lines[written:])
+            while count < len(lines):
+                count += os.write(self._descriptor, lines[count:])
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._bytes)
             raise
-        self._bytes += written
+        self._bytes += count
 
     def _open(self) -> None:
         self._descriptor = os.open(self._path, FLAGS, 0o600)
@@ -131,8 +131,8 @@ class RecordWriter:
 
     def _thin(self) -> None:
         """Thin the records to half of the bytes, in a new file of the same name. Raises: OSError; the file is then unchanged."""
-        kept = metric_curve.thinned(metric_curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
-        files.write(self._path, "".join(f"{metric_curve.encode(record)}\n" for record in kept).encode())
+        records = metric_curve.thin(metric_curve.decode(self._path.read_text(errors="replace")), self._most_bytes // 2)
+        files.write(self._path, "".join(f"{metric_curve.encode(record)}\n" for record in records).encode())
         self._close()
         self._open()
 

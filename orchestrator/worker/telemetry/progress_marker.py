@@ -1,4 +1,4 @@
-"""Where a rank is in its training, and for how long: distinguishes a long validation from a hang (core/hang_detection.py).
+"""Where a rank is in its training, and for how long: distinguishes a long validation from a hang (core/session/hang_detection.py).
 
 The training's thread writes (`enter`, a fraction of a microsecond a step). The link's thread reads once a second, and compares the
 main thread's stack: a thread at the same instructions as a second ago has not moved.
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from orchestrator.protocol.messages import RankProgress
+from kgorch.protocol.messages import RankProgress
 
 
 class ProgressMarker:
     """The place of the training's thread.
 
     Attributes:
-        where: a place of core/hang_detection.py.
+        where: a place of core/session/hang_detection.py.
         longest: the longest duration of each place that was left again, seconds.
     """
 

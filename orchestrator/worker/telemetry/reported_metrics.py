@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from orchestrator.core.metric_curve import Mark
-from orchestrator.errors import KgorchError
-from orchestrator.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
-from orchestrator.worker.telemetry.host_copy import HostCopy
+from kgorch.core.metrics.metric_curve import Mark
+from kgorch.errors import KgorchError
+from kgorch.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
+from kgorch.worker.telemetry.host_copy import HostCopy
 
 NUMBER_BYTES = 32
 """Bytes of a number as JSON, with the punctuation around it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.worker.telemetry.progress_marker import ProgressMarker
+from kgorch.worker.telemetry.progress_marker import ProgressMarker
 
 
 class StepTimer:
@@ -20,7 +20,7 @@ class StepTimer:
         self.ticked_s = self.step_s = self._gap_s = 0.0
 
     def tick(self, place: str = "step") -> float:
-        """Seconds since the previous tick; 0.0 at the first. A `place` of core/hang_detection.py begins."""
+        """Seconds since the previous tick; 0.0 at the first. A `place` of core/session/hang_detection.py begins."""
         now_s = time.monotonic()
         self._marker.enter(place, now_s)
         passed_s = now_s - self.ticked_s if self.ticked_s else 0.0

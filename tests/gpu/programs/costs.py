@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 BUSY_S = 1.0
 WARM_UP = 3

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.worker import attach
+from kgorch import attach
 
 IMPOSSIBLE = 1 << 46
 FOREVER_CYCLES = 10**12  # of torch.cuda._sleep: some minutes, whatever the clock rate
@@ -105,7 +105,7 @@ def group_facts(session, model) -> dict[str, object]:
     except (AttributeError, RuntimeError):
         pass
     try:
-        from orchestrator.worker.memory.ddp_drain import GradientReduction
+        from kgorch.worker.memory.ddp_drain import GradientReduction
 
         facts["way"] = GradientReduction([model]).mode(microbatched=False)
     except (AttributeError, RuntimeError) as error:

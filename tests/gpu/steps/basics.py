@@ -17,7 +17,7 @@ from gpu import training
 from gpu.step import Probes, Report, describe
 from gpu.steps import basics_errors, basics_image, basics_random
 from gpu.steps.common import IMPOSSIBLE, make_deterministic, sleep_cycles, synchronize
-from orchestrator.worker.memory import oom
+from kgorch.worker.memory import oom
 
 probes = Probes()
 
@@ -25,7 +25,7 @@ probes = Probes()
 @contextlib.contextmanager
 def process_group(report: Report) -> Iterator[torch.device]:
     """A process group of one, made as a rank of kgorch makes it."""
-    from orchestrator.worker.ranks import process_group
+    from kgorch.worker.ranks import process_group
 
     device = process_group.join()[2]
     report.check("the rank's device", device.type, report.device)
@@ -59,7 +59,7 @@ def first_kernel(report: Report) -> None:
 @probes(limit_s=60)
 def sequence_number(report: Report) -> None:
     """The drain protocol counts collectives by the backend's sequence number. Without it the first step would raise."""
-    from orchestrator.worker.memory.ddp_drain import GradientReduction
+    from kgorch.worker.memory.ddp_drain import GradientReduction
 
     with process_group(report) as device:
         group = dist.distributed_c10d._get_default_group()
@@ -107,7 +107,7 @@ class Drained(nn.Module):
 @probes(limit_s=90)
 def drained_reduction(report: Report) -> None:
     """Memory runs out in a backward between two all-reduces of DDP. The rank joins the remaining ones and repeats the step."""
-    from orchestrator.worker.memory.ddp_drain import GradientReduction
+    from kgorch.worker.memory.ddp_drain import GradientReduction
 
     make_deterministic(report.device)
     with process_group(report) as device:
@@ -194,8 +194,8 @@ def waits(report: Report) -> None:
 @probes(limit_s=60)
 def parts_of_a_step(report: Report) -> None:
     """Each of kgorch's parts of a step, with a kernel of 50 ms before it: none may wait for that."""
-    from orchestrator.worker.health.loss_guard import PendingLosses
-    from orchestrator.worker.memory.oom_retry import BufferCopies, RngCache
+    from kgorch.worker.health.loss_guard import PendingLosses
+    from kgorch.worker.memory.oom_retry import BufferCopies, RngCache
 
     device = torch.device(report.device, 0) if report.is_on_gpu else torch.device("cpu")
     layers = [layer for _ in range(50) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))]

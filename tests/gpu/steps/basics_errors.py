@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from gpu.step import Probes, Report, describe
 from gpu.steps.common import MIB, synchronize
-from orchestrator.protocol.launch_spec import LaunchSpec
-from orchestrator.worker.memory import oom
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker.memory import oom
 
 probes = Probes()
 
@@ -141,7 +141,7 @@ for _how in ("matmul", "conv", "solver", "lstm"):
 @probes(limit_s=60)
 def dead_context(report: Report) -> None:
     """After a device-side assert every CUDA call raises: the record of why must be written all the same."""
-    from orchestrator.worker.entry import ExitRecord
+    from kgorch.worker.entry import ExitRecord
 
     launch = LaunchSpec("r", "id", "s", "1.1", str(report.folder), "e:f", ".", 1, "nobody.sock", "c", "o", "h")
     try:

@@ -13,7 +13,7 @@ import torch
 
 from gpu.step import Probes, Report
 from gpu.steps.common import MIB, synchronize
-from orchestrator.protocol.snapshot_messages import STAMP_BYTES
+from kgorch.protocol.snapshot_messages import STAMP_BYTES
 
 probes = Probes()
 
@@ -27,7 +27,7 @@ def memfd(size: int) -> int:
 @probes(limit_s=90)
 def pinned_image(report: Report) -> None:
     """A snapshot is equal to the state for every memory layout, and the copy takes no GPU memory."""
-    from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
+    from kgorch.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 
     device, size = report.device, (512 if report.is_on_gpu else 8) * MIB
     began_s = time.monotonic()
@@ -64,7 +64,7 @@ def _is_pinned(image) -> bool:
 @probes(limit_s=60)
 def torn_snapshot(report: Report) -> None:
     """The training may write to its tensors as soon as `fill` returns: the image must hold what was there before."""
-    from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
+    from kgorch.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 
     size = (400 if report.is_on_gpu else 4) * MIB
     image = SnapshotBuffer(memfd(size + STAMP_BYTES), size, pinned=report.is_on_gpu)
@@ -82,7 +82,7 @@ def torn_snapshot(report: Report) -> None:
 @probes(limit_s=60)
 def failed_registration(report: Report) -> None:
     """CUDA keeps the error of a failed registration and raises it at the next kernel, whatever that computes."""
-    from orchestrator.worker.checkpoint import snapshot_buffer as images
+    from kgorch.worker.checkpoint import snapshot_buffer as images
 
     size, maps = 4 * MIB, list[mmap.mmap]()
     real = mmap.mmap
@@ -123,7 +123,7 @@ def _register_a_file(report: Report) -> None:
 @probes(limit_s=90)
 def blocking_part(report: Report) -> None:
     """The blocking part of a save against a plain copy of as many bytes to pinned memory in the same process."""
-    from orchestrator.worker.checkpoint.snapshot_buffer import SnapshotBuffer
+    from kgorch.worker.checkpoint.snapshot_buffer import SnapshotBuffer
 
     size = (1024 if report.is_on_gpu else 16) * MIB
     state = torch.randn((size - MIB) // 4, device=report.device)

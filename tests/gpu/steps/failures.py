@@ -125,13 +125,13 @@ def tests_with_the_gpu(report: Report) -> None:
     delegate.run_tests(
         report,
         [
-            "processes/test_memory.py",
-            "processes/test_sessions.py::test_a_session_is_saved_on_request_stopped_and_gone_on_with",
-            "processes/test_sessions.py::test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on",
-            "processes/test_sessions.py::test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves",
-            "processes/test_sessions.py::test_a_sigterm_to_the_launcher_saves_and_suspends_also_with_loading_processes",
-            "processes/test_failures.py::test_what_is_killed_is_launched_again_and_leaves_no_orphan",
-            "processes/test_failures.py::test_training_left_over_from_a_session_that_is_over_is_ended_before_the_next_begins",
+            "snapshots/test_keeper.py",
+            "sessions/test_sessions.py::test_a_session_is_saved_on_request_stopped_and_gone_on_with",
+            "sessions/test_sessions.py::test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on",
+            "sessions/test_sessions.py::test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves",
+            "sessions/test_sessions.py::test_a_sigterm_to_the_launcher_saves_and_suspends_also_with_loading_processes",
+            "sessions/test_failures.py::test_what_is_killed_is_launched_again_and_leaves_no_orphan",
+            "sessions/test_failures.py::test_training_left_over_from_a_session_that_is_over_is_ended_before_the_next_begins",
         ],
         marks="not slow",
     )

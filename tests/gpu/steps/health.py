@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 def _trained(report: Report, precision: torch.dtype, *, switches: bool) -> tuple[dict[str, torch.Tensor], int]:
     """Weights and buffers after all steps, and the peak memory of a step within the stretch with checkpointing."""
-    from orchestrator.worker.memory.activation_checkpointing import ActivationCheckpointing
+    from kgorch.worker.memory.activation_checkpointing import ActivationCheckpointing
 
     torch.manual_seed(3)
     width, side = (16, 32) if report.is_on_gpu else (4, 6)
@@ -88,5 +88,5 @@ def _trained(report: Report, precision: torch.dtype, *, switches: bool) -> tuple
 @probes(limit_s=100)
 def tests_with_the_gpu(report: Report) -> None:
     delegate.run_tests(
-        report, ["training/test_health.py", "training/test_determinism.py", "training/test_activation.py"]
+        report, ["worker/health/test_loss_guard.py", "worker/test_determinism.py", "worker/memory/test_activation.py"]
     )

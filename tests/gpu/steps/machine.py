@@ -10,4 +10,4 @@ probes = Probes()
 
 @probes(limit_s=185)
 def tests_with_hidden_gpus(report: Report) -> None:
-    delegate.run_tests(report, ["training/test_snapshots.py", "training/test_ladder.py"], sees_gpu=False)
+    delegate.run_tests(report, ["snapshots/test_snapshots.py", "worker/memory/test_ladder.py"], sees_gpu=False)

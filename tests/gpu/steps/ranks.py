@@ -85,9 +85,9 @@ def tests_with_the_gpu(report: Report) -> None:
     delegate.run_tests(
         report,
         [
-            "training/test_ranks.py::test_one_process_plays_both_ranks_and_status_says_so",
-            "training/test_ranks.py::test_two_ranks_then_one_then_two_have_the_bits_of_two",
-            "training/test_sameness.py::test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one[2-1]",
+            "worker/ranks/test_virtual_ranks.py::test_one_process_plays_both_ranks_and_status_says_so",
+            "worker/ranks/test_virtual_ranks.py::test_two_ranks_then_one_then_two_have_the_bits_of_two",
+            "sessions/test_sameness.py::test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one[2-1]",
         ],
         marks="",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu import training
 from gpu.step import Probes, Report
 from gpu.steps.ranks import chain, compare_chain, precisions
-from orchestrator.checkpoint.folder import read_checkpoint
+from kgorch.checkpoint.folder import read_checkpoint
 
 probes = Probes()
 

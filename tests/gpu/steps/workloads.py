@@ -16,11 +16,11 @@ from harness import Kgorch, wait_until
 
 from gpu.runner import ROOT
 from gpu.step import Probes, Report
-from orchestrator.plan import parse
+from kgorch.plan import parse
 
 probes = Probes()
 STOPS = 2
-MAKE = re.compile(r"python -m workloads\.\w+\.(make_\w+) \S+/(\w+)")
+MAKE = re.compile(r"python -m kgorch\.workloads\.\w+\.(make_\w+) \S+/(\w+)")
 
 
 def demos() -> list[Path]:
@@ -67,7 +67,7 @@ def missing(source: Path) -> list[str]:
     """Packages that the training imports and that are not installed."""
     texts = [path.read_text() for folder in (source, source.parent / "common") for path in folder.glob("*.py")]
     names = {name for text in texts for name in re.findall(r"(?m)^(?:from|import) (\w+)", text)}
-    return sorted(name for name in names - {"workloads", "orchestrator"} if importlib.util.find_spec(name) is None)
+    return sorted(name for name in names - {"kgorch"} if importlib.util.find_spec(name) is None)
 
 
 def final_states(kgorch: Kgorch) -> dict[str, bytes]:

@@ -1,0 +1,1 @@
+"""Verbs that write, explain and test a plan."""

@@ -1,0 +1,73 @@
+"""kgorch adopt"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from kgorch.cli.display import render
+from kgorch.errors import KgorchError
+from kgorch.system import files
+
+MAX_SOURCE_BYTES = 4 << 20
+
+
+@click.command("adopt", context_settings={"ignore_unknown_options": True})
+@click.argument("program", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("words", nargs=-1, metavar="[-- FLAGS...]")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("plan.toml"), help="File to write."
+)
+@click.option("--print", "only_print", is_flag=True, help="Print the plan; write nothing.")
+@click.option("--foreign", is_flag=True, help="Let a Trainer of a known library save and resume by itself.")
+def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, foreign: bool) -> int:
+    """Write a plan for a program as it is, from its source and the flags that you start it with.
+
+    A Trainer of Lightning, Transformers or Accelerate is carried through the sessions; any other program must save and resume
+    by itself. The program is read and not run. Library, launcher, place of checkpoints, the words by which it continues, its
+    step and its loss are found where the source shows them; what it does not show is marked in the plan. `kgorch check` then
+    runs it briefly and says what works.
+
+    \b
+    Example:
+      kgorch adopt train.py --print -- --epochs 10
+    """
+    from kgorch.plan import parse
+    from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried, plan_text
+
+    out = out.absolute()
+    entry = os.path.relpath(program.absolute(), out.parent)
+    if entry.startswith(".."):
+        raise KgorchError(f"{program} is not below {out.parent}", next_step=f"--out {program.parent / 'plan.toml'}")
+    if not program.is_file():
+        raise KgorchError(f"there is no program {program}", next_step="name the script, then its flags after --")
+    found = ProgramFindings(notes=["it is no Python script, so nothing of it was inspected"])
+    if program.suffix == ".py":
+        try:
+            with open(program, "rb") as file:
+                found = inspect(file.read(MAX_SOURCE_BYTES).decode(errors="replace"), words)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise KgorchError(
+                f"{program} cannot be parsed", str(error), next_step="correct it, then the same again"
+            ) from None
+    foreign = foreign or not is_carried(found)
+    text = plan_text(entry, list(words), found, is_foreign=foreign)
+    parse(text, out.name)  # what is written is a plan
+    for note in found.notes if foreign else ():
+        render.echo(f"not found: {note}", err=True)
+    if only_print:
+        render.echo(text, nl=False)
+        return 0
+    if os.path.lexists(out):
+        again = shlex.join(["kgorch", "adopt", str(program), "--print", *(["--", *words] if words else [])])
+        raise KgorchError(f"{out} exists already; nothing was written", next_step=f"{again}, or --out another.toml")
+    try:
+        files.write(out, text.encode())
+    except OSError as error:
+        raise KgorchError(f"{out} cannot be written", str(error), next_step="--out another.toml") from None
+    render.echo(f"wrote {out}")
+    render.echo(f"next: kgorch check {shlex.quote(os.path.relpath(out))}")
+    return 0

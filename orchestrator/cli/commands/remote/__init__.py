@@ -1,0 +1,1 @@
+"""Verbs on runs at another place."""

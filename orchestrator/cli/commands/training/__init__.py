@@ -1,0 +1,1 @@
+"""Verbs that start, continue, save and stop a training."""

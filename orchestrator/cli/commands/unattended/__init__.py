@@ -1,0 +1,1 @@
+"""Verbs for runs that go on while nobody is logged in."""

@@ -1,0 +1,32 @@
+"""Exceptions that are no bug of kgorch: a disk, a path, a word that is no UTF-8, the database or one of its rows."""
+
+from __future__ import annotations
+
+import errno
+
+ENVIRONMENT = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
+    errno.ELOOP, errno.EIO, errno.ESTALE,
+}  # fmt: skip
+"""Errors of a path or its disk. ENOENT is not among them: a file that kgorch expects and that does not exist is its own bug."""
+
+
+def environment_error(error: Exception) -> str | None:
+    """The lines to print for an exception that the environment caused; None for a bug, which must show its traceback."""
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        return f"error: {error.object[:200]!r} is not valid UTF-8\nnext: rename it, or set LC_ALL=C.UTF-8"
+    if isinstance(error, OSError):
+        if error.errno not in ENVIRONMENT or not error.filename:
+            return None
+        place = str(error.filename)[:200]
+        return f"error: {error.strerror}: {place!r}\nnext: check that the path is right and writable, and its disk not full"
+    if type(error).__module__ == "sqlalchemy.exc" and (cause := getattr(error, "orig", None)):
+        return f"error: the database cannot be used: {cause}\nnext: try again; check that no other program locks it"
+    from kgorch.cli.odd_row import odd_row
+
+    if odd := odd_row(error):
+        return (
+            f"error: the database holds a value that kgorch did not write: {odd} ({type(error).__name__}: {str(error)[:200]})\n"
+            "next: restore a copy of kgorch.db, or correct that row"
+        )
+    return None

@@ -1,0 +1,198 @@
+"""Checkpoints of a program that saves by itself: which one is complete, which step it stands for, and how long a stop takes.
+
+kgorch does not see such a program write. A checkpoint counts as complete when its names say so (the program renames what is
+done), or when it has not changed for a while. A program that is killed in the middle of a write leaves a file that never changes
+again, so that time counts only while the program lives; what it wrote last before a kill is *doubtful*, and is taken only where
+the format of its files proves them whole (worker/foreign/file_formats.py) and no file is missing that earlier checkpoints had.
+
+Newest means by the times of the files, never by name: a name sorts `checkpoint-1000` before `checkpoint-999`, and tools that go by
+name pick half-written folders.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+WILDCARDS = re.compile(r"[*?\[]")
+
+MAX_CANDIDATES = 1000
+"""Checkpoints of one program that are looked at."""
+
+MAX_FILES, MAX_DEPTH = 4096, 8
+"""Of one checkpoint. A manifest that lists more files could not be read again."""
+
+MAX_VALUES = 100
+"""Metrics that are read from a program's output."""
+
+RECENT_STOPS = 8
+"""Stops from which the next one is predicted."""
+
+PROVEN_S = 0.5
+"""Seconds without a change after which a proof by format is looked for."""
+
+SAME_COUNT = 2
+"""A number in a name is no step where the log is at more than this multiple of it: names may count epochs."""
+
+
+class Candidate(NamedTuple):
+    """What may be a checkpoint, as it was found on disk.
+
+    Attributes:
+        path: relative to the plan's folder, with slashes.
+        is_folder: a folder of files, or one file.
+        files: names relative to `path`; the name itself for a single file.
+        bytes: of all files.
+        newest_ns: the latest time at which one of its files was changed, Unix time in nanoseconds.
+        signature: differs whenever a file was changed.
+        problem: why it can never be taken (a link in it, too many files); empty for none.
+    """
+
+    path: str
+    is_folder: bool
+    files: tuple[str, ...]
+    bytes: int
+    newest_ns: int
+    signature: str
+    problem: str = ""
+
+
+class Unchanged(NamedTuple):
+    """A candidate, and the instant since which it was seen unchanged."""
+
+    candidate: Candidate
+    since_s: float
+
+
+class Rule(NamedTuple):
+    """When a checkpoint is complete: `incomplete` names, or seconds without a change where there are none."""
+
+    incomplete: Sequence[str]
+    settled_s: float
+
+    def is_named_incomplete(self, candidate: Candidate) -> bool:
+        """Whether a name says that it is being written."""
+        names = {part for name in (candidate.path.rpartition("/")[2], *candidate.files) for part in name.split("/")}
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.incomplete)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds without a change after which a candidate counts as complete."""
+        return 0.0 if self.incomplete else self.settled_s
+
+
+Watched = Mapping[str, Unchanged]
+
+
+def observe(watched: Watched, found: Iterable[Candidate], now_s: float) -> dict[str, Unchanged]:
+    """The candidates of a look, by path, each with the instant since which it is unchanged."""
+    after = {}
+    for candidate in found:
+        before = watched.get(candidate.path)
+        same = before is not None and before.candidate.signature == candidate.signature
+        after[candidate.path] = Unchanged(candidate, before.since_s if same and before else now_s)
+    return after
+
+
+def newest_complete(
+    items: Iterable[Unchanged], rule: Rule, now_s: float, *, is_proven: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """The newest of the eligible candidates that is complete; None for none.
+
+    Args:
+        items: as `eligible` returns them.
+        is_proven: whether the formats of its files prove it whole. Asked after a moment without a change: a program that
+            overwrites one file more often than `settled` would otherwise never have a complete one.
+    """
+    for item in items:
+        unchanged_s = now_s - item.since_s
+        if unchanged_s >= rule.wait_s or (unchanged_s >= PROVEN_S and is_proven(item.candidate)):
+            return item.candidate
+    return None
+
+
+def eligible(watched: Watched, rule: Rule, *, after_ns: int, excluded: Collection[str]) -> list[Unchanged]:
+    """The candidates that may become complete, newest first."""
+    chosen = [
+        item
+        for item in watched.values()
+        if item.candidate.newest_ns > after_ns
+        and item.candidate.signature not in excluded
+        and not item.candidate.problem
+        and not rule.is_named_incomplete(item.candidate)
+    ]
+    return sorted(chosen, key=lambda item: item.candidate.newest_ns, reverse=True)
+
+
+def lacks_files(candidate: Candidate, earlier: Collection[str]) -> list[str]:
+    """Files that earlier checkpoints had and this one has not. Of a single file the name may differ."""
+    return sorted(set(earlier) - set(candidate.files)) if candidate.is_folder else []
+
+
+def logged_at(history: Sequence[tuple[int, int]], newest_ns: int) -> int | None:
+    """The step that the log was at when a checkpoint was written; None where none was read.
+
+    Args:
+        history: (time of the look, step) of each look that found another step, oldest first.
+    """
+    return next((step for at_ns, step in history if at_ns >= newest_ns), history[-1][1] if history else None)
+
+
+def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
+    """The step that a checkpoint stands for.
+
+    The last number in the part of its path that a wildcard stands for; the step of the log where there is none, or where that
+    shows that names count something else. A step is larger than that of the checkpoint before, whatever the names say: it is
+    the order in which they were written.
+
+    Args:
+        logged: the newest step of the log; None where none is read.
+        taken: step of the checkpoint that was taken last; -1 for none.
+    """
+    number = _number_in(path, pattern)
+    if number is not None and logged is not None and logged > SAME_COUNT * number:
+        number = None
+    step = number if number is not None else logged
+    # at least 1: a run that has come to step 0 has made no progress
+    return max(taken + 1, 1) if step is None or step <= taken else max(step, 1)
+
+
+def _number_in(path: str, pattern: str) -> int | None:
+    """The last number of at most 15 digits in the parts of `path` that wildcards of `pattern` match."""
+    numbers: list[int] = []
+    for part, shape in zip(path.split("/"), pattern.split("/"), strict=False):
+        if not WILDCARDS.search(shape):
+            continue
+        prefix, suffix = WILDCARDS.split(shape)[0], WILDCARDS.split(shape)[-1].rpartition("]")[2]
+        varying = part.removeprefix(prefix).removesuffix(suffix)
+        numbers += [int(digits) for digits in re.findall(r"\d+", varying) if len(digits) <= 15]
+    return numbers[-1] if numbers else None
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path fits the plan's pattern, part by part; a wildcard matches no leading dot."""
+    parts, shapes = path.split("/"), pattern.split("/")
+    return len(parts) == len(shapes) and all(
+        fnmatch.fnmatchcase(part, shape) and (not part.startswith(".") or shape.startswith("."))
+        for part, shape in zip(parts, shapes, strict=True)
+    )
+
+
+def stop_lead_s(stops_s: Sequence[float], *, grace_s: float, copy_s: float) -> float:
+    """Seconds before the wall (without the margin) at which the program is asked to stop.
+
+    The slowest of the last stops, with what a save's prediction adds for small numbers (save_deadline.save_s); at most what the
+    plan grants and a copy takes.
+
+    Args:
+        stops_s: seconds from the request until the last checkpoint was copied, of former stops, oldest first.
+        grace_s: the plan's `stop.grace`, which is the answer, with the copy, while there are none.
+        copy_s: what copying a checkpoint takes.
+    """
+    recent, longest_s = stops_s[-RECENT_STOPS:], grace_s + copy_s
+    if not recent:
+        return longest_s
+    return min(max(recent) * (1 + 1 / math.sqrt(len(recent))) + 0.5, longest_s)

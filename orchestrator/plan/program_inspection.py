@@ -1,0 +1,396 @@
+"""What the source of a training program says of how it saves and resumes, for `kgorch adopt`. The program is parsed and not run.
+
+What cannot be found is left to the user, with a note: a wrong guess would be worse than a gap. Paths are followed through names,
+f-strings, os.path.join, pathlib and the parameters of the program's own functions; what differs from save to save becomes `*`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kgorch.core.program_command import FlagStyle, Launcher
+
+MAX_DEPTH = 12
+"""Names that are followed one through another."""
+
+_SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
+"""Function → position of the path among its arguments; `save` is torch's."""
+
+_RENAMES = ("rename", "replace", "move")
+_STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
+_LOSS = re.compile(r"(loss)(\W{1,4})$", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class ProgramFindings:
+    """What was found.
+
+    Attributes:
+        library: that trains: "transformers", "lightning", "accelerate", "torch" or "".
+        flags: how the program takes its flags.
+        launcher: that suits the library.
+        checkpoint: the place of its checkpoints; empty where none was found.
+        incomplete: names of what is being written.
+        again: words by which it continues.
+        stop: the signal that it handles; empty for none.
+        step, loss: regular expressions for what it prints.
+        step_file: (path, key) of a JSON file with its step.
+        notes: what is left to the user.
+    """
+
+    library: str = ""
+    flags: FlagStyle = FlagStyle.SPACE
+    launcher: Launcher = Launcher.NONE
+    checkpoint: str = ""
+    incomplete: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    stop: str = ""
+    step: str = ""
+    loss: str = ""
+    step_file: tuple[str, str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
+    """Inspect a program. Raises: SyntaxError.
+
+    Args:
+        words: the command line that it is called with.
+    """
+    tree = ast.parse(source)
+    modules = _modules(tree)
+    names = _Names(tree, words)
+    found = ProgramFindings(library=_library(modules), flags=_style(source, modules, words))
+    found.launcher = _launcher(found.library, modules, source)
+    found.stop = next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if f"signal.{name}" in source), "")
+    found.step, found.loss = _printed(tree)
+    _find_checkpoint(tree, names, found)
+    found.again = _again(tree, names, found)
+    _by_library(names, found)
+    if not found.checkpoint:
+        found.notes.append("checkpoint: where does it save? For example out/checkpoint-*")
+    if not found.again and found.checkpoint:
+        found.notes.append("again: the words by which it continues; without them it must find its checkpoint by itself")
+    if not found.step and not found.step_file:
+        found.notes.append("step: how does it print its step? For example { log = 'step (\\d+)' }")
+    return found
+
+
+class _Names:
+    """Values of the program's names, as far as they are texts."""
+
+    def __init__(self, tree: ast.Module, words: Sequence[str]) -> None:
+        self.options: dict[str, ast.Call] = {}  # of argparse and click: name → the call that adds it
+        self.nodes: dict[str, ast.expr] = {}
+        self.given, self._words = _given(words), words
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._bind(target, node.value)
+            elif isinstance(node, ast.Call):
+                self._take_call(node, functions)
+            elif isinstance(node, ast.Dict):  # of settings
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        self.nodes.setdefault(key.value, value)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self.nodes.setdefault(target.id, value)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, other in zip(target.elts, value.elts, strict=False):
+                self._bind(one, other)
+
+    def _take_call(self, call: ast.Call, functions: Mapping[str, ast.FunctionDef]) -> None:
+        name = _called(call)
+        if name in ("add_argument", "option"):
+            for option in call.args:
+                if isinstance(option, ast.Constant) and isinstance(option.value, str) and option.value.startswith("--"):
+                    self.options.setdefault(option.value[2:].replace("-", "_"), call)
+        elif name in functions and isinstance(call.func, ast.Name):
+            for parameter, value in zip(functions[name].args.args, call.args, strict=False):
+                if not (isinstance(value, ast.Name) and value.id == parameter.arg):
+                    self.nodes.setdefault(parameter.arg, value)
+
+    def text(self, node: ast.expr | None, depth: int = MAX_DEPTH) -> str:
+        """The text of an expression; `*` for what is not known, or differs."""
+        if node is None or depth == 0:
+            return "*"
+        match node:
+            case ast.Constant(value=str(value)):
+                return value
+            case ast.JoinedStr(values=values):
+                return "".join(
+                    self.text(part.value if isinstance(part, ast.FormattedValue) else part, depth - 1)
+                    for part in values
+                )
+            case ast.Name(id=name):
+                return self._named(name, depth)
+            case ast.Attribute(attr=name):
+                return self._named(name, depth)
+            case ast.Subscript(value=ast.Attribute(attr="argv"), slice=ast.Constant(value=int(number))):
+                return self._words[number - 1] if 0 < number <= len(self._words) else "*"
+            case ast.Subscript(slice=ast.Constant(value=str(name))):
+                return self._named(name, depth)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return self.text(left, depth - 1) + self.text(right, depth - 1)
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                return f"{self.text(left, depth - 1)}/{self.text(right, depth - 1)}"
+            case ast.Call(args=[_, *_] as arguments) if _called(node) == "join":
+                return "/".join(self.text(argument, depth - 1) for argument in arguments)
+            case ast.Call(args=[argument, *_]) if _called(node) in ("Path", "str", "abspath", "expanduser"):
+                return self.text(argument, depth - 1)
+        return "*"
+
+    def _named(self, name: str, depth: int) -> str:
+        if name in self.given:
+            return self.given[name]
+        if name in self.options:
+            default = next((item.value for item in self.options[name].keywords if item.arg == "default"), None)
+            return self.text(default, depth - 1)
+        return self.text(self.nodes.get(name), depth - 1)
+
+
+def _given(words: Sequence[str]) -> dict[str, str]:
+    """The values of flags, in any style."""
+    given: dict[str, str] = {}
+    for number, word in enumerate(words):
+        name, equals, value = word.lstrip("-+").partition("=")
+        key = name.replace("-", "_")
+        if equals:
+            given[key] = value
+        elif word.startswith("--") and number + 1 < len(words) and not words[number + 1].startswith("-"):
+            given[key] = words[number + 1]
+    return given
+
+
+def _modules(tree: ast.Module) -> set[str]:
+    """Top packages that it imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+            found |= {alias.name for alias in node.names if alias.name in ("Trainer", "Seq2SeqTrainer")}
+    return found
+
+
+def _library(modules: set[str]) -> str:
+    if "transformers" in modules and modules & {"Trainer", "Seq2SeqTrainer"}:
+        return "transformers"
+    if "trl" in modules:  # whose Trainers are descendants
+        return "transformers"
+    if modules & {"lightning", "pytorch_lightning"}:
+        return "lightning"
+    return "accelerate" if "accelerate" in modules else "torch" if "torch" in modules else ""
+
+
+def _style(source: str, modules: set[str], words: Sequence[str]) -> FlagStyle:
+    if modules & {"hydra", "omegaconf"}:
+        return FlagStyle.BARE
+    flags = [word for word in words if word.startswith("--") and len(word) > 2]
+    if re.search(r"exec\(open\(", source) or (flags and all("=" in flag for flag in flags)):
+        return FlagStyle.EQUALS
+    is_bare = bool(words) and not flags and any(re.match(r"\w[\w.]*=", word) for word in words)
+    return FlagStyle.BARE if is_bare else FlagStyle.SPACE
+
+
+def _launcher(library: str, modules: set[str], source: str) -> Launcher:
+    if library == "accelerate":
+        return Launcher.ACCELERATE
+    spawns = "mp.spawn(" in source or "multiprocessing.spawn(" in source or library == "lightning"
+    is_distributed = "init_process_group" in source or library == "transformers"
+    return Launcher.TORCHRUN if is_distributed and not spawns else Launcher.NONE
+
+
+def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) -> None:
+    saved, renamed = list(_paths(tree, names, _SAVES)), dict(_renames(tree, names))
+    for path in saved:
+        final = next((new for old, new in renamed.items() if old == path or path.startswith(old + "/")), None)
+        if final is not None:
+            prefix = next(old for old, new in renamed.items() if new == final).rpartition("/")[2]
+            found.checkpoint, found.incomplete = final, [prefix if "*" in prefix else _suffix_pattern(prefix)]
+            return
+    for path in saved:
+        folder = path.rpartition("/")[0]
+        if "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*" and re.search(r"[\w]\*|\*[\w]", folder):
+            found.checkpoint = folder  # a folder a checkpoint
+            return
+    if final := next((new for old, new in renamed.items() if old.startswith(new) and new), None):
+        old = next(old for old, new in renamed.items() if new == final)
+        found.checkpoint, found.incomplete = final, [_suffix_pattern(old)]
+    elif good := [path for path in saved if path.strip("*/.")]:
+        found.checkpoint = good[0]
+
+
+def _suffix_pattern(name: str) -> str:
+    return f"*.{name.rpartition('.')[2]}"
+
+
+def _paths(tree: ast.Module, names: _Names, functions: Mapping[str, int]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _called(node)) in functions:
+            position = functions[name]
+            keywords = {item.arg: item.value for item in node.keywords}
+            if len(node.args) > position:
+                yield _clean(names.text(node.args[position]))
+            elif value := keywords.get("f") or keywords.get("output_dir") or keywords.get("filename"):
+                yield _clean(names.text(value))
+
+
+def _renames(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in _RENAMES and len(node.args) == 2:
+            yield _clean(names.text(node.args[0])), _clean(names.text(node.args[1]))
+
+
+def _clean(path: str) -> str:
+    """A place as the plan takes it; empty for one outside of the plan's folder."""
+    path = re.sub(r"\*+", "*", path).removeprefix("./")
+    return "" if path.startswith(("/", "../")) or "/../" in path or path in ("", "*", ".") else path
+
+
+def _again(tree: ast.Module, names: _Names, found: ProgramFindings) -> list[str]:
+    resumes = sorted((name for name in names.options if re.search(r"resume|ckpt_path|restore", name)), key=len)
+    if resumes:
+        call = names.options[resumes[0]]
+        option = next(
+            item.value
+            for item in call.args
+            if isinstance(item, ast.Constant)
+            and isinstance(item.value, str)
+            and item.value.lstrip("-").replace("-", "_") == resumes[0]
+        )
+        action = next((item.value for item in call.keywords if item.arg in ("action", "is_flag")), None)
+        if action is not None:
+            return [str(option)]
+        return [f"{option}={{checkpoint}}"] if found.flags is FlagStyle.EQUALS else [str(option), "{checkpoint}"]
+    if "init_from" in names.nodes and found.flags is FlagStyle.EQUALS:
+        return ["--init_from=resume"]
+    settings = sorted(key for key in names.nodes if "resume" in key)
+    if found.flags is FlagStyle.BARE and settings:
+        return [f"{settings[0]}={{checkpoint}}"]
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    words = sorted(text for text in texts if re.fullmatch(r"--[\w-]*resume[\w-]*=", text))
+    return [f"{words[0]}{{checkpoint}}"] if words else []
+
+
+def _by_library(names: _Names, found: ProgramFindings) -> None:
+    """What a library does by itself, where the source does not say otherwise."""
+    out = _clean(names.given.get("output_dir", ""))
+    if found.library == "transformers":
+        if out:
+            found.checkpoint, found.incomplete = f"{out}/checkpoint-*", []
+            found.step_file = (f"{out}/checkpoint-*/trainer_state.json", "global_step")
+        found.again = found.again or ["--resume_from_checkpoint", "{checkpoint}"]
+        found.loss = found.loss or r"'loss': '?([\d.]+)"
+    elif found.library == "lightning":
+        found.checkpoint = found.checkpoint or "lightning_logs/*/checkpoints/*.ckpt"
+    elif found.library == "accelerate" and out:
+        shape = "epoch_*" if names.given.get("checkpointing_steps") == "epoch" else "step_*"
+        found.checkpoint, found.incomplete = f"{out}/{shape}", []
+
+
+def _printed(tree: ast.Module) -> tuple[str, str]:
+    """Regular expressions for the step and the loss, from the f-strings of the program."""
+    step = loss = ""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for number, part in enumerate(node.values[:-1]):
+            if not isinstance(part, ast.Constant) or not isinstance(node.values[number + 1], ast.FormattedValue):
+                continue
+            text = str(part.value)
+            if not step and (match := _STEP.search(text)):
+                rest: list[Any] = node.values[number + 2 :]
+                slash = len(rest) > 1 and isinstance(rest[0], ast.Constant) and rest[0].value == "/"
+                step = f"{re.escape(match[0]).replace(chr(92) + ' ', ' ')}(\\d+)" + (r"/(\d+)" if slash else "")
+            if not loss and (match := _LOSS.search(text)):
+                loss = f"{re.escape(match[0]).replace(chr(92) + ' ', ' ')}([\\d.]+)"
+    return step, loss
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def is_carried(found: ProgramFindings) -> bool:
+    """Whether the program needs no [stage.foreign], because its library's Trainer is carried (worker/integrations).
+
+    A loop around Accelerate that can continue by itself does so more exactly than from outside: its plain variables come back.
+    """
+    return found.library in ("transformers", "lightning") or (found.library == "accelerate" and not found.again)
+
+
+def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_foreign: bool = True) -> str:
+    """The plan of a program, as TOML.
+
+    Args:
+        entry: relative to the plan's folder.
+        words: its command line, which is kept word for word.
+        is_foreign: the program saves and resumes by itself; else a Trainer of its library is carried.
+    """
+    name = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", entry.rpartition("/")[2].rpartition(".")[0] or "run").strip("-._")[:64]
+        or "run"
+    )
+    lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
+    if words:
+        lines.append(f"argv = {_quoted(list(words))}")
+    lines.append(f'flags = "{found.flags}"                # how args = {{ … }} become flags')
+    if not is_foreign:
+        lines.append(
+            'integration = "auto"' + _remark(f"it trains with {found.library}, whose Trainer is carried as it is")
+        )
+        return "\n".join(lines) + "\n"
+    lines.append(f'launcher = "{found.launcher}"' + _remark(found.library and f"it trains with {found.library}"))
+    lines += ["", "[stage.foreign]"]
+    lines.append(
+        f"checkpoint = {_quoted(found.checkpoint)}"
+        if found.checkpoint
+        else '# checkpoint = "out/checkpoint-*"   # not found'
+    )
+    if found.incomplete:
+        lines.append(f"incomplete = {_quoted(found.incomplete)}")
+    if found.checkpoint:
+        lines.append(
+            f"again = {_quoted(found.again)}" if found.again else '# again = ["--resume", "{checkpoint}"]   # not found'
+        )
+    handled = (
+        "its handler saves, it seems"
+        if found.stop
+        else "it does not handle it, it seems: what it saves by itself is kept"
+    )
+    lines.append(f'stop = {{ signal = "{found.stop or "SIGTERM"}", grace = "60s" }}' + _remark(handled))
+    if found.step:
+        lines.append(f"step = {{ log = {_literal(found.step)} }}")
+    elif found.step_file:
+        lines.append(f"step = {{ file = {_quoted(found.step_file[0])}, key = {_quoted(found.step_file[1])} }}")
+    else:
+        lines.append("# step = { log = 'step (\\d+)' }   # not found")
+    if found.loss:
+        lines.append(f"metrics = {{ loss = {{ log = {_literal(found.loss)} }} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _remark(text: str) -> str:
+    return f"   # {text}" if text else ""
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _literal(pattern: str) -> str:
+    """A regular expression as TOML: without escapes where it has no apostrophe."""
+    return f"'{pattern}'" if "'" not in pattern and pattern.isprintable() else _quoted(pattern)

@@ -1,0 +1,116 @@
+"""What a user should know of a run and can do something about: the field `notices` of `kgorch status`, in words.
+
+Each notice is read off the newest event of its kinds in the newest session, so it disappears as soon as the trouble is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from kgorch.core.codes import EventKind
+from kgorch.db import checkpoints, rungs, sessions
+from kgorch.db.rows import CheckpointInfo, RunInfo, SessionInfo
+from kgorch.report import save_advice
+
+
+def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
+    """Args: row: the newest session. newest: the newest verified checkpoint."""
+    if row:
+        yield from _failed_saves(engine, run, row)
+        yield from _dropped_metrics(engine, run, row)
+        yield from _best_not_saved(engine, run, row)
+        yield from _progress_before_first_step(engine, run, row)
+        yield from _data_cache(engine, run, row)
+        yield from _failed_notifications(engine, run, row)
+    yield from _partly_loaded_weights(engine, run)
+    yield from _health_remedies(engine, run)
+    if row:
+        yield from _mirror(engine, run, row, newest)
+
+
+def _partly_loaded_weights(engine: Engine, run: RunInfo) -> Iterator[str]:
+    event = sessions.newest_event(engine, run.id, (EventKind.WEIGHTS_LOADED, EventKind.WEIGHTS_PARTLY_LOADED))
+    if event and event.kind == EventKind.WEIGHTS_PARTLY_LOADED:
+        facts = dict(event.facts)
+        rest = "; ".join(f"{kind} {facts[kind]}" for kind in ("missing", "unexpected", "shapes") if kind in facts)
+        yield f"loaded {facts.get('loaded')} of {facts.get('into')} weights from {facts.get('file')}: {rest}"
+
+
+def _health_remedies(engine: Engine, run: RunInfo) -> Iterator[str]:
+    """What was done about losses and weights that were not finite. All of it changes the result."""
+    remedies = [row for row in rungs.of_run(engine, run.id) if "settings" not in row.settings]
+    if skips := [row for row in remedies if row.settings.get("skip")]:
+        batches = f"{len(skips)} batch{'es' if len(skips) > 1 else ''}"
+        yield f"skipped {batches}, the last one at step {skips[-1].step} ({skips[-1].why})"
+    for row in remedies:
+        if row.settings.keys() - {"skip", "call", "seen"}:
+            yield f"{row.rung} from step {row.step} on ({row.why})"
+
+
+def _failed_saves(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    kinds = (EventKind.SAVE_FAILED, EventKind.CHECKPOINT_VERIFIED)
+    last = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    if last and last.kind == EventKind.SAVE_FAILED:
+        newest = checkpoints.newest_verified(engine, run.id)
+        advice = save_advice.advice(Path(run.checkpoints), newest.bytes if newest else 0)
+        yield f"the last save failed: {last.facts.get('why')}" + (f"; {advice}" if advice else "")
+    if event := sessions.newest_event(engine, run.id, (EventKind.SNAPSHOTS_OFF,), session_id=row.id):
+        yield str(event.facts.get("what"))
+
+
+def _dropped_metrics(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    if event := sessions.newest_event(engine, run.id, (EventKind.METRICS_DROPPED,), session_id=row.id):
+        yield f"metrics are not all kept: {event.facts.get('why')}"
+
+
+def _best_not_saved(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    if event := sessions.newest_event(engine, run.id, (EventKind.BEST_NOT_SAVED,), session_id=row.id):
+        yield (
+            f"keep.best: step {event.facts.get('step')} was not saved: {event.facts.get('why')};"
+            " report it between epochs, or on all ranks right after the optimizer's step"
+        )
+
+
+def _progress_before_first_step(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Of a long computation of `session.cached` (worker/data/value_cache.py), while it lasts."""
+    kinds = (EventKind.READING, EventKind.ATTACHED, EventKind.LAUNCHED)
+    event = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    if event is None or event.kind != EventKind.READING:
+        return
+    done, total = event.facts.get("done"), event.facts.get("total")
+    if total != done:
+        left = f", {event.facts.get('left_s')} s left" if event.facts.get("left_s") else ""
+        yield f"{event.facts.get('what')}: {done}{f' of {total}' if total else ''}{left}"
+
+
+def _data_cache(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    kinds = (EventKind.DATA_CACHED, EventKind.DATA_CACHE_FAILED, EventKind.DATA_CACHE_STALE)
+    if event := sessions.newest_event(engine, run.id, kinds, session_id=row.id):
+        source, copy, why = (event.facts.get(name) for name in ("source", "copy", "why"))
+        if event.kind == EventKind.DATA_CACHED:
+            yield f"{source} has a whole copy in {copy}, used from an epoch's end on"
+        else:
+            yield f"{source} is read without a local copy: {why}"
+
+
+def _failed_notifications(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    kinds = (EventKind.NOTICES_FAILED, EventKind.NOTICES_ARRIVE)
+    event = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    for target, why in event.facts.get("failing", {}).items() if event else ():
+        yield f"notices do not reach {target}: {why}; kgorch notify test PLAN tries it"
+
+
+def _mirror(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointInfo | None) -> Iterator[str]:
+    """That the mirror fails, or does not hold the newest checkpoint."""
+    kinds = (EventKind.MIRRORING, EventKind.MIRRORED, EventKind.MIRROR_FAILED)
+    event = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    if event is None:
+        return
+    content = event.facts.get("holds") or "nothing of this run yet, as far as is known"
+    if event.kind == EventKind.MIRROR_FAILED:
+        yield f"the mirror fails: {event.facts.get('why')}; it holds {content}"
+    elif newest and content != f"{newest.stage} {newest.step}":
+        yield f"the mirror is behind: it holds {content}, the newest is {newest.stage} {newest.step}"

@@ -1,0 +1,127 @@
+"""Starts attempts beside the loop: finding a stage's state reads gigabytes, and each step may wait for a disk or the database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from kgorch.checkpoint.verifier import Verifier
+from kgorch.core.codes import EventKind
+from kgorch.core.session.events import RunFinished
+from kgorch.db import checkpoints as checkpoint_rows
+from kgorch.db import sessions
+from kgorch.errors import CheckpointUnreadable, KgorchError
+from kgorch.hardware import devices
+from kgorch.hardware.gpu_locks import GpuLocks
+from kgorch.launch import attempts, launcher
+from kgorch.plan import StageSection
+from kgorch.services.data_cache import DataCache
+from kgorch.supervisor.attempts.hang_monitor import HangMonitor
+from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
+from kgorch.supervisor.live_session import AttemptStarted, Input, LaunchFailed, LiveSession
+from kgorch.supervisor.recorder import Journal
+
+FLUSH_S = 1.0
+"""Seconds to wait for the journal: what it has yet to write decides which stage comes next, and on what settings."""
+
+
+class AttemptLauncher:
+    """Of one session.
+
+    Args:
+        verifier: its thread does the work, so that a launch finds verified what was saved before it.
+        claim: the locks of the GPUs that the attempt gets.
+        post: hands an input to the loop.
+    """
+
+    def __init__(
+        self,
+        live: LiveSession,
+        journal: Journal,
+        verifier: Verifier,
+        claim: GpuLocks,
+        post: Callable[[Input], None],
+    ) -> None:
+        self._live, self._journal, self._verifier, self._claim, self._post = live, journal, verifier, claim, post
+        self._memory = devices.GpuMemoryBaseline(claim.environ)
+        self._starting = threading.Lock()
+        self._is_over = False
+
+    def request(self, data: DataCache, *monitors: HangMonitor | MemoryMonitor) -> None:
+        """Have the next attempt started. AttemptStarted, LaunchFailed or RunFinished follows.
+
+        Args:
+            data: knows which data sets have a local copy.
+            monitors: begin anew with the attempt.
+        """
+        recorded = frozenset(self._live.recorded)
+        self._verifier.submit(lambda: self._launch(recorded, data, monitors))
+
+    def end(self) -> None:
+        """Start nothing from here on, and kill what was started."""
+        with self._starting:
+            self._is_over = True
+        if self._live.processes:
+            launcher.kill(self._live.processes)
+
+    def _launch(
+        self, recorded: frozenset[str], data: DataCache, monitors: tuple[HangMonitor | MemoryMonitor, ...]
+    ) -> None:
+        live = self._live
+        if not self._journal.flush(FLUSH_S):
+            self._post(LaunchFailed("the database cannot be written"))
+            return
+        try:
+            stages = attempts.open_stages(live.engine, live.run, live.plan)
+            if not stages:
+                self._post(RunFinished())
+                return
+            self._free_devices()
+            found = attempts.find_restore_point(live.engine, live.run, stages[0].name, self._verifier.skipped)
+        except Exception as error:
+            is_final = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
+            self._post(LaunchFailed(str(error), is_final))
+            return
+        try:
+            self._start(stages[0], found, recorded, data, monitors)
+        except Exception as error:  # whatever it is: a session that waits for nothing would be worse
+            session_id = live.row.id
+            self._journal.write(lambda: sessions.delete_open_attempts(live.engine, session_id))
+            self._post(LaunchFailed(f"an attempt could not be started: {type(error).__name__}: {error}"))
+
+    def _free_devices(self) -> None:
+        """Wait for what an attempt before this one may have left. Raises: OSError where its processes do not end."""
+        processes = self._live.processes
+        if processes and not launcher.kill(processes):  # helpers that it started may have outlived it
+            raise OSError(f"processes of {processes} do not end")
+        if holder := self._memory.wait_until_released():
+            self._journal.note(EventKind.MEMORY_NOT_GONE, {"what": holder})
+
+    def _start(
+        self,
+        stage: StageSection,
+        found: attempts.RestorePoint,
+        recorded: frozenset[str],
+        data: DataCache,
+        monitors: tuple[HangMonitor | MemoryMonitor, ...],
+    ) -> None:
+        live = self._live
+        self._claim.check()
+        gone = recorded - checkpoint_rows.verified_paths(live.engine, live.run.id)
+        context = attempts.SessionContext(live.engine, live.run, live.plan, live.row, self._claim.environ)
+        attempt, launch = attempts.prepare(context, stage, found, live.state, data)
+        try:
+            for monitor in monitors:
+                monitor.begin(attempt)
+        except SQLAlchemyError:
+            pass  # it watches by its defaults
+        with self._starting:
+            if self._is_over or not live.state.phase.is_launching:  # stopped meanwhile
+                session_id = live.row.id
+                self._journal.write(lambda: sessions.delete_open_attempts(live.engine, session_id))
+                return
+            live.processes = attempt.folder
+            process = launcher.start(launch, self._claim)
+        self._post(AttemptStarted(attempt, process, found, gone))

@@ -1,0 +1,128 @@
+"""A loader that the script iterates itself, and whose position a checkpoint keeps: what `session.follow` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from kgorch.errors import CannotRestore
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward, LoaderState
+
+
+class FollowedLoader:
+    """Iterate it in place of the loader. Each iteration is an epoch; the first one after a resume is the rest of the saved one.
+
+    Other attributes (dataset, batch_size, sampler, …) are those of the loader.
+
+    Attributes:
+        epoch: number of the running epoch, from 0.
+        open_batches: batches that it had given, when a step began, of that very step: a checkpoint counts them as not used. None
+            until the first boundary in an epoch has shown it.
+    """
+
+    def __init__(self, loader: Iterable[Any], world_size: int, device: torch.device) -> None:
+        self._loader, self._world, self._device = loader, world_size, device
+        self._epoch_of_loader: LoaderFastForward | None = None
+        self._saved: LoaderState | None = None
+        self._ranks_before = world_size
+        self._given = 0  # batches in this epoch and process
+        self._samples = 0  # on this rank, in this process
+        self.epoch = 0
+        self.open_batches: int | None = None
+
+    def resume(self, saved: LoaderState, ranks_before: int) -> None:
+        """Continue from this position at the next iteration. Raises: CannotRestore."""
+        try:
+            self.epoch, batches = int(saved["epoch"]), int(saved["batches"])
+            if self.epoch < 0 or batches < 0:
+                raise ValueError(f"epoch {self.epoch}, batch {batches}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CannotRestore("the checkpoint's place in a followed loader cannot be read", repr(error)) from None
+        self._saved, self._ranks_before = saved, ranks_before
+
+    @property
+    def running(self) -> LoaderFastForward | None:
+        """The running epoch; None before the first."""
+        return self._epoch_of_loader
+
+    @property
+    def next_batch(self) -> int:
+        """Number, in its epoch, of the batch that comes next: 0, but for the rest of an epoch that a resume continues.
+
+        for number, batch in enumerate(loader, loader.next_batch):
+        """
+        if self._saved is not None:
+            return int(self._saved.get("batches", 0))
+        return self._epoch_of_loader.batches_used if self._epoch_of_loader is not None and self._given else 0
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that were read to their end, those of earlier sessions included."""
+        running = self._epoch_of_loader
+        return self.epoch + bool(running is not None and running.is_over and not self._given and not running.back)
+
+    @property
+    def share(self) -> int:
+        """Samples of the newest batch on this rank; 0 before the first."""
+        return self._epoch_of_loader.share_of_rank(0, 0) if self._epoch_of_loader is not None else 0
+
+    @property
+    def samples_used(self) -> int:
+        """Samples over all ranks that this process has used, over all epochs."""
+        back = self._epoch_of_loader.back if self._epoch_of_loader is not None else 0
+        return (self._samples - back * self.share) * self._world
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._epoch_of_loader is not None:
+            self.epoch += 1
+        saved, self._saved = self._saved, None
+        begun = LoaderFastForward(self._loader, self._world, self._device, saved, self._ranks_before, gives_back=True)
+        self._epoch_of_loader, self._given = begun, 0
+        begun.give_back(self.open_batches or 0)
+        begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else 0)
+        batches = iter(begun)  # what the epoch had used is read again here
+        while True:
+            self.before_batch()
+            if (batch := next(batches, self)) is self:
+                break
+            self._given += 1
+            self._samples += self.share
+            yield batch
+        begun.end()
+        self._given = 0
+
+    def before_batch(self) -> None:
+        """Called before each batch is read. A loop whose steps begin there overrides it."""
+
+    def at_boundary(self, *, is_first: bool, open_batches: int | None) -> None:
+        """A step begins.
+
+        Args:
+            is_first: it is the first one in this process.
+            open_batches: see the attribute; None where the caller does not know: then what was given before the first step.
+        """
+        if open_batches is None and (self.open_batches is None or is_first):
+            open_batches = self._given
+        if open_batches is not None:
+            self.open_batches = open_batches
+        if self._epoch_of_loader is not None:
+            self._epoch_of_loader.give_back(min(self.open_batches or 0, self._given))
+
+    @property
+    def place(self) -> dict[str, Any] | None:
+        """The position, for a checkpoint; None before the first epoch."""
+        running = self._epoch_of_loader
+        if running is None:
+            return dict(self._saved) if self._saved else None
+        is_over = self.epochs_done > self.epoch
+        return {**running.place, "epoch": self.epochs_done, "batches": 0 if is_over else running.batches_used}

@@ -1,0 +1,140 @@
+"""torchrun in a process that forks its ranks: they begin with PyTorch and the SDK imported, instead of importing them again each.
+
+Run as `python -m kgorch.worker.elastic_agent` with torchrun's own words after it. Everything is torchrun's own but the start
+of a rank's process: the rendezvous, the variables of the ranks, their supervision and the report of what failed.
+
+A rank gets what a new process would have: its own session, default signal handlers, only the standard streams, its own random
+numbers, and nothing of the agent's threads and sockets. Where torchrun has used CUDA, or binds ranks to NUMA nodes, a rank is a new
+process as before: a fork could not use CUDA.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch.distributed.run
+import torch.nn.parallel
+import torch.optim
+import torch.utils.data
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+import kgorch.worker.session  # noqa: F401
+from kgorch.system.process_identity import name_rank
+from kgorch.worker import entry
+
+POLL_S = 0.02
+"""Seconds between two looks at a rank whose end is waited for."""
+
+
+class ForkedRank:
+    """A forked rank, with what torchrun uses of subprocess.Popen.
+
+    Attributes:
+        returncode: exit status, negative for a signal; None while it runs.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any) -> None:
+        self.args = command
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_rank(command, env, stdout, stderr)
+
+    def poll(self) -> int | None:
+        """The exit status, None while it runs."""
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                self.returncode = 1
+            else:
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if until_s is not None and time.monotonic() >= until_s:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(POLL_S)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _become_rank(command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any) -> NoReturn:
+    """In the child: leave the agent behind, and be what `command` would start."""
+    try:
+        os.setsid()
+        for number, stream in ((1, stdout), (2, stderr)):
+            if stream:
+                os.dup2(stream.fileno(), number)
+        _reset_signals()
+        os.environ.clear()
+        os.environ.update(env)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        if torch.cuda._is_in_bad_fork():
+            os.execve(command[0], list(command), dict(env))
+        name_rank(int(env["RANK"]))
+        _draw_anew()
+        entry.leave(entry.main())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _reset_signals() -> None:
+    """As exec does: what has a handler gets its default again, what is ignored stays ignored."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _draw_anew() -> None:
+    """Generators that are seeded when they are imported would draw the same in every rank. Python's own sees to it itself."""
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+
+
+def _start(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> Any:
+    """In the place of SubprocessHandler._popen."""
+    if args[0] == sys.executable and args[-2:] == ("-m", "kgorch.worker.entry"):
+        return ForkedRank(args, env, handler._stdout, handler._stderr)
+    return _popen(handler, args, env)  # with words in front of it, as numactl's
+
+
+_popen = SubprocessHandler._popen
+
+
+def main() -> None:
+    SubprocessHandler._popen = _start  # type: ignore[assignment,method-assign]
+    gc.collect()
+    gc.freeze()  # what all ranks share is not copied because a collection has marked it
+    torch.distributed.run.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

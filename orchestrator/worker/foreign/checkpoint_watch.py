@@ -1,0 +1,293 @@
+"""Takes the checkpoints of a foreign program into the run, as they are completed, and hands the newest one back at a start."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kgorch.checkpoint import foreign_contents
+from kgorch.core.checkpoint import foreign_checkpoint
+from kgorch.core.checkpoint.foreign_checkpoint import Candidate, Rule, Unchanged
+from kgorch.core.codes import EventKind
+from kgorch.errors import KgorchError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry, Message
+from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
+from kgorch.system.clock import boottime_s
+from kgorch.worker.foreign import checkpoint_copy, file_formats
+from kgorch.worker.foreign.candidates import scan
+from kgorch.worker.foreign.checkpoint_copy import ChangedMeanwhile, Described
+from kgorch.worker.foreign.claim import Claim
+
+LOOK_S, LOOK_SHARE = 1.0, 0.02
+"""Seconds between two looks at the disk, and the largest share of the time that looks take."""
+
+MAX_TAKEN = 100
+TRIES = 3
+"""Copies of a checkpoint that fail before it is left alone until it changes: a full disk is full at the next look, too."""
+
+
+class Position(NamedTuple):
+    """Where the program is, as far as its output says.
+
+    Attributes:
+        history: (Unix time in nanoseconds, step) of each look that found another step, oldest first.
+        metrics: reported last, by name.
+    """
+
+    history: Sequence[tuple[int, int]]
+    metrics: Mapping[str, float]
+
+
+class Taken(NamedTuple):
+    """A checkpoint that was copied: its path, step and bytes, and the instant at which the copy began."""
+
+    path: str
+    step: int
+    bytes: int
+    at_s: float
+
+
+class CheckpointWatch:
+    """Of one start of one program.
+
+    Args:
+        pattern: the plan's place of checkpoints.
+        send: hands a message to the supervisor.
+        position: where the program is.
+
+    Attributes:
+        step: of the checkpoint that was taken or handed back last; -1 for none.
+        newest: its folder among the run's checkpoints; None for none.
+        taken_s: instant at which the copy of it was begun; 0 for one that was handed back.
+        copy_s: the longest time that a copy took, seconds.
+        taken: what was copied, the last MAX_TAKEN of it.
+    """
+
+    def __init__(
+        self, launch: LaunchSpec, pattern: str, send: Callable[[Message], None], position: Callable[[], Position]
+    ) -> None:
+        assert launch.foreign is not None
+        self._launch, self._pattern, self._send, self._position = launch, pattern, send, position
+        self._root = Path(launch.workdir)
+        self._rule = Rule(launch.foreign["incomplete"], launch.foreign["settled_s"])
+        self._claim: Claim | None = None
+        self._watched: dict[str, Unchanged] = {}
+        self._excluded: set[str] = set()
+        self._after_ns = 0
+        self._earlier_files: frozenset[str] = frozenset()
+        self._failures: dict[str, int] = {}  # by signature
+        self._reported: set[str] = set()
+        self._proofs: dict[str, bool] = {}  # by signature
+        self._next_look_s = 0.0
+        self._copying: threading.Thread | None = None
+        self.step, self.taken_s, self.copy_s = -1, 0.0, 0.0
+        self.newest: Path | None = None
+        self.taken: deque[Taken] = deque(maxlen=MAX_TAKEN)
+
+    # Before the program starts
+
+    def begin(self, claims: Path) -> str:
+        """Claim the place, take in what an earlier attempt left there, and put the newest checkpoint back.
+
+        Returns: the path that is handed to the program; empty where there is no checkpoint.
+        Raises: KgorchError (another run uses the place; a checkpoint cannot be read); OSError.
+        """
+        launch = self._launch
+        checkpoint_copy.clear_leftovers(Path(launch.checkpoints))
+        claim = self._claim = Claim(launch, claims, self._pattern)
+        self._observe()
+        if claim.is_new:
+            claim.take(item.candidate for item in self._watched.values())
+            if claim.before:
+                what = (
+                    f"{len(claim.before)} checkpoints lay at {self._pattern} before this run came: they are left alone"
+                )
+                self._note(f"{what}, and are not handed to the program")
+        self._excluded, self._after_ns = set(claim.before), claim.taken_ns
+        handed = ""
+        contents = None
+        if launch.resume:
+            folder = Path(launch.resume)
+            manifest, contents = foreign_contents.read_contents(folder, self._pattern)
+            self.step, self.newest, handed = manifest.step, folder, contents.path
+            self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
+            if contents.path in self._watched and foreign_contents.is_same(
+                self._root / contents.path, contents, manifest
+            ):
+                self._after_ns = max(self._after_ns, self._watched[contents.path].candidate.newest_ns)
+        if not claim.is_new and (saved := self._salvage()):
+            return saved
+        if contents and self.newest and checkpoint_copy.restore(self.newest, contents, self._root, launch.attempt):
+            self._observe()
+        if contents and contents.path in self._watched:
+            candidate = self._watched[contents.path].candidate
+            self._excluded.add(candidate.signature)
+            self._after_ns = max(self._after_ns, candidate.newest_ns)
+            claim.note_taken(self._after_ns)
+        return handed
+
+    def _salvage(self) -> str:
+        """Take in what an earlier attempt completed and nobody copied, for all was killed; the rest is moved out of sight.
+
+        Returns: the path of the checkpoint that was taken; empty for none.
+        """
+        for item in self._eligible():
+            candidate = item.candidate
+            if why := self._doubt(candidate):
+                aside = checkpoint_copy.move_aside(self._root / candidate.path)
+                self._skip(candidate, f"{why}; it is now {aside}")
+            elif self._copy(candidate):
+                self.taken_s = 0.0
+                return candidate.path
+        return ""
+
+    # While the program runs
+
+    def look(self, *, now: bool = False) -> None:
+        """Look at the disk when it is time, and have what is complete copied beside the program. Args: now: do not wait."""
+        now_s = boottime_s()
+        if self._copying and not self._copying.is_alive():
+            self._copying = None
+        if self._copying or (now_s < self._next_look_s and not now):
+            return
+        self._observe()
+        self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
+        complete = foreign_checkpoint.newest_complete(
+            self._eligible(), self._rule, boottime_s(), is_proven=self._is_proven
+        )
+        if complete and self._failures.get(complete.signature, 0) < TRIES:
+            self._copying = threading.Thread(target=self._copy, args=(complete,), name="copy", daemon=True)
+            self._copying.start()
+
+    # After its end
+
+    def finish(self, *, is_clean: bool) -> None:
+        """Take the newest checkpoint after the program has ended.
+
+        Args:
+            is_clean: it ended by itself, with exit status 0: all that it wrote is complete. Otherwise what had not settled
+                while it lived is taken only where the format of its files proves it whole.
+        """
+        if self._copying:
+            self._copying.join()
+            self._copying = None
+        self._observe()
+        now_s = boottime_s()
+        for item in self._eligible():
+            is_settled = now_s - item.since_s >= self._rule.wait_s
+            if not is_clean and not is_settled and (why := self._doubt(item.candidate)):
+                self._skip(item.candidate, why)
+            elif self._copy(item.candidate):
+                break
+
+    def finalize(self) -> int | None:
+        """Make the newest checkpoint the final one of its stage, and report it. Returns its step; None where there is none."""
+        if self.newest is None:
+            return None
+        began_s = boottime_s()
+        final = checkpoint_copy.finalize(self._launch, self.newest)
+        self._send(
+            CheckpointWritten(
+                self._launch.attempt, str(final), self.step, 0, 0.0, took_s=boottime_s() - began_s, final=True
+            )
+        )
+        return self.step
+
+    def close(self) -> None:
+        """Give the place up for other runs."""
+        if self._claim:
+            self._claim.release()
+            self._claim = None
+
+    def describe(self) -> str:
+        """What lies at the place, for an error."""
+        self._observe()
+        names = [item.candidate.path for item in self._watched.values()]
+        return f"found there: {', '.join(sorted(names)[:5])}" if names else "found there: nothing"
+
+    # Parts
+
+    def _observe(self) -> None:
+        found: Iterable[Candidate] = scan(self._root, self._pattern)
+        self._watched = foreign_checkpoint.observe(self._watched, found, boottime_s())
+        for item in self._watched.values():
+            if item.candidate.problem and item.candidate.signature not in self._excluded:
+                self._skip(item.candidate, f"it {item.candidate.problem}")
+
+    def _eligible(self) -> list[Unchanged]:
+        return foreign_checkpoint.eligible(self._watched, self._rule, after_ns=self._after_ns, excluded=self._excluded)
+
+    def _is_proven(self, candidate: Candidate) -> bool:
+        if candidate.signature not in self._proofs:
+            self._proofs = {
+                candidate.signature: not self._doubt(candidate)
+            }  # the last one asked for is asked for again
+        return self._proofs[candidate.signature]
+
+    def _doubt(self, candidate: Candidate) -> str:
+        """Why it is not certain that the program had completed this one; empty where it is."""
+        if missing := foreign_checkpoint.lacks_files(candidate, self._earlier_files):
+            return f"it lacks {missing[0]!r:.200}, which the checkpoint before it has"
+        folder = self._root / candidate.path if candidate.is_folder else (self._root / candidate.path).parent
+        proofs = {name: file_formats.is_whole(folder, name) for name in candidate.files}
+        if torn := [name for name, whole in proofs.items() if whole is False]:
+            return f"{torn[0]!r:.200} is cut off"
+        if self._rule.incomplete:
+            return ""
+        if unknown := [name for name, whole in proofs.items() if whole is None]:
+            return f"{unknown[0]!r:.200} was written last when the program was ended, and nothing proves it whole"
+        if candidate.is_folder and not self._earlier_files:
+            return (
+                "it was written last when the program was ended, and there is no earlier one to compare its files with"
+            )
+        return ""
+
+    def _copy(self, candidate: Candidate) -> bool:
+        """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
+        launch, position, began_s = self._launch, self._position(), boottime_s()
+        logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
+        step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
+        processes = max(1, (launch.foreign or {}).get("processes", 1))
+        try:
+            described = Described(step, position.metrics, processes)
+            folder, size = checkpoint_copy.copy_in(launch, candidate, described, lambda: self._is_unchanged(candidate))
+        except ChangedMeanwhile:
+            return False  # the program writes to it: the next look sees it unchanged, or newer
+        except (OSError, KgorchError) as error:
+            self._failures[candidate.signature] = self._failures.get(candidate.signature, 0) + 1
+            self._send(SaveFailure(launch.attempt, -1, step, f"{candidate.path} could not be copied: {error}"))
+            return False
+        took_s = boottime_s() - began_s
+        self.step, self.newest, self.taken_s = step, folder, began_s
+        self.copy_s = max(self.copy_s, took_s)
+        self.taken.append(Taken(candidate.path, step, size, began_s))
+        self._excluded.add(candidate.signature)
+        self._after_ns = candidate.newest_ns
+        if candidate.is_folder:
+            self._earlier_files = frozenset(candidate.files)
+        if self._claim:
+            with contextlib.suppress(OSError):
+                self._claim.note_taken(candidate.newest_ns)
+        self._send(CheckpointWritten(launch.attempt, str(folder), step, size, 0.0, took_s=took_s))
+        return True
+
+    def _is_unchanged(self, candidate: Candidate) -> bool:
+        found = {other.path: other.signature for other in scan(self._root, self._pattern)}
+        # one that the program has deleted meanwhile, as old ones are, was complete when it was read
+        return found.get(candidate.path, candidate.signature) == candidate.signature
+
+    def _skip(self, candidate: Candidate, why: str) -> None:
+        if candidate.path not in self._reported:
+            self._reported.add(candidate.path)
+            facts = {"checkpoint": candidate.path, "why": why}
+            self._send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_SKIPPED, facts))
+            print(f"kgorch: {candidate.path} is not taken: {why}", flush=True)
+
+    def _note(self, what: str) -> None:
+        self._send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_NOTE, {"what": what}))
+        print(f"kgorch: {what}", flush=True)

@@ -1,0 +1,61 @@
+"""Whether the format of a file proves it whole, or torn: a kill in the middle of a write leaves one that looks finished."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+from kgorch import untrusted_io
+
+MAX_HEADER_BYTES = 64 << 20
+
+
+def is_whole(folder: Path, name: str) -> bool | None:
+    """True for a file that its format proves whole, False for a torn one, None where the format proves nothing.
+
+    Known are zip archives (torch.save, numpy.savez), safetensors and JSON. Only headers and tables of contents are read.
+    """
+    path = folder / name
+    try:
+        with untrusted_io.open_file(path.parent, path.name) as file:
+            start = untrusted_io.read_at(file, 0, 8)
+            size = path.lstat().st_size
+            if path.suffix == ".safetensors":
+                return _is_whole_safetensors(file, start, size)
+            if start.startswith(b"PK\x03\x04"):
+                return _is_whole_zip(path, size)
+            if path.suffix == ".json":
+                return size <= MAX_HEADER_BYTES and _is_json(untrusted_io.read_at(file, 0, size))
+    except OSError:
+        return False
+    return None
+
+
+def _is_whole_safetensors(file: object, start: bytes, size: int) -> bool:
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+        return False
+    try:
+        table = untrusted_io.parse_json(untrusted_io.read_at(file, 8, length))  # type: ignore[arg-type]
+        ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
+        return all(type(end) is int for end in ends) and bool(8 + length + max(ends, default=0) == size)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return False
+
+
+def _is_whole_zip(path: Path, size: int) -> bool:
+    """The table of contents stands at the end of an archive and is written last."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(0 <= item.header_offset + item.compress_size <= size for item in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
+        return False
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        untrusted_io.parse_json(content)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,143 @@
+"""Loops that the script writes itself around Hugging Face's Accelerator.
+
+What `accelerator.prepare` has returned is tracked, and its loaders are followed. A step begins where the training loader is asked
+for a batch after an optimizer has stepped. The script begins with its first epoch also where the run continues: then the
+training loader is empty for the epochs that are done, the other loaders give one batch, and the state is restored before the
+first batch that is left. So what the script computes in those epochs does not count, and neither does what it keeps in plain
+variables.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from kgorch import worker
+from kgorch.worker import session_end
+from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.integrations import carrier
+from kgorch.worker.session import Session
+
+NOTE = "Accelerate: plain variables of the script begin anew in each session"
+
+NO_LADDER = "no memory ladder: the script does forward and backward itself"
+
+
+def adapt(module: ModuleType) -> None:
+    """Adapt `accelerate.accelerator`."""
+    cls: Any = module.Accelerator
+    cls.prepare = _tracked(cls.prepare)
+
+
+class Carrier:
+    """What carries one script.
+
+    Attributes:
+        driver: name of the training loader; None until an optimizer has stepped.
+    """
+
+    def __init__(self, accelerator: Any, session: Session) -> None:
+        self._accelerator, self.session = accelerator, session
+        self.things: dict[str, Any] = {}
+        self.driver: str | None = session.resumed.get("driver")
+        self.is_begun = self._has_boundary = False
+        self.loaders: list[StepLoader] = []
+        session.note_exactness(loop=NOTE, memory=NO_LADDER)
+        carrier.note_version(session, "accelerate")
+
+    def add(self, item: Any) -> Any:
+        """What `prepare` has returned; a loader comes back as one that is followed."""
+        if isinstance(item, DataLoader):
+            name = f"loader{len(self.loaders)}"
+            loader = StepLoader(item, self, name)
+            self.loaders.append(loader)
+            self.session.add_followed(loader, name)
+            return loader
+        kinds = {nn.Module: "model", torch.optim.Optimizer: "optimizer"}
+        word = next((word for cls, word in kinds.items() if isinstance(item, cls)), "other")
+        if hasattr(item, "state_dict"):
+            number = sum(name.startswith(word) for name in self.things)
+            self.things[f"{word}{number}"] = getattr(item, "optimizer", item) if word == "optimizer" else item
+        return item
+
+    def begin(self) -> None:
+        """Restore the state, before the first batch of this session."""
+        self.is_begun = True
+        things = {
+            name: carrier.trainable(item) if name.startswith("model") else item for name, item in self.things.items()
+        }
+        custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
+        scaler = getattr(self._accelerator, "scaler", None)
+        self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+
+    def before_batch(self, name: str) -> None:
+        """A loader is asked for a batch."""
+        if self._has_boundary and not self.session.is_step_done:
+            return
+        if self._has_boundary and self.driver is None:
+            self.driver = name
+            self.session.remember(driver=name)
+        self._has_boundary = True
+        self.session.boundary(open_batches=0)
+
+
+class StepLoader(FollowedLoader):
+    """A loader that `prepare` has returned."""
+
+    def __init__(self, loader: Iterable[Any], carried: Carrier, name: str) -> None:
+        super().__init__(loader, carried.session.world_size, carried.session.device)
+        self._carrier, self._name = carried, name
+        self._iterations = 0
+
+    def before_batch(self) -> None:
+        self._carrier.before_batch(self._name)
+
+    def __iter__(self) -> Iterator[Any]:
+        carried = self._carrier
+        if not carried.is_begun and carried.driver is not None:
+            if self._name != carried.driver:
+                return itertools.islice(iter(self._loader), 1)
+            self._iterations += 1
+            if self._iterations <= self.saved_epoch(carried.session):
+                return iter(())
+        if not carried.is_begun:
+            carried.begin()
+        return super().__iter__()
+
+    def saved_epoch(self, session: Session) -> int:
+        """Epochs of this loader that earlier sessions have done."""
+        return session.resumed.epoch_of(self._name)
+
+
+def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, *args, **kwargs)
+        items = prepared if isinstance(prepared, tuple) else (prepared,)
+        carried = _carrier_of(self, items)
+        if carried is None:
+            return prepared
+        items = tuple(carried.add(item) for item in items)
+        return items if isinstance(prepared, tuple) else items[0]
+
+    return prepare
+
+
+def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> Carrier | None:
+    """The carrier of this script. One begins with the first optimizer, if the script has no session yet."""
+    known: Carrier | None = getattr(accelerator, "_kgorch", None)
+    if known is not None:
+        return known if not known.is_begun else None
+    launch = worker.launch()
+    has_optimizer = any(isinstance(item, torch.optim.Optimizer) for item in items)
+    if launch is None or session_end.is_open() or not has_optimizer:
+        return None
+    accelerator._kgorch = Carrier(accelerator, Session(launch, None, is_guest=True))
+    return accelerator._kgorch  # type: ignore[no-any-return]

@@ -1,0 +1,102 @@
+"""The session of a training that a Trainer owns.
+
+One training of a script is carried: the first one that a known Trainer begins, unless the script has attached itself. Its session
+ends with that training, so that code after it always runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from kgorch import worker
+from kgorch.worker import session_end
+from kgorch.worker.session import Session
+
+_carried: list[str] = []
+"""Libraries whose training was carried in this process: at most one."""
+
+TESTED = {"lightning": 2, "pytorch_lightning": 2, "transformers": 5, "accelerate": 1}
+"""The newest major version of each library that the tests run."""
+
+
+def note_version(session: Session, library: str) -> None:
+    """Have `exactness` say it where the library is newer than what was tested."""
+    version = str(getattr(sys.modules.get(library), "__version__", ""))
+    major, newest = version.partition(".")[0], TESTED[library]
+    if major.isdecimal() and int(major) > newest:
+        what = f"{library} {version} is newer than what kgorch was tested with ({newest}.x): a resume may not be exact"
+        session.note_exactness(trainer=what)
+
+
+def unknown_version(library: str) -> str:
+    """What is said of a Trainer that cannot be adapted."""
+    return f"{library} is of a version that kgorch does not know: its training is not saved by kgorch"
+
+
+def report_unknown(library: str, error: Exception) -> None:
+    """Say that a Trainer is not carried, and why."""
+    print(f"kgorch: {unknown_version(library)} ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def carried_training(library: str) -> Iterator[Session | None]:
+    """The session for a training that begins; it ends with the block, also of an error.
+
+    None where the script runs alone, has attached itself, or has had a training carried before.
+    """
+    launch = worker.launch()
+    if launch is None or session_end.is_open() or _carried:
+        if launch is not None and _carried and not session_end.is_open():
+            what = "a second training in the same script is not saved by kgorch: make it a stage of its own"
+            print(f"kgorch: {what}", file=sys.stderr, flush=True)
+        yield None
+        return
+    _carried.append(library)
+    session = Session(launch, None, is_guest=True)
+    note_version(session, library)
+    try:
+        yield session
+    except BaseException as error:
+        session_end.end(error)
+        raise
+    session.end()
+
+
+def trainable(model: nn.Module) -> nn.Module:
+    """The model, or its trained weights alone where some are frozen."""
+    from kgorch.worker.checkpoint.trainable_weights import TrainableWeights
+
+    return TrainableWeights(model) if any(not weight.requires_grad for weight in model.parameters()) else model
+
+
+def figures(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a Trainer's logs that are metrics: numbers, and tensors of one element."""
+    return {
+        name: value
+        for name, value in logged.items()
+        if (isinstance(value, int | float) and type(value) is not bool and math.isfinite(value))
+        or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }
+
+
+def stays_in(value: Any, *folders: str | os.PathLike[str] | None) -> bool:
+    """Whether each path in a saved state, by keys and values, lies in one of the folders, links resolved.
+
+    A Trainer deletes and loads files by the paths in its callbacks' states, and a checkpoint may come from a stranger.
+    """
+    if isinstance(value, dict):
+        return all(stays_in(item, *folders) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple):
+        return all(stays_in(item, *folders) for item in value)
+    if not isinstance(value, str) or not (os.sep in value or value.startswith(("..", "~"))):
+        return True
+    path, roots = os.path.realpath(value), [os.path.realpath(folder) for folder in folders if folder]
+    return "://" not in value and any(path == root or path.startswith(root.rstrip(os.sep) + os.sep) for root in roots)

@@ -1,0 +1,210 @@
+"""PyTorch Lightning's Trainer, by both of its import names.
+
+Everything is restored when the Trainer has set up its training data: then model, optimizers and loops exist, and none of them has
+begun. The loops believe that they restart from a checkpoint of Lightning. A step begins at `on_train_batch_start`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from kgorch.worker.integrations import carrier, lightning_steps
+from kgorch.worker.session import Session
+
+
+def adapt(module: ModuleType) -> None:
+    """Adapt `lightning.pytorch.trainer.trainer`, or the module of the same name in `pytorch_lightning`."""
+    root = module.__name__.removesuffix(".trainer.trainer")
+    fit_loop: Any = import_module(f"{root}.loops.fit_loop")._FitLoop
+    evaluation_loop: Any = import_module(f"{root}.loops.evaluation_loop")._EvaluationLoop
+    signals: Any = import_module(f"{root}.trainer.connectors.signal_connector")._SignalConnector
+    automatic: Any = import_module(f"{root}.loops.optimization.automatic")._AutomaticOptimization
+    automatic._make_closure = lightning_steps.in_parts(automatic._make_closure)
+    fit_loop._load_combined_loader_states = _followed(fit_loop._load_combined_loader_states)
+    fit_loop.setup_data = _set_up(fit_loop.setup_data)
+    evaluation_loop.run = _marked(evaluation_loop.run)
+    signals.register_signal_handlers = _unless_carried(signals.register_signal_handlers)
+    trainer: Any = module.Trainer
+    trainer.fit = _carried_fit(trainer.fit, root)
+
+
+class LightningParts:
+    """Loops, callbacks, schedulers and scaling of a Trainer."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "loops": trainer.fit_loop.state_dict(),
+            "callbacks": {item.state_key: saved for item in trainer.callbacks if (saved := item.state_dict())},
+            "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            "precision": trainer.precision_plugin.state_dict(),
+            "module": self._module_state(),
+        }
+
+    def _module_state(self) -> dict[str, Any]:
+        """What the script's own `on_save_checkpoint` adds to a checkpoint."""
+        added: dict[str, Any] = {}
+        self._trainer.lightning_module.on_save_checkpoint(added)
+        return added
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        trainer = self._trainer
+        trainer.fit_loop.load_state_dict(saved["loops"])
+        for callback in trainer.callbacks:
+            state = saved["callbacks"].get(callback.state_key)
+            if state and carrier.stays_in(state, trainer.default_root_dir, getattr(callback, "dirpath", None)):
+                callback.load_state_dict(state)
+            elif state:
+                print(
+                    f"kgorch: the saved state of {type(callback).__name__} names files elsewhere and is not loaded",
+                    flush=True,
+                )
+        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        if saved["precision"]:
+            trainer.precision_plugin.load_state_dict(saved["precision"])
+        trainer.lightning_module.on_load_checkpoint(saved["module"])
+
+
+class Carrier:
+    """What carries one training."""
+
+    def __init__(self, trainer: Any, session: Session) -> None:
+        self._trainer, self.session = trainer, session
+        self._is_set_up = False
+        self._stepped: int | None = None
+        self._reported: dict[str, Any] = {}
+
+    def follow(self, combined: Any) -> None:
+        """Follow the training loaders, before the Trainer iterates them."""
+        if not self._is_set_up:
+            combined.flattened = [
+                self.session.follow(loader, name=f"train{number}") for number, loader in enumerate(combined.flattened)
+            ]
+
+    def set_up(self) -> None:
+        """Restore the state, once."""
+        trainer, loop = self._trainer, self._trainer.fit_loop
+        if loop._combined_loader is None or self._is_set_up:
+            return
+        self._is_set_up = True
+        optimizers = {f"optimizer{number}": item for number, item in enumerate(trainer.optimizers)}
+        self.session.track(
+            model=carrier.trainable(trainer.lightning_module), **optimizers, lightning=LightningParts(trainer)
+        )
+        if self.session.resumed:
+            self._stepped = loop.epoch_loop._batches_that_stepped
+        if not trainer.lightning_module.automatic_optimization:
+            self.session.note_exactness(memory=lightning_steps.NO_LADDER)
+        steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
+        self.session.expect(
+            steps=int(steps) if 0 < steps < float("inf") else None, epochs=epochs if epochs and epochs > 0 else None
+        )
+
+    def begin_step(self) -> None:
+        loop = self._trainer.fit_loop
+        if self._stepped is not None:
+            # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.
+            loop.epoch_loop._batches_that_stepped, self._stepped = self._stepped, None
+            # What remains of the epoch is no restart: Lightning before 2.5 steps a scheduler twice at the end of such an epoch.
+            loop._restarting = False
+        self.session.boundary(epoch=self._trainer.current_epoch)
+
+    def report(self) -> None:
+        """Report what was logged since the last call: Lightning's metrics stay as they are until they are logged again, and a
+        value counts as measured on the weights of its report."""
+        current = self._trainer.callback_metrics
+        logged = {name: value for name, value in current.items() if self._reported.get(name) is not value}
+        self._reported.update(logged)
+        self.session.report(**carrier.figures(logged))
+
+
+def _callback(root: str, carried: Carrier) -> Any:
+    base: Any = import_module(f"{root}.callbacks").Callback
+
+    class KgorchCallback(base):  # type: ignore[misc]
+        def on_train_batch_start(self, *_: Any) -> None:
+            carried.begin_step()
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            carried.report()
+
+        def on_validation_end(self, trainer: Any, *_: Any) -> None:
+            if not trainer.sanity_checking:
+                carried.report()
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            carried.report()
+
+    return KgorchCallback()
+
+
+def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with carrier.carried_training(root.partition(".")[0]) as session:
+            if session is None:
+                return original(self, *args, **kwargs)
+            self._kgorch = carried = Carrier(self, session)
+            callback = _callback(root, carried)
+            self.callbacks.insert(0, callback)
+            if session.resumed:
+                kwargs.pop("ckpt_path", None)  # an older state than kgorch's
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                self.callbacks.remove(callback)
+                self._kgorch = None
+
+    return fit
+
+
+def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The last thing before the Trainer creates the iterators of its training data."""
+
+    @functools.wraps(original)
+    def load_combined_loader_states(self: Any) -> None:
+        if carried := getattr(self.trainer, "_kgorch", None):
+            carried.follow(self._combined_loader)
+        original(self)
+
+    return load_combined_loader_states
+
+
+def _set_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setup_data(self: Any) -> None:
+        original(self)
+        if carried := getattr(self.trainer, "_kgorch", None):
+            carried.set_up()
+
+    return setup_data
+
+
+def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any) -> Any:
+        carried = getattr(self.trainer, "_kgorch", None)
+        with carried.session.evaluation() if carried else contextlib.nullcontext():
+            return original(self)
+
+    return run
+
+
+def _unless_carried(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lightning's handler of SIGTERM ends the training at once; kgorch's saves first. Slurm's signals come through kgorch, too."""
+
+    @functools.wraps(original)
+    def register_signal_handlers(self: Any) -> None:
+        if not getattr(self.trainer, "_kgorch", None):
+            original(self)
+
+    return register_signal_handlers

@@ -1,0 +1,222 @@
+"""Hugging Face's Trainer and its descendants (Seq2SeqTrainer, TRL's SFTTrainer).
+
+The Trainer believes that it resumes from a checkpoint of its own: it is given a folder with its `trainer_state.json` alone, from
+which it takes its counters. Weights, optimizer and random states come from kgorch's checkpoint, and its loader is followed, so it
+skips nothing itself. A step begins at `on_step_begin`: then the step before it was logged and evaluated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.integrations import carrier
+from kgorch.worker.session import Session
+
+STATE_FILE = "trainer_state.json"
+
+
+def adapt(module: ModuleType) -> None:
+    """Adapt `transformers.trainer`."""
+    cls: Any = module.Trainer
+    for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler"):
+        if hasattr(cls, name):
+            setattr(cls, name, _unless_resumed(getattr(cls, name)))
+    cls.train = _carried_train(cls.train, module)
+    cls.get_train_dataloader = _followed(cls.get_train_dataloader)
+    cls.get_batch_samples = _counted(cls.get_batch_samples)
+    cls.training_step = _in_microbatches(cls.training_step)
+    cls.evaluate = _marked(cls.evaluate)
+    skip: Callable[..., Any] = module.skip_first_batches
+    # A followed loader is in its place already.
+    module.skip_first_batches = lambda loader, count=0: (  # type: ignore[attr-defined]
+        loader if isinstance(loader, FollowedLoader) else skip(loader, count)
+    )
+
+
+class TrainerParts:
+    """The counters and sums of a Trainer."""
+
+    SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        loss = getattr(trainer, "_tr_loss", None)
+        return {
+            "state": json.loads(json.dumps(dataclasses.asdict(trainer.state))),
+            "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
+            "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        for name, value in saved["sums"].items():
+            setattr(self._trainer, name, value)
+        if saved["loss"] is not None and hasattr(self._trainer, "_tr_loss"):
+            self._trainer._tr_loss.copy_(saved["loss"])
+        # The mean loss of the whole training, which the sums belong to, and not of this session alone.
+        if hasattr(self._trainer, "_initial_global_step"):
+            self._trainer._initial_global_step = 0
+
+
+class Carrier:
+    """What carries one training.
+
+    Attributes:
+        folder: what the Trainer resumes from; None where the stage begins.
+        open_batches: batches of the running step that were read.
+    """
+
+    def __init__(self, trainer: Any, session: Session, folder: str | None) -> None:
+        self._trainer, self.session, self.folder = trainer, session, folder
+        self.open_batches: int | None = None
+
+    def track(self) -> None:
+        """Before the first step, when the Trainer has built all of its parts."""
+        trainer, session = self._trainer, self.session
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        things = {"model": carrier.trainable(trainer.model_wrapped), "optimizer": optimizer}
+        if trainer.lr_scheduler is not None:
+            things["scheduler"] = trainer.lr_scheduler
+        if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
+            things["scaler"] = scaler
+        session.track(**things, trainer=TrainerParts(trainer))
+        session.expect(steps=trainer.state.max_steps, epochs=int(trainer.state.num_train_epochs))
+
+    def begin_step(self) -> None:
+        args, state = self._trainer.args, self._trainer.state
+        batches = self.open_batches or args.gradient_accumulation_steps
+        samples = batches * self._trainer._train_batch_size * self.session.world_size
+        self.session.boundary(samples=samples, epoch=int(state.epoch or 0), open_batches=self.open_batches)
+
+
+def _callback(module: ModuleType, carried: Carrier) -> Any:
+    base: Any = module.TrainerCallback
+
+    class KgorchCallback(base):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            carried.track()
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            carried.begin_step()
+
+        def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+            carried.session.report(**carrier.figures(logs or {}))
+
+    return KgorchCallback()
+
+
+def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        with carrier.carried_training("transformers") as session:
+            if session is None:
+                return original(self, resume_from_checkpoint, *args, **kwargs)
+            with _resume_folder(session, self.args.output_dir) as folder:
+                self._kgorch = carried = Carrier(self, session, folder)
+                callback = _callback(module, carried)
+                self.add_callback(callback)
+                try:
+                    return original(self, folder or resume_from_checkpoint, *args, **kwargs)
+                finally:
+                    self.remove_callback(callback)
+                    self._kgorch = None
+
+    return train
+
+
+@contextlib.contextmanager
+def _resume_folder(session: Session, output: str) -> Iterator[str | None]:
+    """A folder with the saved `trainer_state.json`; None where the stage begins. `output`: where the Trainer's own files lie."""
+    if not session.resumed:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="kgorch-") as folder:
+        state = session.resumed.state("trainer")["state"]
+        if not carrier.stays_in(state.get("best_model_checkpoint"), output):  # the Trainer would load it
+            state["best_model_checkpoint"] = None
+        Path(folder, STATE_FILE).write_text(json.dumps(state))
+        yield folder
+
+
+def _unless_resumed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Loads nothing from our folder: what it would load is in kgorch's checkpoint."""
+
+    @functools.wraps(original)
+    def load(self: Any, checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        carried = getattr(self, "_kgorch", None)
+        if carried and carried.folder and checkpoint == carried.folder:
+            return None
+        return original(self, checkpoint, *args, **kwargs)
+
+    return load
+
+
+def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_train_dataloader(self: Any) -> Any:
+        loader, carried = original(self), getattr(self, "_kgorch", None)
+        return carried.session.follow(loader, name="train") if carried else loader
+
+    return get_train_dataloader
+
+
+def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_batch_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
+        read = original(self, *args, **kwargs)
+        if carried := getattr(self, "_kgorch", None):
+            carried.open_batches = len(read[0])
+        return read
+
+    return get_batch_samples
+
+
+def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        carried = getattr(self, "_kgorch", None)
+        with carried.session.evaluation() if carried else contextlib.nullcontext():
+            return original(self, *args, **kwargs)
+
+    return evaluate
+
+
+def _in_microbatches(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Each call in as many parts as the memory settings ask for."""
+
+    @functools.wraps(original)
+    def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        carried = getattr(self, "_kgorch", None)
+        if not carried:
+            return original(self, model, inputs, num_items_in_batch)
+
+        def work(part: Any, weight: float) -> torch.Tensor:
+            if weight == 1:
+                return original(self, model, part, num_items_in_batch)  # type: ignore[no-any-return]
+            # A loss that is divided by the number of items of the whole step (tokens) is divided by the part's share of it and
+            # weighted by that share: so the parts add up to it, and those of a loss that is a mean add up to the mean. Which of
+            # both it is cannot be known: many models take the number and do not use it.
+            items = None if num_items_in_batch is None else num_items_in_batch * weight
+            backward = self.accelerator.backward
+            self.accelerator.backward = lambda loss, **kwargs: backward(loss * weight, **kwargs)
+            try:
+                return original(self, model, part, items)  # type: ignore[no-any-return]
+            finally:
+                del self.accelerator.backward
+
+        return carried.session.accumulate(dict(inputs), work, scaler=getattr(self.accelerator, "scaler", None))
+
+    return training_step

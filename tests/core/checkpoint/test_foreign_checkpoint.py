@@ -1,0 +1,115 @@
+"""Which checkpoint of a foreign program is complete, which step it stands for, and how long a stop takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgorch.core.checkpoint import foreign_checkpoint as rules
+from kgorch.core.checkpoint.foreign_checkpoint import Candidate, Rule
+
+SETTLES, RENAMES = Rule((), 10.0), Rule(("*.tmp",), 10.0)
+
+
+def checkpoint(path="out/checkpoint-1", at=1, files=("model.safetensors", "optimizer.pt"), problem=""):
+    return Candidate(path, True, files, 100, at, f"{path}@{at}", problem)
+
+
+def complete(found, rule, *, first_s=0.0, now_s=0.0, after_ns=0, excluded=(), is_proven=lambda _: False):
+    watched = rules.observe({}, found, first_s)
+    watched = rules.observe(watched, found, now_s)
+    items = rules.eligible(watched, rule, after_ns=after_ns, excluded=excluded)
+    return rules.newest_complete(items, rule, now_s, is_proven=is_proven)
+
+
+def test_a_checkpoint_is_complete_when_it_was_not_changed_for_a_while():
+    assert complete([checkpoint()], SETTLES, now_s=9.9) is None
+    assert complete([checkpoint()], SETTLES, now_s=10.0) == checkpoint()
+
+
+def test_a_change_begins_the_while_anew():
+    watched = rules.observe({}, [checkpoint(at=1)], 0.0)
+    watched = rules.observe(watched, [checkpoint(at=2)], 8.0)
+    items = rules.eligible(watched, SETTLES, after_ns=0, excluded=())
+    assert rules.newest_complete(items, SETTLES, 12.0, is_proven=lambda _: False) is None
+    assert rules.newest_complete(items, SETTLES, 18.0, is_proven=lambda _: False) == checkpoint(at=2)
+
+
+def test_a_checkpoint_that_its_files_prove_whole_waits_for_a_moment_only():
+    assert complete([checkpoint()], SETTLES, now_s=0.4, is_proven=lambda _: True) is None
+    assert complete([checkpoint()], SETTLES, now_s=0.6, is_proven=lambda _: True) == checkpoint()
+
+
+def test_a_program_that_renames_what_is_done_is_believed_at_once():
+    assert complete([checkpoint()], RENAMES) == checkpoint()
+
+
+@pytest.mark.parametrize("files", [("model.safetensors.tmp",), ("a.tmp/model.safetensors",)])
+def test_a_name_of_a_file_or_folder_in_it_says_that_it_is_being_written(files):
+    assert complete([checkpoint(files=files)], RENAMES, now_s=1000.0) is None
+
+
+def test_the_newest_is_newest_by_time_and_not_by_name():
+    found = [checkpoint("out/checkpoint-999", at=1), checkpoint("out/checkpoint-1000", at=2)]
+    assert complete(found, RENAMES).path == "out/checkpoint-1000"
+
+
+def test_what_was_taken_what_is_another_runs_and_what_cannot_be_copied_does_not_count():
+    assert complete([checkpoint(at=5)], RENAMES, after_ns=5) is None
+    assert complete([checkpoint()], RENAMES, excluded=[checkpoint().signature]) is None
+    assert complete([checkpoint(problem="holds a link")], RENAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "logged", "taken", "step"),
+    [
+        ("out/checkpoint-500", "out/checkpoint-*", None, -1, 500),
+        ("out/checkpoint-500", "out/checkpoint-*", 510, 400, 500),  # the log is a little ahead
+        ("ckpts/epoch_3.pt", "ckpts/epoch_*.pt", 1200, 800, 1200),  # names count epochs
+        ("ckpts/epoch_3.pt", "ckpts/epoch_*.pt", None, 2, 3),
+        ("out/epoch=3-step=1200.ckpt", "out/*.ckpt", None, -1, 1200),
+        ("out/ckpt.pt", "out/ckpt.pt", 40, 30, 40),
+        ("out/ckpt.pt", "out/ckpt.pt", 30, 30, 31),  # a step is larger than the one before, whatever is said
+        ("out/ckpt.pt", "out/ckpt.pt", None, -1, 1),
+        ("out/epoch_0.pt", "out/epoch_*.pt", None, -1, 1),  # a checkpoint is progress, whatever it is called
+        ("out/last.pt", "out/*.pt", None, 6, 7),
+        ("v2/checkpoint-8", "v2/checkpoint-*", None, -1, 8),  # a number that the plan itself names is none
+        ("out/checkpoint-" + "9" * 30, "out/checkpoint-*", None, -1, 1),
+    ],
+)
+def test_a_checkpoint_stands_for_the_step_of_its_name_or_of_the_log(path, pattern, logged, taken, step):
+    assert rules.step_of(path, pattern, logged=logged, taken=taken) == step
+
+
+def test_the_step_of_the_log_is_that_of_the_time_at_which_the_checkpoint_was_written():
+    history = [(10, 1), (20, 2), (30, 3)]
+    assert [rules.logged_at(history, at) for at in (5, 20, 21, 99)] == [1, 2, 3, 3]
+    assert rules.logged_at([], 5) is None
+
+
+def test_files_that_the_checkpoint_before_had_are_missed_in_a_folder_alone():
+    assert rules.lacks_files(checkpoint(files=("a",)), ["a", "b"]) == ["b"]
+    single = Candidate("out/epoch_2.pt", False, ("epoch_2.pt",), 1, 1, "s")
+    assert rules.lacks_files(single, ["epoch_1.pt"]) == []
+
+
+def test_the_first_stop_gets_the_plans_grace_and_later_ones_what_stops_have_taken():
+    assert rules.stop_lead_s([], grace_s=60.0, copy_s=2.0) == 62.0
+    assert rules.stop_lead_s([4.0], grace_s=60.0, copy_s=2.0) == 8.5
+    quick = rules.stop_lead_s([4.0] * 8, grace_s=60.0, copy_s=2.0)
+    assert 5.0 < quick < 6.5
+    assert rules.stop_lead_s([4.0] * 7 + [50.0], grace_s=60.0, copy_s=2.0) == 62.0, "never more than the plan grants"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_match"),
+    [
+        ("out/checkpoint-5", True),
+        ("out/checkpoint-5/x", False),
+        ("out2/checkpoint-5", False),
+        ("out/.checkpoint-5", False),
+        ("train.py", False),
+    ],
+)
+def test_a_place_matches_part_by_part(path, is_match):
+    assert rules.matches(path, "out/checkpoint-*") is is_match
+    assert not rules.matches("out/.hidden", "out/*")

@@ -1,0 +1,112 @@
+"""The quota under real trainings: sessions end with it, wait for it, and are charged whatever kills them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from driver import build
+from harness import wait_until, weekly_reset
+
+from kgorch.db import charges, runs, sessions
+from kgorch.db.engine import open_database
+
+
+def test_a_session_ends_with_the_quota_and_the_next_waits_for_its_reset(kgorch):
+    reset = weekly_reset(3)
+    extra = f'[quota]\nhours = 1\nresets = "{reset}"\npool = "mine"'
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, extra=extra)
+    session = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    kgorch("quota", "set", "--used", "3575s")  # 25 s are left: the wall comes nearer while it trains
+    assert session.wait(timeout=90) == 11
+    ended = kgorch.status()
+    assert ended["phase"] == "suspended" and ended["why"] == "the quota"
+    assert ended["checkpoint"]["verified"] and ended["checkpoint"]["step"] == ended["step"] > 0
+    quota = ended["quota"]
+    assert quota["pool"] == "mine" and 3575 < quota["used_s"] <= 3600
+    due_at = datetime.fromisoformat(ended["next"]["at"])
+    assert due_at == datetime.fromisoformat(quota["resets_at"])
+    assert (due_at.hour, due_at.minute) == (0, 0) and due_at > datetime.now(UTC) + timedelta(days=1)
+
+    kgorch("quota", "set", "--used", "1h")
+    refused = kgorch("resume", code=11)
+    assert "the quota is exhausted" in refused.stdout and due_at.strftime("%Y-%m-%d 00:00:00 UTC") in refused.stdout
+    assert len(kgorch.history()) == 1 and kgorch.status()["next"]["at"] == ended["next"]["at"]
+    told = json.loads(kgorch("start", str(plan), "--detach", "--json", code=11).stdout)
+    assert told["session"]["number"] == 1
+
+    [pool] = json.loads(kgorch("quota", "--json").stdout)
+    assert pool["resets"] == reset and pool["sessions"] == [] and pool["needs"]["known"] == 1
+    corrected = json.loads(kgorch("quota", "set", "--used", "0s", "--json").stdout)
+    assert corrected["used_s"] == 0 and corrected["resumed"] == 1
+    assert datetime.fromisoformat(kgorch.status()["next"]["at"]) <= datetime.now(UTC)
+    kgorch.background("resume")
+    wait_until(lambda: len(kgorch.history()) == 2)
+    assert kgorch.status()["step"] >= ended["step"], "it goes on where it was"
+
+
+def test_a_run_that_finds_no_hours_begins_none_and_waits(kgorch):
+    spend = kgorch.plan(extra='[quota]\nhours = 0.01\npool = "mine"', name="other")
+    kgorch("start", str(spend), "--set", "stage.train.args.epochs=1")
+    kgorch("quota", "set", "--used", "36s")
+    waits = kgorch(
+        "start", str(kgorch.plan(extra=f'[quota]\nhours = 0.01\nresets = "{weekly_reset(2)}"\npool = "mine"')), code=11
+    )
+    assert "the quota is exhausted; the run continues at" in waits.stdout and "00:00:00 UTC" in waits.stdout
+    status = kgorch.status("test")
+    assert status["phase"] == "queued" and status["session"] is None and status["quota"]["left_s"] == 0
+    assert status["next"]["at"] == status["quota"]["resets_at"]
+    never = kgorch("start", str(kgorch.plan(extra='[quota]\nhours = 0.0005\npool = "mine"')), code=2)
+    assert "over before a save would be" in never.stderr
+
+
+@pytest.mark.slow
+def test_no_charge_is_lost_to_a_killed_supervisor_or_a_kill_of_everything(kgorch):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, extra="[quota]\nhours = 1\nfactor = 2.0")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    engine = open_database(kgorch.home)
+    first = sessions.last(engine, runs.newest(engine, "test").id)
+    supervisor.kill()
+    supervisor.wait()
+    alone = charges.newest(engine, first.id)
+    wait_until(lambda: (datetime.now(UTC) - alone.started_at).total_seconds() > alone.used_s + 4)
+    assert charges.newest(engine, first.id).used_s == alone.used_s, "nobody writes it down"
+    [pool] = json.loads(kgorch("quota", "--json").stdout)
+    assert pool["sessions"] == [{"run": "test", "number": 1, "factor": 2.0}]
+    assert pool["used_s"] > 2 * (alone.used_s + 3.9), "what runs counts all the same"
+
+    adopted = datetime.now(UTC)
+    kgorch.background("start", str(plan))
+    wait_until(lambda: charges.newest(engine, first.id).used_s > (adopted - alone.started_at).total_seconds())
+    wait_until(lambda: (row := sessions.last(engine, first.run_id)).heartbeat_at and row.heartbeat_at > adopted)
+
+    kgorch.kill_everything()
+    last_beat = sessions.last(engine, first.run_id).heartbeat_at
+    kgorch.background("resume")
+    wait_until(lambda: sessions.last(engine, first.run_id).number == 2)
+    settled = charges.newest(engine, first.id)
+    assert settled.started_at == alone.started_at and settled.factor == 2.0
+    assert settled.used_s >= (last_beat - settled.started_at).total_seconds() - 0.001
+    engine.dispose()
+
+
+def test_a_session_that_is_taken_over_costs_what_it_cost_before(kgorch, tmp_path):
+    """One GPU of two: its successor saw both before it looked what the session had, and its hours doubled."""
+    kgorch.extra_env |= build(tmp_path).env
+    extra = '[platform]\nname = "kaggle"\nbegan = "start"\n[quota]\nhours = 10\nresets = "never"'
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, extra=extra)
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    engine = open_database(kgorch.home)
+    session = sessions.last(engine, runs.newest(engine, "test").id)
+    before = wait_until(lambda: (row := charges.newest(engine, session.id)) and row.used_s > 0 and row)
+    assert before.factor == 1.0
+    supervisor.kill()
+    supervisor.wait()
+    adopted = kgorch.background("start", str(plan))
+    wait_until(lambda: charges.newest(engine, session.id).used_s > before.used_s + 1)
+    assert charges.newest(engine, session.id).factor == 1.0 and adopted.poll() is None
+    engine.dispose()

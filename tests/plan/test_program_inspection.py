@@ -1,0 +1,129 @@
+"""The plan that `kgorch adopt` writes for a program: what its source shows is found, what it does not show is left out and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kgorch.plan import parse
+from kgorch.plan.program_inspection import inspect, is_carried, plan_text
+
+PUBLIC = Path(__file__).parents[1] / "programs" / "public"
+
+
+def adopted(name: str, *words: str):
+    found = inspect((PUBLIC / name).read_text(), words)
+    return parse(plan_text(name, words, found), "plan.toml").stage[0], found
+
+
+def test_a_ddp_program_with_folders_that_it_renames():
+    stage, found = adopted("flags.py", "--max_steps", "5", "--output_dir", "runs/a")
+    assert (stage.argv, stage.flags, stage.launcher) == (
+        ["--max_steps", "5", "--output_dir", "runs/a"],
+        "--key value",
+        "torchrun",
+    )
+    assert stage.foreign.checkpoint == "runs/a/checkpoint-*" and stage.foreign.incomplete == ["tmp-checkpoint-*"]
+    assert stage.foreign.again == ["--resume_from_checkpoint", "{checkpoint}"]
+    assert stage.foreign.step.log == r"step (\d+)/(\d+)" and stage.foreign.metrics["loss"].log == r"loss ([\d.]+)"
+    assert found.library == "torch" and not found.notes
+
+
+def test_a_program_with_global_settings_and_one_file():
+    stage, _ = adopted("configurator.py", "small.py", "--compile=False")
+    assert (stage.flags, stage.launcher, stage.foreign.checkpoint) == ("--key=value", "none", "out/ckpt.pt")
+    assert stage.foreign.again == ["--init_from=resume"] and stage.foreign.incomplete == []
+
+
+def test_a_program_with_key_value_settings_that_handles_the_signal():
+    stage, _ = adopted("overrides.py", "epochs=3")
+    assert (stage.flags, stage.foreign.checkpoint) == ("key=value", "ckpts/epoch_*.pt")
+    assert stage.foreign.again == ["resume={checkpoint}"] and stage.foreign.stop.signal == "SIGTERM"
+
+
+def test_a_program_without_pytorch_whose_folder_is_an_argument():
+    stage, found = adopted("counts.py", "5", "state")
+    assert (stage.foreign.checkpoint, stage.foreign.incomplete) == ("state/state.json", ["*.tmp"])
+    assert stage.foreign.again == [] and [note.split(":")[0] for note in found.notes] == ["again"]
+
+
+TRAINER = """
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+Trainer(args=args).train(resume_from_checkpoint=args.resume_from_checkpoint)
+"""
+LIGHTNING = """
+import lightning as L
+L.Trainer(max_epochs=3).fit(model)
+"""
+ACCELERATE = """
+import argparse
+from accelerate import Accelerator
+parser = argparse.ArgumentParser()
+parser.add_argument("--output_dir", default="out")
+parser.add_argument("--resume_from_checkpoint", type=str)
+"""
+EPOCHS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume", action="store_true")
+def save_checkpoint(state, filename="checkpoint.pth.tar"):
+    torch.save(state, filename)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "launcher", "checkpoint", "again"),
+    [
+        (TRAINER, ["--output_dir", "runs"], "torchrun", "runs/checkpoint-*", ["--resume_from_checkpoint", "{checkpoint}"]),
+        (LIGHTNING, [], "none", "lightning_logs/*/checkpoints/*.ckpt", []),
+        (ACCELERATE, ["--output_dir=o"], "accelerate", "o/step_*", ["--resume_from_checkpoint={checkpoint}"]),
+        (EPOCHS, [], "none", None, []),
+    ],
+)  # fmt: skip
+def test_what_a_library_does_by_itself_is_known(source, words, launcher, checkpoint, again):
+    found = inspect(source, words)
+    stage = parse(plan_text("train.py", words, found), "plan.toml").stage[0]
+    assert (stage.launcher, stage.foreign.checkpoint, stage.foreign.again) == (launcher, checkpoint, again)
+
+
+@pytest.mark.parametrize(
+    ("source", "carried"),
+    [
+        (TRAINER, True),
+        (LIGHTNING, True),
+        ("from trl import SFTTrainer\n", True),
+        ("from accelerate import Accelerator\n", True),
+        (ACCELERATE, False),
+        (EPOCHS, False),
+    ],
+)
+def test_a_known_trainer_is_carried_and_its_plan_has_no_foreign_section(source, carried):
+    found = inspect(source, ["--epochs", "3"])
+    assert is_carried(found) is carried
+    stage = parse(plan_text("train.py", ["--epochs", "3"], found, is_foreign=not carried), "plan.toml").stage[0]
+    assert (stage.foreign is None) is carried and stage.argv == ["--epochs", "3"] and stage.integration == "auto"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.save(x, '/abs/ckpt.pt')",
+        "torch.save(x, '../ckpt.pt')",
+        "torch.save(x, f'{a}')",
+        "torch.save(x, unknown())",
+        "torch.save(x)",
+        "a = b; b = a; torch.save(x, a)",
+    ],
+)
+def test_a_place_that_is_not_known_or_lies_outside_is_left_to_the_user(line):
+    found = inspect(f"import torch\n{line}\n", [])
+    assert found.checkpoint == "" and found.notes[0].startswith("checkpoint: where does it save?")
+    assert parse(plan_text("a b'c.py", [], found), "plan.toml").name == "a-b-c"
+
+
+def test_the_plan_keeps_any_words_as_they_are():
+    words = ["--text", 'a "quoted" word', "--path=C:\\x", "ä", "--regex", "'\\d+'"]
+    stage = parse(plan_text("t.py", words, inspect("", words)), "plan.toml").stage[0]
+    assert stage.argv == words

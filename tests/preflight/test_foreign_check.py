@@ -1,0 +1,35 @@
+"""`kgorch check` runs a foreign program for a moment, leaves nothing for a run to find, and says what a wall would lose."""
+
+from __future__ import annotations
+
+import json
+
+from foreign import counts, shell_plan
+
+
+def checked(kgorch, plan, code: int = 0):
+    done = kgorch("check", str(plan.write(kgorch)), "--json", code=code)
+    view = json.loads(done.stdout)
+    return view, [line["said"] for line in view["preflight"] if line["name"] == "stage train"]
+
+
+def test_steps_checkpoints_the_stop_and_the_loss_at_a_wall_are_told(kgorch):
+    view, said = checked(kgorch, counts(4000))
+    figures = view["stages"][0]["foreign"]
+    assert figures["step"] > 5 and 0.05 < figures["step_s"] < 2 and figures["metrics"]["loss"] > 0
+    assert len(figures["checkpoints"]) >= 2 and figures["checkpoints"][-1]["path"] == "state/state.json"
+    assert not figures["ended"] and not figures["killed"] and figures["by"] == "SIGTERM" and figures["stop_s"] < 5
+    assert (
+        said[0].startswith(f"it came to step {figures['step']}")
+        and "checkpoints, the newest state/state.json" in said[1]
+    )
+    assert "after SIGTERM and saved" in said[2] and "a wall loses" in said[2]
+    assert view["verdict"] == "fits" and view["forecast"] is None
+    assert not (kgorch.folder / "state").exists(), "a run would find what the check has saved"
+
+
+def test_a_program_that_ends_is_said_to_have_ended_and_one_that_saves_nothing_is_warned_of(kgorch):
+    _, said = checked(kgorch, shell_plan("echo step 1; mkdir -p state; echo 1 > state/state.json"))
+    assert said[0].startswith("it ran to its end in") and len(said) == 2
+    view, said = checked(kgorch, shell_plan("exit 0"), code=20)
+    assert view["verdict"] == "does_not_run" and "left no complete checkpoint" in view["why"] and said == []

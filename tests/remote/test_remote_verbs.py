@@ -1,0 +1,113 @@
+"""The verbs that know runs at other places. Whole sessions are in tests/remote and tests/places; here rows are written by hand."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kgorch.core.codes import RemoteState, RemoteWait
+from kgorch.core.remote.place_values import RemoteStatus
+from kgorch.core.remote.session_states import Progress, RemoteSession
+from kgorch.db import remote, runs
+from kgorch.remote.session_rows import columns_of
+
+NOW = datetime.now(UTC)
+PLAN = 'name = "afar"\n[[stage]]\nname = "train"\nentry = "train.py"\n[remote]\non = "local"\n'
+GOOD = RemoteSession(
+    1, RemoteState.COLLECTED, NOW, pushed_at=NOW - timedelta(hours=2), running_at=NOW - timedelta(hours=2),
+    status=RemoteStatus.COMPLETE, status_at=NOW - timedelta(hours=1), version=1, reached=Progress(0, 400),
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(kgorch, engine):
+    folder = kgorch.home / "runs" / "afar" / "1"
+    folder.mkdir(parents=True)
+    (kgorch.folder / "plan.toml").write_text(PLAN)
+    (kgorch.folder / "train.py").write_text("pass\n")
+    return runs.create(
+        engine, id="0123456789ab", name="afar", number=1, folder=str(folder), workdir=str(kgorch.folder),
+        checkpoints=str(folder / "checkpoints"), plan=PLAN, plan_hash="", overrides=(), stages=["train"],
+    )  # fmt: skip
+
+
+def add(engine, run, session: RemoteSession, **more):
+    name = f"kgorch-afar-012345-{session.number:03d}"
+    columns = columns_of(session) | {"place": "local", "name": name, "nonce": "00", "stage": "train"}
+    return remote.plan(engine, run.id, columns | more)
+
+
+def test_status_says_where_a_run_is_and_what_it_waits_for(kgorch, engine, run):
+    add(engine, run, GOOD)
+    due_at = NOW + timedelta(days=2)
+    why = "12 min are left of the account's hours\x1b[31m"
+    waiting = RemoteSession(2, RemoteState.PLANNED, due_at, source=1, wait=RemoteWait.QUOTA, why=why)
+    add(engine, run, waiting, url="https://example.org/code/2")
+    view = kgorch.status()
+    assert view["session"] is None and view["remote"]["checkpoint"] == {"stage": "train", "step": 400, "session": 1}
+    assert (view["remote"]["state"], view["remote"]["wait"], view["remote"]["session"]) == ("planned", "quota", 2)
+    assert view["next"]["what"] == "remote" and view["next"]["at"] == view["remote"]["next_at"]
+    shown = kgorch("status").stdout
+    assert "waits for the account's hours: 12 min" in shown and "\x1b" not in shown
+    assert "https://example.org/code/2" in shown and "step 400 of train, verified, in session 1" in shown
+    assert "no daemon is running" in shown and "kgorch resume" not in shown
+    [entry] = kgorch.look("queue")
+    assert (entry["run"], entry["state"], entry["reason"], entry["due_at"]) == (
+        "afar", "remote", "quota", view["next"]["at"]
+    )  # fmt: skip
+
+
+def test_history_has_the_sessions_at_the_place(kgorch, engine, run):
+    add(engine, run, GOOD)
+    add(engine, run, RemoteSession(2, RemoteState.LOST, NOW, expected=Progress(0, 400), why="it left no record"))
+    entries = kgorch.history()
+    assert [(entry["number"], entry["site"], entry["phase"]) for entry in entries] == [
+        (1, "local", "collected"),
+        (2, "local", "lost"),
+    ]
+    assert entries[0]["lasted_s"] == 3600 and entries[0]["remote"]["outcome"] is None
+    assert "it left no record" in kgorch("history").stdout
+    assert [entry["number"] for entry in kgorch.look("history", "-n", "1")] == [2]
+
+
+def test_stop_takes_back_what_was_not_pushed_and_start_plans_it_again(kgorch, engine, run):
+    add(engine, run, GOOD)
+    add(engine, run, RemoteSession(2, RemoteState.PLANNED, NOW + timedelta(hours=1), source=1))
+    said = kgorch("stop").stdout
+    assert "session 2 is stopped before it was pushed; none follows it" in said
+    assert kgorch.status()["next"] | {"daemon_alive": False} == {
+        "what": "fetch", "at": None, "command": "kgorch remote fetch afar", "daemon_alive": False
+    }  # fmt: skip
+    assert "is not running" in kgorch("stop").stdout
+    kgorch("remote", "start", "plan.toml")
+    newest = remote.newest(engine, run.id)
+    assert (newest.number, newest.state, newest.source, newest.expected_step) == (3, RemoteState.PLANNED, 1, 400)
+
+
+def test_what_runs_elsewhere_is_neither_removed_nor_queued_nor_started_here(kgorch, engine, run):
+    add(engine, run, RemoteSession(1, RemoteState.RUNNING, NOW, pushed_at=NOW))
+    for words in (["rm", "afar", "--yes"], ["queue", "add", "afar"], ["start", "plan.toml"], ["resume", "afar"]):
+        said = kgorch(*words, code=2).stderr
+        assert "session 1 of 'afar" in said or "session 1 of afar/1" in said, words
+        assert "is not over at local" in said and "kgorch stop afar" in said
+    assert "kgorch stop afar" in kgorch("queue", "drop", "afar", code=2).stderr
+    assert "there is no session kgorch-afar-012345-001" in kgorch("logs", code=2).stderr
+
+
+def test_check_lists_what_would_be_sent_and_stores_nothing(kgorch):
+    (kgorch.folder / "plan.toml").write_text(PLAN)
+    (kgorch.folder / "train.py").write_text("pass\n")
+    (kgorch.folder / ".env").write_text("TOKEN=hunter2\n")
+    view = json.loads(kgorch("remote", "check", "plan.toml", "--json").stdout)
+    assert sorted(view["bundle"]["files"]) == ["plan.toml", "train.py"] and view["account"] == "local"
+    assert any(".env" in text for text in view["bundle"]["left_out"])
+    assert not list(kgorch.home.glob("places/local/bundles")) and not kgorch.look("status", "--all")
+
+
+def test_a_plan_without_a_place_and_a_place_that_is_not_known_say_what_to_type(kgorch):
+    (kgorch.folder / "plan.toml").write_text(PLAN.partition("[remote]")[0])
+    (kgorch.folder / "train.py").write_text("pass\n")
+    assert '[remote] on = "kaggle"' in kgorch("remote", "check", "plan.toml", code=2).stderr
+    assert "did you mean 'kaggle'" in kgorch("remote", "start", "plan.toml", "--on", "kagle", code=2).stderr

@@ -1,0 +1,130 @@
+"""Foreign programs that misbehave: each ends with a message that says what to do, and none loses a complete checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from foreign import contents_of, counts, newest, saved_steps, shell_plan, wait_for_checkpoint
+from harness import processes_of, wait_until
+
+
+def last_cause(kgorch) -> str:
+    return kgorch.history()[-1]["why"]
+
+
+def test_a_program_that_ignores_the_signal_is_killed_in_time_and_its_checkpoint_stands(kgorch):
+    script = "trap '' TERM; mkdir -p state; echo '{}' > state/state.json; while :; do sleep 1; done"
+    supervisor = kgorch.background("start", str(shell_plan(script).write(kgorch)))
+    wait_for_checkpoint(kgorch)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
+    assert stop["killed"] == "yes" and 2.0 <= float(stop["took_s"]) < 6.0 and stop["by"] == "SIGTERM"
+    assert "was killed" in last_cause(kgorch) and "after SIGTERM without a new checkpoint" in last_cause(kgorch)
+    assert contents_of(newest(kgorch)) == {"state.json": b"{}\n"}
+    wait_until(lambda: not processes_of(kgorch.home))
+
+
+def test_the_time_that_a_stop_takes_is_learned(kgorch):
+    plan = counts(4000, stop={"signal": "SIGTERM", "grace": "6s"}).write(kgorch)
+    leads, saved = [], -1
+    for _ in range(2):
+        supervisor = kgorch.background("start", str(plan))
+        wait_for_checkpoint(kgorch, saved)
+        leads.append(json.loads((kgorch.attempt() / "launch.json").read_text())["foreign"]["lead_s"])
+        kgorch("stop")
+        assert supervisor.wait(timeout=60) == 10
+        saved = max(saved_steps(kgorch))  # what the stop saved is of this session, too
+    assert leads[0] == 7.0 and leads[1] < 6, leads
+
+
+def test_a_program_that_ends_with_status_0_and_has_saved_nothing_is_no_finished_training(kgorch):
+    done = kgorch("start", str(shell_plan("echo no data found").write(kgorch)), code=20)
+    told = done.stdout + done.stderr
+    assert "ended with status 0 and left no complete checkpoint: expected one at state/state.json" in told
+    assert "found there: nothing" in told and "no data found" in told
+
+
+def test_a_program_that_goes_into_the_background_is_told_so(kgorch):
+    script = f"{sys.executable} -c 'while True: pass' & mkdir -p state; echo 1 > state/state.json"
+    done = kgorch("start", str(shell_plan(script).write(kgorch)), code=20)
+    assert "while 1 processes that it had started went on to train" in done.stdout + done.stderr
+    wait_until(lambda: not processes_of(kgorch.home))
+
+
+def test_a_program_that_fails_again_and_again_ends_the_run_with_its_last_words(kgorch):
+    script = "echo step 3; echo 'ValueError: bad learning rate' >&2; exit 3"
+    done = kgorch("start", str(shell_plan(script).write(kgorch)), code=20)
+    told = done.stdout + done.stderr
+    assert "ended with status 3; its last words: 'ValueError: bad learning rate'" in told
+    assert "3 consecutive attempts ended without progress" in told, "a step in the log is no progress"
+
+
+def test_a_crash_goes_on_from_the_newest_complete_checkpoint(kgorch):
+    count = "$(test -e once && echo 30 || echo 12)"
+    script = f"{sys.executable} counts.py {count} state; test -e once || {{ touch once; exit 1; }}"
+    kgorch("start", str(shell_plan(script).write(kgorch)))
+    assert "goes on at 12" in kgorch.logs()
+    assert saved_steps(kgorch)[-1] == 30
+
+
+def test_a_shell_that_dies_of_the_signal_does_not_take_the_save_of_its_child_along(kgorch):
+    saver = (
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(0.5); open('state.tmp', 'w').write('saved')\n"
+        "    os.makedirs('state', exist_ok=True); os.replace('state.tmp', 'state/state.json'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "for step in range(10**6): print('step', step, flush=True); time.sleep(0.1)\n"
+    )
+    plan = shell_plan(f"{sys.executable} saver.py; echo done").write(kgorch)
+    (kgorch.folder / "saver.py").write_text(saver)
+    kgorch("start", str(plan), "--set", "session.wall=10s", code=10)
+    assert contents_of(newest(kgorch)) == {"state.json": b"saved"}
+    assert kgorch.history()[-1]["phase"] == "suspended"
+
+
+def test_a_program_is_stopped_by_a_file_that_is_gone_again_afterwards(kgorch):
+    loop = "until test -e STOP; do step=$((step + 1)); echo step $step; sleep 0.1; done"
+    script = f"mkdir -p state; step=0; {loop}; echo $step > state/state.json"
+    kgorch(
+        "start",
+        str(shell_plan(script, stop={"file": "STOP", "grace": "3s"}).write(kgorch)),
+        "--set",
+        "session.wall=10s",
+        code=10,
+    )
+    assert int(contents_of(newest(kgorch))["state.json"]) > 1
+    assert not (kgorch.folder / "STOP").exists()
+
+
+@pytest.mark.parametrize("entry", ["./gone.sh", "no-such-program-anywhere"])
+def test_a_program_that_is_not_there_is_told_before_a_session_is_opened(kgorch, entry):
+    plan = shell_plan("true")
+    plan.stage["entry"] = entry
+    done = kgorch("start", str(plan.write(kgorch)), code=2)
+    assert f"there is no program {entry!r}" in done.stderr
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_by_itself(kgorch):
+    plan = counts(400).write(kgorch)
+    supervisor = kgorch.background("start", str(plan))
+    wait_for_checkpoint(kgorch)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    for folder in kgorch.checkpoints():
+        folder.rename(kgorch.folder / folder.name)
+    done = kgorch("start", str(plan), code=None)
+    assert done.returncode in (2, 20) and "no checkpoint of stage 'train' can be used" in done.stdout + done.stderr
+
+
+def test_two_runs_in_one_place_are_told_apart(kgorch):
+    first = counts(4000).write(kgorch)
+    kgorch.background("start", str(first))
+    wait_for_checkpoint(kgorch)
+    other = kgorch.folder / "other.toml"
+    other.write_text(first.read_text().replace('name = "test"', 'name = "other"'))
+    done = kgorch("start", str(other), code=20)
+    assert "the checkpoints at 'state/state.json'" in done.stdout + done.stderr
+    assert "are written by run 'test' now" in done.stdout + done.stderr

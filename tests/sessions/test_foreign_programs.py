@@ -1,0 +1,187 @@
+"""Programs that know nothing of kgorch: cut by a wall, killed, cut again, and finished with the weights of an uncut run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import ForeignPlan, alone, contents_of, counts, newest, saved_steps, wait_for_checkpoint
+from harness import Kgorch, processes_of, wait_until
+from safetensors.torch import load
+
+NO_WALL = ("--set", "session.wall=1h")
+"""In its place: what `--set` changed stays with the run."""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+
+
+def cut_three_times(kgorch: Kgorch, plan: Path, wall: str) -> list[int]:
+    """A wall, a SIGKILL of everything, a wall, and the end. Returns the steps of its checkpoints."""
+    kgorch("start", str(plan), "--set", f"session.wall={wall}", code=10)
+    first = wait_for_checkpoint(kgorch, within_s=1)
+    kgorch.background("start", str(plan), *NO_WALL)
+    second = wait_for_checkpoint(kgorch, first)
+    kgorch.kill_everything()
+    wait_until(lambda: not processes_of(kgorch.home))
+    kgorch("start", str(plan), "--set", f"session.wall={wall}", code=10)
+    assert max(saved_steps(kgorch)) > second
+    kgorch("start", str(plan), *NO_WALL)
+    assert kgorch.status()["state"] == "finished"
+    return saved_steps(kgorch)
+
+
+def test_a_program_without_pytorch_is_cut_three_times_and_finishes_as_if_it_was_not(kgorch, tmp_path):
+    plan = counts(240).write(kgorch)
+    steps = cut_three_times(kgorch, plan, "12s")
+    alone(tmp_path / "alone", sys.executable, "counts.py", "240", "state", env={"COUNTS_PAUSE": "0"})
+    expected = (tmp_path / "alone" / "state" / "state.json").read_bytes()
+    assert contents_of(newest(kgorch)) == {"state.json": expected}
+    assert steps == sorted(steps) and steps[-1] == 240
+    out = kgorch.folder / "exported.json"
+    kgorch("checkpoints", "export", "test", str(out))
+    assert out.read_bytes() == expected
+    status = kgorch.status()
+    assert status["step"] == 240 and status["metrics"]["loss"] == pytest.approx(1 / 240, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_ddp_program_with_flags_and_folders_is_cut_three_times_and_has_the_same_weights(kgorch, tmp_path):
+    args = {
+        "max_steps": 300,
+        "save_steps": 20,
+        "pause": 0.1,
+        "layers": [16, 8],
+        "no_decay": True,
+        "learning_rate": 0.05,
+    }
+    section = {
+        "checkpoint": "out/checkpoint-*",
+        "incomplete": ["tmp-*"],
+        "again": ["--resume_from_checkpoint", "{checkpoint}"],
+        "stop": {"signal": "SIGTERM", "grace": "5s"},
+        "step": {"log": r"step (\d+)/(\d+)"},
+        "metrics": {"loss": {"log": r"loss ([\d.]+)"}},
+    }
+    plan = ForeignPlan({"entry": "flags.py", "ranks": 2, "args": args}, section).write(kgorch)
+    steps = cut_three_times(kgorch, plan, "30s")
+    assert steps[-1] == 300 and all(step % 20 == 0 for step in steps)
+    words = [
+        "--max_steps",
+        "300",
+        "--save_steps",
+        "300",
+        "--layers",
+        "16",
+        "8",
+        "--no_decay",
+        "--learning_rate",
+        "0.05",
+    ]
+    alone(tmp_path / "alone", *TORCHRUN, "--nproc-per-node=2", "flags.py", *words)
+    expected = load((tmp_path / "alone" / "out" / "checkpoint-300" / "model.safetensors").read_bytes())
+    found = load(contents_of(newest(kgorch))["model.safetensors"])
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_a_program_with_a_config_file_that_overwrites_its_checkpoint_is_cut_three_times_and_has_the_same_weights(
+    kgorch, tmp_path
+):
+    section = {
+        "checkpoint": "out/ckpt.pt",
+        "again": ["--init_from=resume"],
+        "stop": {"signal": "SIGTERM", "grace": "5s"},
+        "step": {"log": r"iter (\d+):"},
+        "metrics": {"loss": {"log": r"loss ([\d.]+)"}},
+    }
+    stage = {
+        "entry": "configurator.py",
+        "argv": ["small.py", "--compile=False"],
+        "args": {"max_iters": 240, "pause": 0.1},
+        "flags": "--key=value",
+        "ranks": 1,
+    }
+    plan = ForeignPlan(stage, section).write(kgorch)
+    (kgorch.folder / "small.py").write_text("eval_interval = 20\nn_embd = 4\n")
+    cut_three_times(kgorch, plan, "25s")
+    (tmp_path / "small.py").write_text("n_embd = 4\neval_interval = 240\n")
+    words = [str(tmp_path / "small.py"), "--compile=False", "--max_iters=240"]
+    alone(tmp_path / "alone", *TORCHRUN, "--nproc-per-node=1", "configurator.py", *words)
+    expected = torch.load(tmp_path / "alone" / "out" / "ckpt.pt", weights_only=True)
+    (tmp_path / "found.pt").write_bytes(contents_of(newest(kgorch))["ckpt.pt"])
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    assert found["iter_num"] == expected["iter_num"] == 240
+    assert all(torch.equal(found["model"][name], expected["model"][name]) for name in expected["model"])
+
+
+@pytest.mark.slow
+def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_path):
+    section = {
+        "checkpoint": "ckpts/epoch_*.pt",
+        "incomplete": ["*.tmp"],
+        "again": ["resume={checkpoint}"],
+        "stop": {"signal": "SIGTERM", "grace": "5s"},
+        "step": {"log": r"global_step=(\d+)"},
+        "metrics": {"loss": {"log": r"loss=([\d.]+)"}},
+    }
+    args = {"epochs": 14, "hidden": [8, 4], "amp": False, "pause": 0.1}
+    stage = {"entry": "overrides.py", "args": args, "flags": "key=value", "launcher": "none"}
+    plan = ForeignPlan(stage, section).write(kgorch)
+    cut_three_times(kgorch, plan, "20s")
+    ends = [event["facts"] for event in kgorch.events("foreign_stopped")]
+    assert len(ends) == 2 and all((facts["saved"], facts["killed"]) == ("yes", "no") for facts in ends)
+    walls = [entry for entry in kgorch.history() if entry["phase"] == "suspended"]
+    assert len(walls) == 2
+    alone(tmp_path / "alone", sys.executable, "overrides.py", "epochs=14", "hidden=[8,4]")
+    expected = torch.load(tmp_path / "alone" / "ckpts" / "epoch_14.pt", weights_only=True)
+    (tmp_path / "found.pt").write_bytes(contents_of(newest(kgorch))["epoch_14.pt"])
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    assert all(torch.equal(found["model"][name], expected["model"][name]) for name in expected["model"])
+
+
+def test_a_run_goes_on_elsewhere_from_the_newest_checkpoint_at_the_same_place(kgorch, tmp_path):
+    plan = counts(120).write(kgorch)
+    kgorch("start", str(plan), "--set", "session.wall=8s", code=10)
+    saved = json.loads(contents_of(newest(kgorch))["state.json"])["step"]
+    there = Kgorch(tmp_path / "elsewhere", tmp_path / "other-home")
+    there.folder.mkdir()
+    shutil.copytree(kgorch.home, tmp_path / "source", ignore=shutil.ignore_patterns("*.sock"))
+    plan = counts(120, pause=0.01).write(there)
+    plan.write_text(plan.read_text() + f'[resume]\nsources = ["{tmp_path}/source"]\n')
+    there("start", str(plan), *NO_WALL)
+    log = (there.attempt() / "rank0.log").read_text()
+    assert f"goes on at {saved}\n" in log, log
+    assert json.loads(contents_of(newest(there))["state.json"])["step"] == 120
+
+
+@pytest.mark.slow
+def test_a_program_of_accelerate_has_its_ranks_and_save_state_is_handed_back(kgorch, tmp_path):
+    pytest.importorskip("accelerate")
+    section = {
+        "checkpoint": "out/step_*",
+        "again": ["--resume_from_checkpoint", "{checkpoint}"],
+        "stop": {"signal": "SIGTERM", "grace": "3s"},
+        "step": {"log": r"step (\d+)/(\d+)"},
+        "metrics": {"loss": {"log": r"loss ([\d.]+)"}},
+    }
+    stage = {"entry": "accelerated.py", "launcher": "accelerate", "ranks": 2, "args": {"steps": 60}}
+    kgorch.extra_env |= {"PAUSE_S": "0.5"}
+    plan = ForeignPlan(stage, section).write(kgorch)
+    supervisor = kgorch.background("start", str(plan))
+    wait_for_checkpoint(kgorch)
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(timeout=60) == 10
+    kgorch.extra_env |= {"PAUSE_S": "0"}
+    kgorch("start", str(plan))
+    assert "with 2 processes" in kgorch.logs()
+    assert saved_steps(kgorch)[-1] == 60
+    words = ["--nproc-per-node=2", "accelerated.py", "--steps=60", "--checkpointing_steps=60"]
+    alone(tmp_path / "alone", *TORCHRUN, *words, env={"ACCELERATE_USE_CPU": "true"})
+    expected = load((tmp_path / "alone" / "out" / "step_60" / "model.safetensors").read_bytes())
+    found = load(contents_of(newest(kgorch))["model.safetensors"])
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

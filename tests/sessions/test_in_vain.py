@@ -1,0 +1,164 @@
+"""Sessions that can come to nothing: too short, without room to save, with a program that fails in the same way each time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness import Kgorch, wait_until
+
+
+def script(kgorch: Kgorch, text: str, **changes) -> Path:
+    plan = kgorch.plan("mine.py", **changes)
+    (kgorch.folder / "mine.py").write_text(text)
+    return plan
+
+
+def test_a_session_over_before_its_first_step_says_where_the_time_went_and_the_second_is_the_last(kgorch):
+    plan = script(kgorch, "import time\nprint('prepares', flush=True)\ntime.sleep(600)\n", wall="20s", margin="2s")
+    kgorch("start", str(plan), code=10)
+    [note] = kgorch.events("no_step")
+    assert "the script had not attached" in note["facts"]["why"] and "mine.py:3" in note["facts"]["why"]
+    failed = kgorch("start", str(plan), code=20)
+    assert "mine.py:3" in failed.stderr and "came to no step either" in failed.stderr
+
+
+def test_a_wall_that_is_over_is_a_mistake_and_opens_no_session(kgorch):
+    """As on Kaggle, where it counts from the container's start."""
+    began = '[platform]\nbegan = "boot"'
+    told = kgorch("start", str(kgorch.plan(wall="30s", margin="2s", extra=began)), code=2)
+    assert "the session's wall is over" in told.stderr and "--until" in told.stderr and "boot" in told.stderr
+    assert kgorch.history() == [] and kgorch.status()["session"] is None
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def on_disk(folder: Path) -> str:
+    return f'dir = "{folder}"'
+
+
+@needs_root
+def test_no_training_begins_whose_first_save_cannot_fit(kgorch, small_disk):
+    plan = kgorch.plan(args={"epochs": 50, "sleep": 0.1, "pad": 4_000_000})
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    done = kgorch("start", str(plan), code=20)
+    assert "there is no room for a checkpoint" in done.stderr and "checkpoint.dir" in done.stderr
+    assert kgorch.status()["step"] < 10
+
+
+@needs_root
+def test_a_run_that_can_save_no_more_is_refused_before_a_session_is_opened(kgorch, small_disk):
+    plan = kgorch.plan(args={"epochs": 50, "sleep": 0.1, "pad": 300_000})
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(2)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    fill(small_disk, leave_bytes=500_000)
+    refused = kgorch("start", str(plan), code=2)
+    assert "there is no room for a checkpoint" in refused.stderr and len(kgorch.history()) == 1
+
+
+@needs_root
+def test_a_session_that_could_save_nothing_ends_the_run_and_says_why(kgorch, small_disk):
+    """It ended with 10, and `resume` did the same again."""
+    plan = kgorch.plan(args={"epochs": 500, "sleep": 0.05, "pad": 300_000}, every="600s", wall="30s", margin="3s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(lambda: kgorch.try_status() and kgorch.events("attached"))
+    fill(small_disk, leave_bytes=100_000)
+    assert supervisor.wait(timeout=90) == 20
+    said = supervisor.communicate()[0]
+    assert "nothing of this session could be saved" in said and "no room for" in said
+    assert kgorch.status()["state"] == "failed" and kgorch.status()["next"]["at"] is None
+
+
+def fill(disk: Path, *, leave_bytes: int) -> None:
+    room = os.statvfs(disk)
+    (disk / "others").write_bytes(b"x" * max(0, room.f_bavail * room.f_frsize - leave_bytes))
+
+
+def test_who_takes_a_session_over_tells_of_no_step_as_lost_that_is_on_disk(kgorch):
+    """It counted from the session's first step, whatever had been saved since."""
+    text = """
+import os, time, torch
+from kgorch.worker import attach
+with attach() as session:
+    net = torch.nn.Linear(4, 1)
+    session.track(net=net)
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 1000):
+        time.sleep(600 if os.path.exists("sit") else 0.1)
+"""
+    plan = script(kgorch, text, wall="60s", margin="2s", every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "off"'))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(10)
+    kgorch("save")
+    saved = kgorch.status()["checkpoint"]["step"]
+    (kgorch.folder / "sit").touch()
+    supervisor.kill()
+    supervisor.wait()
+    adopted = kgorch.background("start", str(plan))
+    assert adopted.wait(timeout=90) == 10
+    [cut] = kgorch.events("grace_expired")
+    assert cut["facts"]["saved_step"] >= saved > 5
+    assert cut["facts"]["lost_steps"] == kgorch.status()["step"] - cut["facts"]["saved_step"]
+
+
+def test_a_refused_connection_of_the_script_is_the_cause_and_not_the_rank_that_was_ended_for_it(kgorch):
+    text = """
+import socket, time, torch
+from kgorch.worker import attach
+with attach() as session:
+    net = torch.nn.Linear(4, 1)
+    session.track(net=net)
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 100):
+        if session.rank == 0:
+            socket.create_connection(("127.0.0.1", 9))
+        time.sleep(600)
+"""
+    done = kgorch("start", str(script(kgorch, text, ranks=2)), code=20)
+    assert "rank 0: ConnectionRefusedError" in done.stderr and "(mine.py:9)" in done.stderr
+
+
+def test_a_script_that_trains_and_tracks_nothing_is_told_of_at_its_first_step_and_fails_the_check(kgorch):
+    text = """
+import time, torch
+from kgorch.worker import attach
+with attach() as session:
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 100):
+        time.sleep(0.0 if session.quick else 0.2)
+"""
+    plan = script(kgorch, text)
+    checked = kgorch("check", str(plan), code=None)
+    assert checked.returncode != 0 and "it takes steps and has not called session.track()" in checked.stdout, (
+        checked.stdout
+    )
+    supervisor = kgorch.background("start", str(plan))
+    [note] = wait_until(lambda: kgorch.try_status() and kgorch.events("tracks_nothing"))
+    assert "session.track()" in note["facts"]["what"] and supervisor.poll() is None
+
+
+def test_a_script_that_never_attaches_fails_the_check(kgorch):
+    checked = kgorch("check", str(script(kgorch, "print('trains')\n")), code=None)
+    assert checked.returncode != 0 and "never called kgorch.attach()" in checked.stdout, checked.stdout
+
+
+def test_checkpoints_that_were_taken_away_are_missed_by_name_and_not_by_a_traceback(suspended):
+    [folder] = suspended.home.glob("runs/*/*/checkpoints")
+    folder.rename(suspended.folder / "elsewhere")
+    failed = suspended("start", str(suspended.folder / "plan.toml"), code=20)
+    assert "no checkpoint of stage 'train' can be used" in failed.stderr

@@ -1,0 +1,48 @@
+"""Loops that the script owns (session.boundary, session.follow): cut by walls and kills they end with the bits of an uninterrupted
+run, without a `with` block."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Kgorch
+
+STYLES = {
+    "iterations": {"style": "iterations", "steps": 100},
+    "loaders": {"style": "loaders", "steps": 6},
+    "accumulated": {"style": "loaders", "steps": 6, "accumulate": 3, "workers": 2},
+}
+
+
+def outputs(kgorch: Kgorch) -> dict[str, str]:
+    (folder,) = kgorch.home.glob("runs/*/1/outputs")
+    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """By style: the final state, its step, and what the script has written after its loop."""
+    known: dict[str, tuple[bytes, int, dict[str, str]]] = {}
+
+    def of(style: str) -> tuple[bytes, int, dict[str, str]]:
+        if style not in known:
+            folder = tmp_path_factory.mktemp(style)
+            alone = Kgorch(folder, folder / "home")
+            plan = alone.plan("owns_loop.py", ranks=2, args=STYLES[style] | {"sleep": 0.0}, every="600s")
+            alone("start", str(plan))
+            facts = alone.status()["exactness"]
+            assert "untracked" not in facts and ("ladder" in facts) == (style != "iterations"), facts
+            assert style == "iterations" or alone.status()["epoch"] == STYLES[style]["steps"]
+            known[style] = alone.export(), alone.status()["step"], outputs(alone)
+        return known[style]
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_a_loop_that_the_script_owns_has_the_bits_of_an_uninterrupted_one(kgorch, uninterrupted, style):
+    state, steps, written = uninterrupted(style)
+    plan = kgorch.plan("owns_loop.py", ranks=2, args=STYLES[style] | {"sleep": 0.15}, every="500ms")
+    kgorch.stop_and_kill(plan, steps)
+    assert outputs(kgorch) == written
+    assert kgorch.export() == state

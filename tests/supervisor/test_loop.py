@@ -1,0 +1,145 @@
+"""The supervisor's loop waits for nothing: not for a database that is locked, not for a disk, not for a terminal."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import threading
+import time
+from contextlib import closing
+
+import pytest
+from harness import Kgorch, wait_until
+from sqlalchemy import event
+
+from kgorch.admission import session_start
+from kgorch.admission.open_session import ReadySession
+from kgorch.admission.requests import LocalState, StartRequest
+from kgorch.core.codes import Phase
+from kgorch.db.engine import open_database
+from kgorch.platforms.detect import detect
+from kgorch.supervisor.loop import Supervisor
+from kgorch.system.sockets import control_socket
+
+TURN_S = 1.0
+"""Seconds. A turn that waits for the database takes its busy timeout, 3 s; any other takes less than 50 ms on an idle machine."""
+
+_watched: dict[int, list[str]] = {}
+
+
+def _hook(name: str, args: tuple) -> None:
+    calls = _watched.get(threading.get_ident())
+    if calls is not None and name in (
+        "execute",
+        "open",
+        "sqlite3.connect",
+        "subprocess.Popen",
+        "os.listdir",
+        "os.scandir",
+        "os.remove",
+    ):
+        calls.append(f"{name} {args[:1]}")
+
+
+class Watched(Supervisor):
+    """Notes how long each turn takes besides waiting for its input, and which files it opens and statements it executes."""
+
+    def watch(self) -> None:
+        self.turns_s: list[float] = []
+        self.calls: list[str] = []
+        self._waited_s = 0.0
+        get = self._queue.get
+        outer = self
+
+        class Inputs:
+            def put(self, item) -> None:
+                queue.put(item)
+
+            def get(self, timeout: float):
+                began_s = time.perf_counter()
+                try:
+                    return get(timeout=timeout)
+                finally:
+                    outer._waited_s += time.perf_counter() - began_s
+
+        queue, self._queue = self._queue, Inputs()
+
+    def _turn(self) -> None:
+        _watched[threading.get_ident()] = self.calls
+        began_s, self._waited_s = time.perf_counter(), 0.0
+        try:
+            super()._turn()
+        finally:
+            del _watched[threading.get_ident()]
+            self.turns_s.append(time.perf_counter() - began_s - self._waited_s)
+
+
+@pytest.fixture
+def supervised(kgorch: Kgorch, monkeypatch):
+    """A supervisor in a thread of the test, over a real training of two ranks."""
+    sys.addaudithook(_hook)
+    monkeypatch.setenv("KGORCH_HOME", str(kgorch.home))
+    plan = kgorch.plan(args={"epochs": 500, "sleep": 0.02})
+    engine = open_database(kgorch.home)
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: _hook("execute", (statement,)))
+    started = []
+
+    def start(**observers) -> tuple[Watched, threading.Thread]:
+        opened = session_start.start(LocalState(engine, kgorch.home, detect()), StartRequest(plan.read_text(), plan))
+        assert isinstance(opened, ReadySession)
+        supervisor = Watched(engine, opened, **observers)
+        supervisor.watch()
+        thread = threading.Thread(target=supervisor.run)
+        thread.start()
+        started.append((thread, opened))
+        kgorch.wait_for_step(5)
+        return supervisor, thread
+
+    yield start
+    for thread, opened in started:
+        control_socket.ask(kgorch.home / "runs/test/1/control.sock", "stop")
+        thread.join(timeout=60)
+        opened.claim.release()
+        opened.lock.release()
+    engine.dispose()
+
+
+def ask(kgorch: Kgorch, what: str):
+    return control_socket.ask(kgorch.home / "runs/test/1/control.sock", what)
+
+
+def test_no_turn_waits_for_a_locked_database_or_touches_a_file(kgorch, supervised):
+    supervisor, thread = supervised()
+    with closing(sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        saved = len(kgorch.checkpoints())
+        assert ask(kgorch, "save").ok
+        wait_until(lambda: len(kgorch.checkpoints()) > saved, what="a checkpoint, though the database is locked")
+        assert ask(kgorch, "stop").ok
+        wait_until(lambda: supervisor._live.state.phase is Phase.SUSPENDED, what="the session's end, in the loop")
+        other.execute("ROLLBACK")
+    thread.join(timeout=60)
+    assert not thread.is_alive() and kgorch.status()["phase"] == "suspended"
+    assert max(supervisor.turns_s) < TURN_S
+    assert not supervisor.calls
+
+
+def test_an_attempt_that_crashes_is_judged_and_launched_again_beside_the_loop(kgorch, supervised):
+    supervisor, _ = supervised()
+    name = supervisor._live.attempt.name
+    ranks = [pid for who, pid in kgorch.pids().items() if who.startswith("rank")]
+    assert ranks
+    for pid in ranks:
+        os.kill(pid, 9)
+    wait_until(lambda: (now := supervisor._live.attempt) and now.name != name, what="the next attempt")
+    assert not supervisor.calls and max(supervisor.turns_s) < TURN_S
+
+
+def test_a_terminal_that_takes_nothing_holds_no_order_up(kgorch, supervised):
+    stopped = threading.Event()
+    supervisor, thread = supervised(observer=lambda _: stopped.wait(60), listener=lambda _: stopped.wait(60))
+    assert ask(kgorch, "stop").ok
+    thread.join(timeout=60)
+    assert not thread.is_alive() and supervisor._live.state.phase is Phase.SUSPENDED
+    stopped.set()

@@ -1,0 +1,305 @@
+"""Checkpoints of a foreign program are copied when complete, kept as checkpoints of the run, and put back at their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import wait_until
+
+from kgorch.checkpoint.foreign_contents import CONTENTS_NAME, read_contents
+from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.codes import EventKind
+from kgorch.errors import CheckpointBroken, KgorchError
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry
+from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
+from kgorch.worker.foreign import checkpoint_copy
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, Position
+
+PATTERN = "out/checkpoint-*"
+
+
+class Site:
+    """A plan's folder, the run's checkpoints, and what the agent sent."""
+
+    def __init__(self, root: Path, *, run: str = "1", home: Path | None = None, **foreign) -> None:
+        self.root, self.claims = root, (home or root) / "claims"
+        self.store = root / f"store-{run}" / "train"
+        section = {"processes": 2, "incomplete": [], "settled_s": 0.3} | foreign
+        self.launch = LaunchSpec(
+            "run", run, "train", "1.1", str(root / "attempt"), "train.py", str(root / "work"), 1, "", str(self.store), "", "",
+            foreign=section,
+        )  # fmt: skip
+        (root / "work").mkdir(exist_ok=True, parents=True)
+        self.sent: list = []
+
+    def watch(self, resume: Path | None = None, pattern: str = PATTERN, step: int | None = None) -> CheckpointWatch:
+        launch = replace(self.launch, resume=str(resume) if resume else None)
+        history = [] if step is None else [(0, step)]
+        return CheckpointWatch(launch, pattern, self.sent.append, lambda: Position(history, {"loss": 0.5}))
+
+    def save(self, name: str, *, content: bytes = b"weights", extra: bool = True) -> Path:
+        folder = self.root / "work" / "out" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sub").mkdir(exist_ok=True)
+        (folder / "sub" / "weights.bin").write_bytes(content)
+        if extra:
+            (folder / "state.json").write_text('{"step": 1}')
+        return folder
+
+    def written(self) -> list[Path]:
+        return [Path(message.path) for message in self.sent if isinstance(message, CheckpointWritten)]
+
+    def skipped(self) -> dict[str, str]:
+        notes = [message.facts for message in self.sent if isinstance(message, JournalEntry)]
+        return {facts["checkpoint"]: facts["why"] for facts in notes if "checkpoint" in facts}
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def taken(watch: CheckpointWatch, step: int) -> Path:
+    def look() -> bool:
+        watch.look(now=True)
+        return watch.step == step
+
+    wait_until(look, within_s=20, what=f"step {step}")
+    assert watch.newest
+    return watch.newest
+
+
+def test_a_complete_checkpoint_becomes_one_of_the_run_with_hashes_and_the_programs_names(site):
+    watch = site.watch()
+    assert watch.begin(site.claims) == ""
+    site.save("checkpoint-500")
+    folder = taken(watch, 500)
+    manifest = verify_checkpoint(folder)
+    assert (manifest.step, manifest.run_id, manifest.world_size, manifest.metrics) == (500, "1", 2, {"loss": 0.5})
+    _, contents = read_contents(folder, PATTERN)
+    assert contents.path == "out/checkpoint-500" and sorted(contents.files.values()) == [
+        "state.json",
+        "sub/weights.bin",
+    ]
+    assert site.written() == [folder] and folder.name == "step-00000500"
+
+
+def test_one_that_is_still_being_written_is_not_taken_before_it_rests(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    for number in range(6):
+        site.save("checkpoint-1", content=bytes(number + 1))
+        watch.look(now=True)
+        assert not site.store.exists() or not list(site.store.iterdir())
+    taken(watch, 1)
+
+
+def test_the_newest_is_put_back_on_another_machine_and_nothing_is_copied_where_it_lies_already(site, tmp_path):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    folder = taken(watch, 1)
+    watch.close()
+    place = site.root / "work" / "out" / "checkpoint-1"
+    inode = (place / "state.json").stat().st_ino
+    assert site.watch(folder).begin(site.claims) == "out/checkpoint-1"
+    assert (place / "state.json").stat().st_ino == inode
+    there = Site(tmp_path / "there")
+    shutil.copytree(site.store, there.store)
+    assert there.watch(there.store / folder.name).begin(there.claims) == "out/checkpoint-1"
+    restored = there.root / "work" / "out" / "checkpoint-1"
+    assert (restored / "sub" / "weights.bin").read_bytes() == b"weights" and (restored / "state.json").exists()
+    assert [path.name for path in restored.parent.iterdir()] == ["checkpoint-1"]
+
+
+def test_what_lies_in_the_place_of_a_restored_checkpoint_is_moved_aside_and_not_lost(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    folder = taken(watch, 1)
+    watch.close()
+    site.save("checkpoint-1", content=b"torn")
+    shutil.rmtree(site.claims)  # another machine's state folder
+    assert site.watch(folder).begin(site.claims) == "out/checkpoint-1"
+    out = site.root / "work" / "out"
+    assert (out / "checkpoint-1" / "sub" / "weights.bin").read_bytes() == b"weights"
+    assert (out / ".kgorch-aside" / "checkpoint-1.0" / "sub" / "weights.bin").read_bytes() == b"torn"
+
+
+def test_checkpoints_from_before_the_run_are_neither_taken_nor_handed_back(site):
+    site.save("checkpoint-9")
+    watch = site.watch()
+    assert watch.begin(site.claims) == ""
+    [note] = [message for message in site.sent if isinstance(message, JournalEntry)]
+    assert note.kind == EventKind.FOREIGN_NOTE and "1 checkpoints lay at out/checkpoint-*" in note.facts["what"]
+    watch.finish(is_clean=True)
+    assert watch.newest is None and not site.written()
+    site.save("checkpoint-10")
+    watch.finish(is_clean=True)
+    assert watch.step == 10
+
+
+def test_another_runs_checkpoints_at_the_same_place_are_not_this_runs(site):
+    mine = site.watch()
+    mine.begin(site.claims)
+    site.save("checkpoint-1")
+    folder = taken(mine, 1)
+    mine.close()
+    other = Site(site.root, run="2")
+    theirs = other.watch()
+    theirs.begin(site.claims)
+    site.save("checkpoint-2", content=b"the other's")
+    taken(theirs, 2)
+    with pytest.raises(KgorchError, match="written by run 'run' now"):
+        site.watch(folder).begin(site.claims)
+    theirs.close()
+    again = site.watch(folder)
+    assert again.begin(site.claims) == "out/checkpoint-1"
+    again.finish(is_clean=True)
+    assert again.step == 1
+
+
+def archive(path: Path, content: bytes = b"x", *, cut: int = 0) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", content * 5000)
+    if cut:
+        path.write_bytes(path.read_bytes()[:-cut])
+
+
+def test_what_was_completed_and_not_copied_before_all_was_killed_is_taken_at_the_next_start(site):
+    pattern = "out/ckpt.pt"
+    path = site.root / "work" / "out" / "ckpt.pt"
+    path.parent.mkdir()
+    watch = site.watch(pattern=pattern, step=10)
+    watch.begin(site.claims)
+    archive(path)
+    folder = taken(watch, 10)
+    watch.close()
+    archive(path, b"y")
+    again = site.watch(folder, pattern=pattern)
+    assert again.begin(site.claims) == "out/ckpt.pt"
+    assert (again.step, again.newest) == (11, site.store / "step-00000011")
+
+
+def test_one_that_a_kill_has_torn_is_never_handed_back(site):
+    pattern = "out/ckpt.pt"
+    path = site.root / "work" / "out" / "ckpt.pt"
+    path.parent.mkdir()
+    watch = site.watch(pattern=pattern, step=10)
+    watch.begin(site.claims)
+    archive(path)
+    folder, whole = taken(watch, 10), path.read_bytes()
+    archive(path, cut=100)
+    watch.finish(is_clean=False)
+    assert watch.step == 10 and "is cut off" in site.skipped()["out/ckpt.pt"]
+    watch.close()
+    again = site.watch(folder, pattern=pattern)
+    assert again.begin(site.claims) == "out/ckpt.pt"
+    assert path.read_bytes() == whole and len(site.written()) == 1
+
+
+def test_a_folder_that_lacks_a_file_after_a_kill_is_not_taken(tmp_path):
+    site = Site(tmp_path, settled_s=60.0)
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    watch.finish(is_clean=True)
+    site.save("checkpoint-2", extra=False)
+    watch.finish(is_clean=False)
+    assert watch.step == 1 and "it lacks 'state.json'" in site.skipped()["out/checkpoint-2"]
+
+
+def test_the_final_one_has_a_name_of_its_own_and_the_same_bytes(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-3")
+    watch.finish(is_clean=True)
+    assert watch.finalize() == 3
+    final = site.store / "step-00000003-final"
+    assert verify_checkpoint(final).final and site.sent[-1].final and site.sent[-1].path == str(final)
+    assert read_contents(final, PATTERN)[1] == read_contents(site.store / "step-00000003", PATTERN)[1]
+
+
+def test_a_full_disk_is_a_failed_save_and_is_not_tried_for_ever(site, monkeypatch):
+    monkeypatch.setattr(checkpoint_copy, "SPARE_BYTES", 1 << 60)
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-3")
+    for _ in range(5):
+        watch.finish(is_clean=True)
+    failures = [message for message in site.sent if isinstance(message, SaveFailure)]
+    assert failures and "no room for" in failures[0].error and not list(site.store.iterdir())
+
+
+def forged(site: Site, **changes) -> Path:
+    """A checkpoint of the run that says something else of itself than it was written with, with the right hashes."""
+    import xxhash
+
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    folder = taken(watch, 1)
+    document = json.loads((folder / CONTENTS_NAME).read_text()) | changes
+    content = json.dumps(document).encode()
+    (folder / CONTENTS_NAME).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][CONTENTS_NAME] = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    verify_checkpoint(folder)
+    watch.close()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"path": "../outside"},
+        {"path": "/etc/cron.d/x"},
+        {"path": "train.py"},
+        {"path": "out/checkpoint-1/../../train.py"},
+        {"path": "out/checkpoint-1/x"},
+        {"path": "out/.checkpoint-1"},
+        {"path": 3},
+        {"is_folder": "yes"},
+        {"is_folder": False},
+        {"files": {"f0": "../../train.py", "f1": "state.json"}},
+        {"files": {"f0": "/etc/passwd", "f1": "state.json"}},
+        {"files": {"f0": "a", "f1": "a/b"}},
+        {"files": {"f0": "a", "f1": "a"}},
+        {"files": {"f0": "a", "f1": "./a"}},
+        {"files": {"f0": "a\0", "f1": "b"}},
+        {"files": {"f0": "a"}},
+        {"files": {"f0": "a", "f1": "b", "f2": "c"}},
+        {"files": []},
+    ],
+)
+def test_a_hostile_checkpoint_names_no_place_but_one_of_the_plans(site, changes):
+    (site.root / "work" / "train.py").write_text("print()")
+    folder = forged(site, **changes)
+    before = {path: path.stat().st_mtime_ns for path in (site.root / "work").rglob("*")}
+    with pytest.raises(CheckpointBroken, match=CONTENTS_NAME):
+        site.watch(folder).begin(site.claims)
+    assert {path: path.stat().st_mtime_ns for path in (site.root / "work").rglob("*")} == before
+
+
+def test_a_sparse_file_larger_than_the_disk_is_refused_before_it_is_read(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    folder = site.save("checkpoint-1")
+    os.truncate(folder / "sub" / "weights.bin", 1 << 43)
+    watch.finish(is_clean=True)
+    assert watch.newest is None
+    assert any("no room for" in message.error for message in site.sent if isinstance(message, SaveFailure))
+
+
+def test_a_copy_that_a_kill_has_left_is_cleared(site):
+    (site.store / "step-00000004.tmp-1.0").mkdir(parents=True)
+    site.watch().begin(site.claims)
+    assert not list(site.store.iterdir())

@@ -1,0 +1,111 @@
+"""Steps and metrics out of what a program prints and writes, which may be anything and any amount of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import pytest
+
+from kgorch.worker.foreign import program_output
+from kgorch.worker.foreign.program_output import LogTail, ProgramOutput
+
+
+def in_log(pattern):
+    return {"log": pattern, "file": None, "key": None}
+
+
+def in_file(path, key):
+    return {"log": None, "file": path, "key": key}
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "rank0.log"
+    path.touch()
+    return path
+
+
+def append(path, text):
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def test_steps_their_total_and_metrics_are_read_as_they_are_printed(log, tmp_path):
+    output = ProgramOutput(log, tmp_path, in_log(r"step (\d+)/(\d+)"), {"loss": in_log(r"loss ([\d.e-]+|nan)")})
+    append(log, "hello\nstep 1/10 loss 0.5\nstep 2/10 lo")
+    reading = output.read()
+    assert (reading.step, reading.steps_total, reading.values) == (1, 10, [("loss", 0.5, 1)])
+    append(log, "ss 2e-1\rstep 3/10 loss nan\n")
+    reading = output.read()
+    assert reading.step == 3 and [value[::2] for value in reading.values] == [("loss", 2), ("loss", 3)]
+    assert reading.values[0][1] == 0.2 and math.isnan(reading.values[1][1])
+    append(log, "step 4/10 loss 1")
+    assert output.read().step == 3 and output.read(is_last=True).step == 4
+    assert output.last_lines[0] == "hello"
+
+
+def test_a_megabyte_without_an_end_of_line_is_cut_and_costs_no_memory(log, tmp_path):
+    output = ProgramOutput(log, tmp_path, in_log(r"step (\d+)"), {})
+    append(log, "step 1 " + "x" * (1 << 20))
+    assert output.read().step == 1
+    append(log, "step 2 " * 10_000 + "\nstep 3\n")
+    assert output.read().step == 3
+    assert max(map(len, output.last_lines)) <= program_output.LINE_BYTES
+
+
+def test_a_flood_is_skipped_and_a_log_whose_beginning_was_cut_off_is_read_on(log, tmp_path):
+    tail = LogTail(log)
+    append(log, "line\n" * 1_000_000)
+    assert 0 < len(list(tail.lines())) <= program_output.LOOK_BYTES // 5 + 1
+    log.write_text("new\nlines\n")
+    assert list(tail.lines()) == ["new", "lines"]
+
+
+def test_an_expression_that_backtracks_is_interrupted_and_then_not_used_any_more(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(program_output, "MATCH_S", 0.05)
+    output = ProgramOutput(log, tmp_path, in_log(r"(a+)+$"), {"loss": in_log(r"loss (\d+)")})
+    append(log, ("a" * 40 + "! loss 7\n") * 3)
+    began_s = time.monotonic()
+    reading = output.read()
+    assert time.monotonic() - began_s < 5
+    assert [value[1] for value in reading.values] == [7.0, 7.0, 7.0]
+    [problem] = reading.problems
+    assert "took longer than 0.05 s on 3 lines" in problem and "(a+)+$" in problem
+    append(log, "a" * 40 + "!\n")
+    assert output.read().problems == []
+
+
+def test_a_json_file_a_line_of_json_and_the_newest_of_several_files_give_their_numbers(log, tmp_path):
+    sources = {"acc": in_file("out/*/state.json", "log.-1.acc"), "loss": in_file("metrics.jsonl", "loss")}
+    output = ProgramOutput(log, tmp_path, in_file("out/*/state.json", "step"), sources)
+    assert output.read().step is None
+    for name, step in (("b", 5), ("a", 9)):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "state.json").write_text(
+            json.dumps({"step": step, "log": [{"acc": 0}, {"acc": step / 10}]})
+        )
+        time.sleep(0.02)
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 3}\n{"loss": 2.5}\n{"los')
+    reading = output.read()
+    assert reading.step == 9 and dict(value[:2] for value in reading.values) == {"acc": 0.9, "loss": 2.5}
+    assert output.read().values == [], "a file that has not changed says nothing new"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[", '{"step": "x"}', '{"step": true}', '{"step": {}}', "3", "null", '{"step": 1e999}', "[" * 5000]
+)
+def test_a_file_that_holds_no_such_number_says_nothing(log, tmp_path, content):
+    (tmp_path / "state.json").write_text(content)
+    assert ProgramOutput(log, tmp_path, in_file("state.json", "step"), {}).read().step is None
+
+
+def test_a_link_and_a_pipe_in_the_place_of_a_file_are_not_opened(log, tmp_path):
+    import os
+
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    (tmp_path / "real.json").write_text('{"step": 3}')
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("link.json", "pipe.json"):
+        assert ProgramOutput(log, tmp_path, in_file(name, "step"), {}).read().step is None

@@ -1,0 +1,99 @@
+"""Ranks that torchrun forks from a process which has imported PyTorch: each has what a new process would have."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import PROGRAMS, Kgorch
+
+from kgorch.system.process_identity import name_rank, rank_of
+from kgorch.worker.elastic_agent import ForkedRank
+
+
+def trained(kgorch: Kgorch, launcher: str) -> tuple[list[dict], bytes]:
+    """What both ranks have told, and the weights."""
+    plan = kgorch.plan("tells_of_itself.py", ranks=2)
+    plan.write_text(plan.read_text().replace("ranks = 2", f'ranks = 2\nlauncher = "{launcher}"'))
+    kgorch("start", str(plan))
+    outputs = next(kgorch.home.glob("runs/test/1/outputs"))
+    assert sorted(path.name for path in outputs.glob("exit*")) == ["exit0", "exit1"], "functions of atexit have run"
+    for log in kgorch.home.glob("runs/test/1/attempts/1.1/rank?.log"):
+        assert "printed by C" in log.read_text() and log.read_text().endswith("without a new line")
+    return [json.loads((outputs / f"facts{rank}.json").read_text()) for rank in (0, 1)], kgorch.export()
+
+
+def test_a_forked_rank_has_what_a_new_process_has_and_trains_to_the_same_bits(tmp_path):
+    forked, plain = Kgorch(tmp_path / "a", tmp_path / "a" / "home"), Kgorch(tmp_path / "b", tmp_path / "b" / "home")
+    forked.folder.mkdir()
+    plain.folder.mkdir()
+    of_forked, weights = trained(forked, "torchrun")
+    of_plain, expected = trained(plain, "torchrun-cli")
+    assert weights == expected
+    assert [facts.pop("imported") for facts in (*of_forked, *of_plain)] == [True, True, False, False]
+    draws = [facts.pop("draws") for facts in (*of_forked, *of_plain)]
+    assert len({draw for pair in draws for draw in pair}) == 8, "no two processes draw the same"
+    for facts in (*of_forked, *of_plain):
+        assert facts["variables"].pop("TORCHELASTIC_RUN_ID")
+    assert of_forked == of_plain
+    assert [facts["variables"]["RANK"] for facts in of_forked] == ["0", "1"]
+    assert of_forked[0]["spawned"] == [0, 1, 2]
+
+
+def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
+    """No GPU here: the answer of PyTorch is the only thing that is put in its place."""
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import sys, torch\n"
+        "torch.cuda._is_in_bad_fork = lambda: True\n"
+        "from kgorch.worker import elastic_agent\n"
+        "elastic_agent.main()\n"
+    )
+    words = ["--standalone", "--nproc-per-node=2", "-m", "kgorch.worker.entry"]
+    done = subprocess.run(
+        [sys.executable, str(program), *words], cwd=PROGRAMS, capture_output=True, text=True, timeout=60
+    )
+    # without a launch file the program of the ranks says so and ends with 2: it was the real one that ran. torchrun may end the
+    # other rank before that has come so far.
+    assert "kgorch.worker.entry is started by kgorch, through torchrun" in done.stderr and done.returncode == 1
+    assert "exitcode: 2" in done.stderr.replace(" : ", ": ")
+
+
+def started(code: str) -> ForkedRank:
+    """A child that is what the agent takes for a rank, and executes `code` in its place."""
+    rank = object.__new__(ForkedRank)
+    process = subprocess.Popen([sys.executable, "-c", code])
+    rank.args, rank.returncode, rank.pid = ["rank"], None, process.pid
+    process.returncode = 0  # it is waited for here
+    return rank
+
+
+def test_the_end_of_a_rank_is_told_as_popen_tells_it():
+    assert started("raise SystemExit(7)").wait(timeout=20) == 7
+    sleeps = started("import time; time.sleep(60)")
+    assert sleeps.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        sleeps.wait(timeout=0.1)
+    sleeps.terminate()
+    assert sleeps.wait() == -signal.SIGTERM
+    sleeps.kill()  # of one that is over: nothing
+    assert sleeps.poll() == -signal.SIGTERM
+
+
+def test_a_rank_is_known_by_its_name_and_else_by_its_environment():
+    named = subprocess.Popen([sys.executable, "-c", f"{_NAMED}; name_rank(3); print(1, flush=True); input()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    other = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); input()"], env={"RANK": "5"},
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    for process in (named, other):
+        process.stdout.readline()
+    assert (rank_of(named.pid), rank_of(other.pid)) == (3, 5)
+    for process in (named, other):
+        process.communicate(b"\n", timeout=20)
+    assert rank_of(named.pid) is None
+
+
+_NAMED = f"from {name_rank.__module__} import name_rank"

@@ -1,0 +1,62 @@
+"""What the reference trainings share: figures summed over ranks, metrics.csv, files that cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from kgorch.worker import attach
+from kgorch.workloads.common.files import DataError, picture, readable
+from kgorch.workloads.common.record import Record
+from kgorch.workloads.common.scoring import summed
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with attach(seed=0) as alone:
+        yield alone
+
+
+def test_figures_are_summed_over_all_samples_and_the_network_trains_on_afterwards(session):
+    net = nn.Dropout(0.9)
+    loader = session.loader(torch.arange(7.0), 2, shuffle=False, drop_last=False)
+    found = summed(session, net, loader, lambda part: torch.stack([net(part).sum(), torch.tensor(float(len(part)))]))
+    assert found == [21.0, 7.0], "nothing dropped out, nothing counted twice"
+    assert net.training
+
+
+def test_metrics_csv_has_a_line_an_epoch_though_one_was_done_twice(session):
+    record = Record(session)
+    record.add(epoch=0, dice=0.5)
+    kept = record.state_dict()
+    record.add(epoch=1, dice=0.6)
+    again = Record(session)
+    again.load_state_dict(kept)
+    again.add(epoch=1, dice=0.6, skipped=2)
+    assert (session.output / "metrics.csv").read_text().splitlines() == ["epoch,dice,skipped", "0,0.5,", "1,0.6,2"]
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60])
+def test_a_picture_that_cannot_be_read_is_named(tmp_path, cut):
+    path = tmp_path / "moth.png"
+    Image.new("RGB", (32, 32), (10, 200, 30)).save(path)
+    assert picture(path).shape == (32, 32, 3) and picture(path, "L").shape == (32, 32)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"moth\.png cannot be read"):
+        picture(path)
+    with pytest.raises(DataError, match=r"gone\.png cannot be read"):
+        picture(tmp_path / "gone.png")
+
+
+def test_broken_samples_are_left_out_only_where_the_plan_says_so(tmp_path):
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for path in paths:
+        Image.new("L", (8, 8)).save(path)
+    paths[1].write_bytes(b"no picture")
+    assert readable(paths, picture, skip_broken=False) == (paths, [])
+    sound, broken = readable(paths, picture, skip_broken=True)
+    assert sound == [paths[0], paths[2]]
+    assert len(broken) == 1 and "1.png" in broken[0]
