@@ -104,6 +104,10 @@ class LaunchedAttempt:
         """The step by which its progress is judged, of the newest one that it reported and the newest one that is on disk."""
         return saved_step if self.is_foreign else step
 
+    def recorded_step(self) -> int:
+        """The step that every rank with a record of a failure had reached, which its last heartbeat may not have told; else 0."""
+        return min((record.step for record in self._records() if record.step is not None), default=0)
+
     @property
     def scope(self) -> RungScope:
         """Where the rungs of its memory ladder hold."""

@@ -110,9 +110,10 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptGone:
-    """The attempt's processes are gone, and what they saved is verified."""
+    """The attempt's processes are gone, and what they saved is verified. `step`: that its failed ranks recorded; else 0."""
 
     attempt: LaunchedAttempt
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

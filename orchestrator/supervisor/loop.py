@@ -204,7 +204,8 @@ class Supervisor:
                 self._attempts.on_launch_failed(item)
             case AttemptGone() | AttemptEnded() if self._refinement.is_killing:
                 pass
-            case AttemptGone(attempt):
+            case AttemptGone(attempt, step):
+                live.row = live.row._replace(step=max(live.row.step, step))
                 self._attempts.on_gone(attempt)
             case AttemptEnded():
                 self._attempts.on_ended(item)

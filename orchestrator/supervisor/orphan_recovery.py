@@ -58,7 +58,7 @@ def recover_session(
         registry.mark_best(engine, run.id, plan)
         context = attempts.SessionContext(engine, run, plan, last)
         running = attempts.load_attempt(context, attempt)
-        step = running.progress_step(step, _newest_saved(engine, run, attempt.stage))
+        step = running.progress_step(max(step, running.recorded_step()), _newest_saved(engine, run, attempt.stage))
         verified = checkpoint_rows.verified_paths(engine, run.id)
         end = attempts.judge_end(context, running, step, verified)
     before = Session(phase=last.phase, reason=last.reason, why=last.why)

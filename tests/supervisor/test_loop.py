@@ -20,6 +20,7 @@ from kgorch.core.codes import Phase
 from kgorch.db.engine import open_database
 from kgorch.platforms.detect import detect
 from kgorch.supervisor.loop import Supervisor
+from kgorch.supervisor.messages import MessageHandler
 from kgorch.system.sockets import control_socket
 
 TURN_S = 1.0
@@ -134,6 +135,19 @@ def test_an_attempt_that_crashes_is_judged_and_launched_again_beside_the_loop(kg
         os.kill(pid, 9)
     wait_until(lambda: (now := supervisor._live.attempt) and now.name != name, what="the next attempt")
     assert not supervisor.calls and max(supervisor.turns_s) < TURN_S
+
+
+def test_the_step_of_a_failure_is_known_without_its_last_heartbeats(kgorch, monkeypatch):
+    """They may come after the end of the processes, on a machine that is busy."""
+    monkeypatch.setattr(MessageHandler, "_on_heartbeat", lambda self, beat: None)
+    monkeypatch.setenv("KGORCH_HOME", str(kgorch.home))
+    plan = kgorch.plan("crashes.py", ranks=1, args={"at": 5})
+    engine = open_database(kgorch.home)
+    opened = session_start.start(LocalState(engine, kgorch.home, detect()), StartRequest(plan.read_text(), plan))
+    assert isinstance(opened, ReadySession)
+    assert opened.supervise(engine).phase is Phase.FAILED
+    engine.dispose()
+    assert (kgorch.status()["failure"]["step"], kgorch.status()["step"]) == (5, 5)
 
 
 def test_a_terminal_that_takes_nothing_holds_no_order_up(kgorch, supervised):

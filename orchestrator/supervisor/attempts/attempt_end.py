@@ -77,7 +77,7 @@ class AttemptEnds:
             if live.state.phase is not Phase.STOPPING:
                 self._journal.flush(live.left_s(WRITTEN_S))
         finally:  # whatever the disk does: that it has ended is known
-            self._post(AttemptGone(attempt))
+            self._post(AttemptGone(attempt, attempt.recorded_step()))
 
     def _reopen_stages(self, attempt: LaunchedAttempt) -> None:
         """A rank could not read a checkpoint of an earlier stage: that stage has to make it again, or its next best is taken."""
