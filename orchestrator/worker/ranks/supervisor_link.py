@@ -73,15 +73,13 @@ class SupervisorLink:
     def send(self, message: Message) -> None:
         """Queue a message, from any thread."""
         self._outbox.append(message)
-        try:
-            self._wake_sender.send(b"!")
-        except OSError:
-            pass  # the buffer is full, so a wake-up is pending already
+        self._wake()
 
     def close(self) -> None:
-        """Send what is queued, for at most two seconds, and end the thread."""
-        self._closing.set()
+        """Send the status and what is queued, for at most two seconds, and end the thread."""
         self.send_beat()
+        self._closing.set()  # after the last message: the thread ends as soon as it is closing and the queue is empty
+        self._wake()
         self._thread.join(timeout=2.0)
 
     def send_hello(self) -> None:
@@ -97,6 +95,12 @@ class SupervisorLink:
         """Request a save and a stop of all ranks. Also called by the SIGTERM handler."""
         self._stop_asked = True
         self._board.ask(SAVE | STOP)
+
+    def _wake(self) -> None:
+        try:
+            self._wake_sender.send(b"!")
+        except OSError:
+            pass  # the buffer is full, so a wake-up is pending already
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -1,0 +1,46 @@
+"""A rank's connection to the supervisor: what is sent when it closes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kgorch.protocol import transport
+from kgorch.protocol.codec import LineBuffer, decode
+from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import Heartbeat, Hello
+from kgorch.worker.ranks.supervisor_link import SupervisorLink
+
+
+class Board:
+    def ask(self, request: int) -> None:
+        raise AssertionError("nothing was ordered")
+
+
+def test_the_status_at_the_close_arrives_however_long_its_making_takes(tmp_path):
+    """The thread, which is in its own beat, is done before: told too early that this is the end, it would not wait for the last."""
+    thread_asks, main_asks = threading.Event(), threading.Event()
+
+    def status():
+        if threading.current_thread() is threading.main_thread():
+            main_asks.set()
+            time.sleep(0.3)
+            return [Heartbeat("1.1", 0, 7, 0, 0.1, 0.1)]
+        thread_asks.set()
+        main_asks.wait(5)
+        return [Heartbeat("1.1", 0, 6, 0, 0.1, 0.1)]
+
+    with transport.listen(tmp_path / "socket") as listener:
+        launch = LaunchSpec("run", "id", "train", "1.1", "", "", "", 1, str(tmp_path / "socket"), "", "", "")
+        link = SupervisorLink(launch, Board(), lambda: Hello("1.1", 0, 1, 0, 0), status)
+        link.start()
+        connection, _ = listener.accept()
+        connection.settimeout(5)
+        assert thread_asks.wait(5)
+        link.send(Heartbeat("1.1", 0, 5, 0, 0.1, 0.1))
+        link.close()
+        assert not link._thread.is_alive()
+        lines, steps = LineBuffer(), []
+        while 7 not in steps:
+            steps += [message.step for message in map(decode, lines.feed(connection.recv(65536)))]
+        connection.close()
