@@ -37,15 +37,16 @@ class OwnLoop:
         state, at = self._state, self._state.position
         for loader in state.followed.values():
             loader.at_boundary(is_first=not self._is_begun, open_batches=open_batches)
+        # Before the step before it is ended: what is saved there goes on with this epoch, as the loaders do.
+        if epoch is not None:
+            at.epoch = epoch
+        elif state.followed and not self._loop.counts_epochs:
+            at.epoch = next(iter(state.followed.values())).epoch
         if self._is_begun:
             self._loop.end_step(self._samples_of_step())
         else:
             self._begin()
         self._samples = samples
-        if epoch is not None:
-            at.epoch = epoch
-        elif state.followed and not self._loop.counts_epochs:
-            at.epoch = next(iter(state.followed.values())).epoch
         self._loop.set_epoch_of_metrics()
         if state.quick and (at.step or state.probe.is_probe) and state.probe.own_step(self._share, at.steps_total):
             raise SystemExit(

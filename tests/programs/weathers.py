@@ -65,7 +65,14 @@ def loader_of(session, kind: str, folder: str, workers: int):
     if kind == "nested":
         return nested_loader(Points(folder), share, rank=session.rank, ranks=session.world_size, workers=workers)
     sampler = DistributedSampler(Points(folder), session.world_size, session.rank, seed=7)
-    return DataLoader(Points(folder), share, sampler=sampler, num_workers=workers)
+    loader = DataLoader(Points(folder), share, sampler=sampler, num_workers=workers)
+    return session.follow(loader) if kind == "followed" else loader
+
+
+def own_steps(session, batches):
+    for batch in batches:
+        session.boundary()
+        yield batch
 
 
 def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> None:
@@ -86,8 +93,9 @@ def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> N
             return ((model(part[1]) - part[2]) ** 2).mean()
 
         batches = loader_of(session, loader, folder, workers)
-        for epoch in session.epochs(epochs):
-            for batch in session.steps(batches):
+        is_own = loader == "followed"  # then the loop is the script's
+        for epoch in range(session.epoch, epochs) if is_own else session.epochs(epochs):
+            for batch in own_steps(session, batches) if is_own else session.steps(batches):
                 loss = session.backward(batch, loss_of)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -103,7 +111,7 @@ def main(epochs: int, loader: str, workers: int, folder: str, hungry: bool) -> N
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--loader", choices=["ours", "torch", "nested"], default="ours")
+    parser.add_argument("--loader", choices=["ours", "torch", "nested", "followed"], default="ours")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--folder", default="")
     parser.add_argument("--hungry", action="store_true")

@@ -21,8 +21,9 @@ FAULTS_AN_EPISODE = 9
 OF_WEATHERS = ("source", "hungry")
 """What only the small training can do."""
 
-LOADERS = ("ours", "ours", "torch", "nested")
-"""Of weathers.py: session.loader's, PyTorch's own, or one of nested samplers that reads a batch ahead, as Accelerate's do."""
+LOADERS = ("ours", "ours", "torch", "nested", "followed")
+"""Of weathers.py: session.loader's, PyTorch's own, one of nested samplers that reads a batch ahead, as Accelerate's do, or one that
+the script reads in a loop of its own."""
 
 PROGRAMS = {"weathers": 6.0, **dict.fromkeys(WORKLOADS, 0.4)}
 """What is trained (programs.py), and how often."""

@@ -116,6 +116,24 @@ def test_a_followed_loader_gives_all_epochs_and_is_otherwise_the_loader(session,
     assert session.epoch == 2, "the last epoch counts, too"
 
 
+@pytest.mark.parametrize("names_epochs", [True, False])
+def test_what_is_saved_at_the_first_boundary_of_an_epoch_goes_on_with_that_epoch(
+    session, net, monkeypatch, names_epochs
+):
+    """It went on with the one before, and the script trained an epoch too many."""
+    loader, saved = session.follow([torch.ones(4, 2)] * 3), []
+    loop, at = session._own_loop._loop, session._state.position
+    monkeypatch.setattr(
+        loop, "_boundary", lambda: saved.append((at.step, at.epoch, loader.place["epoch"], loader.place["batches"]))
+    )
+    for epoch in range(2):
+        for _ in loader:
+            session.boundary(epoch=epoch if names_epochs else None)
+            train(*net)
+    session.end()
+    assert saved == [(1, 0, 0, 1), (2, 0, 0, 2), (3, 1, 1, 0), (4, 1, 1, 1), (5, 1, 1, 2)]
+
+
 @pytest.mark.parametrize(("expected", "counted"), [({"epochs": 3}, 3), ({"epochs": 9}, 2), ({}, 2)])
 def test_the_last_epoch_of_a_loop_that_follows_no_loader_counts_where_the_script_says_how_many_there_are(
     session, net, expected, counted
