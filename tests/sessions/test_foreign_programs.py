@@ -14,14 +14,20 @@ from foreign import ForeignPlan, alone, contents_of, counts, newest, saved_steps
 from harness import Kgorch, processes_of, wait_until
 from safetensors.torch import load
 
+HURRY = ("--set", "stage.train.args.pause=0.0")
+
 NO_WALL = ("--set", "session.wall=1h")
 """In its place: what `--set` changed stays with the run."""
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
-def cut_three_times(kgorch: Kgorch, plan: Path, wall: str) -> list[int]:
-    """A wall, a SIGKILL of everything, a wall, and the end. Returns the steps of its checkpoints."""
+def cut_three_times(kgorch: Kgorch, plan: Path, wall: str, *hurry: str) -> list[int]:
+    """A wall, a SIGKILL of everything, a wall, and the end. Returns the steps of its checkpoints.
+
+    Args:
+        hurry: words for the last start. Those that are cut pause so long that none ends before its wall.
+    """
     kgorch("start", str(plan), "--set", f"session.wall={wall}", code=10)
     first = wait_for_checkpoint(kgorch, within_s=1)
     kgorch.background("start", str(plan), *NO_WALL)
@@ -30,23 +36,23 @@ def cut_three_times(kgorch: Kgorch, plan: Path, wall: str) -> list[int]:
     wait_until(lambda: not processes_of(kgorch.home))
     kgorch("start", str(plan), "--set", f"session.wall={wall}", code=10)
     assert max(saved_steps(kgorch)) > second
-    kgorch("start", str(plan), *NO_WALL)
+    kgorch("start", str(plan), *NO_WALL, *hurry)
     assert kgorch.status()["state"] == "finished"
     return saved_steps(kgorch)
 
 
 def test_a_program_without_pytorch_is_cut_three_times_and_finishes_as_if_it_was_not(kgorch, tmp_path):
-    plan = counts(240).write(kgorch)
+    plan = counts(300).write(kgorch)
     steps = cut_three_times(kgorch, plan, "12s")
-    alone(tmp_path / "alone", sys.executable, "counts.py", "240", "state", env={"COUNTS_PAUSE": "0"})
+    alone(tmp_path / "alone", sys.executable, "counts.py", "300", "state", env={"COUNTS_PAUSE": "0"})
     expected = (tmp_path / "alone" / "state" / "state.json").read_bytes()
     assert contents_of(newest(kgorch)) == {"state.json": expected}
-    assert steps == sorted(steps) and steps[-1] == 240
+    assert steps == sorted(steps) and steps[-1] == 300
     out = kgorch.folder / "exported.json"
     kgorch("checkpoints", "export", "test", str(out))
     assert out.read_bytes() == expected
     status = kgorch.status()
-    assert status["step"] == 240 and status["metrics"]["loss"] == pytest.approx(1 / 240, abs=1e-6)
+    assert status["step"] == 300 and status["metrics"]["loss"] == pytest.approx(1 / 300, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -54,7 +60,7 @@ def test_a_ddp_program_with_flags_and_folders_is_cut_three_times_and_has_the_sam
     args = {
         "max_steps": 300,
         "save_steps": 20,
-        "pause": 0.1,
+        "pause": 0.25,
         "layers": [16, 8],
         "no_decay": True,
         "learning_rate": 0.05,
@@ -68,7 +74,7 @@ def test_a_ddp_program_with_flags_and_folders_is_cut_three_times_and_has_the_sam
         "metrics": {"loss": {"log": r"loss ([\d.]+)"}},
     }
     plan = ForeignPlan({"entry": "flags.py", "ranks": 2, "args": args}, section).write(kgorch)
-    steps = cut_three_times(kgorch, plan, "30s")
+    steps = cut_three_times(kgorch, plan, "30s", *HURRY)
     assert steps[-1] == 300 and all(step % 20 == 0 for step in steps)
     words = [
         "--max_steps",
@@ -102,13 +108,13 @@ def test_a_program_with_a_config_file_that_overwrites_its_checkpoint_is_cut_thre
     stage = {
         "entry": "configurator.py",
         "argv": ["small.py", "--compile=False"],
-        "args": {"max_iters": 240, "pause": 0.1},
+        "args": {"max_iters": 240, "pause": 0.25},
         "flags": "--key=value",
         "ranks": 1,
     }
     plan = ForeignPlan(stage, section).write(kgorch)
     (kgorch.folder / "small.py").write_text("eval_interval = 20\nn_embd = 4\n")
-    cut_three_times(kgorch, plan, "25s")
+    cut_three_times(kgorch, plan, "25s", *HURRY)
     (tmp_path / "small.py").write_text("n_embd = 4\neval_interval = 240\n")
     words = [str(tmp_path / "small.py"), "--compile=False", "--max_iters=240"]
     alone(tmp_path / "alone", *TORCHRUN, "--nproc-per-node=1", "configurator.py", *words)
@@ -129,10 +135,10 @@ def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_pat
         "step": {"log": r"global_step=(\d+)"},
         "metrics": {"loss": {"log": r"loss=([\d.]+)"}},
     }
-    args = {"epochs": 14, "hidden": [8, 4], "amp": False, "pause": 0.1}
+    args = {"epochs": 14, "hidden": [8, 4], "amp": False, "pause": 0.15}
     stage = {"entry": "overrides.py", "args": args, "flags": "key=value", "launcher": "none"}
     plan = ForeignPlan(stage, section).write(kgorch)
-    cut_three_times(kgorch, plan, "20s")
+    cut_three_times(kgorch, plan, "20s", *HURRY)
     ends = [event["facts"] for event in kgorch.events("foreign_stopped")]
     assert len(ends) == 2 and all((facts["saved"], facts["killed"]) == ("yes", "no") for facts in ends)
     walls = [entry for entry in kgorch.history() if entry["phase"] == "suspended"]

@@ -12,6 +12,9 @@ STYLES = {
     "accumulated": {"style": "loaders", "steps": 6, "accumulate": 3, "workers": 2},
 }
 
+SLEEP_S = {"iterations": 0.15, "loaders": 0.2, "accumulated": 0.6}
+"""In each step: 15 s a training, which is cut before."""
+
 
 def outputs(kgorch: Kgorch) -> dict[str, str]:
     (folder,) = kgorch.home.glob("runs/*/1/outputs")
@@ -42,7 +45,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("style", STYLES)
 def test_a_loop_that_the_script_owns_has_the_bits_of_an_uninterrupted_one(kgorch, uninterrupted, style):
     state, steps, written = uninterrupted(style)
-    plan = kgorch.plan("owns_loop.py", ranks=2, args=STYLES[style] | {"sleep": 0.15}, every="500ms")
-    kgorch.stop_and_kill(plan, steps)
+    plan = kgorch.plan("owns_loop.py", ranks=2, args=STYLES[style] | {"sleep": SLEEP_S[style]}, every="500ms")
+    kgorch.stop_and_kill(plan, steps, hurry=("--set", "stage.train.args.sleep=0.0"))
     assert outputs(kgorch) == written
     assert kgorch.export() == state
