@@ -187,18 +187,23 @@ def compare(demo: Demo) -> None:
         raise SystemExit(1)
 
 
+def prepare(folder: Path) -> None:
+    """Write the plan and its script, and fetch wheels while there is a network: the stand-in knows no host but Kaggle's."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "work").mkdir(parents=True)
+    for name, text in (("plan.toml", PLAN), ("train.py", TRAIN), (".env", SECRETS)):
+        (folder / "work" / name).write_text(text.lstrip())
+    say("the wheels of kgorch's dependencies, while there is a network")
+    print(len(wheels.dependency_wheels(folder / "state" / "places" / "bundles" / "wheels")), "wheels")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, nargs="?", default=Path("demo-remote"))
     parser.add_argument("--foreground", action="store_true")
     options = parser.parse_args()
     folder = options.folder.absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "work").mkdir(parents=True)
-    for name, text in (("plan.toml", PLAN), ("train.py", TRAIN), (".env", SECRETS)):
-        (folder / "work" / name).write_text(text.lstrip())
-    say("the wheels of kgorch's dependencies, while there is a network: the stand-in knows no host but Kaggle's")
-    print(len(wheels.dependency_wheels(folder / "state" / "places" / "bundles" / "wheels")), "wheels")
+    prepare(folder)
     carrier = ["remote", "start", "plan.toml", "--foreground"] if options.foreground else ["daemon"]
     began = time.monotonic()
     with KaggleServer(folder / "server", rules=Rules(queue_s=1.0)) as server:

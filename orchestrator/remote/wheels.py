@@ -92,8 +92,10 @@ def dependency_wheels(cache: Path, pythons: tuple[str, ...] = PYTHONS) -> list[P
     Raises: DownloadFailed.
     """
     needs = [text for text in metadata.requires("kgorch") or [] if "extra ==" not in text and not _is_in_image(text)]
-    # the versions that run here, so that the same kgorch always takes the same ones along, and none that was never tried
-    pins = sorted(f"{item.name}=={item.version}" for item in metadata.distributions() if _is_plain(item.version))
+    # The versions that run here, so that the same kgorch always takes the same ones along, and none that was never tried. Not its
+    # own, which is found once more where a checkout is in sys.path.
+    found = {(item.name, item.version) for item in metadata.distributions() if item.name != "kgorch"}
+    pins = sorted(f"{name}=={version}" for name, version in found if _is_plain(version))
     text = "\n".join([*needs, *pins, *pythons, *PLATFORMS])
     folder = cache / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not folder.is_dir():

@@ -15,6 +15,7 @@ from places.conftest import script_of
 from places.kaggle_server import Fault, KaggleServer, Rules
 
 from kgorch.core.remote.place_values import Account, PlaceError, PlaceQuota, RemoteStatus, Trouble
+from kgorch.remote import probe
 from kgorch.remote.place import RECORD_BYTES, RECORD_NAME
 from kgorch.remote.places.kaggle import place as place_module
 from kgorch.remote.places.kaggle.place import KagglePlace
@@ -346,3 +347,19 @@ def _order():
     from places.conftest import ORDER
 
     return replace(ORDER, name="kgorch-demo-shapes-001")
+
+
+@pytest.mark.slow
+def test_a_probe_settles_what_no_documentation_says_and_deletes_its_sessions(place, server, tmp_path, monkeypatch):
+    """Against the stand-in it finds the stand-in's rules; `kgorch remote check --probe` asks a real account the same."""
+    monkeypatch.setattr(probe, "LIMIT_S", 12)
+    monkeypatch.setattr(probe, "SESSION_S", 10)
+    found = probe.Probe(place, tmp_path / "probe", poll_s=0.3).run()
+    assert not [finding for finding in found if not finding.agrees]
+    said = {finding.question: finding.answer for finding in found}
+    assert said["how a script that ends by itself is called"] == "COMPLETE"
+    assert said["how a script that ends with status 1 is called"].startswith("ERROR")
+    assert said["how a session that ran over its limit is called"] == "CANCEL_ACKNOWLEDGED"
+    assert said["what of 600 files and an empty file, a link and a socket is kept"] == "600 files; empty"
+    assert "started it without" in said["the output of a session that failed, as an input"]
+    assert not [slug for slug in server.kernels.kernels if slug.startswith("kgorch-probe")]

@@ -109,7 +109,8 @@ class Kernels:
         working = session.folder / "working"
         working.mkdir(parents=True)
         session.began_s = time.monotonic()
-        timeout_s = int(session.request.get("sessionTimeoutSeconds") or self._rules.max_timeout_s)
+        timeout_s = float(session.request.get("sessionTimeoutSeconds") or self._rules.max_timeout_s)
+        timeout_s = min(timeout_s, self._rules.killed_after_s or timeout_s)
         if not session.cancelled.is_set():
             session.status = "RUNNING"
             session.exit_code = sandbox.run(session, working, timeout_s, self._variables)

@@ -22,6 +22,7 @@ class Rules:
         older_mounts: `/kaggle/input/<slug>` instead of `/kaggle/input/datasets/<owner>/<slug>` and `…/notebooks/…`.
         unpacks_wheels: whether a wheel is unpacked in a data set as a zip is; nobody knows.
         max_timeout_s: longest session.
+        killed_after_s: a session that begins is killed after so many seconds, whatever was ordered; None: as it was ordered.
         competitions: those whose data the account may use.
         url_s: seconds that the address of an output file holds.
     """
@@ -39,5 +40,6 @@ class Rules:
     older_mounts: bool = False
     unpacks_wheels: bool = False
     max_timeout_s: int = 12 * 3600
+    killed_after_s: float | None = None
     competitions: frozenset[str] = frozenset({"titanic"})
     url_s: float = 600.0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from places.kaggle_server import sandbox
 from places.kaggle_server.datasets import Datasets
 from places.kaggle_server.faults import Fault
 from places.kaggle_server.front import Cut, Front, make_certificates, wait
@@ -142,6 +143,10 @@ class KaggleServer:
     def cancel(self, slug: str) -> None:
         """As a person does in the browser."""
         self.kernels.cancel(slug)
+
+    def crash(self, slug: str) -> None:
+        """SIGKILL to all that the newest session runs, as if its machine had run out of memory: it ends in ERROR."""
+        sandbox.kill(self.session(slug))
 
     def record(self, method: str, body: Json, login: str = "") -> None:
         with self._lock:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kgorch.cli.display import render
 from kgorch.cli.lookup import load_plan, open_state
 from kgorch.cli.options import json_option, on_option, plan_argument, set_option
+
+if TYPE_CHECKING:
+    from kgorch.remote.place import Place
 
 MAX_FILES = 12
 
@@ -18,11 +23,18 @@ MAX_FILES = 12
 @plan_argument
 @set_option
 @on_option
+@click.option(
+    "--probe",
+    "probes",
+    is_flag=True,
+    help="Ask the place what nobody has said, with four small sessions without an accelerator. A few minutes.",
+)
 @json_option
-def command(plan: Path, overrides: tuple[str, ...], place: str | None, as_json: bool) -> int:
+def command(plan: Path, overrides: tuple[str, ...], place: str | None, probes: bool, as_json: bool) -> int:
     """Show what a start of PLAN at its place would do: account, hours, sessions, and the files that would be sent.
 
-    Pushes nothing and stores nothing.
+    Pushes nothing and stores nothing. With --probe it pushes sessions of its own, and deletes them; then the exit code is 1 where
+    the place does not do what kgorch counts on.
 
     \b
     Example:
@@ -44,13 +56,23 @@ def command(plan: Path, overrides: tuple[str, ...], place: str | None, as_json: 
     try:
         with place_errors(opened.name):
             view = check.view(engine, report, opened)
+            if probes:
+                view["probe"] = _probe(opened)
     finally:
         opened.close()
     if as_json:
         render.as_json(view)
     else:
         render.labelled(_rows(view))
-    return 0
+    return int(not all(finding["agrees"] for finding in view.get("probe", ())))
+
+
+def _probe(place: Place) -> list[dict[str, Any]]:
+    from kgorch.remote.probe import Probe
+
+    with tempfile.TemporaryDirectory(prefix="kgorch-probe-") as folder:
+        probe = Probe(place, Path(folder), lambda line: click.echo(f"probe: {render.printable(line)}", err=True))
+        return [asdict(finding) for finding in probe.run()]
 
 
 def _rows(view: dict[str, Any]) -> list[tuple[str, str]]:
@@ -70,5 +92,8 @@ def _rows(view: dict[str, Any]) -> list[tuple[str, str]]:
     if more := len(bundle["files"]) - MAX_FILES:
         rows += [("", f"and {more} more (--json lists all)")] if more > 0 else []
     rows += [("left out", render.printable(text)) for text in bundle["left_out"][:MAX_FILES]]
+    for finding in view.get("probe", ()):
+        answer = finding["answer"] if finding["agrees"] else f"{finding['answer']}; kgorch needs: {finding['needed']}"
+        rows.append(("probe" if finding["agrees"] else "PROBE", render.printable(f"{finding['question']}: {answer}")))
     rows.append(("next", "kgorch remote start PLAN" + f" --on {view['place']}"))
     return rows
