@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class Driven:
     outcomes: dict[int, tuple[str, int]] = field(default_factory=dict)
     accelerator: str = ""
     poll_s: float = 0.02
+    login_requests: int = 0
     told: list[str] = field(default_factory=list)
     wrap: Callable[[LocalPlace], Any] | None = None
 
@@ -83,7 +84,8 @@ class Driven:
 
     @property
     def settings(self) -> RunSettings:
-        return RunSettings("local", self.accelerator, False, (), (), 60, 2, self.poll_s, ("train",), PLACES["local"])
+        profile = replace(PLACES["local"], login_requests=self.login_requests)
+        return RunSettings("local", self.accelerator, False, (), (), 60, 2, self.poll_s, ("train",), profile)
 
     def begin(self) -> None:
         engine = open_database(self.home)

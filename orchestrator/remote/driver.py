@@ -116,8 +116,9 @@ class Driver:
             except PlaceError as error:
                 cleaned = PlaceError(error.trouble, in_one_line(error.message)[:MAX_WHY], error.retry_after_s)
                 self._end_or_save(session_states.after_trouble(self._session, cleaned, self._moment()), None)
-        if row and row.state in steps and self._requests > 1:
-            rested_at = self._tools.now() + timedelta(seconds=self._requests * self._settings.poll_s)
+        requests = self._requests + (self._settings.profile.login_requests if self._requests else 0)
+        if row and row.state in steps and requests > 1:
+            rested_at = self._tools.now() + timedelta(seconds=requests * self._settings.poll_s)
             if row.due_at < rested_at:
                 row = remote.save(self._engine, row.id, {"due_at": rested_at})
         return row

@@ -3,6 +3,7 @@ whose answer was lost. It ends with the bits of the same training in one piece."
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from harness import wait_until
 from places.kaggle_server import Fault, KaggleServer, Rules
 from places.kaggle_server.sandbox import has_namespaces
 
-WITHIN_S = 400.0
+WITHIN_S, POLL_S = 400.0, 2.0
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_chain_with_an_error_a_kill_at_the_limit_and_a_lost_answer_has_the_sam
         typed = demo.Demo(folder, server, ["daemon"])
         typed.kgorch("remote", "start", "plan.toml")
         server.order("SaveKernel", Fault("cut", after=True))
-        daemon = typed.carry()
+        daemon, began_s = typed.carry(), time.monotonic()
         try:
             wait_for_session(typed, 1)
             server.wait_for(typed.slugs()[0], "COMPLETE", within_s=WITHIN_S)
@@ -53,6 +54,11 @@ def test_a_chain_with_an_error_a_kill_at_the_limit_and_a_lost_answer_has_the_sam
         finally:
             daemon.terminate()
             daemon.wait()
+        lasted_s = time.monotonic() - began_s
+        counts = collections.Counter(request.method for request in server.requests)
+        uploads = counts["StartBlobUpload"] + counts["PUT"]  # of the bundle, once
+        # The visit in progress has made requests that count against the polls to come; a push and its search are six.
+        assert counts.total() - uploads <= lasted_s / POLL_S + 6, counts
         pushes = {slug: len(versions) for slug, versions in server.kernels.kernels.items()}
         assert len(pushes) >= 4 and set(pushes.values()) == {1}, "each session was pushed once"
         texts = ["".join(event["data"] for event in server.session(slug).log) for slug in typed.slugs()]

@@ -158,11 +158,18 @@ def test_a_run_cannot_have_two_open_sessions(driven):
         remote.plan(engine, "0123456789ab", columns)
 
 
-def test_a_place_that_is_asked_often_in_one_visit_is_left_alone_for_as_many_polls(driven):
-    driven.poll_s = 60.0
+@pytest.mark.parametrize("login", [0, 1])
+def test_a_place_that_is_asked_often_in_one_visit_is_left_alone_for_as_many_polls(driven, login):
+    driven.poll_s, driven.login_requests = 60.0, login
     row = driven.visit()  # account, bundle, whether it is ready, push
     assert row.state == RemoteState.QUEUED
-    assert 3.9 * 60 < (row.due_at - datetime.now(UTC)).total_seconds() <= 4 * 60
+    left_s = (row.due_at - datetime.now(UTC)).total_seconds()
+    assert (3.9 + login) * 60 < left_s <= (4 + login) * 60
+    engine = open_database(driven.home)
+    remote.save(engine, row.id, {"due_at": datetime.now(UTC)})
+    engine.dispose()
+    left_s = (driven.visit().due_at - datetime.now(UTC)).total_seconds()
+    assert (0.9 + login) * 60 < left_s <= (1 + login) * 60
 
 
 def test_a_place_that_does_not_answer_ends_nothing(driven):

@@ -71,7 +71,7 @@ def _probe(place: Place) -> list[dict[str, Any]]:
     from kgorch.remote.probe import Probe
 
     with tempfile.TemporaryDirectory(prefix="kgorch-probe-") as folder:
-        probe = Probe(place, Path(folder), lambda line: click.echo(f"probe: {render.printable(line)}", err=True))
+        probe = Probe(place, Path(folder), lambda line: render.echo(f"probe: {line}", err=True))
         return [asdict(finding) for finding in probe.run()]
 
 
