@@ -92,7 +92,7 @@ def test_a_program_is_stopped_by_a_file_that_is_gone_again_afterwards(kgorch):
         "start",
         str(shell_plan(script, stop={"file": "STOP", "grace": "3s"}).write(kgorch)),
         "--set",
-        "session.wall=10s",
+        "session.wall=20s",
         code=10,
     )
     assert int(contents_of(newest(kgorch))["state.json"]) > 1

@@ -42,17 +42,17 @@ def cut_three_times(kgorch: Kgorch, plan: Path, wall: str, *hurry: str) -> list[
 
 
 def test_a_program_without_pytorch_is_cut_three_times_and_finishes_as_if_it_was_not(kgorch, tmp_path):
-    plan = counts(300).write(kgorch)
-    steps = cut_three_times(kgorch, plan, "12s")
-    alone(tmp_path / "alone", sys.executable, "counts.py", "300", "state", env={"COUNTS_PAUSE": "0"})
+    plan = counts(480).write(kgorch)
+    steps = cut_three_times(kgorch, plan, "20s")
+    alone(tmp_path / "alone", sys.executable, "counts.py", "480", "state", env={"COUNTS_PAUSE": "0"})
     expected = (tmp_path / "alone" / "state" / "state.json").read_bytes()
     assert contents_of(newest(kgorch)) == {"state.json": expected}
-    assert steps == sorted(steps) and steps[-1] == 300
+    assert steps == sorted(steps) and steps[-1] == 480
     out = kgorch.folder / "exported.json"
     kgorch("checkpoints", "export", "test", str(out))
     assert out.read_bytes() == expected
     status = kgorch.status()
-    assert status["step"] == 300 and status["metrics"]["loss"] == pytest.approx(1 / 300, abs=1e-6)
+    assert status["step"] == 480 and status["metrics"]["loss"] == pytest.approx(1 / 480, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -151,18 +151,18 @@ def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_pat
 
 
 def test_a_run_goes_on_elsewhere_from_the_newest_checkpoint_at_the_same_place(kgorch, tmp_path):
-    plan = counts(120).write(kgorch)
-    kgorch("start", str(plan), "--set", "session.wall=8s", code=10)
+    plan = counts(300).write(kgorch)
+    kgorch("start", str(plan), "--set", "session.wall=16s", code=10)
     saved = json.loads(contents_of(newest(kgorch))["state.json"])["step"]
     there = Kgorch(tmp_path / "elsewhere", tmp_path / "other-home")
     there.folder.mkdir()
     shutil.copytree(kgorch.home, tmp_path / "source", ignore=shutil.ignore_patterns("*.sock"))
-    plan = counts(120, pause=0.01).write(there)
+    plan = counts(300, pause=0.01).write(there)
     plan.write_text(plan.read_text() + f'[resume]\nsources = ["{tmp_path}/source"]\n')
     there("start", str(plan), *NO_WALL)
     log = (there.attempt() / "rank0.log").read_text()
     assert f"goes on at {saved}\n" in log, log
-    assert json.loads(contents_of(newest(there))["state.json"])["step"] == 120
+    assert json.loads(contents_of(newest(there))["state.json"])["step"] == 300
 
 
 @pytest.mark.slow

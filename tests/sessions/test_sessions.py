@@ -93,7 +93,7 @@ def test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves(kgorc
     wait_until(lambda: not shim.is_running() or shim.status() == "zombie", within_s=90)
     saved = kgorch.checkpoints()[-1]
     assert (saved / "manifest.json").stat().st_mtime < wall_at.timestamp(), "saved in time"
-    kgorch("start", str(plan), "--set", "session.wall=20s", "--set", "stage.train.args.epochs=1", code=None)
+    kgorch("start", str(plan), "--set", "session.wall=1h", "--set", "stage.train.args.epochs=1", code=None)
     first, second = kgorch.history()
     assert first["phase"] == "suspended" and first["checkpoint"]["step"] == int(saved.name.split("-")[1])
     assert second["stages"][0]["first_step"] == first["checkpoint"]["step"]
@@ -130,9 +130,9 @@ def test_a_script_that_never_attaches_is_supervised_and_the_journal_says_so(kgor
 
 def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
     plan = kgorch.plan("never_attaches.py", args={"seconds": 600}, wall="9s")
-    began = time.monotonic()
     kgorch("start", str(plan), code=10)
-    assert time.monotonic() - began < 9.5
+    session = kgorch.status()["session"]
+    assert datetime.fromisoformat(session["ended_at"]) < datetime.fromisoformat(session["wall_at"])
     assert not processes_of(kgorch.home)
 
 
