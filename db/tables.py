@@ -282,7 +282,6 @@ class Resume(Base):
             "run_id",
             unique=True,
             sqlite_where=text("state IN ('due', 'claimed')"),
-            postgresql_where=text("state IN ('due', 'claimed')"),
         ),
         Index("ix_resumes_state_due_at", "state", "due_at"),
         Index("ix_resumes_share_state_due_at", "share", "state", "due_at"),
@@ -396,7 +395,7 @@ class RemoteSessionRow(Base):
     __tablename__ = "remote_sessions"
     __table_args__ = (
         UniqueConstraint("run_id", "number"),
-        Index("uq_remote_sessions_open", "run_id", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
+        Index("uq_remote_sessions_open", "run_id", unique=True, sqlite_where=_IS_OPEN),
         Index("ix_remote_sessions_state_due_at", "state", "due_at"),
     )
 
