@@ -42,6 +42,7 @@ class Removal:
         checkpoints: the folder of its checkpoints outside of the state folder, by the plan's checkpoint.dir; None for none.
         checkpoints_bytes: size of the files in that one.
         is_queued: whether the run is in the daemon's queue.
+        remote: addresses of its sessions at another place, which stay there.
     """
 
     run: RunInfo
@@ -50,6 +51,7 @@ class Removal:
     checkpoints: Path | None
     checkpoints_bytes: int
     is_queued: bool
+    remote: Sequence[str] = ()
 
 
 @contextlib.contextmanager
@@ -104,6 +106,7 @@ def describe(engine: Engine, home: Path, run: RunInfo) -> Removal:
         outside,
         size_of(outside) if outside else 0,
         is_queued,
+        [row.url for row in remote.of_run(engine, run.id) if row.url and not row.deleted_at],
     )
 
 

@@ -96,6 +96,13 @@ def test_what_runs_elsewhere_is_neither_removed_nor_queued_nor_started_here(kgor
     assert "there is no session kgorch-afar-012345-001" in kgorch("logs", code=2).stderr
 
 
+def test_rm_names_the_sessions_that_stay_at_the_place(kgorch, engine, run):
+    url = "https://www.kaggle.com/code/ada/afar-001"
+    add(engine, run, RemoteSession(1, RemoteState.DONE, NOW, pushed_at=NOW), url=url)
+    assert kgorch.look("rm", "afar", "--dry-run")[0]["remote"] == [url]
+    assert f"stays there: {url}" in kgorch("rm", "afar", "--yes").stdout
+
+
 def test_check_lists_what_would_be_sent_and_stores_nothing(kgorch):
     (kgorch.folder / "plan.toml").write_text(PLAN)
     (kgorch.folder / "train.py").write_text("pass\n")

@@ -77,6 +77,8 @@ def _print(item: Removal, *, checkpoints: bool) -> None:
     render.echo(render.printable(f"{run.name}/{run.number}  {run.state}, {where}"))
     if item.is_queued:
         render.echo("  is removed from the queue")
+    for url in item.remote:
+        render.echo(render.printable(f"  stays there: {url}"))
     if item.checkpoints:
         action = "removed, too" if checkpoints else "not removed; --checkpoints removes them"
         text = f"  checkpoints in {item.checkpoints}, {render.size(item.checkpoints_bytes)}: {action}"
@@ -112,5 +114,6 @@ def _view(item: Removal, *, checkpoints: bool, removed: bool) -> dict[str, Any]:
         if item.checkpoints
         else None,
         "queued": item.is_queued,
+        "remote": list(item.remote),
         "removed": removed,
     }
