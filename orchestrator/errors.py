@@ -6,8 +6,15 @@ Any other exception that reaches the command line is a bug of kgorch and shows a
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from enum import IntEnum
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk, or of a user's share of one."""
+
+UNWRITABLE = (*NO_ROOM, errno.EROFS, errno.EIO)
+"""Errors of a full or failing disk, which may pass. After another one (the folder was deleted) a second try gains nothing."""
 
 
 class ExitCode(IntEnum):

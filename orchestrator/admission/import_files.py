@@ -6,7 +6,6 @@ A copy gets its name last, so what a kill leaves of one is no checkpoint; the ne
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -41,7 +40,7 @@ from kgorch.db import import_run, runs, sessions
 from kgorch.db.import_run import RunImport
 from kgorch.db.rows import RunInfo
 from kgorch.db.untrusted_database import Columns
-from kgorch.errors import CheckpointBroken, CheckpointUnreadable, StateUnusable
+from kgorch.errors import NO_ROOM, CheckpointBroken, CheckpointUnreadable, StateUnusable
 from kgorch.launch import rungs
 from kgorch.plan import Plan
 from kgorch.protocol.run_files import CACHE_FOLDER, MAX_CACHED_BYTES
@@ -380,7 +379,7 @@ def _disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_ROOM:
             raise _no_room(root, str(error)) from None
         raise StateUnusable(
             f"the run from the source cannot be written to {root}",

@@ -178,7 +178,8 @@ class RankError(StrEnum):
     LOADER_KILLED = "loader_killed"
     """A loading process was killed."""
     DISK_FULL = "disk_full"
-    """The script met a full disk or an exhausted disk quota: it may have room the next time."""
+    """The script met a full disk or an exhausted disk quota, or the stage's last save a failing disk: there may be room the next
+    time."""
 
 
 class Fit(StrEnum):

@@ -8,7 +8,6 @@ write, and could be another process's by now.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -26,6 +25,7 @@ from typing import Any
 from kgorch.core.codes import RankError, RankOutcome
 from kgorch.core.health.training_health import HealthIssue
 from kgorch.core.session.attempt_outcome import RankRecord
+from kgorch.errors import UNWRITABLE
 from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch import attempt_processes
 from kgorch.protocol.codec import ProtocolError, from_dict
@@ -39,9 +39,6 @@ DeferredFiles = Mapping[str, dict[str, Any]]
 """Content by file name that the attempt's processes sent to the supervisor because the disk did not accept the file."""
 
 NO_FILES: DeferredFiles = MappingProxyType({})
-
-UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Errors of a full or failing disk, which may pass. After another one (the folder was deleted) a file is dropped."""
 
 
 class DiskUnwritable(Exception):
@@ -221,7 +218,7 @@ def write_deferred_file(folder: Path, name: str, content: dict[str, Any]) -> Non
     try:
         write_json(folder / name, content)
     except OSError as error:
-        if error.errno in UNWRITABLE_ERRNOS:
+        if error.errno in UNWRITABLE:
             raise DiskUnwritable(str(error)) from None
 
 

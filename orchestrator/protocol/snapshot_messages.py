@@ -105,10 +105,16 @@ class SnapshotReady:
 
 @dataclass(frozen=True, slots=True)
 class PersistResult:
-    """To the ranks: that snapshot is on disk, or why it is not. `error`: empty if it is."""
+    """To the ranks: that snapshot is on disk, or why it is not.
+
+    Attributes:
+        error: empty if it is.
+        errno: of the error, as the system counts them; 0 for another one.
+    """
 
     number: int
     error: str = ""
+    errno: int = 0
 
 
 # The snapshot server to the supervisor

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from kgorch.core.codes import EventKind
+from kgorch.errors import NO_ROOM
 from kgorch.protocol.run_files import CACHE_COMPLETE_FILE
 from kgorch.protocol.values import escape_surrogates
 from kgorch.system import file_hash, files, priority
@@ -213,7 +213,7 @@ class Cache:
             os.utime(partial, ns=(version.mtime_ns, version.mtime_ns))
             partial.rename(copy)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in NO_ROOM:
                 self._free_room()
             raise
         finally:

@@ -250,7 +250,7 @@ class SnapshotStore:
 
     def _write(self, snapshot: Snapshot) -> None:
         """Runs on the writer's thread."""
-        root, error = Path(snapshot.request.root), ""
+        root, error, number = Path(snapshot.request.root), "", 0
         place, size = root, 0
         try:
             if snapshot.request.root not in self._cleared:
@@ -260,11 +260,11 @@ class SnapshotStore:
                 snapshot.shares(), root, snapshot.request.attempt, lambda: snapshot.is_complete
             )
         except Exception as problem:  # whatever it is, the supervisor is told, and the next snapshot can be written
-            error = f"{type(problem).__name__}: {problem}"
+            error, number = f"{type(problem).__name__}: {problem}", getattr(problem, "errno", None) or 0
         took_s = boottime_s() - snapshot.began_s
-        self._post(lambda: self._finish_write(snapshot, place, size, took_s, error))
+        self._post(lambda: self._finish_write(snapshot, place, size, took_s, error, number))
 
-    def _finish_write(self, snapshot: Snapshot, place: Path, size: int, took_s: float, error: str) -> None:
+    def _finish_write(self, snapshot: Snapshot, place: Path, size: int, took_s: float, error: str, number: int) -> None:
         attempt, step = snapshot.request.attempt, snapshot.step
         if error:
             self._report(SaveFailure(attempt, -1, step, error))
@@ -275,7 +275,7 @@ class SnapshotStore:
                     attempt, str(place), step, size, snapshot.blocking_s, took_s, snapshot.final, snapshot.rescued
                 )
             )
-        self._confirm(attempt, PersistResult(snapshot.number, error))
+        self._confirm(attempt, PersistResult(snapshot.number, error, number))
         self.writing, following, self._next = None, self._next, None
         if following and following.is_complete:  # else ranks have filled its images again
             self.write(following)

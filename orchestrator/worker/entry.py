@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import errno
 import faulthandler
 import gc
 import importlib
@@ -31,7 +30,7 @@ from kgorch.core.codes import RankError, RankOutcome
 from kgorch.core.former_names import current_name
 from kgorch.core.health.training_health import HealthIssue
 from kgorch.core.program_command import flags_of, module_of
-from kgorch.errors import CannotRestore, CheckpointBroken, KgorchError, nearest
+from kgorch.errors import NO_ROOM, UNWRITABLE, CannotRestore, CheckpointBroken, KgorchError, nearest
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system.attempt_files import write_attempt_file
 from kgorch.system.clock import boottime_s
@@ -178,7 +177,9 @@ def code_of(error: BaseException) -> RankError:
     """The kind of error. Does not load PyTorch: there may be no memory for it."""
     if isinstance(error, CheckpointBroken | CannotRestore):
         return RankError.CHECKPOINT
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return RankError.DISK_FULL
+    if isinstance(error, session_end.SaveLost) and error.errno in UNWRITABLE:
         return RankError.DISK_FULL
     if isinstance(error, KgorchError | ImportError | SyntaxError):
         return RankError.USAGE

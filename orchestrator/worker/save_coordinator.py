@@ -15,6 +15,7 @@ import torch
 
 from kgorch import __version__
 from kgorch.checkpoint.manifest import Manifest
+from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system.clock import boottime_s
 from kgorch.worker import rng_state, session_end
@@ -29,6 +30,9 @@ from kgorch.worker.session_state import SessionState
 
 if TYPE_CHECKING:
     from kgorch.worker.supervision import Supervision
+
+ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further try of a stage's final save that the disk did not take."""
 
 AFTER_A_MISS = 5.0
 """Intervals until the next snapshot after one that could not be taken: the attempt may have cost half a second."""
@@ -124,8 +128,16 @@ class SaveCoordinator:
             self._save_best(request)
 
     def save_final(self) -> bool:
-        """Save the state at the end of the stage. Returns whether it is on disk."""
+        """Save the state at the end of the stage. Where the disk is full, wait for room: training is over, and nothing else to do.
+
+        Returns: whether it is on disk.
+        """
         is_saved = self._save_and_wait(final=True)
+        for pause_s in ROOM_PAUSES_S:  # so many on each rank, for all are told the same error
+            if is_saved or self._writer.errno not in UNWRITABLE:
+                break
+            time.sleep(pause_s)
+            is_saved = self._save_and_wait(final=True)
         if is_saved and self._state.tracked and not self._state.probe.is_probe:
             session_end.final_step = self._state.position.step
         return is_saved

@@ -28,7 +28,11 @@ class SessionOver(SystemExit):
 
 
 class SaveLost(RuntimeError):
-    """The final save of a stage has failed."""
+    """The final save of a stage has failed. `errno`: of the system's error; 0 for another one."""
+
+    def __init__(self, message: str, errno: int) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 def opened(end: Callable[[BaseException | None], None]) -> None:

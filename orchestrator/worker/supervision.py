@@ -134,7 +134,7 @@ class Supervision:
                 self.metric_log.close()
             self.link.close()
         if not saved:
-            raise SaveLost(f"the stage is done, but its last save failed: {self.writer.error}")
+            raise SaveLost(f"the stage is done, but its last save failed: {self.writer.error}", self.writer.errno)
 
     def at_boundary(self, step: int) -> None:
         """Between two steps, after the saves: apply what is due before `step`."""

@@ -34,6 +34,7 @@ from kgorch.core.session.events import (
 )
 from kgorch.platforms.detect import detect
 from kgorch.worker.entry import code_of
+from kgorch.worker.session_end import SaveLost
 
 
 def test_before_the_first_save_the_guess_follows_size_and_measured_speed():
@@ -398,3 +399,5 @@ def test_a_full_disk_is_no_error_that_must_come_again():
     full = [replace(bug[0], code=code_of(OSError(errno.ENOSPC, "No space left on device")))]
     assert is_same_error(bug, bug) and not is_same_error(full, full)
     assert code_of(OSError(errno.ENOENT, "no such file")) is RankError.OTHER
+    assert code_of(SaveLost("the last save failed", errno.EROFS)) is RankError.DISK_FULL
+    assert code_of(SaveLost("the last save failed", 0)) is RankError.OTHER

@@ -407,6 +407,19 @@ def test_a_last_save_that_fails_is_never_called_finished(kgorch, small_disk):
     assert kgorch.status()["state"] == "failed"
 
 
+def test_a_last_save_waits_for_room_on_a_full_disk(kgorch, small_disk):
+    """The next two attempts would end alike, within seconds: the run was failed before a person could free some space."""
+    filler = small_disk / "filler"
+    filler.write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 800_000))
+    plan = kgorch.plan(ranks=2, args={"epochs": 2, "sleep": 0, "pad": 45_000}, every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(lambda: kgorch.try_status() and kgorch.events("save_failed"), what="the first try")
+    filler.unlink()
+    assert supervisor.wait(timeout=60) == 0
+    assert kgorch.status()["checkpoint"]["final"] and len(kgorch.history()[0]["attempts"]) == 1
+
+
 def test_a_text_that_is_no_unicode_does_not_upset_the_supervisor(kgorch):
     (kgorch.folder / "fails.py").write_text('raise ValueError("caf\\udce9.tif")')
     done = kgorch("start", str(kgorch.plan("fails.py", ranks=1)), code=20)

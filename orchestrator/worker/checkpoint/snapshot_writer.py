@@ -97,6 +97,7 @@ class SnapshotWriter:
     Attributes:
         blocking_s: seconds for which the last snapshot held up the training.
         error: why the last save has failed, else "".
+        errno: of that error, where the system has one; else 0.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class SnapshotWriter:
         self._tree: Mapping[str, Any] = {}
         self._names: Set[str] = frozenset()
         self._encoded: dict[str, bytes] = {}
-        self.blocking_s, self.error = 0.0, ""
+        self.blocking_s, self.error, self.errno = 0.0, "", 0
 
     @property
     def interval_s(self) -> float | None:
@@ -188,7 +189,8 @@ class SnapshotWriter:
             slot: the buffer.
             persist: the keeper writes the snapshot to disk.
         """
-        self._ordinal, self._slot, self.error = self._ordinal + 1, slot, ""  # also if it fails on this rank alone
+        self._ordinal, self._slot = self._ordinal + 1, slot  # also if it fails on this rank alone
+        self.error, self.errno = "", 0
         files = {name: json.dumps(document).encode() for name, document in snapshot.documents.items()}
         if self._rank == 0:
             files |= self._of_all(snapshot.captured, snapshot.manifest)
@@ -284,7 +286,7 @@ class SnapshotWriter:
             try:
                 for message in transport.receive_messages(self._keeper, self._lines, patience_s=patience_s):
                     if isinstance(message, PersistResult) and message.number == self._writing.number:
-                        self.error, self._writing = message.error, None
+                        self.error, self.errno, self._writing = message.error, message.errno, None
                         break
             except (OSError, ProtocolError):
                 self._lose_keeper()
