@@ -53,7 +53,7 @@ class ResumePoint:
     needs_warmup: bool = False
 
 
-def find_source(launch: LaunchSpec, supervision: Supervision) -> RestoreSource | None:
+def find_source(launch: LaunchSpec, writer: SnapshotWriter) -> RestoreSource | None:
     """What the attempt continues from; None where the stage begins.
 
     Raises:
@@ -61,7 +61,7 @@ def find_source(launch: LaunchSpec, supervision: Supervision) -> RestoreSource |
         SnapshotGone: the snapshot of the launch file is no longer there.
     """
     if launch.snapshot is not None:
-        return _newest_snapshot(supervision.writer, launch.snapshot)
+        return _newest_snapshot(writer, launch.snapshot)
     return FolderSource(Path(launch.resume)) if launch.resume else None
 
 
