@@ -23,7 +23,7 @@ import torch
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker import output_folder, restore, session_end
 from kgorch.worker.checkpoint import stage_weights
-from kgorch.worker.checkpoint.restore_source import RestoreSource
+from kgorch.worker.checkpoint.resumed_state import ResumedState
 from kgorch.worker.checkpoint.stage_weights import Weights
 from kgorch.worker.data.cached_path import CachedPaths
 from kgorch.worker.data.followed_loader import FollowedLoader
@@ -33,7 +33,6 @@ from kgorch.worker.determinism import Determinism
 from kgorch.worker.memory import activation_checkpointing
 from kgorch.worker.own_loop import OwnLoop
 from kgorch.worker.ranks import process_group
-from kgorch.worker.resumed_state import ResumedState
 from kgorch.worker.session_end import SaveLost, SessionOver
 from kgorch.worker.session_state import SessionState
 from kgorch.worker.step_computation import StepComputation
@@ -127,12 +126,7 @@ class Session(StepComputation):
         sizes, own_bytes = tracked.measure(self.world_size)
         state.probe.learn(things, tracked.state_bytes, self._runner)
         if self._supervision:
-            self._loop.resume(restore.begin(state, self._supervision, self._source, sizes, own_bytes))
-
-    @functools.cached_property
-    def _source(self) -> RestoreSource | None:
-        launch, supervision = self._state.launch, self._supervision
-        return restore.find_source(launch, supervision.writer) if launch and supervision else None
+            self._loop.resume(restore.begin(state, self._supervision, sizes, own_bytes))
 
     @functools.cached_property
     def resumed(self) -> ResumedState:
@@ -143,7 +137,8 @@ class Session(StepComputation):
         Raises:
             CheckpointBroken: the checkpoint cannot be read.
         """
-        member, source, launch = self._state.member, self._source, self._state.launch
+        member, launch = self._state.member, self._state.launch
+        source = self._supervision.source if self._supervision else None
         rank = member.rank if source and source.manifest.world_size == member.world_size else 0
         return ResumedState(source, rank, extends=bool(launch and launch.extends))
 
@@ -211,15 +206,9 @@ class Session(StepComputation):
     # Loops
 
     def loader(
-        self,
-        dataset: Any,
-        global_batch: int,
-        *,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        is_random: bool = True,
+        self, dataset: Any, global_batch: int, *, shuffle: bool = True, drop_last: bool = True, is_random: bool = True,
         **options: Any,
-    ) -> Loader:
+    ) -> Loader:  # fmt: skip
         """A DataLoader over this rank's share whose order is the same on any number of ranks and workers (data/keyed_loader.py).
 
         Args:

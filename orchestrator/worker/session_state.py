@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker.checkpoint.resumed_state import RememberedValues
 from kgorch.worker.checkpoint.tracked_objects import TrackedObjects
+from kgorch.worker.checkpoint.training_position import TrainingPosition
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.determinism import Determinism
 from kgorch.worker.probe.hooks import ProbeHooks
 from kgorch.worker.ranks.process_group import RankInfo
 from kgorch.worker.ranks.virtual_ranks import RankDivision
-from kgorch.worker.resumed_state import RememberedValues
 from kgorch.worker.telemetry.event_sender import EventSender, Exactness
 from kgorch.worker.telemetry.progress_marker import ProgressMarker
 from kgorch.worker.telemetry.rank_metrics import ResourceMeter
 from kgorch.worker.telemetry.reported_metrics import ReportedMetrics
 from kgorch.worker.telemetry.step_timer import StepTimer
-from kgorch.worker.training_position import TrainingPosition
 
 QUICK_BATCHES = 2
 """Batches in a quick test of a loader that is not trained on: the first one of a kind takes longer than the others."""
