@@ -35,7 +35,7 @@ from kgorch.core.limits.quota import Quota
 from kgorch.core.limits.wall import Wall, has_moved, nearest
 from kgorch.core.session import events
 from kgorch.core.session import lifecycle as core
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import charges, queue, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.limits import quota_ledger
@@ -232,7 +232,7 @@ class World:
 
     def settle(self, plan: Played, last: Any) -> None:
         quota_ledger.complete(self.engine, last, None, plan.terms)
-        ended = core.ended_alone(Session(phase=Phase(last.phase)), None, 0.0).session
+        ended = core.ended_alone(LifecycleState(phase=Phase(last.phase)), None, 0.0).session
         if attempt := sessions.last_attempt(self.engine, last.id):
             sessions.close_attempt(self.engine, **_end_of(attempt, Outcome.LOST, last.step))
         sessions.record(
@@ -274,7 +274,9 @@ class Training:
         self.ledger.look()
         self.wall = nearest([self.fixed, self.ledger.wall(now_s)])
         assert self.wall
-        self.session = Session(wall_s=self.wall.at_s, wall_kind=self.wall.kind, margin_s=60.0, guess_s=60.0, step_s=1.0)
+        self.session = LifecycleState(
+            wall_s=self.wall.at_s, wall_kind=self.wall.kind, margin_s=60.0, guess_s=60.0, step_s=1.0
+        )
         if self.ledger.is_spent(self.session.save_lead_s):
             queue.put(
                 self.engine,

@@ -38,7 +38,7 @@ import scale_ranks  # noqa: E402
 from kgorch.checkpoint import registry  # noqa: E402
 from kgorch.db import queue, runs, samples, sessions  # noqa: E402
 from kgorch.db.engine import open_database  # noqa: E402
-from kgorch.db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, Session, Stage  # noqa: E402
+from kgorch.db.tables import Attempt, Charge, Checkpoint, EventRow, Pool, Resume, Run, SessionRow, Stage  # noqa: E402
 from kgorch.errors import ExitCode  # noqa: E402
 from kgorch.plan import parse  # noqa: E402
 from kgorch.report import run_view  # noqa: E402
@@ -81,7 +81,7 @@ def fill(engine: Engine, *, others: int, past: int, per_run: int = 1, due_in: ti
         spans = [(run_id, past if run_id == "mine" else per_run) for run_id in ids]
         rows = [_session(run_id, number) for run_id, count in spans for number in range(1, count + 1)]
         rows = [{"id": session_id, **row} for session_id, row in enumerate(rows, 1)]
-        add(Session, rows)
+        add(SessionRow, rows)
         add(Attempt, [_attempt(row) for row in rows])
         add(Checkpoint, [_checkpoint(row) for row in rows])
         add(

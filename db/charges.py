@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session as Orm
 from kgorch.core.codes import LIVE, Reason, ResumeState, RunState
 from kgorch.db.rows import ChargeInfo, PoolInfo, SessionInfo
 from kgorch.db.runs import now, to_info
-from kgorch.db.tables import Charge, Pool, Resume, Run, Session
+from kgorch.db.tables import Charge, Pool, Resume, Run, SessionRow
 
 MAX_OVERLAPS = 64
 """Upper bound of the charges that start before an instant and reach beyond it: one for each session that ran then."""
@@ -89,7 +89,7 @@ def repair_future_timestamps(engine: Engine, at: datetime) -> int:
     Charges of a live session stay, because it would write them again. All stay where every charge lies in the future: then our
     own clock is behind. Returns the number of moved charges.
     """
-    over = select(Session.id).where(Session.phase.not_in(LIVE))
+    over = select(SessionRow.id).where(SessionRow.phase.not_in(LIVE))
     with Orm(engine) as orm, orm.begin():
         if orm.scalar(select(Charge.id).where(Charge.started_at <= at).limit(1)) is None:
             return 0
@@ -147,8 +147,8 @@ def newest(engine: Engine, session_id: int) -> ChargeInfo | None:
 def newest_of_boot(engine: Engine, pool: str, boot_id: str, since: datetime) -> ChargeInfo | None:
     """The charge that started last, not before `since`, of a session of this boot of the machine."""
     with Orm(engine) as orm:
-        query = select(Charge).join(Session, Session.id == Charge.session_id)
-        query = query.where(Charge.pool == pool, Charge.started_at >= since, Session.boot_id == boot_id)
+        query = select(Charge).join(SessionRow, SessionRow.id == Charge.session_id)
+        query = query.where(Charge.pool == pool, Charge.started_at >= since, SessionRow.boot_id == boot_id)
         row = orm.scalars(query.order_by(Charge.started_at.desc()).limit(1)).first()
         return to_info(ChargeInfo, row) if row else None
 
@@ -156,7 +156,7 @@ def newest_of_boot(engine: Engine, pool: str, boot_id: str, since: datetime) -> 
 def live_sessions(engine: Engine, pool: str) -> list[SessionInfo]:
     """Sessions of the pool that are not over by their rows. Whether their processes live is for the caller to check."""
     with Orm(engine) as orm:
-        query = select(Session).where(Session.phase.in_(LIVE), Session.pool == pool).order_by(Session.id)
+        query = select(SessionRow).where(SessionRow.phase.in_(LIVE), SessionRow.pool == pool).order_by(SessionRow.id)
         return [to_info(SessionInfo, row) for row in orm.scalars(query)]
 
 
@@ -191,15 +191,17 @@ def remaining_need(engine: Engine, pool: str) -> RemainingNeed:
     with Orm(engine) as orm:
         active = select(Run.id).where(Run.state == RunState.ACTIVE, Run.pool == pool)
         last = (
-            select(Session.run_id, func.max(Session.number).label("number"))
-            .where(Session.run_id.in_(active))
-            .group_by(Session.run_id)
+            select(SessionRow.run_id, func.max(SessionRow.number).label("number"))
+            .where(SessionRow.run_id.in_(active))
+            .group_by(SessionRow.run_id)
             .subquery()
         )
-        remaining_s = (Session.steps_total - Session.step) * Session.step_s
-        is_known = and_(Session.steps_total > 0, Session.step_s > 0)
-        query = select(func.count(), func.sum(remaining_s)).select_from(Session)
-        query = query.join(last, and_(last.c.run_id == Session.run_id, last.c.number == Session.number)).where(is_known)
+        remaining_s = (SessionRow.steps_total - SessionRow.step) * SessionRow.step_s
+        is_known = and_(SessionRow.steps_total > 0, SessionRow.step_s > 0)
+        query = select(func.count(), func.sum(remaining_s)).select_from(SessionRow)
+        query = query.join(last, and_(last.c.run_id == SessionRow.run_id, last.c.number == SessionRow.number)).where(
+            is_known
+        )
         known, seconds = orm.execute(query).one()
         count = orm.scalar(select(func.count()).select_from(Run).where(Run.state == RunState.ACTIVE, Run.pool == pool))
         return RemainingNeed(count or 0, known, float(seconds or 0.0))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from kgorch.db.tables import Attempt, Curve, Session
+from kgorch.db.tables import Attempt, Curve, SessionRow
 
 PIECE_BYTES = 64 << 10
 """Of a row, about. The last row is rewritten whole whenever lines are added, so it should stay small."""
@@ -55,5 +55,5 @@ def of_attempt(engine: Engine, attempt_id: int) -> str:
 def attempts_with_curves(engine: Engine, run_id: str) -> set[int]:
     """Ids of the run's attempts that have rows here."""
     with engine.connect() as connection:
-        query = select(Curve.attempt_id).join(Attempt).join(Session).where(Session.run_id == run_id)
+        query = select(Curve.attempt_id).join(Attempt).join(SessionRow).where(SessionRow.run_id == run_id)
         return set(connection.scalars(query.distinct()))

@@ -26,7 +26,7 @@ from kgorch.db import rungs, untrusted_database
 from kgorch.db.engine import open_url
 from kgorch.db.rows import RunInfo
 from kgorch.db.runs import now, to_info
-from kgorch.db.tables import Attempt, Charge, Checkpoint, Curve, EventRow, Run, RungRow, Session, Stage
+from kgorch.db.tables import Attempt, Charge, Checkpoint, Curve, EventRow, Run, RungRow, SessionRow, Stage
 from kgorch.db.untrusted_database import Columns, Reader
 from kgorch.untrusted_io import Budget
 
@@ -181,13 +181,13 @@ def _import_sessions(orm: Orm, run: Run, rows: RunRows) -> dict[int, int]:
 
     A session is recognized by its start, since ids and even numbers may differ.
     """
-    known = {row.started_at: row for row in orm.scalars(select(Session).where(Session.run_id == run.id))}
+    known = {row.started_at: row for row in orm.scalars(select(SessionRow).where(SessionRow.run_id == run.id))}
     number = max((row.number for row in known.values()), default=0)
     ids, new, attempts = {}, set(), _by_session(rows.attempts)
     for columns in rows.sessions:
         if (row := known.get(columns["started_at"])) is None:
             number = max(columns["number"], number + 1)
-            row = Session(**_ended(columns) | {"id": None, "run_id": run.id, "number": number})
+            row = SessionRow(**_ended(columns) | {"id": None, "run_id": run.id, "number": number})
             orm.add(row)
             orm.flush()
             new.add(columns["id"])
@@ -211,7 +211,7 @@ def _import_sessions(orm: Orm, run: Run, rows: RunRows) -> dict[int, int]:
     return ids
 
 
-def _import_attempt(orm: Orm, columns: Columns, session: Session, folder: str, curves: Sequence[Columns]) -> None:
+def _import_attempt(orm: Orm, columns: Columns, session: SessionRow, folder: str, curves: Sequence[Columns]) -> None:
     attempt = _attempt(columns, session, folder)
     orm.add(attempt)
     orm.flush()
@@ -281,7 +281,7 @@ def _ended(session: Columns) -> Columns:
     return session | {"boot_id": ""} | lost
 
 
-def _attempt(columns: Columns, session: Session, folder: str) -> Attempt:
+def _attempt(columns: Columns, session: SessionRow, folder: str) -> Attempt:
     changes: Columns = {
         "id": None,
         "session_id": session.id,

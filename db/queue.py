@@ -18,7 +18,7 @@ from sqlalchemy.orm import aliased
 from kgorch.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, RunState
 from kgorch.db.rows import ResumeInfo
 from kgorch.db.runs import now, to_info
-from kgorch.db.tables import Attempt, Resume, Run, Session
+from kgorch.db.tables import Attempt, Resume, Run, SessionRow
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
 LEASE = timedelta(minutes=5)
@@ -97,7 +97,7 @@ def queue_resume(
         newest.reason, newest.why = reason, why
         return
     session = orm.scalars(
-        select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
+        select(SessionRow).where(SessionRow.run_id == run_id).order_by(SessionRow.number.desc()).limit(1)
     ).first()
     made_progress = session is None or _made_progress(orm, session)
     inherited: dict[str, Any] = {name: getattr(newest, name) for name in INHERITED} if newest else {}
@@ -119,7 +119,7 @@ def queue_resume(
     orm.add(row)
 
 
-def _made_progress(orm: Orm, session: Session) -> bool:
+def _made_progress(orm: Orm, session: SessionRow) -> bool:
     """Whether an attempt of the session finished a stage or reached a step that no attempt before it had reached.
 
     That is asked of attempts, because steps of two stages cannot be compared. An attempt without an end, because everything was
@@ -254,7 +254,7 @@ def claimed_entries(engine: Engine) -> list[Entry]:
 def newest_session_id(engine: Engine) -> int:
     """0 before there is a session."""
     with Orm(engine) as orm:
-        return orm.scalar(select(func.max(Session.id))) or 0
+        return orm.scalar(select(func.max(SessionRow.id))) or 0
 
 
 def claim(engine: Engine, resume_id: int, claimant: Claimant, *, by: str, snapshot: QueueSnapshot) -> bool:
@@ -264,7 +264,7 @@ def claim(engine: Engine, resume_id: int, claimant: Claimant, *, by: str, snapsh
     """
     other = aliased(Resume)
     claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED).scalar_subquery()
-    newest_session = func.coalesce(select(func.max(Session.id)).scalar_subquery(), 0)
+    newest_session = func.coalesce(select(func.max(SessionRow.id)).scalar_subquery(), 0)
     with Orm(engine) as orm, orm.begin():
         claimable = update(Resume).where(
             Resume.id == resume_id,
@@ -316,25 +316,25 @@ def put_back(
 def active_sessions(engine: Engine) -> list[ActiveSession]:
     """Sessions that are not over by their rows. Whether their processes live is for the caller to check."""
     other, done = aliased(Resume), aliased(Resume)
-    waiting = select(other.id).where(other.run_id == Session.run_id, other.state.in_(WAITING)).exists()
-    newest = select(func.max(done.id)).where(done.run_id == Session.run_id, done.state.not_in(WAITING))
+    waiting = select(other.id).where(other.run_id == SessionRow.run_id, other.state.in_(WAITING)).exists()
+    newest = select(func.max(done.id)).where(done.run_id == SessionRow.run_id, done.state.not_in(WAITING))
     with Orm(engine) as orm:
         query = (
             select(
-                Session.run_id,
+                SessionRow.run_id,
                 Run.name,
                 Run.folder,
                 Run.state == RunState.ACTIVE,
-                Session.supervisor_pid,
-                Session.supervisor_started_ticks,
-                Session.boot_id,
+                SessionRow.supervisor_pid,
+                SessionRow.supervisor_started_ticks,
+                SessionRow.boot_id,
                 waiting,
                 func.coalesce(Resume.share, False),
                 func.coalesce(Resume.claimed_by, ""),
             )
-            .join(Run, Run.id == Session.run_id)
+            .join(Run, Run.id == SessionRow.run_id)
             .outerjoin(Resume, Resume.id == newest.scalar_subquery())
-            .where(Session.phase.in_(LIVE))
+            .where(SessionRow.phase.in_(LIVE))
         )
         return [ActiveSession._make(row) for row in orm.execute(query)]
 

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, Select, delete, exists, func, insert, select
 
 from kgorch.core.codes import OVER
 from kgorch.db.rows import SampleInfo
-from kgorch.db.tables import Sample, Session
+from kgorch.db.tables import Sample, SessionRow
 
 SECOND, MINUTE, HOUR = 0, 60, 3600
 MAX_AGE_OF_SECONDS = timedelta(hours=1)
@@ -96,8 +96,8 @@ def prune_ended_sessions(engine: Engine, *, minutes_bytes: int = MINUTES_BYTES) 
         with_seconds = list(
             connection.scalars(
                 select(Sample.session_id)
-                .join(Session)
-                .where(Sample.span_s == SECOND, Session.phase.in_(OVER))
+                .join(SessionRow)
+                .where(Sample.span_s == SECOND, SessionRow.phase.in_(OVER))
                 .distinct()
             )
         )
@@ -173,8 +173,8 @@ def _sessions_beyond(engine: Engine, bound_bytes: int) -> list[int]:
             value_bytes = newest_row(session_id, MINUTE).with_only_columns(func.length(Sample.values))
             total += count * (ROW_BYTES + (connection.scalar(value_bytes) or 0))
             if total > bound_bytes:
-                has_minutes = exists().where(Sample.session_id == Session.id, is_minute)
-                return list(connection.scalars(select(Session.id).where(Session.id <= session_id, has_minutes)))
+                has_minutes = exists().where(Sample.session_id == SessionRow.id, is_minute)
+                return list(connection.scalars(select(SessionRow.id).where(SessionRow.id <= session_id, has_minutes)))
     return []
 
 

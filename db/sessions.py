@@ -14,15 +14,15 @@ from kgorch.db import event_facts, rungs
 from kgorch.db.queue import queue_resume
 from kgorch.db.rows import AttemptInfo, EventInfo, SessionInfo
 from kgorch.db.runs import now, stage_finished, to_info
-from kgorch.db.tables import Attempt, EventRow, Session
+from kgorch.db.tables import Attempt, EventRow, SessionRow
 
 UNCOUNTED = (Outcome.LOST, Outcome.STOPPED, Outcome.OUT_OF_MEMORY)
 
 
 def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
     with Orm(engine) as orm, orm.begin():
-        last = orm.scalar(select(func.max(Session.number)).where(Session.run_id == run_id)) or 0
-        row = Session(run_id=run_id, number=last + 1, phase=Phase.QUEUED, started_at=now(), **columns)
+        last = orm.scalar(select(func.max(SessionRow.number)).where(SessionRow.run_id == run_id)) or 0
+        row = SessionRow(run_id=run_id, number=last + 1, phase=Phase.QUEUED, started_at=now(), **columns)
         orm.add(row)
         orm.flush()
         return to_info(SessionInfo, row)
@@ -31,7 +31,7 @@ def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
 def last(engine: Engine, run_id: str) -> SessionInfo | None:
     with Orm(engine) as orm:
         row = orm.scalars(
-            select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(1)
+            select(SessionRow).where(SessionRow.run_id == run_id).order_by(SessionRow.number.desc()).limit(1)
         ).first()
         return to_info(SessionInfo, row) if row else None
 
@@ -39,7 +39,7 @@ def last(engine: Engine, run_id: str) -> SessionInfo | None:
 def of_run(engine: Engine, run_id: str, *, limit: int | None = None) -> list[SessionInfo]:
     """Oldest first; with a limit the newest ones."""
     with Orm(engine) as orm:
-        chosen = select(Session).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(limit)
+        chosen = select(SessionRow).where(SessionRow.run_id == run_id).order_by(SessionRow.number.desc()).limit(limit)
         return [to_info(SessionInfo, row) for row in reversed(orm.scalars(chosen).all())]
 
 
@@ -76,7 +76,7 @@ def record(
             orm.add_all(rungs.new_rows(run_id, session_id, **adjustment))
         if phase in OVER:
             columns["ended_at"] = now()
-        orm.execute(update(Session).where(Session.id == session_id).values(phase=phase, **columns))
+        orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(phase=phase, **columns))
         orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase=phase, facts=facts))
         if resume is not None:
             queue_resume(orm, run_id, **resume)
@@ -90,13 +90,13 @@ def add_event(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], ses
 
 def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(Session).where(Session.id == session_id).values(**columns))
+        orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(**columns))
 
 
 def record_heartbeat(engine: Engine, session_id: int, attempt_id: int, **columns: Any) -> None:
     """The live figures, about once a second."""
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(Session).where(Session.id == session_id).values(heartbeat_at=now(), **columns))
+        orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(heartbeat_at=now(), **columns))
         orm.execute(update(Attempt).where(Attempt.id == attempt_id).values(last_step=columns["step"]))
 
 
@@ -192,8 +192,8 @@ def last_attempt(engine: Engine, session_id: int) -> AttemptInfo | None:
 def previous_attempt(engine: Engine, run_id: str, attempt_id: int) -> AttemptInfo | None:
     """The run's attempt before that one."""
     with Orm(engine) as orm:
-        chosen = select(Attempt).join(Session, Session.id == Attempt.session_id)
-        chosen = chosen.where(Session.run_id == run_id, Attempt.id < attempt_id).order_by(Attempt.id.desc()).limit(1)
+        chosen = select(Attempt).join(SessionRow, SessionRow.id == Attempt.session_id)
+        chosen = chosen.where(SessionRow.run_id == run_id, Attempt.id < attempt_id).order_by(Attempt.id.desc()).limit(1)
         row = orm.scalars(chosen).first()
         return to_info(AttemptInfo, row) if row else None
 
@@ -217,8 +217,8 @@ def max_steps(engine: Engine, run_id: str) -> dict[str, int]:
     with Orm(engine) as orm:
         chosen = (
             select(Attempt.stage, func.max(Attempt.last_step))
-            .join(Session, Session.id == Attempt.session_id)
-            .where(Session.run_id == run_id)
+            .join(SessionRow, SessionRow.id == Attempt.session_id)
+            .where(SessionRow.run_id == run_id)
             .group_by(Attempt.stage)
         )
         return {row[0]: row[1] for row in orm.execute(chosen)}
@@ -227,15 +227,15 @@ def max_steps(engine: Engine, run_id: str) -> dict[str, int]:
 def max_step(engine: Engine, run_id: str, stage: str, *, before_attempt: int, since: datetime | None = None) -> int:
     """The highest step of a stage that an earlier attempt has come to; `since`: when the stage was begun anew."""
     with Orm(engine) as orm:
-        chosen = select(func.max(Attempt.last_step)).join(Session, Session.id == Attempt.session_id)
-        chosen = chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.id < before_attempt)
+        chosen = select(func.max(Attempt.last_step)).join(SessionRow, SessionRow.id == Attempt.session_id)
+        chosen = chosen.where(SessionRow.run_id == run_id, Attempt.stage == stage, Attempt.id < before_attempt)
         return orm.scalar(chosen.where(Attempt.started_at >= since) if since else chosen) or 0
 
 
 def has_launch_since(engine: Engine, run_id: str, stage: str, at: datetime) -> bool:
     with Orm(engine) as orm:
-        chosen = select(Attempt.id).join(Session, Session.id == Attempt.session_id)
-        chosen = chosen.where(Session.run_id == run_id, Attempt.stage == stage, Attempt.started_at >= at)
+        chosen = select(Attempt.id).join(SessionRow, SessionRow.id == Attempt.session_id)
+        chosen = chosen.where(SessionRow.run_id == run_id, Attempt.stage == stage, Attempt.started_at >= at)
         return orm.scalar(chosen.limit(1)) is not None
 
 
@@ -248,9 +248,9 @@ def attempts_without_progress(engine: Engine, run_id: str) -> int:
     """
     with Orm(engine) as orm:
         chosen = (
-            select(Attempt.made_progress, Attempt.outcome, Session.phase)
-            .join(Session, Session.id == Attempt.session_id)
-            .where(Session.id.in_(_newest(run_id, 50)), Attempt.ended_at.is_not(None))
+            select(Attempt.made_progress, Attempt.outcome, SessionRow.phase)
+            .join(SessionRow, SessionRow.id == Attempt.session_id)
+            .where(SessionRow.id.in_(_newest(run_id, 50)), Attempt.ended_at.is_not(None))
             .order_by(Attempt.id.desc())
             .limit(50)
         )
@@ -272,7 +272,9 @@ def duration_and_failures(engine: Engine, run_id: str) -> tuple[float, int]:
     recent = _newest(run_id, RECENT_SESSIONS)
     with Orm(engine) as orm:
         ended = orm.execute(
-            select(Session.started_at, Session.ended_at).where(Session.id.in_(recent), Session.ended_at.is_not(None))
+            select(SessionRow.started_at, SessionRow.ended_at).where(
+                SessionRow.id.in_(recent), SessionRow.ended_at.is_not(None)
+            )
         )
         lasted_s = ((end - start).total_seconds() for start, end in ended if end is not None)
         seconds = sum(max(0.0, one_s) for one_s in lasted_s)  # the wall clock may have been put back meanwhile
@@ -284,4 +286,4 @@ def duration_and_failures(engine: Engine, run_id: str) -> tuple[float, int]:
 
 def _newest(run_id: str, count: int | None) -> Select[Any]:
     """The newest sessions' ids, for a query that must not look through all of them."""
-    return select(Session.id).where(Session.run_id == run_id).order_by(Session.number.desc()).limit(count)
+    return select(SessionRow.id).where(SessionRow.run_id == run_id).order_by(SessionRow.number.desc()).limit(count)

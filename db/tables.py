@@ -141,7 +141,7 @@ class Stage(Base):
     )  # why it is finished, where no attempt of this database finished it
 
 
-class Session(Base):
+class SessionRow(Base):
     """One stretch of a run on one machine, between two time limits.
 
     It also holds the supervisor's identity and the live progress, which `kgorch status` reads without a daemon.

@@ -60,7 +60,7 @@ STEPS_BETWEEN_CHECKS = 20_000
 """Instructions of SQLite's virtual machine between two checks of the budget: a millisecond or less."""
 
 
-class Rule(enum.Enum):
+class ColumnRule(enum.Enum):
     """What a column may hold, and why that is harmless here."""
 
     LOCAL = "not read: this machine's own value, or none, replaces it"
@@ -84,8 +84,8 @@ class Rule(enum.Enum):
     CONSENT = "decides what runs: used after a user has seen it and passed --accept-plan"
 
 
-_R = Rule
-COLUMNS: Mapping[str, Mapping[str, Rule]] = {
+_R = ColumnRule
+COLUMNS: Mapping[str, Mapping[str, ColumnRule]] = {
     "runs": {
         "id": _R.NAME, "name": _R.NAME, "number": _R.ORDINAL, "folder": _R.LOCAL, "workdir": _R.CONSENT, "checkpoints": _R.LOCAL,
         "plan": _R.CONSENT, "overrides": _R.CONSENT, "plan_hash": _R.NAME, "state": _R.CODE, "why": _R.TEXT,
@@ -195,7 +195,7 @@ class Reader:
         return list(reversed(list(self._rows(table, where, values, order))))
 
     def _rows(self, table: str, where: str, values: tuple[Any, ...], order: str) -> Iterator[Columns]:
-        rules = {name: rule for name, rule in COLUMNS[table].items() if rule is not Rule.LOCAL}
+        rules = {name: rule for name, rule in COLUMNS[table].items() if rule is not ColumnRule.LOCAL}
         names = ", ".join(f'"{name}"' for name in rules)
         query = f'SELECT {names} FROM "{table}" WHERE {where} ORDER BY "{order}" DESC LIMIT {ROWS[table]}'
         for row in self._connection.exec_driver_sql(query, values):
@@ -233,7 +233,7 @@ def clean(text: str, *, lines: bool = False) -> str:
     return "".join(char if char.isprintable() or char in allowed else "?" for char in text)
 
 
-def _columns(table: str, rules: Mapping[str, Rule], row: Any) -> Columns:
+def _columns(table: str, rules: Mapping[str, ColumnRule], row: Any) -> Columns:
     result: Columns = {}
     for (name, rule), value in zip(rules.items(), row, strict=True):
         column = Base.metadata.tables[table].columns[name]
@@ -243,12 +243,14 @@ def _columns(table: str, rules: Mapping[str, Rule], row: Any) -> Columns:
             result[name] = None
             continue
         try:
-            read: Any = _texts(value) if rule is Rule.CONSENT and isinstance(column.type, JSON) else _READ[rule](value)
+            read: Any = (
+                _texts(value) if rule is ColumnRule.CONSENT and isinstance(column.type, JSON) else _READ[rule](value)
+            )
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise InvalidDatabase(f"{table}.{name} holds {printable(repr(value), 60)}") from None
-        if rule is Rule.CODE and read not in CODES[f"{table}.{name}"]:
+        if rule is ColumnRule.CODE and read not in CODES[f"{table}.{name}"]:
             raise InvalidDatabase(f"{table}.{name} holds {printable(repr(value), 60)}")
-        if isinstance(column.type, String | Code) and column.type.length and rule is not Rule.CONSENT:
+        if isinstance(column.type, String | Code) and column.type.length and rule is not ColumnRule.CONSENT:
             read = read[: column.type.length]
         if isinstance(column.type, Float):
             read = float(read)
@@ -356,21 +358,21 @@ def _boolean(value: Any) -> bool:
     return bool(_integer(value, 0, 1))
 
 
-_READ: Mapping[Rule, Callable[[Any], Any]] = {
-    Rule.KEY: lambda value: _integer(value, -(1 << 62), 1 << 62),
-    Rule.NAME: _name,
-    Rule.TEXT: _text,
-    Rule.CODE: _name,
-    Rule.ORDINAL: lambda value: _integer(value, 1, 1_000_000),
-    Rule.COUNT: lambda value: _integer(value, 0, event_facts.MAX_NUMBER),
-    Rule.NUMBER: _number,
-    Rule.SECONDS: _seconds,
-    Rule.BOOLEAN: _boolean,
-    Rule.INSTANT: _instant,
-    Rule.METRICS: _metrics,
-    Rule.TABLE: lambda value: _cleaned(_document(value)),
-    Rule.FACTS: lambda value: _cleaned(_document(value)),
-    Rule.SETTINGS: _document,
-    Rule.LINES: _lines,
-    Rule.CONSENT: _consent,
+_READ: Mapping[ColumnRule, Callable[[Any], Any]] = {
+    ColumnRule.KEY: lambda value: _integer(value, -(1 << 62), 1 << 62),
+    ColumnRule.NAME: _name,
+    ColumnRule.TEXT: _text,
+    ColumnRule.CODE: _name,
+    ColumnRule.ORDINAL: lambda value: _integer(value, 1, 1_000_000),
+    ColumnRule.COUNT: lambda value: _integer(value, 0, event_facts.MAX_NUMBER),
+    ColumnRule.NUMBER: _number,
+    ColumnRule.SECONDS: _seconds,
+    ColumnRule.BOOLEAN: _boolean,
+    ColumnRule.INSTANT: _instant,
+    ColumnRule.METRICS: _metrics,
+    ColumnRule.TABLE: lambda value: _cleaned(_document(value)),
+    ColumnRule.FACTS: lambda value: _cleaned(_document(value)),
+    ColumnRule.SETTINGS: _document,
+    ColumnRule.LINES: _lines,
+    ColumnRule.CONSENT: _consent,
 }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from kgorch.admission.source_run import Candidate
+from kgorch.admission.source_run import ImportCandidate
 from kgorch.checkpoint.folder import MAX_MANIFEST_BYTES, read_manifest
 from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from kgorch.errors import CheckpointBroken, CheckpointUnreadable
@@ -63,7 +63,7 @@ class ScanResult:
         cut: the bound that ended the scan before all was seen; empty if none did.
     """
 
-    checkpoints: list[Candidate] = field(default_factory=list)
+    checkpoints: list[ImportCandidate] = field(default_factory=list)
     databases: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     other_names: dict[str, Path] = field(default_factory=dict)
@@ -182,7 +182,7 @@ def _examine(
                 result.note(f"{folder} was skipped: {error.what}")
         else:
             if manifest.run == name and RUN_ID.fullmatch(manifest.run_id):
-                result.checkpoints.append(Candidate.of(folder, manifest))
+                result.checkpoints.append(ImportCandidate.of(folder, manifest))
                 for wrong in rungs.rows_of_manifest(manifest)[1][:MAX_WRONG_RUNGS]:
                     result.note(f"{folder}: skipped {wrong}")
             else:

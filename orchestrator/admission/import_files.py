@@ -22,7 +22,7 @@ from kgorch import untrusted_io
 from kgorch.admission.requests import ImportWatcher
 from kgorch.admission.source_run import (
     NO_PROGRESS,
-    Candidate,
+    ImportCandidate,
     ProgressKey,
     SourceRun,
     essence_of,
@@ -161,7 +161,7 @@ class _RunCopy:
             for path, top in outputs.items() if self.checkpoints or not source.checkpoints else ():
                 _copy_output(path, folder / top.name / path.relative_to(top), on_bytes, self.watcher)
 
-    def _copy(self, item: Candidate, on_bytes: OnBytes) -> bool:
+    def _copy(self, item: ImportCandidate, on_bytes: OnBytes) -> bool:
         """Copy a checkpoint; False if it is broken. Raises: CheckpointUnreadable; OSError of the local disk."""
         try:
             _copy_checkpoint(item, _target(self.root, item), on_bytes)
@@ -199,12 +199,12 @@ class _RunCopy:
                 self._add(item)
                 break
 
-    def _skip(self, item: Candidate, error: Exception, subject: str) -> None:
+    def _skip(self, item: ImportCandidate, error: Exception, subject: str) -> None:
         self.watcher.note(f"{subject} was skipped: {error}")
         facts = {"checkpoint": str(item.folder), "why": escape_surrogates(str(error))}
         self.events.append((EventKind.CHECKPOINT_SKIPPED, facts))
 
-    def _add(self, item: Candidate) -> None:
+    def _add(self, item: ImportCandidate) -> None:
         target = _target(self.root, item)
         manifest = read_checkpoint(target)
         self.checkpoints[str(target)] = columns = _columns(item.folder, manifest)
@@ -261,7 +261,7 @@ def _with_metrics(folders: Iterable[str]) -> Iterator[retention.RetentionCandida
             yield replace(rated, metrics=manifest.metrics, measured=manifest.measured)
 
 
-def _copy_checkpoint(item: Candidate, target: Path, on_bytes: OnBytes) -> None:
+def _copy_checkpoint(item: ImportCandidate, target: Path, on_bytes: OnBytes) -> None:
     """Copy and verify one checkpoint folder.
 
     Raises: CheckpointBroken; CheckpointUnreadable, which proves nothing about the checkpoint; OSError of the local disk.
@@ -361,7 +361,7 @@ def _folder_of(source: SourceRun, name: str) -> Path | None:
     return top if top.resolve() == top else None
 
 
-def _require_space(items: Sequence[Candidate], outputs: Iterable[Path], root: Path) -> int:
+def _require_space(items: Sequence[ImportCandidate], outputs: Iterable[Path], root: Path) -> int:
     """The number of bytes that are to be copied. Raises: StateUnusable if the disk has no room for them."""
     needed = sum(item.bytes for item in items if not _target(root, item).is_dir())
     for path in outputs:
@@ -407,7 +407,7 @@ def _byte_counter(watcher: ImportWatcher, total_bytes: int) -> OnBytes:
     return add
 
 
-def _target(root: Path, item: Candidate) -> Path:
+def _target(root: Path, item: ImportCandidate) -> Path:
     return root / item.manifest.stage / checkpoint_folder_name(item.manifest.step, final=item.manifest.final)
 
 

@@ -20,7 +20,7 @@ from kgorch.checkpoint import registry, store
 from kgorch.core.checkpoint import save_deadline
 from kgorch.core.codes import NotStarted, Phase, Reason, RunState
 from kgorch.core.limits.wall import Wall, nearest
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
 from kgorch.db import queue, runs, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
@@ -49,7 +49,7 @@ class ReadySession(OpenSession):
 
     def supervise(
         self, engine: Engine, observer: Observer = lambda _: None, listener: Listener = lambda _: None
-    ) -> Session:
+    ) -> LifecycleState:
         """Until the session is over; then the run is concluded and the lock let go."""
         try:
             kept = ownership.RunFolderMonitor(Path(self.run.folder), self.run.name)
@@ -185,7 +185,7 @@ def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, save_lead_s: f
     return NoSession(run, NotStarted.QUOTA, due_at)
 
 
-def _session_of(context: RunContext, wall: Wall | None) -> Session:
+def _session_of(context: RunContext, wall: Wall | None) -> LifecycleState:
     engine, run, plan = context.engine, context.run, context.plan
     root = Path(run.checkpoints)
     speed = store.measure_write_speed(root)
@@ -193,7 +193,7 @@ def _session_of(context: RunContext, wall: Wall | None) -> Session:
     trained_s, failures = sessions.duration_and_failures(engine, run.id)
     wall_s = wall.at_s if wall else None
     length_s = None if wall_s is None else wall_s - boottime_s()
-    return Session(
+    return LifecycleState(
         wall_s=wall_s,
         wall_kind=wall.kind if wall else Reason.TIME_LIMIT,
         margin_s=plan.session.margin or save_deadline.default_margin_s(length_s),

@@ -43,7 +43,7 @@ class SettingChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ImportCandidate:
     """A checkpoint folder that a run could be resumed from.
 
     Attributes:
@@ -60,10 +60,10 @@ class Candidate:
     changes: tuple[SettingChange, ...] = ()
 
     @staticmethod
-    def of(folder: Path, manifest: Manifest) -> Candidate:
+    def of(folder: Path, manifest: Manifest) -> ImportCandidate:
         bare = replace(manifest, files={}, metrics={}, versions={}, changes=())
         changes = tuple(_setting_changes(rungs.rows_of_manifest(manifest)[0]))
-        return Candidate(folder, bare, manifest.total_bytes, essence_of(manifest), changes)
+        return ImportCandidate(folder, bare, manifest.total_bytes, essence_of(manifest), changes)
 
 
 def essence_of(manifest: Manifest) -> str:
@@ -99,12 +99,12 @@ class SourceRun:
     """
 
     run_id: str
-    checkpoints: list[Candidate] = field(default_factory=list)
+    checkpoints: list[ImportCandidate] = field(default_factory=list)
     rows: RunRows | None = None
     database: Path | None = None
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
-    def furthest_first(self, stages: Sequence[str]) -> list[Candidate]:
+    def furthest_first(self, stages: Sequence[str]) -> list[ImportCandidate]:
         return sorted(self.checkpoints, key=lambda item: progress_of(stages, item.manifest), reverse=True)
 
     @property
@@ -169,7 +169,9 @@ def progress_of(stages: Sequence[str], manifest: Manifest) -> ProgressKey:
 def local_run(run_id: str, root: Path, stages: Sequence[str]) -> SourceRun:
     """A run of this state folder in the same form: of each stage the newest checkpoint with a readable manifest."""
     newest = [
-        next((Candidate.of(*pair) for pair in readable_checkpoints(root / stage) if pair[1].run_id == run_id), None)
+        next(
+            (ImportCandidate.of(*pair) for pair in readable_checkpoints(root / stage) if pair[1].run_id == run_id), None
+        )
         for stage in stages
     ]
     return SourceRun(run_id, [item for item in newest if item])

@@ -28,7 +28,7 @@ from kgorch.core.session.attempt_outcome import (
     verdict,
 )
 from kgorch.core.session.events import AttemptCrashed, Diagnosed, Event
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as rows
 from kgorch.db import runs, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
@@ -305,7 +305,7 @@ def _newest_checkpoint(engine: Engine, run: RunInfo, stage: str, on_skip: OnSkip
 
 
 def prepare(
-    context: SessionContext, stage: StageSection, restore_point: RestorePoint, state: Session, data: DataCache
+    context: SessionContext, stage: StageSection, restore_point: RestorePoint, state: LifecycleState, data: DataCache
 ) -> tuple[LaunchedAttempt, LaunchSpec]:
     """Write the stage's next attempt into the database, and build its launch specification. Starts no process.
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sqlalchemy import Engine
 
 from kgorch.core.session.events import Event
-from kgorch.core.session.lifecycle_state import LAST_WORDS_S, Session
+from kgorch.core.session.lifecycle_state import LAST_WORDS_S, LifecycleState
 from kgorch.core.session.notification_policy import Notice
 from kgorch.db.rows import RunInfo, SessionInfo
 from kgorch.hardware.gpu_locks import GpuLocks
@@ -38,7 +38,7 @@ class OpenSession:
     run: RunInfo
     plan: Plan
     row: SessionInfo
-    session: Session
+    session: LifecycleState
     adopted: LaunchedAttempt | None = None
     walls: Walls = field(default_factory=Walls)
     claim: GpuLocks = field(default_factory=GpuLocks)
@@ -64,7 +64,7 @@ class LiveSession:
     run: RunInfo
     plan: Plan
     row: SessionInfo
-    state: Session
+    state: LifecycleState
     clock: Clock
     environ: Mapping[str, str]
     recorded: set[str]

@@ -24,7 +24,7 @@ from kgorch.core.session import events, lifecycle_state, notification_policy
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.events import Event
 from kgorch.core.session.lifecycle import Effect
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
 from kgorch.db import sessions
 from kgorch.db.rows import SessionInfo
@@ -109,7 +109,7 @@ class Supervisor:
         self._sent_deadline_s: float | None = None
         self._sigint_count = self._signal_count = 0
 
-    def run(self) -> Session:
+    def run(self) -> LifecycleState:
         """Until the session is over; what ran is gone then. Returns where it ended."""
         raise_descriptor_limit()
         live, note = self._live, self._journal.note

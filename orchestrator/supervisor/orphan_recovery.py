@@ -14,7 +14,7 @@ from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.codes import CheckpointState
 from kgorch.core.session import events
 from kgorch.core.session import lifecycle as core
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
 from kgorch.db import sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
@@ -61,7 +61,7 @@ def recover_session(
         step = running.progress_step(max(step, running.recorded_step()), _newest_saved(engine, run, attempt.stage))
         verified = checkpoint_rows.verified_paths(engine, run.id)
         end = attempts.judge_end(context, running, step, verified)
-    before = Session(phase=last.phase, reason=last.reason, why=last.why)
+    before = LifecycleState(phase=last.phase, reason=last.reason, why=last.why)
     by_itself = running is not None and running.failed_by_itself()
     move = core.ended_alone(before, end, boottime_s(), failed_by_itself=by_itself)
     columns = recorder.columns_of(move, running, step)

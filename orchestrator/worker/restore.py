@@ -15,12 +15,12 @@ from kgorch.core.codes import EventKind
 from kgorch.errors import CannotRestore
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.checkpoint import pretrained, snapshot_buffer, state_codec
-from kgorch.worker.checkpoint.restore_source import FolderSource, RestoreSource, SnapshotGone, SnapshotSource
-from kgorch.worker.checkpoint.snapshot_writer import SnapshotWriter
+from kgorch.worker.checkpoint.restore_source import RestoreSource
 from kgorch.worker.data.loader_fast_forward import LoaderState
 from kgorch.worker.ranks import process_group, virtual_ranks
 from kgorch.worker.session_state import SessionState
 from kgorch.worker.supervision import Supervision
+from kgorch.worker.telemetry.event_sender import Exactness
 
 DOCUMENT_BYTES = 1 << 18
 """Bytes of a snapshot buffer for what is not a tensor: random states take some 30 kB of it."""
@@ -53,29 +53,10 @@ class ResumePoint:
     needs_warmup: bool = False
 
 
-def find_source(launch: LaunchSpec, supervision: Supervision) -> RestoreSource | None:
-    """What the attempt continues from; None where the stage begins.
-
-    Raises:
-        CheckpointBroken: the checkpoint cannot be read.
-        SnapshotGone: the snapshot of the launch file is no longer there.
-    """
-    if launch.snapshot is not None:
-        return _newest_snapshot(supervision.writer, launch.snapshot)
-    return FolderSource(Path(launch.resume)) if launch.resume else None
-
-
-def begin(
-    state: SessionState,
-    supervision: Supervision,
-    source: RestoreSource | None,
-    sizes: dict[str, int],
-    own_bytes: int,
-) -> ResumePoint:
+def begin(state: SessionState, supervision: Supervision, sizes: dict[str, int], own_bytes: int) -> ResumePoint:
     """Restore the tracked objects or load their starting weights, and prepare the buffers for snapshots.
 
     Args:
-        source: of find_source.
         sizes: bytes of each replicated tensor by path, before anything is restored.
         own_bytes: bytes that this rank keeps for itself.
 
@@ -86,7 +67,7 @@ def begin(
     member, things, launch = state.member, state.tracked.things, state.launch
     assert launch
     point = ResumePoint(member.world_size)
-    if source:
+    if source := supervision.source:
         is_snapshot = launch.snapshot is not None
         where = "the snapshot in memory" if is_snapshot else str(launch.resume)
         point = restore(state, source, where, extends=launch.extends)
@@ -146,9 +127,9 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         state.remembered.values = remembered | state.remembered.values
     ranks.random_states = {rank: source.own(rank)["rng"] for rank in ranks.mine[1:]}
     division.is_divisible = is_divisible
-    report_other_versions(state, manifest.versions)
+    report_other_versions(state.exactness, member.device, manifest.versions)
     if ranks.count != manifest.world_size:
-        _report_other_ranks(state, manifest.world_size)
+        _report_other_ranks(state.exactness, member.world_size, manifest.world_size)
     elif ranks.are_split:
         note = (
             "" if _have_equal_state(source, ranks) else ", but what each rank keeps for itself is the first one's now"
@@ -160,31 +141,21 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     return point
 
 
-def report_other_versions(state: SessionState, before: Mapping[str, str]) -> None:
+def report_other_versions(exactness: Exactness, device: torch.device, before: Mapping[str, str]) -> None:
     """Report a device or library that differs from the one that wrote the checkpoint: floating-point results differ.
 
     Args:
+        device: of this rank.
         before: `versions` of the manifest.
     """
-    now = process_group.versions(__version__, state.member.device)
+    now = process_group.versions(__version__, device)
     changed = [
         f"{name} was {before[key]} and is {now.get(key, 'none')}"
         for key, name in COMPARED.items()
         if key in before and before[key] != now.get(key)
     ]
     if changed:
-        state.exactness.update(versions=f"{'; '.join(changed)}: other bits from here on")
-
-
-def _newest_snapshot(writer: SnapshotWriter, number: int) -> SnapshotSource:
-    """The snapshot of that number. Raises: SnapshotGone."""
-    try:
-        newest, descriptors = writer.fetch()
-    except OSError as error:
-        raise SnapshotGone(f"the keeper cannot be asked: {error}") from None
-    if newest.number != number:
-        raise SnapshotGone(f"expected snapshot {number}, found {newest.number}")
-    return SnapshotSource(newest, descriptors)
+        exactness.update(versions=f"{'; '.join(changed)}: other bits from here on")
 
 
 def _have_equal_state(source: RestoreSource, ranks: virtual_ranks.VirtualRanks) -> bool:
@@ -200,11 +171,10 @@ def _have_equal_state(source: RestoreSource, ranks: virtual_ranks.VirtualRanks) 
     )
 
 
-def _report_other_ranks(state: SessionState, before: int) -> None:
+def _report_other_ranks(exactness: Exactness, now: int, before: int) -> None:
     """Report that this number of ranks cannot play those of the saved run, and what differs for it."""
-    now = state.member.world_size
     why = "" if now > before else "; not all its steps went through session.backward"
-    state.exactness.update(
+    exactness.update(
         ranks=f"{now} instead of {before}{why}: the same order of samples and global batch;"
         " dropout and BatchNorm statistics differ"
     )

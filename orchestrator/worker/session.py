@@ -4,8 +4,9 @@ Everything that happens to the training happens inside `steps()` and `epochs()`,
 ranks have agreed (ranks/consensus_board.py): never in a signal handler, never in an `except`. Between those moments the script
 owns the process.
 
-The work is done by the parts: step_loop.py (epochs, steps, boundaries), restore.py (how a stage begins), save_coordinator.py (when
-the state is saved), memory/microbatch.py (one step), supervision.py (connections to the supervisor, the keeper and the ranks).
+What a script calls within a step is inherited (step_computation.py). The work is done by the parts: step_loop.py and own_loop.py
+(epochs, steps, boundaries), restore.py (how a stage begins), session_end.py (how it ends), save_coordinator.py (when the state is
+saved), supervision.py (connections to the supervisor, the keeper and the ranks).
 """
 
 from __future__ import annotations
@@ -18,42 +19,30 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from kgorch.core.codes import EventKind
-from kgorch.core.metrics.metric_curve import Mark
-from kgorch.errors import CannotRestore, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker import output_folder, restore, session_end
 from kgorch.worker.checkpoint import stage_weights
-from kgorch.worker.checkpoint.restore_source import RestoreSource
+from kgorch.worker.checkpoint.resumed_state import ResumedState
 from kgorch.worker.checkpoint.stage_weights import Weights
-from kgorch.worker.data import batches
 from kgorch.worker.data.cached_path import CachedPaths
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.keyed_loader import Loader
 from kgorch.worker.data.value_cache import ProgressLog, ValueCache
 from kgorch.worker.determinism import Determinism
 from kgorch.worker.memory import activation_checkpointing
-from kgorch.worker.memory.microbatch import MicrobatchRunner, Work
 from kgorch.worker.own_loop import OwnLoop
 from kgorch.worker.ranks import process_group
-from kgorch.worker.resumed_state import ResumedState
 from kgorch.worker.session_end import SaveLost, SessionOver
 from kgorch.worker.session_state import SessionState
+from kgorch.worker.step_computation import StepComputation
 from kgorch.worker.step_loop import StepLoop
 from kgorch.worker.supervision import Supervision
 
 __all__ = ["SaveLost", "Session", "SessionOver"]
 
-QUICK_BATCHES = 2
-"""Batches in a quick test of a loader that is not trained on: the first one of a kind takes longer than the others."""
 
-NO_GPU = ("", "cpu", "unknown")
-"""What a launch calls its device where the driver shows no GPU, or does not answer."""
-
-
-class Session:
+class Session(StepComputation):
     """A rank's part in a run. Use it as a context manager around the whole training.
 
     Attributes:
@@ -72,32 +61,28 @@ class Session:
         self, launch: LaunchSpec | None, seed: int | None, deterministic: str | None = None, *, is_guest: bool = False
     ) -> None:
         self.supervised = launch is not None
-        self.quick = launch is not None and (launch.quick or launch.probe is not None)
-        gpus = launch.device if launch and launch.device not in NO_GPU else ""
         level = deterministic or (launch.deterministic if launch else "off")
         determinism = Determinism(level, on_cuda=torch.cuda.is_available())  # before CUDA starts
-        member = process_group.join(
-            supervised=self.supervised, gpus=gpus, timeout_s=launch.collective_timeout_s if launch else None
-        )
-        self.rank, self.world_size, self.device = member.rank, member.world_size, member.device
-        self.output = output_folder()
+        gpus, timeout_s = (launch.device, launch.collective_timeout_s) if launch else ("", None)
+        member = process_group.join(supervised=self.supervised, gpus=gpus, timeout_s=timeout_s)
+        self.rank, self.world_size, self.output = member.rank, member.world_size, output_folder()
         self._seed = seed if seed is not None else (launch.seed if launch else 0)
-        self._leaves_group = not is_guest
         if not is_guest:
             process_group.seed_all(self._seed + self.rank)
-        state = self._state = SessionState.create(launch, member, determinism, quick=self.quick)
-        self._supervision = Supervision(state, launch) if launch else None
+        state = SessionState.create(launch, member, determinism)
+        self.quick = state.quick
+        supervision = self._supervision = Supervision(state, launch) if launch else None
+        super().__init__(state, supervision.guards if supervision else None)
         self._paths = CachedPaths(launch, self.rank)
         self._values = ValueCache(launch, member, state.marker, state.events)
-        self._progress = ProgressLog(state.events.send)
-        self._dropped_reported = False
-        guards = self._supervision.guards if self._supervision else None
-        self._runner = MicrobatchRunner(self.device, lambda: state.division.ranks, state.exactness.update, guards)
-        self._loop = StepLoop(state, self._runner, self._paths, self._supervision, is_guest=is_guest)
-        self._own_loop = OwnLoop(state, self._loop)
-        session_end.opened(self._end)
-        if self._supervision:
-            self._supervision.link.start()
+        self._progress = ProgressLog(state.marker, state.events.send)
+        self._loop = StepLoop(state, self._runner, self._paths, supervision, is_guest=is_guest)
+        self._own_loop = own_loop = OwnLoop(state, self._loop)
+        session_end.opened(
+            lambda error: session_end.close(error, state, own_loop, supervision, leaves_group=not is_guest)
+        )
+        if supervision:
+            supervision.link.start()
 
     def __enter__(self) -> Session:
         return self
@@ -118,23 +103,6 @@ class Session:
             Unwell: the final state is not finite.
         """
         session_end.end(None)
-
-    def _end(self, error: BaseException | None) -> None:
-        over, place = isinstance(error, SessionOver), self._state.marker.at_failure(self._state.tracked.modules())
-        finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
-        if finished:
-            try:
-                self._own_loop.close()
-            except SessionOver as stop:  # the wall came with the last step
-                self._end(stop)
-                raise
-        if self._supervision:
-            self._supervision.leave(finished=finished, over=over)
-        if isinstance(error, Exception):  # for the record of how this rank ended (entry.py)
-            error.at_step = self._state.position.step  # type: ignore[attr-defined]
-            error.at_place = place  # type: ignore[attr-defined]
-        if self._leaves_group and self._state.member.owns_group and (finished or over) and dist.is_initialized():
-            dist.destroy_process_group()
 
     # State
 
@@ -158,12 +126,7 @@ class Session:
         sizes, own_bytes = tracked.measure(self.world_size)
         state.probe.learn(things, tracked.state_bytes, self._runner)
         if self._supervision:
-            self._loop.resume(restore.begin(state, self._supervision, self._source, sizes, own_bytes))
-
-    @functools.cached_property
-    def _source(self) -> RestoreSource | None:
-        launch = self._state.launch
-        return restore.find_source(launch, self._supervision) if launch and self._supervision else None
+            self._loop.resume(restore.begin(state, self._supervision, sizes, own_bytes))
 
     @functools.cached_property
     def resumed(self) -> ResumedState:
@@ -174,7 +137,8 @@ class Session:
         Raises:
             CheckpointBroken: the checkpoint cannot be read.
         """
-        member, source, launch = self._state.member, self._source, self._state.launch
+        member, launch = self._state.member, self._state.launch
+        source = self._supervision.source if self._supervision else None
         rank = member.rank if source and source.manifest.world_size == member.world_size else 0
         return ResumedState(source, rank, extends=bool(launch and launch.extends))
 
@@ -210,10 +174,6 @@ class Session:
             CannotRestore: that stage has left no such checkpoint.
             CheckpointBroken: its bytes differ from its manifest; every byte is compared first.
         """
-        if which not in (None, "best", "final"):
-            raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
-        if not self._state.launch:
-            raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
         return stage_weights.read(self._state.launch, stage, name, which)
 
     def cached(self, name: str, compute: Callable[[], Any], *, key: Any) -> Any:
@@ -241,23 +201,14 @@ class Session:
 
         It goes to the log and to `status`, and keeps the rank from being counted as hung. Calls are cheap and rate-limited.
         """
-        marker = self._state.marker
-        if marker.where in ("data", "evaluation"):
-            marker.enter(marker.where)
         self._progress.to(what, done, total)
 
     # Loops
 
     def loader(
-        self,
-        dataset: Any,
-        global_batch: int,
-        *,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        is_random: bool = True,
+        self, dataset: Any, global_batch: int, *, shuffle: bool = True, drop_last: bool = True, is_random: bool = True,
         **options: Any,
-    ) -> Loader:
+    ) -> Loader:  # fmt: skip
         """A DataLoader over this rank's share whose order is the same on any number of ranks and workers (data/keyed_loader.py).
 
         Args:
@@ -273,19 +224,13 @@ class Session:
         """
         if self._supervision:
             options = self._supervision.ladder.loader_options(options)
-        probe = self._state.probe
+        state = self._state
         loader = Loader(
-            dataset,
-            global_batch,
-            ranks=lambda: self._state.division.ranks,  # a loader may be made before session.track() restores
-            seed=self._seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            is_random=is_random,
-            most=(0 if probe.as_on_cuda else QUICK_BATCHES) if self.quick else None,
-            **options,
-        )
-        probe.add_loader(loader)
+            dataset, global_batch, seed=self._seed, shuffle=shuffle, drop_last=drop_last, is_random=is_random,
+            ranks=lambda: state.division.ranks,  # a loader may be made before session.track() restores
+            most=state.most_batches, **options,
+        )  # fmt: skip
+        state.probe.add_loader(loader)
         return loader
 
     def data(self, path: str | os.PathLike[str]) -> os.PathLike[str]:
@@ -355,16 +300,9 @@ class Session:
         """Tell `status` how many steps or epochs the stage has, where `session.steps` cannot know it."""
         self._loop.expect(steps, epochs)
 
-    @contextlib.contextmanager
-    def evaluation(self) -> Iterator[None]:
+    def evaluation(self) -> contextlib.AbstractContextManager[None]:
         """What is done in the block is an evaluation: it has the time-out of one, and each value that is reported counts."""
-        marker = self._state.marker
-        where = marker.where
-        marker.enter("evaluation")
-        try:
-            yield
-        finally:
-            marker.enter(where)
+        return self._state.marker.evaluation()
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of this loop that are still to do, as numbers from 0.
@@ -390,70 +328,7 @@ class Session:
         """
         return self._loop.steps(loader, epochs)
 
-    # One step
-
-    @property
-    def weight(self) -> float:
-        """0.0 when this rank's batch is borrowed (a last batch smaller than the number of ranks), else above 0."""
-        return self._runner.weight
-
-    @property
-    def microbatch(self) -> int | None:
-        """Samples of one forward and backward under the current memory settings; None for a rank's whole share."""
-        return self._runner.microbatch
-
-    def backward(self, batch: Any, loss_of: Callable[[Any], torch.Tensor], *, scaler: Any = None) -> torch.Tensor:
-        """Forward and backward of this rank's batch in microbatches: the same gradient, in less memory.
-
-        Each part is moved to the device and weighted by its share of the global batch, and all but the last run without DDP's
-        all-reduce. When memory runs out on any rank, all ranks do the batch again, one rung further down the plan's ladder.
-
-        Args:
-            batch: as `session.steps` gave it.
-            loss_of: takes a part (of the batch's own structure) and returns its mean loss, a scalar tensor.
-            scaler: the GradScaler, if one is used.
-
-        Returns:
-            The mean loss over this rank's batch: a detached scalar tensor, possibly still being computed. NaN where all ranks
-            dropped the batch.
-        """
-
-        def work(part: Any, weight: float) -> torch.Tensor:
-            with self._state.probe.forward():
-                loss = loss_of(part)
-            weighted = loss if weight == 1 else loss * weight
-            (scaler.scale(weighted) if scaler else weighted).backward()
-            return loss.detach()
-
-        return self.accumulate(batch, work, scaler=scaler)
-
-    def accumulate(self, batch: Any, work: Work, *, scaler: Any = None) -> torch.Tensor:
-        """`backward` for loops that call backward() themselves.
-
-        Args:
-            work: called as `work(part, weight)`; does the forward of a part of the batch and the backward of its loss times
-                `weight`, and returns that mean loss, detached. It may be called again for the same part, so it must leave
-                nothing behind but gradients.
-            scaler: the GradScaler that `work` uses, if any.
-
-        Returns:
-            See `backward`.
-        """
-        self._state.probe.before_backward(batch, work)
-        scaled = scaler is not None and scaler.is_enabled()
-        return self._runner.run(self._state.position.step, batch, work, scaled=scaled)
-
-    def autocast(self, dtype: torch.dtype = torch.float16, *, enabled: bool = True) -> torch.autocast:
-        """torch.autocast on this rank's device, until a NaN has the plan's remedies switch it to bfloat16 or off."""
-        enabled = enabled or self._state.probe.as_on_cuda
-        if self._supervision:
-            dtype, allowed = self._supervision.ladder.autocast(dtype)
-            enabled = enabled and allowed
-        return torch.autocast(self.device.type, dtype, enabled=enabled)
-
-    def to_device(self, batch: Any) -> Any:
-        """The batch with its tensors on this rank's device. The copy does not block where memory is pinned."""
-        return batches.moved(batch, self.device)
+    # Results
 
     def report(self, **metrics: Any) -> None:
         """Report metrics for `status`, the checkpoint and `keep.best`: numbers, or tensors of one element.
@@ -470,23 +345,14 @@ class Session:
         """
         if self._runner.is_warmup:  # the step is rolled back, and reported when it runs again
             return
-        state, loop, in_step = self._state, self._loop, self._loop.is_after_step
-        metric_log = self._supervision.metric_log if self._supervision else None
-        mark = Mark(state.position.step + in_step, metric_log.epoch if metric_log else 0, loop.is_between_steps)
+        state, mark = self._state, self._loop.mark
         for name, value in metrics.items():
             state.metrics.report(name, value, mark)
-        if state.metrics.dropped and not self._dropped_reported:
-            self._report_dropped(state.metrics.dropped)
-        if in_step and self._supervision and (best := self._supervision.best) and best.metric in metrics:
+        best = self._supervision.best if self._supervision else None
+        if best and best.metric in metrics and self._loop.is_after_step:
             best.note_report(mark.step)
         if state.marker.where == "evaluation":  # no step waits here, and the next look at copies may be far away
             state.metrics.collect(wait=True)
-
-    def _report_dropped(self, why: str) -> None:
-        self._dropped_reported = True
-        print(f"kgorch: session.report(): not kept: {why}", flush=True)
-        if self.rank == 0:
-            self._state.events.send(EventKind.METRICS_DROPPED, {"why": why})
 
     @property
     def exactness(self) -> dict[str, str]:

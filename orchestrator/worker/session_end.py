@@ -1,6 +1,6 @@
-"""How a session ends: the exceptions that end a script, and the step of the stage's final checkpoint.
+"""How a session ends: the exceptions that end a script, what is done then, and the step of the stage's final checkpoint.
 
-Does not import PyTorch: entry.py needs it when there may be no memory left to load anything.
+Does not import PyTorch before a session is closed: entry.py needs it when there may be no memory left to load anything.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kgorch.worker.own_loop import OwnLoop
+    from kgorch.worker.session_state import SessionState
+    from kgorch.worker.supervision import Supervision
 
 _end_of_session: Callable[[BaseException | None], None] | None = None
 
@@ -57,6 +63,44 @@ def end(error: BaseException | None) -> None:
     ending, _end_of_session = _end_of_session, None
     if ending:
         ending(error)
+
+
+def close(
+    error: BaseException | None,
+    state: SessionState,
+    own_loop: OwnLoop,
+    supervision: Supervision | None,
+    *,
+    leaves_group: bool,
+) -> None:
+    """Count the last step, save the final state of a stage that is done, and close the connections.
+
+    Args:
+        error: what ended the script; None where it came to its end. An exception is given the step and the place where it was
+            raised, for the record of how this rank ended (entry.py).
+        supervision: None when the script runs alone.
+        leaves_group: no other library uses the process group afterwards.
+
+    Raises:
+        See Session.end.
+    """
+    from kgorch.worker.ranks import process_group  # a session is open, so PyTorch is loaded
+
+    over, place = isinstance(error, SessionOver), state.marker.at_failure(state.tracked.modules())
+    finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
+    if finished:
+        try:
+            own_loop.close()
+        except SessionOver as stop:  # the wall came with the last step
+            close(stop, state, own_loop, supervision, leaves_group=leaves_group)
+            raise
+    if supervision:
+        supervision.leave(finished=finished, over=over)
+    if isinstance(error, Exception):
+        error.at_step = state.position.step  # type: ignore[attr-defined]
+        error.at_place = place  # type: ignore[attr-defined]
+    if leaves_group and (finished or over):
+        process_group.leave(state.member)
 
 
 def _end_at_exit() -> None:

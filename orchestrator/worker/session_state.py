@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker.checkpoint.resumed_state import RememberedValues
 from kgorch.worker.checkpoint.tracked_objects import TrackedObjects
+from kgorch.worker.checkpoint.training_position import TrainingPosition
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.determinism import Determinism
 from kgorch.worker.probe.hooks import ProbeHooks
 from kgorch.worker.ranks.process_group import RankInfo
 from kgorch.worker.ranks.virtual_ranks import RankDivision
-from kgorch.worker.resumed_state import RememberedValues
 from kgorch.worker.telemetry.event_sender import EventSender, Exactness
 from kgorch.worker.telemetry.progress_marker import ProgressMarker
 from kgorch.worker.telemetry.rank_metrics import ResourceMeter
 from kgorch.worker.telemetry.reported_metrics import ReportedMetrics
 from kgorch.worker.telemetry.step_timer import StepTimer
-from kgorch.worker.training_position import TrainingPosition
+
+QUICK_BATCHES = 2
+"""Batches in a quick test of a loader that is not trained on: the first one of a kind takes longer than the others."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ class SessionState:
     timer: StepTimer
     events: EventSender
     exactness: Exactness
-    metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
+    metrics: ReportedMetrics
     tracked: TrackedObjects = field(default_factory=TrackedObjects)
     position: TrainingPosition = field(default_factory=TrainingPosition)
     foreign_loader: LoaderFastForward | None = None
@@ -64,23 +67,30 @@ class SessionState:
     probe: ProbeHooks = field(default_factory=ProbeHooks)
 
     @classmethod
-    def create(
-        cls, launch: LaunchSpec | None, member: RankInfo, determinism: Determinism, *, quick: bool
-    ) -> SessionState:
+    def create(cls, launch: LaunchSpec | None, member: RankInfo, determinism: Determinism) -> SessionState:
         """The state of a session that has not begun."""
         marker, events = ProgressMarker(), EventSender()
+        events_of_first = events if member.rank == 0 else None
         return cls(
             launch,
             member,
-            quick,
+            launch is not None and (launch.quick or launch.probe is not None),
             determinism,
             division=RankDivision(member.rank, member.world_size),
             resources=ResourceMeter(member.device),
             marker=marker,
             timer=StepTimer(marker),
             events=events,
-            exactness=Exactness(events if member.rank == 0 else None),
+            exactness=Exactness(events_of_first),
+            metrics=ReportedMetrics(events_of_first),
         )
+
+    @property
+    def most_batches(self) -> int | None:
+        """Limit of the batches that a loader of `session.loader` gives (data/keyed_loader.py); None for no limit."""
+        if not self.quick:
+            return None
+        return 0 if self.probe.as_on_cuda else QUICK_BATCHES
 
     def update_exactness(self) -> None:
         """Determinism and loader as they are known now; how exact a foreign loader is shows as it is read."""

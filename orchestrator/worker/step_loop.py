@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kgorch.core.codes import EventKind
+from kgorch.core.metrics.metric_curve import Mark
 from kgorch.errors import KgorchError
 from kgorch.worker import rng_state
 from kgorch.worker.audit.port_audit import PortAudit
@@ -189,6 +190,13 @@ class StepLoop:
     def is_between_steps(self) -> bool:
         """No step is running; in a loop that the script owns: it evaluates."""
         return not self.in_step or (self._is_own and self._state.marker.where == "evaluation")
+
+    @property
+    def mark(self) -> Mark:
+        """Where a metric that is reported now was measured."""
+        metric_log = self._supervision.metric_log if self._supervision else None
+        step = self._state.position.step + self.is_after_step
+        return Mark(step, metric_log.epoch if metric_log else 0, self.is_between_steps)
 
     def end_own(self, samples: int) -> None:
         """After the last step of a loop that the script owns; a step that has begun without its optimizer's step does not count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import torch
 from kgorch.core.codes import EventKind
 from kgorch.protocol.launch_spec import BOARD_VARIABLE, LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankMetrics
+from kgorch.worker.checkpoint import restore_source
 from kgorch.worker.checkpoint.best_checkpoint import BestCheckpoint
+from kgorch.worker.checkpoint.restore_source import RestoreSource
 from kgorch.worker.checkpoint.snapshot_writer import SnapshotWriter
 from kgorch.worker.health.loss_guard import LossGuard
 from kgorch.worker.memory.ladder import Ladder
@@ -79,7 +82,8 @@ class Supervision:
     """
 
     def __init__(self, state: SessionState, launch: LaunchSpec) -> None:
-        self._state, member, reporter = state, state.member, StatusReporter(state, launch)
+        self._state, self._launch = state, launch
+        member, reporter = state.member, StatusReporter(state, launch)
         self.board = Board(os.environ[BOARD_VARIABLE], member.rank, member.world_size)
         self.link = SupervisorLink(launch, self.board, reporter.hello, reporter.messages)
         state.events.connect(launch.attempt, self.link.send)
@@ -107,6 +111,11 @@ class Supervision:
         signal.signal(signal.SIGTERM, lambda *_: self.link.ask_stop())
         self.guards = StepGuards(self.ladder, self.loss_guard, self.board, member.rank)
         self.saves = SaveCoordinator(state, launch, self)
+
+    @functools.cached_property
+    def source(self) -> RestoreSource | None:
+        """What this attempt continues from; None where the stage begins. Raises: CheckpointBroken, SnapshotGone."""
+        return restore_source.find(self._launch.resume, self._launch.snapshot, self.writer.fetch)
 
     def leave(self, *, finished: bool, over: bool) -> None:
         """At the end of the session: save the final state of a stage, and close the connections.

@@ -25,7 +25,7 @@ from sqlalchemy import JSON
 from kgorch import untrusted_io
 from kgorch.admission import folder_scan, source_run, source_scan
 from kgorch.admission.requests import LocalState
-from kgorch.admission.source_run import Candidate
+from kgorch.admission.source_run import ImportCandidate
 from kgorch.checkpoint.folder import read_checkpoint, read_manifest
 from kgorch.checkpoint.manifest import Adjustment
 from kgorch.core.codes import EventKind
@@ -33,7 +33,7 @@ from kgorch.db import checkpoints, import_run, rungs, runs, sessions, untrusted_
 from kgorch.db.engine import open_database
 from kgorch.db.integrity_check import CODES
 from kgorch.db.tables import Base
-from kgorch.db.untrusted_database import COLUMNS, ROWS, Reader, Rule
+from kgorch.db.untrusted_database import COLUMNS, ROWS, ColumnRule, Reader
 from kgorch.errors import KgorchError, NotFound
 from kgorch.launch import rungs as ladder
 from kgorch.plan import parse
@@ -202,9 +202,9 @@ def test_each_column_of_each_table_has_a_rule_or_is_not_read():
     for table, rules in COLUMNS.items():
         for name, rule in rules.items():
             is_document = isinstance(Base.metadata.tables[table].columns[name].type, JSON)
-            documents = (Rule.METRICS, Rule.TABLE, Rule.FACTS, Rule.SETTINGS)
+            documents = (ColumnRule.METRICS, ColumnRule.TABLE, ColumnRule.FACTS, ColumnRule.SETTINGS)
             assert is_document == (rule in documents or name == "overrides"), f"{table}.{name}"
-            assert rule is not Rule.CODE or f"{table}.{name}" in CODES
+            assert rule is not ColumnRule.CODE or f"{table}.{name}" in CODES
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_of_a_large_manifest_little_is_kept(tmp_path):
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        kept = [Candidate.of(tmp_path, read_manifest(next(tmp_path.rglob("step-*")))) for _ in range(5)]
+        kept = [ImportCandidate.of(tmp_path, read_manifest(next(tmp_path.rglob("step-*")))) for _ in range(5)]
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

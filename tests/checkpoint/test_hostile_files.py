@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kgorch import untrusted_io
-from kgorch.admission.source_run import Candidate
+from kgorch.admission.source_run import ImportCandidate
 from kgorch.checkpoint import safetensors_header
 from kgorch.checkpoint.export import export_safetensors
 from kgorch.checkpoint.folder import read_checkpoint, write_durably, write_manifest
@@ -117,7 +117,9 @@ def _is_manifest_or_refused(content: bytes) -> None:
     assert 1 <= found.world_size <= MAX_WORLD_SIZE and 0 <= found.step < 2**63
     assert all(FILE_PATTERN.fullmatch(name) and 0 <= entry.bytes < 2**63 for name, entry in found.files.items())
     json.dumps([found.run, found.stage, *found.metrics, *found.versions], ensure_ascii=False).encode()
-    for change in Candidate.of(Path("/nowhere"), found).changes:  # what a search keeps of it, to be shown and compared
+    for change in ImportCandidate.of(
+        Path("/nowhere"), found
+    ).changes:  # what a search keeps of it, to be shown and compared
         assert isinstance(json.loads(change.arguments), dict)
         assert change.anew_at is None or change.anew_at <= datetime.now(UTC)
 
@@ -125,7 +127,7 @@ def _is_manifest_or_refused(content: bytes) -> None:
 def test_the_manifest_that_the_cases_begin_with_is_one():
     found = parse_manifest(json.dumps(MANIFEST).encode())
     assert found.position == Position(0, 1, 2, 3, 4)
-    [change] = Candidate.of(Path("/nowhere"), found).changes
+    [change] = ImportCandidate.of(Path("/nowhere"), found).changes
     assert change.arguments == '{"crop": 64}' and change.anew_at
 
 

@@ -26,7 +26,7 @@ from harness import Kgorch, processes_of, wait_until
 
 from kgorch.remote import bootstrap, wheels
 from kgorch.remote.session import installation
-from kgorch.remote.session.program import Session
+from kgorch.remote.session.program import OrderSession
 from kgorch.system.clock import boottime_s
 
 
@@ -319,7 +319,7 @@ def test_a_python_that_is_too_old_is_recorded(sessions):
 
 def test_a_work_folder_that_somebody_else_has_planted_is_not_used(sessions, tmp_path):
     sessions.bundle = type("Bundle", (), {"name": "none"})
-    session = Session(asdict(sessions.order()))
+    session = OrderSession(asdict(sessions.order()))
     usual = session.make_work_folder()
     assert usual == session.make_work_folder(), "the same one in the next session"
     usual.rmdir()

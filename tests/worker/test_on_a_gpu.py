@@ -224,11 +224,10 @@ def test_status_says_what_cuda_does_not_promise_unless_it_is_asked_for(monkeypat
 
 def test_status_says_which_device_and_libraries_the_checkpoint_was_written_with(alone, monkeypatch):
     session = alone()
-    restore.report_other_versions(session._state, process_group.versions("0.1.0", CPU))
+    restore.report_other_versions(session._state.exactness, CPU, process_group.versions("0.1.0", CPU))
     assert "versions" not in session.exactness
-    restore.report_other_versions(
-        session._state, {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
-    )
+    before = {"kgorch": "0.0.9", "torch": torch.__version__, "device": "Tesla T4", "cudnn": "90100"}
+    restore.report_other_versions(session._state.exactness, CPU, before)
     said = "the device was Tesla T4 and is cpu; cuDNN was 90100 and is none: other bits from here on"
     assert session.exactness["versions"] == said
 

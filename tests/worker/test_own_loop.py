@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from kgorch.checkpoint.manifest import Position
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import attach, session_end
+from kgorch.worker.checkpoint.resumed_state import MOST_BYTES, RememberedValues, ResumedState
 from kgorch.worker.optimizer_steps import OptimizerSteps
-from kgorch.worker.resumed_state import MOST_BYTES, RememberedValues, ResumedState
 
 
 @pytest.fixture

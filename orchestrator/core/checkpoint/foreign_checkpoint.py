@@ -38,7 +38,7 @@ SAME_COUNT = 2
 """A number in a name is no step where the log is at more than this multiple of it: names may count epochs."""
 
 
-class Candidate(NamedTuple):
+class ForeignCandidate(NamedTuple):
     """What may be a checkpoint, as it was found on disk.
 
     Attributes:
@@ -63,17 +63,17 @@ class Candidate(NamedTuple):
 class Unchanged(NamedTuple):
     """A candidate, and the instant since which it was seen unchanged."""
 
-    candidate: Candidate
+    candidate: ForeignCandidate
     since_s: float
 
 
-class Rule(NamedTuple):
+class CompletenessRule(NamedTuple):
     """When a checkpoint is complete: `incomplete` names, or seconds without a change where there are none."""
 
     incomplete: Sequence[str]
     settled_s: float
 
-    def is_named_incomplete(self, candidate: Candidate) -> bool:
+    def is_named_incomplete(self, candidate: ForeignCandidate) -> bool:
         """Whether a name says that it is being written."""
         names = {part for name in (candidate.path.rpartition("/")[2], *candidate.files) for part in name.split("/")}
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.incomplete)
@@ -87,7 +87,7 @@ class Rule(NamedTuple):
 Watched = Mapping[str, Unchanged]
 
 
-def observe(watched: Watched, found: Iterable[Candidate], now_s: float) -> dict[str, Unchanged]:
+def observe(watched: Watched, found: Iterable[ForeignCandidate], now_s: float) -> dict[str, Unchanged]:
     """The candidates of a look, by path, each with the instant since which it is unchanged."""
     after = {}
     for candidate in found:
@@ -98,8 +98,8 @@ def observe(watched: Watched, found: Iterable[Candidate], now_s: float) -> dict[
 
 
 def newest_complete(
-    items: Iterable[Unchanged], rule: Rule, now_s: float, *, is_proven: Callable[[Candidate], bool]
-) -> Candidate | None:
+    items: Iterable[Unchanged], rule: CompletenessRule, now_s: float, *, is_proven: Callable[[ForeignCandidate], bool]
+) -> ForeignCandidate | None:
     """The newest of the eligible candidates that is complete; None for none.
 
     Args:
@@ -114,7 +114,7 @@ def newest_complete(
     return None
 
 
-def eligible(watched: Watched, rule: Rule, *, after_ns: int, excluded: Collection[str]) -> list[Unchanged]:
+def eligible(watched: Watched, rule: CompletenessRule, *, after_ns: int, excluded: Collection[str]) -> list[Unchanged]:
     """The candidates that may become complete, newest first."""
     chosen = [
         item
@@ -127,7 +127,7 @@ def eligible(watched: Watched, rule: Rule, *, after_ns: int, excluded: Collectio
     return sorted(chosen, key=lambda item: item.candidate.newest_ns, reverse=True)
 
 
-def lacks_files(candidate: Candidate, earlier: Collection[str]) -> list[str]:
+def lacks_files(candidate: ForeignCandidate, earlier: Collection[str]) -> list[str]:
     """Files that earlier checkpoints had and this one has not. Of a single file the name may differ."""
     return sorted(set(earlier) - set(candidate.files)) if candidate.is_folder else []
 

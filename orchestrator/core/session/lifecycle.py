@@ -57,7 +57,7 @@ from kgorch.core.session.events import (
     StopRequested,
     WallMoved,
 )
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 
 
 class Effect(Enum):
@@ -116,7 +116,7 @@ class Transition(NamedTuple):
     """
 
     event: Event
-    session: Session
+    session: LifecycleState
     record: TransitionRecord
     effects: tuple[Effect, ...]
 
@@ -212,7 +212,7 @@ class IllegalTransition(Exception):
         self.phase, self.event = phase, event
 
 
-def advance(session: Session, event: Event, now: Instant) -> Transition:
+def advance(session: LifecycleState, event: Event, now: Instant) -> Transition:
     """Move by one event.
 
     Raises: IllegalTransition if it means nothing here, and nothing has changed.
@@ -239,7 +239,9 @@ def advance(session: Session, event: Event, now: Instant) -> Transition:
     return Transition(event, after, record, row.effects)
 
 
-def ended_alone(session: Session, end: Event | None, now: Instant, *, failed_by_itself: bool = False) -> Transition:
+def ended_alone(
+    session: LifecycleState, end: Event | None, now: Instant, *, failed_by_itself: bool = False
+) -> Transition:
     """The end of a session whose supervisor died before it: the same move, but nothing is launched again.
 
     Args:
@@ -267,14 +269,14 @@ def _facts(event: Event) -> dict[str, Any]:
     return {name: value for name, value in values if value not in (None, "")}
 
 
-def _outcome(row: Row, event: Event, after: Session) -> Outcome | None:
+def _outcome(row: Row, event: Event, after: LifecycleState) -> Outcome | None:
     outcome = getattr(event, "outcome", row.outcome)
     if after.is_stopped_by_user and outcome in (Outcome.SUSPENDED, Outcome.TIME_LIMIT):
         return Outcome.STOPPED
     return outcome
 
 
-def _refined(session: Session, event: Event) -> Event:
+def _refined(session: LifecycleState, event: Event) -> Event:
     """The end of the run where a session ends that could save nothing: the next one would begin where it did and save no more.
     The event itself for one that saved something, or had nothing to save."""
     # A foreign program saves when it likes: a session without a save is one without progress, which the queue counts.
@@ -284,7 +286,7 @@ def _refined(session: Session, event: Event) -> Event:
     return RetriesExhausted(f"nothing of this session could be saved: {session.save_error}")
 
 
-def due(session: Session, now: Instant) -> Iterator[Event]:
+def due(session: LifecycleState, now: Instant) -> Iterator[Event]:
     """The events of time whose moment has come, at most one of them; asking twice without advancing gives it twice."""
     deadline_s = session.deadline_s
     if (
@@ -306,7 +308,7 @@ def due(session: Session, now: Instant) -> Iterator[Event]:
         yield LastSaveLate()
 
 
-def next_due_s(session: Session) -> Instant | None:
+def next_due_s(session: LifecycleState) -> Instant | None:
     """When `due` will have something to say, if nothing else happens before."""
     instants = {
         P.STARTING: (session.deadline_s,),
@@ -319,20 +321,20 @@ def next_due_s(session: Session) -> Instant | None:
     return min((instant for instant in instants if instant is not None), default=None)
 
 
-def _leaves_time(session: Session) -> bool:
+def _leaves_time(session: LifecycleState) -> bool:
     """Whether the next periodic save is over before the last one is due."""
     if session.is_final:
         return False
     return session.deadline_s is None or session.next_save_s + session.save_s <= session.deadline_s
 
 
-def _needs_rescue(session: Session) -> bool:
+def _needs_rescue(session: LifecycleState) -> bool:
     saved = session.is_in_order or session.is_rescued or session.is_final
     # of a foreign program there are no snapshots to rescue
     return session.wall_s is not None and session.stop_s is None and not saved
 
 
-def _applied(session: Session, event: Event, now: Instant) -> Session:
+def _applied(session: LifecycleState, event: Event, now: Instant) -> LifecycleState:
     """The session with what the event tells, its phase left as it is."""
     match event:
         case Attached(state_bytes, stop_s):
@@ -395,10 +397,10 @@ def _applied(session: Session, event: Event, now: Instant) -> Session:
     return session
 
 
-def _ends_by_itself(session: Session, event: Event) -> bool:
+def _ends_by_itself(session: LifecycleState, event: Event) -> bool:
     """Whether nobody has said yet why the session ends: then its wall is why."""
     return not session.reason and (session.phase is P.STOPPING or not isinstance(event, StageFinished))
 
 
-def _ending(session: Session, reason: Reason) -> Session:
+def _ending(session: LifecycleState, reason: Reason) -> LifecycleState:
     return replace(session, reason=reason, why=REASON_TEXT[reason])

@@ -32,7 +32,7 @@ SCRIPT_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LifecycleState:
     """Where a session stands, and all that its decisions hang on.
 
     Attributes:
@@ -162,6 +162,6 @@ class Session:
     def ends_on_quota(self) -> bool:
         return self.reason is Reason.QUOTA
 
-    def observing(self, *, gap_s: float, step_s: float) -> Session:
+    def observing(self, *, gap_s: float, step_s: float) -> LifecycleState:
         """With the ranks' own times, told about once a second."""
         return replace(self, gap_s=max(gap_s, GAP_FADES * self.gap_s, step_s), step_s=step_s)

@@ -14,7 +14,7 @@ from typing import Any
 from kgorch.core.codes import NoticeKind, Phase
 from kgorch.core.session import events
 from kgorch.core.session.events import Event
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 
 K = NoticeKind
 KINDS = tuple(kind for kind in NoticeKind if kind is not NoticeKind.TEST)
@@ -44,28 +44,28 @@ class Notice:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _saved(event: events.CheckpointVerified, _: Session) -> Notice:
+def _saved(event: events.CheckpointVerified, _: LifecycleState) -> Notice:
     return Notice((K.SAVED,), f"step {event.step} is saved and verified", {"step": event.step})
 
 
-def _save_failed(event: events.SaveFailed, _: Session) -> Notice:
+def _save_failed(event: events.SaveFailed, _: LifecycleState) -> Notice:
     return Notice((K.SAVE_FAILED,), f"a save failed, training goes on: {event.why}", {"why": event.why})
 
 
-def _rung(event: events.OutOfMemory, _: Session) -> Notice:
+def _rung(event: events.OutOfMemory, _: LifecycleState) -> Notice:
     return Notice((K.RUNG,), f"memory ran out, it goes on with {event.rung}", {"why": event.cause})
 
 
-def _remedied(event: events.AttemptDiverged, _: Session) -> Notice:
+def _remedied(event: events.AttemptDiverged, _: LifecycleState) -> Notice:
     return Notice((K.REMEDIED,), f"{event.cause}; remedy: {event.remedy}", {"why": event.cause})
 
 
-def _hung(event: events.Hung, _: Session) -> Notice:
+def _hung(event: events.Hung, _: LifecycleState) -> Notice:
     text = f"rank {event.rank} has not moved for {event.for_s:.0f} s ({event.where}); it is launched again"
     return Notice((K.HUNG,), text)
 
 
-OF_EVENT: Mapping[type[Event], Callable[[Any, Session], Notice]] = {
+OF_EVENT: Mapping[type[Event], Callable[[Any, LifecycleState], Notice]] = {
     events.CheckpointVerified: _saved,
     events.SaveFailed: _save_failed,
     events.OutOfMemory: _rung,
@@ -81,7 +81,7 @@ OF_END: Mapping[Phase, tuple[NoticeKind, str]] = {
 }
 
 
-def notice_of(event: Event, session: Session, *, number: int) -> Notice | None:
+def notice_of(event: Event, session: LifecycleState, *, number: int) -> Notice | None:
     """The notice of an event; None for none.
 
     Args:

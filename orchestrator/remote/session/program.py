@@ -44,7 +44,7 @@ OUTCOMES = {0: "finished", 10: "suspended", 11: "quota", 20: "failed", 2: "faile
 OLDEST_PYTHON = (3, 11)
 
 
-class Session:
+class OrderSession:
     """The session of an order.
 
     Attributes:
@@ -249,7 +249,7 @@ def start_words(order: Order, marker: dict[str, Any], state: Path | None, wall_s
     ]
 
 
-def watch(session: Session) -> None:
+def watch(session: OrderSession) -> None:
     """The guard: between the time at which kgorch ends by itself and the place's limit it ends whatever is still there."""
     order = session.order
     spare_s = order["timeout_s"] - order["session_s"]
@@ -271,7 +271,7 @@ def watch(session: Session) -> None:
 
 def main(text: str) -> None:
     """Run the session of an order, a JSON table."""
-    session = Session(json.loads(text))
+    session = OrderSession(json.loads(text))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: session.end_early("the place ended the session (SIGTERM)"))
     threading.Thread(target=watch, args=(session,), daemon=True).start()

@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,31 @@ class RestoreSource(Protocol):
 
     def fetcher(self, rank: int) -> Fetch:
         """Reads tensors by path, as this rank sees them: its own copy where it has one, else that of the lowest rank."""
+
+
+def find(
+    folder: str | None, snapshot: int | None, fetch: Callable[[], tuple[SnapshotInfo, list[int]]]
+) -> RestoreSource | None:
+    """What an attempt continues from; None where the stage begins.
+
+    Args:
+        folder: the launch file's checkpoint.
+        snapshot: number of the launch file's snapshot, which takes the place of the folder; None where it names none.
+        fetch: gets the newest snapshot from the keeper.
+
+    Raises:
+        CheckpointBroken: the checkpoint cannot be read.
+        SnapshotGone: the keeper holds another snapshot, or none.
+    """
+    if snapshot is None:
+        return FolderSource(Path(folder)) if folder else None
+    try:
+        newest, descriptors = fetch()
+    except OSError as error:
+        raise SnapshotGone(f"the keeper cannot be asked: {error}") from None
+    if newest.number != snapshot:
+        raise SnapshotGone(f"expected snapshot {snapshot}, found {newest.number}")
+    return SnapshotSource(newest, descriptors)
 
 
 class ShardReader:

@@ -16,7 +16,7 @@ from kgorch.checkpoint.folder import read_json_file, readable_checkpoints
 from kgorch.checkpoint.manifest import Manifest
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.checkpoint import retention
-from kgorch.errors import CannotRestore
+from kgorch.errors import CannotRestore, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.checkpoint import restore_source
 
@@ -53,18 +53,24 @@ class Weights(dict[str, torch.Tensor]):
         return facts | ({"metric": self.metric, "value": self.value} if self.which == "best" else {})
 
 
-def read(launch: LaunchSpec, stage: str, name: str, which: str | None) -> Weights:
+def read(launch: LaunchSpec | None, stage: str, name: str, which: str | None) -> Weights:
     """The state_dict of the module `name` of that stage. Every byte is read back and compared with the manifest first.
 
     Args:
+        launch: None when the script runs alone, which is an error.
         stage: its name in the plan.
         which: "best" or "final". None takes the best where the plan keeps one and it was measured, else the final one, whose label
             then says so. A quick test, which measures little, takes the final one also where the best is asked for.
 
     Raises:
+        KgorchError: `which` is something else.
         CannotRestore: the stage has left no such checkpoint, or the checkpoint has no module of that name.
         CheckpointBroken: its bytes differ from its manifest.
     """
+    if which not in (None, "best", "final"):
+        raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
+    if not launch:
+        raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
     root = Path(launch.checkpoints).parent / stage
     own = [pair for pair in readable_checkpoints(root) if pair[1].run_id == launch.run_id]
     final = next((pair for pair in own if pair[1].final), None)

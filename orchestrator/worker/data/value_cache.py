@@ -41,16 +41,19 @@ class ProgressLog:
     """Reports the progress of a long computation.
 
     Args:
+        marker: the computation is shown to be no hang there.
         tell: sends a kind of event and its facts to the supervisor.
     """
 
-    def __init__(self, tell: Callable[[str, dict[str, str]], None]) -> None:
-        self._tell = tell
+    def __init__(self, marker: ProgressMarker, tell: Callable[[str, dict[str, str]], None]) -> None:
+        self._marker, self._tell = marker, tell
         self._what = ""
         self._began_s = self._said_s = self._told_s = 0.0
 
     def to(self, what: str, done: int, total: int | None) -> None:
-        """Report that `done` of `total` is done; most calls do nothing."""
+        """See Session.progress. Most calls print and send nothing."""
+        if self._marker.where in ("data", "evaluation"):
+            self._marker.enter(self._marker.where)
         now_s = time.monotonic()
         if what != self._what:
             self._what, self._began_s, self._said_s, self._told_s = what, now_s, now_s, now_s - TOLD_S + SAID_S

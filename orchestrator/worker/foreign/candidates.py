@@ -14,7 +14,7 @@ from kgorch.core.checkpoint.foreign_checkpoint import (
     MAX_DEPTH,
     MAX_FILES,
     WILDCARDS,
-    Candidate,
+    ForeignCandidate,
     matches,
 )
 
@@ -29,7 +29,7 @@ class _NotAllowed(Exception):
     """The candidate holds something that is not copied."""
 
 
-def scan(root: Path, pattern: str) -> list[Candidate]:
+def scan(root: Path, pattern: str) -> list[ForeignCandidate]:
     """The candidates below `root`, newest first; at most MAX_CANDIDATES of them."""
     found = []
     for path in expand(root, pattern):
@@ -38,7 +38,7 @@ def scan(root: Path, pattern: str) -> list[Candidate]:
         except (FileNotFoundError, NotADirectoryError):
             continue  # renamed or deleted while it was looked at: the next look finds it
         except OSError as error:
-            found.append(Candidate(path, False, (), 0, 0, "", f"cannot be read: {error.strerror}"))
+            found.append(ForeignCandidate(path, False, (), 0, 0, "", f"cannot be read: {error.strerror}"))
     found.sort(key=lambda candidate: candidate.newest_ns, reverse=True)
     return found[:MAX_CANDIDATES]
 
@@ -67,15 +67,17 @@ def _expand(root: Path, prefix: str, shapes: list[str]) -> Iterator[str]:
             yield path
 
 
-def _candidate(root: Path, path: str) -> Candidate:
+def _candidate(root: Path, path: str) -> ForeignCandidate:
     status = (root / path).lstat()
     name = path.rpartition("/")[2]
     digest = hashlib.blake2b(digest_size=16)
     if stat.S_ISREG(status.st_mode):
         digest.update(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode())
-        return Candidate(path, False, (name,), status.st_size, status.st_mtime_ns, digest.hexdigest())
+        return ForeignCandidate(path, False, (name,), status.st_size, status.st_mtime_ns, digest.hexdigest())
     if not stat.S_ISDIR(status.st_mode):
-        return Candidate(path, False, (name,), 0, status.st_mtime_ns, digest.hexdigest(), "is no file and no folder")
+        return ForeignCandidate(
+            path, False, (name,), 0, status.st_mtime_ns, digest.hexdigest(), "is no file and no folder"
+        )
     files: dict[str, os.stat_result] = {}
     newest_ns, problem = 0, ""  # of files: the folder of an old checkpoint changes while that is deleted
     try:
@@ -93,7 +95,7 @@ def _candidate(root: Path, path: str) -> Candidate:
     if not files and not problem:
         raise FileNotFoundError(errno.ENOENT, "an empty folder", path)
     total = sum(found.st_size for found in files.values())
-    return Candidate(path, True, tuple(sorted(files)), total, newest_ns, digest.hexdigest(), problem)
+    return ForeignCandidate(path, True, tuple(sorted(files)), total, newest_ns, digest.hexdigest(), problem)
 
 
 def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:

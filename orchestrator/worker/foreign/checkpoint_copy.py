@@ -29,7 +29,7 @@ from kgorch.checkpoint.manifest import (
     checkpoint_folder_name,
 )
 from kgorch.checkpoint.verify import read_chunks
-from kgorch.core.checkpoint.foreign_checkpoint import Candidate
+from kgorch.core.checkpoint.foreign_checkpoint import ForeignCandidate
 from kgorch.errors import CheckpointBroken
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system import file_hash, files
@@ -66,7 +66,7 @@ def clear_leftovers(root: Path) -> None:
 
 
 def copy_in(
-    launch: LaunchSpec, candidate: Candidate, described: Described, is_unchanged: Callable[[], bool]
+    launch: LaunchSpec, candidate: ForeignCandidate, described: Described, is_unchanged: Callable[[], bool]
 ) -> tuple[Path, int]:
     """Copy a checkpoint of the program; its folder among the run's checkpoints, and its bytes.
 

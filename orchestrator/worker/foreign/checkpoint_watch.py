@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kgorch.checkpoint import foreign_contents
 from kgorch.core.checkpoint import foreign_checkpoint
-from kgorch.core.checkpoint.foreign_checkpoint import Candidate, Rule, Unchanged
+from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Unchanged
 from kgorch.core.codes import EventKind
 from kgorch.errors import KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -31,7 +31,7 @@ TRIES = 3
 """Copies of a checkpoint that fail before it is left alone until it changes: a full disk is full at the next look, too."""
 
 
-class Position(NamedTuple):
+class ProgramPosition(NamedTuple):
     """Where the program is, as far as its output says.
 
     Attributes:
@@ -69,12 +69,12 @@ class CheckpointWatch:
     """
 
     def __init__(
-        self, launch: LaunchSpec, pattern: str, send: Callable[[Message], None], position: Callable[[], Position]
+        self, launch: LaunchSpec, pattern: str, send: Callable[[Message], None], position: Callable[[], ProgramPosition]
     ) -> None:
         assert launch.foreign is not None
         self._launch, self._pattern, self._send, self._position = launch, pattern, send, position
         self._root = Path(launch.workdir)
-        self._rule = Rule(launch.foreign["incomplete"], launch.foreign["settled_s"])
+        self._rule = CompletenessRule(launch.foreign["incomplete"], launch.foreign["settled_s"])
         self._claim: Claim | None = None
         self._watched: dict[str, Unchanged] = {}
         self._excluded: set[str] = set()
@@ -213,7 +213,7 @@ class CheckpointWatch:
     # Parts
 
     def _observe(self) -> None:
-        found: Iterable[Candidate] = scan(self._root, self._pattern)
+        found: Iterable[ForeignCandidate] = scan(self._root, self._pattern)
         self._watched = foreign_checkpoint.observe(self._watched, found, boottime_s())
         for item in self._watched.values():
             if item.candidate.problem and item.candidate.signature not in self._excluded:
@@ -222,14 +222,14 @@ class CheckpointWatch:
     def _eligible(self) -> list[Unchanged]:
         return foreign_checkpoint.eligible(self._watched, self._rule, after_ns=self._after_ns, excluded=self._excluded)
 
-    def _is_proven(self, candidate: Candidate) -> bool:
+    def _is_proven(self, candidate: ForeignCandidate) -> bool:
         if candidate.signature not in self._proofs:
             self._proofs = {
                 candidate.signature: not self._doubt(candidate)
             }  # the last one asked for is asked for again
         return self._proofs[candidate.signature]
 
-    def _doubt(self, candidate: Candidate) -> str:
+    def _doubt(self, candidate: ForeignCandidate) -> str:
         """Why it is not certain that the program had completed this one; empty where it is."""
         if missing := foreign_checkpoint.lacks_files(candidate, self._earlier_files):
             return f"it lacks {missing[0]!r:.200}, which the checkpoint before it has"
@@ -247,7 +247,7 @@ class CheckpointWatch:
             )
         return ""
 
-    def _copy(self, candidate: Candidate) -> bool:
+    def _copy(self, candidate: ForeignCandidate) -> bool:
         """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
         launch, position, began_s = self._launch, self._position(), boottime_s()
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
@@ -276,12 +276,12 @@ class CheckpointWatch:
         self._send(CheckpointWritten(launch.attempt, str(folder), step, size, 0.0, took_s=took_s))
         return True
 
-    def _is_unchanged(self, candidate: Candidate) -> bool:
+    def _is_unchanged(self, candidate: ForeignCandidate) -> bool:
         found = {other.path: other.signature for other in scan(self._root, self._pattern)}
         # one that the program has deleted meanwhile, as old ones are, was complete when it was read
         return found.get(candidate.path, candidate.signature) == candidate.signature
 
-    def _skip(self, candidate: Candidate, why: str) -> None:
+    def _skip(self, candidate: ForeignCandidate, why: str) -> None:
         if candidate.path not in self._reported:
             self._reported.add(candidate.path)
             facts = {"checkpoint": candidate.path, "why": why}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kgorch.core.checkpoint.foreign_checkpoint import MAX_CANDIDATES, Candidate
+from kgorch.core.checkpoint.foreign_checkpoint import MAX_CANDIDATES, ForeignCandidate
 from kgorch.errors import KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system import files
@@ -57,7 +57,7 @@ class Claim:
         self.before = frozenset[str]() if self.is_new else frozenset(map(str, before or ()))
         self.taken_ns: int = 0 if self.is_new else (taken_ns or 0)
 
-    def take(self, found: Iterable[Candidate]) -> None:
+    def take(self, found: Iterable[ForeignCandidate]) -> None:
         """Make the place this run's, whatever lies there being another's. Raises: OSError."""
         self.before, self.taken_ns = frozenset(candidate.signature for candidate in found), 0
         self._write()

@@ -14,7 +14,7 @@ from kgorch.core.metrics.metric_curve import Mark
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankProgress
 from kgorch.system.clock import boottime_s
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, Position
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 from kgorch.worker.foreign.program_output import ProgramOutput
 from kgorch.worker.telemetry.metric_log import MetricLog
 
@@ -69,9 +69,9 @@ class ProgramStatus:
             return self.step
         return max(self.watch.step, 0) if self.watch else 0
 
-    def position(self) -> Position:
+    def position(self) -> ProgramPosition:
         """For its checkpoints. From any thread."""
-        return Position(list(self._history), dict(self.metrics))
+        return ProgramPosition(list(self._history), dict(self.metrics))
 
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""

@@ -36,7 +36,7 @@ def adapt(module: ModuleType) -> None:
     cls.prepare = _tracked(cls.prepare)
 
 
-class Carrier:
+class AccelerateCarrier:
     """What carries one script.
 
     Attributes:
@@ -91,7 +91,7 @@ class Carrier:
 class StepLoader(FollowedLoader):
     """A loader that `prepare` has returned."""
 
-    def __init__(self, loader: Iterable[Any], carried: Carrier, name: str) -> None:
+    def __init__(self, loader: Iterable[Any], carried: AccelerateCarrier, name: str) -> None:
         super().__init__(loader, carried.session.world_size, carried.session.device)
         self._carrier, self._name = carried, name
         self._iterations = 0
@@ -130,14 +130,14 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
-def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> Carrier | None:
+def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> AccelerateCarrier | None:
     """The carrier of this script. One begins with the first optimizer, if the script has no session yet."""
-    known: Carrier | None = getattr(accelerator, "_kgorch", None)
+    known: AccelerateCarrier | None = getattr(accelerator, "_kgorch", None)
     if known is not None:
         return known if not known.is_begun else None
     launch = worker.launch()
     has_optimizer = any(isinstance(item, torch.optim.Optimizer) for item in items)
     if launch is None or session_end.is_open() or not has_optimizer:
         return None
-    accelerator._kgorch = Carrier(accelerator, Session(launch, None, is_guest=True))
+    accelerator._kgorch = AccelerateCarrier(accelerator, Session(launch, None, is_guest=True))
     return accelerator._kgorch  # type: ignore[no-any-return]

@@ -48,12 +48,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
+                    spec.loader = _AdaptingLoader(spec.loader)
                 return spec
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _AdaptingLoader(importlib.abc.Loader):
     """The module's own loader, and what follows."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:

@@ -74,7 +74,7 @@ class LightningParts:
         trainer.lightning_module.on_load_checkpoint(saved["module"])
 
 
-class Carrier:
+class LightningCarrier:
     """What carries one training."""
 
     def __init__(self, trainer: Any, session: Session) -> None:
@@ -127,10 +127,10 @@ class Carrier:
         self.session.report(**carrier.figures(logged))
 
 
-def _callback(root: str, carried: Carrier) -> Any:
+def _callback(root: str, carried: LightningCarrier) -> Any:
     base: Any = import_module(f"{root}.callbacks").Callback
 
-    class KgorchCallback(base):  # type: ignore[misc]
+    class LightningCallback(base):  # type: ignore[misc]
         def on_train_batch_start(self, *_: Any) -> None:
             carried.begin_step()
 
@@ -144,7 +144,7 @@ def _callback(root: str, carried: Carrier) -> Any:
         def on_train_epoch_end(self, *_: Any) -> None:
             carried.report()
 
-    return KgorchCallback()
+    return LightningCallback()
 
 
 def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
         with carrier.carried_training(root.partition(".")[0]) as session:
             if session is None:
                 return original(self, *args, **kwargs)
-            self._kgorch = carried = Carrier(self, session)
+            self._kgorch = carried = LightningCarrier(self, session)
             callback = _callback(root, carried)
             self.callbacks.insert(0, callback)
             if session.resumed:

@@ -71,7 +71,7 @@ class TrainerParts:
             self._trainer._initial_global_step = 0
 
 
-class Carrier:
+class TransformersCarrier:
     """What carries one training.
 
     Attributes:
@@ -102,10 +102,10 @@ class Carrier:
         self.session.boundary(samples=samples, epoch=int(state.epoch or 0), open_batches=self.open_batches)
 
 
-def _callback(module: ModuleType, carried: Carrier) -> Any:
+def _callback(module: ModuleType, carried: TransformersCarrier) -> Any:
     base: Any = module.TrainerCallback
 
-    class KgorchCallback(base):  # type: ignore[misc]
+    class TransformersCallback(base):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             carried.track()
 
@@ -115,7 +115,7 @@ def _callback(module: ModuleType, carried: Carrier) -> Any:
         def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
             carried.session.report(**carrier.figures(logs or {}))
 
-    return KgorchCallback()
+    return TransformersCallback()
 
 
 def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
@@ -125,7 +125,7 @@ def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable
             if session is None:
                 return original(self, resume_from_checkpoint, *args, **kwargs)
             with _resume_folder(session, self.args.output_dir) as folder:
-                self._kgorch = carried = Carrier(self, session, folder)
+                self._kgorch = carried = TransformersCarrier(self, session, folder)
                 callback = _callback(module, carried)
                 self.add_callback(callback)
                 try:

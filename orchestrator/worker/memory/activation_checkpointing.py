@@ -279,11 +279,11 @@ class CheckpointedForward:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors or any(tensor.is_inference() for tensor in tensors):
             return self.plain(*args, **kwargs)
-        run = _Run(self, leaves, form, tensors)
+        run = _RecomputedForward(self, leaves, form, tensors)
         return checkpoint(run, *run.to_keep(tensors), use_reentrant=False)
 
 
-class _Run:
+class _RecomputedForward:
     """One forward of a block and its recomputation: `checkpoint` calls it twice."""
 
     def __init__(self, of: CheckpointedForward, leaves: list[Any], form: Any, tensors: list[torch.Tensor]) -> None:

@@ -20,6 +20,9 @@ while the others wait for it in an all-reduce, and PyTorch's 10 minutes (NCCL) o
 detects hangs itself, from the durations that each part of the run has had (core/session/hang_detection.py), which one limit for all
 collectives cannot."""
 
+NO_GPU = ("", "cpu", "unknown")
+"""What a launch calls its device where the driver shows no GPU, or does not answer."""
+
 
 class CudaUnusable(RuntimeError):
     """There is a GPU, and PyTorch cannot initialise it. Another attempt may: a GPU can be busy, or come back."""
@@ -51,7 +54,7 @@ def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = 
 
     Args:
         supervised: kgorch has started this process.
-        gpus: model of the GPUs that the driver shows to this process; empty where there is none, or it is not known.
+        gpus: model of the GPUs that the driver shows to this process; one of NO_GPU where there is none, or it is not known.
         timeout_s: the plan's `[health] collective_timeout`, seconds; None for UNLIMITED under kgorch, and for PyTorch's own in a
             script that runs alone.
 
@@ -64,7 +67,7 @@ def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = 
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    elif gpus and torch.version.cuda:
+    elif gpus not in NO_GPU and torch.version.cuda:
         _explain_cuda(gpus)
     shares_gpu = device.type == "cuda" and _ranks_here(world_size) > torch.cuda.device_count()
     if dist.is_initialized():
@@ -104,6 +107,12 @@ def _explain_cuda(gpus: str) -> None:
         " See whether nvidia-smi and `python -c 'import torch; torch.cuda.init()'` work;"
         ' to train on the CPU, set CUDA_VISIBLE_DEVICES=""'
     )
+
+
+def leave(member: RankInfo) -> None:
+    """Destroy the process group, if `join` has created it."""
+    if member.owns_group and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def seed_all(seed: int) -> None:

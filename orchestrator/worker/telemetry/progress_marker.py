@@ -6,10 +6,11 @@ main thread's stack: a thread at the same instructions as a second ago has not m
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -38,6 +39,16 @@ class ProgressMarker:
         if passed_s > self.longest.get(self.where, 0.0):
             self.longest[self.where] = passed_s
         self.where, self._since_s = where, now_s
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The block is an evaluation; the place before it is entered again after it."""
+        where = self.where
+        self.enter("evaluation")
+        try:
+            yield
+        finally:
+            self.enter(where)
 
     def message(self, attempt: str, rank: int, modules: Iterable[nn.Module]) -> RankProgress:
         """The place as a message. Called by the link's thread."""

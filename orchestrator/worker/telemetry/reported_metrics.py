@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.errors import KgorchError
 from kgorch.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, MAX_METRICS_BYTES
+from kgorch.worker.telemetry.event_sender import EventSender
 from kgorch.worker.telemetry.host_copy import HostCopy
 
 NUMBER_BYTES = 32
@@ -30,13 +32,17 @@ ON_THE_WAY = 2
 class ReportedMetrics:
     """The newest value of each metric.
 
+    Args:
+        events: None on ranks other than 0, whose dropped names would be the same.
+
     Attributes:
         pending: copies that have not arrived, by name; empty unless tensors on a GPU are reported.
         dropped: why a name was not kept, the first time that this happened; empty until then.
         on_arrival: called with name, value and mark of each value that has arrived.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, events: EventSender | None = None) -> None:
+        self._events, self._is_drop_reported = events, False
         self._names: dict[str, str] = {}  # as reported → as kept
         self._names_bytes, self.dropped = 0, ""
         self._values: dict[str, float] = {}
@@ -64,12 +70,14 @@ class ReportedMetrics:
     def report(self, name: str, value: Any, mark: Mark | None = None) -> None:
         """Record a number, or a tensor of one element, measured on the weights after `mark.step` steps.
 
-        A name beyond the limits of messages and manifests is dropped (`dropped`).
+        A name beyond the limits of messages and manifests is dropped (`dropped`), which is printed and sent once.
 
         Raises:
             KgorchError: the value is neither.
         """
         admitted = self._names[name] if name in self._names else self._admit(name)
+        if self.dropped and not self._is_drop_reported:
+            self._report_drop()
         if admitted is None:
             return
         name = admitted
@@ -98,6 +106,12 @@ class ReportedMetrics:
             return admitted
         self.dropped = self.dropped or why
         return None
+
+    def _report_drop(self) -> None:
+        self._is_drop_reported = True
+        print(f"kgorch: session.report(): not kept: {self.dropped}", flush=True)
+        if self._events is not None:
+            self._events.send(EventKind.METRICS_DROPPED, {"why": self.dropped})
 
     def collect(self, *, wait: bool = False) -> None:
         """Take the numbers that have arrived; with `wait`, all that were reported."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kgorch.core.checkpoint import foreign_checkpoint as rules
-from kgorch.core.checkpoint.foreign_checkpoint import Candidate, Rule
+from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate
 
-SETTLES, RENAMES = Rule((), 10.0), Rule(("*.tmp",), 10.0)
+SETTLES, RENAMES = CompletenessRule((), 10.0), CompletenessRule(("*.tmp",), 10.0)
 
 
 def checkpoint(path="out/checkpoint-1", at=1, files=("model.safetensors", "optimizer.pt"), problem=""):
-    return Candidate(path, True, files, 100, at, f"{path}@{at}", problem)
+    return ForeignCandidate(path, True, files, 100, at, f"{path}@{at}", problem)
 
 
 def complete(found, rule, *, first_s=0.0, now_s=0.0, after_ns=0, excluded=(), is_proven=lambda _: False):
@@ -88,7 +88,7 @@ def test_the_step_of_the_log_is_that_of_the_time_at_which_the_checkpoint_was_wri
 
 def test_files_that_the_checkpoint_before_had_are_missed_in_a_folder_alone():
     assert rules.lacks_files(checkpoint(files=("a",)), ["a", "b"]) == ["b"]
-    single = Candidate("out/epoch_2.pt", False, ("epoch_2.pt",), 1, 1, "s")
+    single = ForeignCandidate("out/epoch_2.pt", False, ("epoch_2.pt",), 1, 1, "s")
     assert rules.lacks_files(single, ["epoch_1.pt"]) == []
 
 

@@ -15,7 +15,7 @@ from kgorch.core.limits import quota_windows
 from kgorch.core.limits.quota import Quota, Usage, available_at, lasts_s, left_s, used_s
 from kgorch.core.session.events import DeadlineReached, StopRequested
 from kgorch.core.session.lifecycle import NextSession, advance
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 
 HOUR = 3600.0
 DAY = 86400.0
@@ -335,7 +335,7 @@ def test_what_is_useful_of_a_small_quota_is_a_share_of_it():
 
 
 def test_only_who_ends_for_want_of_hours_waits_for_them():
-    spending = Session(phase=Phase.STARTING, wall_s=100.0, wall_kind=Reason.QUOTA)
+    spending = LifecycleState(phase=Phase.STARTING, wall_s=100.0, wall_kind=Reason.QUOTA)
     spent = advance(spending, DeadlineReached(), 90.0).record.resume
     assert spent == NextSession(Reason.QUOTA, "the quota")
     ended = advance(spending, StopRequested(Reason.SIGTERM, 50.0), 40.0).record.resume

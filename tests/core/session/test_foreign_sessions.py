@@ -20,19 +20,19 @@ from kgorch.core.session.events import (
     SessionOpened,
 )
 from kgorch.core.session.lifecycle import Effect, due, next_due_s
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 
 
-def after(session: Session, *events, at: float = 10.0) -> Session:
+def after(session: LifecycleState, *events, at: float = 10.0) -> LifecycleState:
     for event in events:
         session = lifecycle.advance(session, event, at).session
     return session
 
 
 @pytest.fixture
-def training() -> Session:
+def training() -> LifecycleState:
     """It trains, its wall 1000 s away; its stops are known to take 60 s, its copies 1 s."""
-    session = Session(wall_s=1000.0, margin_s=5.0, every_s=30.0, saves=(Save(1000, 1.0),))
+    session = LifecycleState(wall_s=1000.0, margin_s=5.0, every_s=30.0, saves=(Save(1000, 1.0),))
     return after(session, SessionOpened(), Attached(0, 60.0), at=5.0)
 
 
@@ -49,7 +49,7 @@ def test_it_is_never_asked_for_a_save_between(training):
 
 
 def test_a_wall_that_is_near_leaves_a_quarter_of_the_time_to_train():
-    session = after(Session(wall_s=45.0, margin_s=1.0), SessionOpened(), Attached(0, 60.0), at=5.0)
+    session = after(LifecycleState(wall_s=45.0, margin_s=1.0), SessionOpened(), Attached(0, 60.0), at=5.0)
     assert session.deadline_s == 5.0 + 0.25 * 40.0
 
 

@@ -50,7 +50,7 @@ from kgorch.core.session.lifecycle import (
     ended_alone,
     next_due_s,
 )
-from kgorch.core.session.lifecycle_state import CALIBRATION_S, Session
+from kgorch.core.session.lifecycle_state import CALIBRATION_S, LifecycleState
 
 EVENTS = [
     SessionOpened(),
@@ -82,7 +82,9 @@ EVENTS = [
 ]
 
 
-def advance(session: Session, event: Event, now: float) -> tuple[Session, tuple[Effect | NextSession, ...]]:
+def advance(
+    session: LifecycleState, event: Event, now: float
+) -> tuple[LifecycleState, tuple[Effect | NextSession, ...]]:
     """The next state, and what is to be done; the session that is queued comes last."""
     move = core.advance(session, event, now)
     return move.session, (*move.effects, *([move.record.resume] if move.record.resume else []))
@@ -93,16 +95,16 @@ def queued(reason: Reason, more: str = "") -> NextSession:
 
 
 @pytest.fixture
-def training() -> Session:
+def training() -> LifecycleState:
     """A session that trains, its wall 100 s away, saves known to take 4 s."""
-    session = Session(wall_s=100.0, margin_s=2.0, every_s=1000.0, saves=(Save(1000, 4.0),))
+    session = LifecycleState(wall_s=100.0, margin_s=2.0, every_s=1000.0, saves=(Save(1000, 4.0),))
     session, _ = advance(session, SessionOpened(), 0.0)
     session, _ = advance(session, Attached(1000), 5.0)
     return session
 
 
 def test_an_opened_session_launches_its_first_attempt():
-    session, actions = advance(Session(), SessionOpened(), 0.0)
+    session, actions = advance(LifecycleState(), SessionOpened(), 0.0)
     assert session.phase is Phase.STARTING
     assert actions == (Effect.LAUNCH,)
 
@@ -152,7 +154,7 @@ def test_the_deadline_leaves_room_for_the_save_the_steps_and_the_margin(training
 
 def test_a_lead_that_leaves_nothing_to_train_guards_nothing_and_is_cut():
     """Found by the benchmark of walls: a state that grew made a small one's slow save into a lead longer than every session."""
-    slow = Session(
+    slow = LifecycleState(
         wall_s=30.0, margin_s=0.5, saves=(Save(2_000_000, 1.5), Save(2_000_000, 1.0)), state_bytes=32_000_000
     )
     starting, _ = advance(slow, SessionOpened(), 0.0)
@@ -209,7 +211,7 @@ def test_processes_that_saved_but_do_not_end_are_killed_and_nothing_is_lost(trai
 
 
 def test_the_first_save_comes_early_so_that_the_lead_is_measured():
-    session = Session(every_s=600.0)
+    session = LifecycleState(every_s=600.0)
     for event in (SessionOpened(), Attached(1000)):
         session, _ = advance(session, event, 100.0)
     [event] = due(session, 100.0 + CALIBRATION_S)
@@ -247,7 +249,7 @@ def test_a_save_that_was_asked_for_before_the_stop_is_not_the_last_one(training)
 
 
 def test_no_periodic_save_is_begun_that_the_last_one_would_have_to_wait_for():
-    session = Session(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 4.0),) * 4, is_measured=True)
+    session = LifecycleState(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 4.0),) * 4, is_measured=True)
     for event in (SessionOpened(), Attached(1000)):
         session, _ = advance(session, event, 70.0)
     assert session.next_save_s == 80.0 and session.save_s == pytest.approx(6.0)
@@ -265,13 +267,13 @@ def test_a_last_save_in_time_leaves_the_snapshot_alone(training):
 
 
 def test_a_slow_disk_of_this_session_lengthens_the_lead_that_earlier_sessions_taught():
-    fast = Session(wall_s=100.0, saves=(Save(1000, 4.0),), state_bytes=1000, write_bytes_per_s=1e6)
-    slow = Session(wall_s=100.0, saves=(Save(1000, 4.0),), state_bytes=1000, write_bytes_per_s=50.0)
+    fast = LifecycleState(wall_s=100.0, saves=(Save(1000, 4.0),), state_bytes=1000, write_bytes_per_s=1e6)
+    slow = LifecycleState(wall_s=100.0, saves=(Save(1000, 4.0),), state_bytes=1000, write_bytes_per_s=50.0)
     assert fast.save_s == pytest.approx(8.0) and slow.save_s == pytest.approx(20.0)
 
 
 def test_a_periodic_save_is_asked_for_once_and_training_goes_on_after_it():
-    session = Session(every_s=10.0, saves=(Save(10, 1.0),), is_measured=True)
+    session = LifecycleState(every_s=10.0, saves=(Save(10, 1.0),), is_measured=True)
     session, _ = advance(session, SessionOpened(), 0.0)
     session, _ = advance(session, Attached(), 5.0)
     assert not list(due(session, 14.9))
@@ -346,7 +348,7 @@ def test_a_checkpoint_found_on_disk_teaches_nothing_about_how_long_saves_take(tr
 
 
 def test_a_wall_before_the_first_step_costs_nothing_and_ends_at_once():
-    session, _ = advance(Session(wall_s=10.0), SessionOpened(), 0.0)
+    session, _ = advance(LifecycleState(wall_s=10.0), SessionOpened(), 0.0)
     over, actions = advance(session, DeadlineReached(), 8.0)
     assert over.phase is Phase.SUSPENDED
     assert actions == (Effect.KILL_ATTEMPT, queued(Reason.TIME_LIMIT))
@@ -421,7 +423,7 @@ def test_a_supervisor_that_takes_over_a_save_lets_the_training_go_on(training):
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: repr(event))
 def test_every_pair_is_in_the_table_or_changes_nothing(phase, event):
-    session = Session(phase=phase, wall_s=100.0)
+    session = LifecycleState(phase=phase, wall_s=100.0)
     if (phase, type(event)) in TRANSITIONS:
         moved, _ = advance(session, event, 10.0)
         assert moved.phase is TRANSITIONS[phase, type(event)].to
@@ -447,7 +449,7 @@ def test_every_phase_can_be_reached_and_every_living_one_can_end():
 
 @given(st.lists(st.sampled_from(EVENTS), max_size=40), st.floats(0.1, 50))
 def test_whatever_happens_an_end_queues_a_resume_unless_it_is_finished_or_failed(events, step_s):
-    session, now, queued = Session(wall_s=500.0, every_s=20.0), 0.0, 0
+    session, now, queued = LifecycleState(wall_s=500.0, every_s=20.0), 0.0, 0
     for event in [SessionOpened(), *events]:
         now += step_s
         try:
@@ -525,7 +527,7 @@ def test_a_users_stop_stays_one_where_the_supervisor_died_too(training):
 
 @pytest.mark.parametrize("phase", RUNNING)
 def test_a_wall_that_comes_nearer_counts_in_every_phase_and_moves_none(phase):
-    session = Session(phase=phase, wall_s=100.0)
+    session = LifecycleState(phase=phase, wall_s=100.0)
     moved, actions = advance(session, WallMoved(Wall(60.0, Reason.SPOT)), 10.0)
     assert (moved.phase, moved.wall_s, moved.wall_kind, actions) == (phase, 60.0, Reason.SPOT, ())
     assert moved.deadline_s == 60.0 - moved.save_lead_s
@@ -534,7 +536,7 @@ def test_a_wall_that_comes_nearer_counts_in_every_phase_and_moves_none(phase):
 @pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.STOPPING])
 @pytest.mark.parametrize("wall", [Wall(500.0, Reason.SLURM), None])
 def test_a_wall_that_moves_away_or_goes_gives_its_time_back(phase, wall):
-    moved, actions = advance(Session(phase=phase, wall_s=100.0, wall_kind=Reason.QUOTA), WallMoved(wall), 10.0)
+    moved, actions = advance(LifecycleState(phase=phase, wall_s=100.0, wall_kind=Reason.QUOTA), WallMoved(wall), 10.0)
     assert (moved.wall_s, moved.wall_kind) == (wall or (None, Reason.TIME_LIMIT))
     assert not actions and not [event for event in due(moved, 99.0) if event == DeadlineReached()]
 
@@ -570,7 +572,7 @@ def test_a_wall_in_the_past_or_within_the_lead_stops_training_at_once_and_is_wha
 
 
 def test_a_wall_that_moves_while_coming_up_ends_the_session_before_it_began_to_train():
-    starting, _ = advance(Session(), SessionOpened(), 0.0)
+    starting, _ = advance(LifecycleState(), SessionOpened(), 0.0)
     warned, _ = advance(starting, WallMoved(Wall(3.0, Reason.SLURM)), 1.0)
     [event] = due(warned, 1.0)
     over, actions = advance(warned, event, 1.0)

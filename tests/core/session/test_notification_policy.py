@@ -8,7 +8,7 @@ import pytest
 
 from kgorch.core.codes import Phase, Reason
 from kgorch.core.session import events, notification_policy
-from kgorch.core.session.lifecycle_state import Session
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.core.session.notification_policy import KINDS, Notice, NoticeFilter
 from kgorch.errors import PlanError
 from kgorch.plan import parse
@@ -31,25 +31,25 @@ PLAN = 'name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\n[notify]\n'
     ],
 )
 def test_each_event_is_told_as_the_kind_that_it_is(event, phase, kinds):
-    told = notification_policy.notice_of(event, Session(phase=phase), number=2)
+    told = notification_policy.notice_of(event, LifecycleState(phase=phase), number=2)
     assert told is not None and told.kinds == kinds and set(kinds) <= set(KINDS)
 
 
 def test_what_is_no_news_is_not_told():
-    assert notification_policy.notice_of(events.Attached(), Session(phase=Phase.TRAINING), number=1) is None
-    assert notification_policy.notice_of(events.Adopted(), Session(phase=Phase.TRAINING), number=1) is None
+    assert notification_policy.notice_of(events.Attached(), LifecycleState(phase=Phase.TRAINING), number=1) is None
+    assert notification_policy.notice_of(events.Adopted(), LifecycleState(phase=Phase.TRAINING), number=1) is None
 
 
 def test_the_first_session_starts_the_run_and_a_later_one_resumes_it():
     kinds = [
-        notification_policy.notice_of(events.SessionOpened(), Session(phase=Phase.STARTING), number=number).kinds
+        notification_policy.notice_of(events.SessionOpened(), LifecycleState(phase=Phase.STARTING), number=number).kinds
         for number in (1, 2)
     ]
     assert kinds == [("started",), ("resumed",)]
 
 
 def test_a_session_whose_hours_are_spent_is_told_as_quota_or_as_its_end_to_who_wants_that_alone():
-    ended = Session(phase=Phase.SUSPENDED, wall_kind=Reason.QUOTA, reason=Reason.QUOTA, why="the quota")
+    ended = LifecycleState(phase=Phase.SUSPENDED, wall_kind=Reason.QUOTA, reason=Reason.QUOTA, why="the quota")
     told = notification_policy.notice_of(events.AttemptSuspended(), ended, number=1)
     assert NoticeFilter(["quota", "suspended"]).accept(told, 0.0) == ("quota", 0)
     assert NoticeFilter(["suspended"]).accept(told, 0.0) == ("suspended", 0)

@@ -12,6 +12,7 @@ import ranks
 from kgorch.errors import KgorchError
 from kgorch.protocol.run_files import MAX_CACHED_BYTES
 from kgorch.worker.data import value_cache
+from kgorch.worker.telemetry.progress_marker import ProgressMarker
 
 FOUND = "found {'sizes': [[256, 256], [256, 256], [256, 256]], 'key': '%s'}"
 
@@ -133,7 +134,7 @@ def test_a_name_is_a_plain_file_name(name):
 def test_progress_is_told_now_and_then_with_the_time_that_is_left(monkeypatch, capsys):
     now, told = [100.0], []
     monkeypatch.setattr(value_cache.time, "monotonic", lambda: now[0])
-    progress = value_cache.ProgressLog(lambda kind, facts: told.append((kind, facts)))
+    progress = value_cache.ProgressLog(ProgressMarker(), lambda kind, facts: told.append((kind, facts)))
     for done in range(1001):
         progress.to("headers", done, 1000)
         now[0] += 0.25

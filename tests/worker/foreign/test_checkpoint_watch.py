@@ -20,7 +20,7 @@ from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import JournalEntry
 from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from kgorch.worker.foreign import checkpoint_copy
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, Position
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 
 PATTERN = "out/checkpoint-*"
 
@@ -42,7 +42,7 @@ class Site:
     def watch(self, resume: Path | None = None, pattern: str = PATTERN, step: int | None = None) -> CheckpointWatch:
         launch = replace(self.launch, resume=str(resume) if resume else None)
         history = [] if step is None else [(0, step)]
-        return CheckpointWatch(launch, pattern, self.sent.append, lambda: Position(history, {"loss": 0.5}))
+        return CheckpointWatch(launch, pattern, self.sent.append, lambda: ProgramPosition(history, {"loss": 0.5}))
 
     def save(self, name: str, *, content: bytes = b"weights", extra: bool = True) -> Path:
         folder = self.root / "work" / "out" / name

@@ -12,9 +12,11 @@ from saving import described
 
 from kgorch.checkpoint.folder import MAX_MANIFEST_BYTES, read_checkpoint, read_manifest, write_manifest
 from kgorch.checkpoint.manifest import MANIFEST_NAME, FileEntry
+from kgorch.core.codes import EventKind
 from kgorch.protocol import codec
 from kgorch.protocol.codec import MAX_LINE_BYTES
-from kgorch.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, Heartbeat
+from kgorch.protocol.messages import MAX_METRIC_NAME, MAX_METRICS, Heartbeat, JournalEntry
+from kgorch.worker.telemetry.event_sender import EventSender
 from kgorch.worker.telemetry.reported_metrics import ReportedMetrics
 
 names = st.text(max_size=230) | st.text(
@@ -44,14 +46,18 @@ def test_what_a_script_reports_fits_a_line_and_a_manifest_and_is_the_same_behind
     assert read_manifest(folder).metrics.keys() == told.keys()
 
 
-def test_more_names_than_are_kept_are_told_of_once_and_those_that_came_first_stay():
-    reported = ReportedMetrics()
+def test_more_names_than_are_kept_are_told_of_once_and_those_that_came_first_stay(capsys):
+    sent, events = [], EventSender()
+    events.connect("1.1", sent.append)
+    reported = ReportedMetrics(events)
     for number in range(1500):
         reported.report(f"loss/{number}", number)
     reported.report("loss/3", -1.0)
     assert list(reported.values) == [f"loss/{number}" for number in range(MAX_METRICS)]
     assert reported.values["loss/3"] == -1.0
     assert reported.dropped == "loss/1000 and later ones are more than 1000 names"
+    assert sent == [JournalEntry("1.1", EventKind.METRICS_DROPPED, {"why": reported.dropped})]
+    assert capsys.readouterr().out == f"kgorch: session.report(): not kept: {reported.dropped}\n"
 
 
 @pytest.mark.parametrize(
