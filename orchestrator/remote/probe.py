@@ -56,7 +56,7 @@ FAILS, RUNS_OVER = "sys.exit(1)\n", f"time.sleep({10 * LIMIT_S})\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PlaceFinding:
     """An answer of the place.
 
     Attributes:
@@ -72,7 +72,7 @@ class Finding:
     agrees: bool = True
 
 
-class Probe:
+class PlaceProbe:
     """The sessions of one probe.
 
     Args:
@@ -88,9 +88,9 @@ class Probe:
         self._id = secrets.token_hex(6)
         self._pushed: list[str] = []
         self._refusal = ""  # of the newest push's source
-        self.findings: list[Finding] = []
+        self.findings: list[PlaceFinding] = []
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[PlaceFinding]:
         """Ask everything; a few minutes. Raises: PlaceError where the place does not answer at all."""
         try:
             bundle = self._bundle()
@@ -214,7 +214,7 @@ class Probe:
         return facts if isinstance(facts, dict) else {}, names
 
     def _add(self, question: str, answer: str, needed: str = "", agrees: bool = True) -> None:
-        self.findings.append(Finding(question, answer, needed, agrees))
+        self.findings.append(PlaceFinding(question, answer, needed, agrees))
 
     def _wait(self, condition: Callable[[], Any], what: str) -> Any:
         until_s = time.monotonic() + WITHIN_S

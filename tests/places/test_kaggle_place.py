@@ -354,7 +354,7 @@ def test_a_probe_settles_what_no_documentation_says_and_deletes_its_sessions(pla
     """Against the stand-in it finds the stand-in's rules; `kgorch remote check --probe` asks a real account the same."""
     monkeypatch.setattr(probe, "LIMIT_S", 12)
     monkeypatch.setattr(probe, "SESSION_S", 10)
-    found = probe.Probe(place, tmp_path / "probe", poll_s=0.3).run()
+    found = probe.PlaceProbe(place, tmp_path / "probe", poll_s=0.3).run()
     assert not [finding for finding in found if not finding.agrees]
     said = {finding.question: finding.answer for finding in found}
     assert said["how a script that ends by itself is called"] == "COMPLETE"

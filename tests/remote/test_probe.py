@@ -8,7 +8,7 @@ import pytest
 
 from kgorch.core.remote.place_values import PlaceError, RemoteStatus, Sighting, Trouble
 from kgorch.remote.places.local.place import LocalPlace
-from kgorch.remote.probe import Finding, Probe
+from kgorch.remote.probe import PlaceFinding, PlaceProbe
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def place(tmp_path):
     return LocalPlace(tmp_path / "place")
 
 
-def answers(findings: list[Finding]) -> dict[str, str]:
+def answers(findings: list[PlaceFinding]) -> dict[str, str]:
     return {finding.question: finding.answer for finding in findings}
 
 
@@ -53,7 +53,7 @@ def test_an_end_that_is_called_an_error_is_said_to_be_none_that_kgorch_can_use(p
         seen = place.look(name)
         return Sighting(RemoteStatus.ERROR, "ERROR", "gone wrong") if seen.status.is_over else seen
 
-    found = Probe(Calls(place, look=look), tmp_path / "probe", poll_s=0.1).run()
+    found = PlaceProbe(Calls(place, look=look), tmp_path / "probe", poll_s=0.1).run()
     assert [item.question for item in found if not item.agrees] == ["how a script that ends by itself is called"]
     assert answers(found)["how a script that ends by itself is called"] == "ERROR (gone wrong)"
 
@@ -66,5 +66,5 @@ def test_a_place_that_stops_to_answer_ends_the_probe_and_what_was_pushed_is_dele
 
     calls = Calls(place, collect=collect, delete=deleted.append)
     with pytest.raises(PlaceError, match="no network"):
-        Probe(calls, tmp_path / "probe", poll_s=0.1).run()
+        PlaceProbe(calls, tmp_path / "probe", poll_s=0.1).run()
     assert len(deleted) == 1

@@ -41,7 +41,7 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
         "command": "kgorch resume test",
         "daemon_alive": False,
     }
-    assert not processes_of(kgorch.home)
+    wait_until(lambda: not processes_of(kgorch.home), within_s=20, what="nothing is left")
 
     again = kgorch.background("resume")
     gone_on = kgorch.wait_for_step(over["step"] + 3)
@@ -60,7 +60,7 @@ def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch)
     assert view["phase"] == "suspended" and view["reason"] == "time_limit"
     assert view["checkpoint"]["verified"] and view["checkpoint"]["step"] == view["step"] > 0
     assert view["next"]["what"] == "resume" and view["next"]["at"]
-    assert not processes_of(kgorch.home)
+    wait_until(lambda: not processes_of(kgorch.home), within_s=20, what="nothing is left")
 
 
 @pytest.mark.soak  # the storm does it at any moment
@@ -133,14 +133,14 @@ def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
     kgorch("start", str(plan), code=10)
     session = kgorch.status()["session"]
     assert datetime.fromisoformat(session["ended_at"]) < datetime.fromisoformat(session["wall_at"])
-    assert not processes_of(kgorch.home)
+    wait_until(lambda: not processes_of(kgorch.home), within_s=20, what="nothing is left")
 
 
 def test_a_training_that_ignores_the_stop_is_cut_off_and_nothing_of_it_is_left(kgorch):
     plan = kgorch.plan("ignores_stop.py", wall="36s")  # a slow machine takes half of it to come to the step
     kgorch("start", str(plan), code=10)
     assert kgorch.status()["phase"] == "cut_off"
-    assert not processes_of(kgorch.home)
+    wait_until(lambda: not processes_of(kgorch.home), within_s=20, what="nothing is left")
 
 
 def test_a_closed_terminal_does_not_end_the_session(kgorch):

@@ -68,10 +68,10 @@ def command(plan: Path, overrides: tuple[str, ...], place: str | None, probes: b
 
 
 def _probe(place: Place) -> list[dict[str, Any]]:
-    from kgorch.remote.probe import Probe
+    from kgorch.remote.probe import PlaceProbe
 
     with tempfile.TemporaryDirectory(prefix="kgorch-probe-") as folder:
-        probe = Probe(place, Path(folder), lambda line: render.echo(f"probe: {line}", err=True))
+        probe = PlaceProbe(place, Path(folder), lambda line: render.echo(f"probe: {line}", err=True))
         return [asdict(finding) for finding in probe.run()]
 
 
