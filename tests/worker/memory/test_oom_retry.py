@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kgorch.worker.memory.oom_retry import RngCache
+from kgorch.worker.rng_state import RngCache
 
 
 def drawn() -> list[float]:
