@@ -18,6 +18,9 @@ import torch
 from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 
+LOOK_BYTES = 64
+"""Of a Mersenne Twister: its position and 15 of the numbers of its table, to see whether it has changed."""
+
 
 class RandomStates(NamedTuple):
     """The random states in the libraries' own types, as RngCache gives them.
@@ -79,14 +82,19 @@ class RngCache:
     """The process's random states, captured at every read and step at little cost.
 
     A state of Python is a tuple of 625 numbers, and one of NumPy a new table: in the middle of a training each takes some 40 µs.
-    So both are copied only when the memory of their generator has changed, which is looked at in 1 µs.
+    So both are copied only when their generator has changed. What tells it: the position in the table, which each draw moves,
+    and 15 of its 624 numbers. All of them are new after 624 draws, or with another seed, so the chance that these are the same is
+    1 in 2**480. The whole table would be read from memory each time, because the steps between two looks fill the caches.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._generator: Any = vars(random)["_inst"]
-        # The numbers of the generator follow the reference count and the type in its object.
-        self._memory = _memory_of(self._generator, _random.Random)
+        # In its object the position and the table follow the reference count and the type.
+        memory = _memory_of(self._generator, _random.Random)
+        self._memory = memory
+        if int.from_bytes(memory.raw[:4], sys.byteorder) == random.getstate()[1][-1]:
+            self._memory = (ctypes.c_char * LOOK_BYTES).from_buffer(memory)
         self._python: tuple[Any, Any] = None, None
         self._numpy: NumpyCache | None = None
 
@@ -130,8 +138,12 @@ class NumpyCache:
         self._generator = numpy.random.mtrand._rand
         self._bits = self._generator._bit_generator
         is_known = type(self._bits).__name__ == "MT19937"
-        # The table and its position; and the generator's own fields, one of which is the second normal value of a pair.
-        self._memory = (ctypes.c_char * (625 * 4)).from_address(self._bits.ctypes.state_address) if is_known else None
+        # The end of the table, which its position follows; and the generator's own fields, among them the second normal value of
+        # a pair.
+        self._memory = None
+        if is_known:
+            end = self._bits.ctypes.state_address + 625 * 4
+            self._memory = (ctypes.c_char * LOOK_BYTES).from_address(end - LOOK_BYTES)
         self._fields = _memory_of(self._generator, type(self._generator))
         self._state: tuple[Any, Any] = None, None
 
