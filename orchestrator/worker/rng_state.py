@@ -122,45 +122,40 @@ class RngCache:
         return state
 
     def _numpy_now(self) -> Any:
-        numpy = sys.modules.get("numpy")
-        if numpy is None:
-            return None
-        if self._numpy is None or not self._numpy.is_of(numpy):
-            self._numpy = NumpyCache(numpy)
+        if self._numpy is None:
+            if "numpy" not in sys.modules:
+                return None
+            self._numpy = NumpyCache(sys.modules["numpy"])
         return self._numpy.now()
 
 
 class NumpyCache:
-    """The state of NumPy's global generator. It holds the generator, so that its memory is not another object's."""
+    """The state of NumPy's global generator. It holds what it looks at, so that the memory is not another object's."""
 
     def __init__(self, numpy: Any) -> None:
-        self._random = numpy.random
-        self._generator = numpy.random.mtrand._rand
-        self._bits = self._generator._bit_generator
-        is_known = type(self._bits).__name__ == "MT19937"
-        # The end of the table, which its position follows; and the generator's own fields, among them the second normal value of
-        # a pair.
-        self._memory = None
-        if is_known:
-            end = self._bits.ctypes.state_address + 625 * 4
-            self._memory = (ctypes.c_char * LOOK_BYTES).from_address(end - LOOK_BYTES)
+        self._random, self._generator = numpy.random, numpy.random.mtrand._rand
+        # Among its fields: the second normal value of a pair, and which bit generator it uses (numpy.random.set_bit_generator).
         self._fields = _memory_of(self._generator, type(self._generator))
-        self._state: tuple[Any, Any] = None, None
-
-    def is_of(self, numpy: Any) -> bool:
-        """Whether this is still NumPy's generator (numpy.random.set_bit_generator sets another one)."""
-        generator = numpy.random.mtrand._rand
-        return generator is self._generator and generator._bit_generator is self._bits
+        self._bits: Any = None
+        self._table: Any = None
+        self._state: tuple[Any, Any, Any] = None, None, None
 
     def now(self) -> Any:
         """The state, as numpy.random.set_state takes it."""
-        if self._memory is None:
-            return self._random.get_state()
-        key = self._memory.raw, self._fields.raw
-        known, state = self._state
-        if key != known:
-            state = self._random.get_state()
-            self._state = key, state
+        fields, table, state = self._state
+        if self._table is None or self._fields.raw != fields or self._table.raw != table:
+            state = self._renew()
+        return state
+
+    def _renew(self) -> Any:
+        bits = self._generator._bit_generator
+        if bits is not self._bits:
+            self._bits, self._table = bits, None
+            if type(bits).__name__ == "MT19937":  # its table, and the position behind it
+                end = bits.ctypes.state_address + 625 * 4
+                self._table = (ctypes.c_char * LOOK_BYTES).from_address(end - LOOK_BYTES)
+        state = self._random.get_state()
+        self._state = self._fields.raw, self._table.raw if self._table else None, state
         return state
 
 

@@ -160,7 +160,9 @@ class MicrobatchRunner:
             last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
         """
         samples, microbatch = batches.length(batch), self.microbatch
-        if last and (microbatch is None or microbatch >= samples):  # nearly all steps: the same bits as below, in less time
+        if last and (
+            microbatch is None or microbatch >= samples
+        ):  # nearly all steps: the same bits as below, in less time
             total = work(batches.moved(batch, self._device), weight).float()
         else:
             losses = []
