@@ -160,10 +160,10 @@ class MicrobatchRunner:
             last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
         """
         samples, microbatch = batches.length(batch), self.microbatch
-        if last and (
-            microbatch is None or microbatch >= samples
-        ):  # nearly all steps: the same bits as below, in less time
-            total = work(batches.moved(batch, self._device), weight).float()
+        # Nearly all steps: the same bits as below, in less time.
+        if last and (microbatch is None or microbatch >= samples):
+            # A copy, as the sum of several is: a CUDA graph writes its losses to the same memory each time.
+            total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=True)
         else:
             losses = []
             parts = batches.split(batch, microbatch or samples)
