@@ -6,30 +6,51 @@ beyond its table at a wrong position. So every state is validated before it is s
 
 from __future__ import annotations
 
+import _random
+import ctypes
+import functools
 import random
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 
+LOOK_BYTES = 64
+"""Of a Mersenne Twister: its position and 15 of the numbers of its table, to see whether it has changed."""
+
+
+class RandomStates(NamedTuple):
+    """The random states in the libraries' own types, as RngCache gives them.
+
+    Attributes:
+        torch: of the CPU's generator; shape (bytes,), uint8.
+        python, numpy: as their modules take them; numpy None where that is not imported.
+        cuda: as `torch`; None on the CPU.
+    """
+
+    torch: torch.Tensor
+    python: Any
+    numpy: Any
+    cuda: torch.Tensor | None
+
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The random states as plain JSON."""
-    tree: dict[str, Any] = tagged_json.encode(capture_raw(device), "rng")
+    return encode(shared_cache(device).now())
+
+
+def encode(states: RandomStates) -> dict[str, Any]:
+    """The states as plain JSON."""
+    raw: dict[str, Any] = {"python": states.python, "torch": states.torch.numpy().tobytes()}
+    if states.numpy is not None:
+        raw["numpy"] = states.numpy
+    if states.cuda is not None:
+        raw["cuda"] = states.cuda.numpy().tobytes()
+    tree: dict[str, Any] = tagged_json.encode(raw, "rng")
     return tree
-
-
-def capture_raw(device: torch.device) -> dict[str, Any]:
-    """The random states in the libraries' own types: some 50 µs."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
-    if numpy := sys.modules.get("numpy"):
-        states["numpy"] = numpy.random.get_state()
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    return states
 
 
 def restore(tree: Any, device: torch.device) -> None:
@@ -55,6 +76,99 @@ def renew_dropout_state(device: torch.device) -> None:
     masks, and one number more. Setting the generator's state, even to its current value, makes the next forward draw it again.
     """
     torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device)
+
+
+class RngCache:
+    """The process's random states, captured at every read and step at little cost.
+
+    A state of Python is a tuple of 625 numbers, and one of NumPy a new table: in the middle of a training each takes some 40 µs.
+    So both are copied only when their generator has changed. What tells it: the position in the table, which each draw moves,
+    and 15 of its 624 numbers. All of them are new after 624 draws, or with another seed, so the chance that these are the same is
+    1 in 2**480. The whole table would be read from memory each time, because the steps between two looks fill the caches.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._generator: Any = vars(random)["_inst"]
+        # In its object the position and the table follow the reference count and the type.
+        memory = _memory_of(self._generator, _random.Random)
+        self._memory = memory
+        if int.from_bytes(memory.raw[:4], sys.byteorder) == random.getstate()[1][-1]:
+            self._memory = (ctypes.c_char * LOOK_BYTES).from_buffer(memory)
+        self._python: tuple[Any, Any] = None, None
+        self._numpy: NumpyCache | None = None
+
+    def now(self) -> RandomStates:
+        """The current states."""
+        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        return RandomStates(torch.get_rng_state(), self._python_now(), self._numpy_now(), cuda)
+
+    def back_to(self, saved: RandomStates) -> None:
+        """Set states of `now`."""
+        torch.set_rng_state(saved.torch)
+        random.setstate(saved.python)
+        if saved.numpy is not None:
+            sys.modules["numpy"].random.set_state(saved.numpy)
+        if saved.cuda is not None:
+            torch.cuda.set_rng_state(saved.cuda, self._device)
+
+    def _python_now(self) -> Any:
+        # Normal values are drawn in pairs: the second one waits in an attribute.
+        key = self._memory.raw, self._generator.gauss_next
+        known, state = self._python
+        if key != known:
+            state = random.getstate()
+            self._python = key, state
+        return state
+
+    def _numpy_now(self) -> Any:
+        if self._numpy is None:
+            if "numpy" not in sys.modules:
+                return None
+            self._numpy = NumpyCache(sys.modules["numpy"])
+        return self._numpy.now()
+
+
+class NumpyCache:
+    """The state of NumPy's global generator. It holds what it looks at, so that the memory is not another object's."""
+
+    def __init__(self, numpy: Any) -> None:
+        self._random, self._generator = numpy.random, numpy.random.mtrand._rand
+        # Among its fields: the second normal value of a pair, and which bit generator it uses (numpy.random.set_bit_generator).
+        self._fields = _memory_of(self._generator, type(self._generator))
+        self._bits: Any = None
+        self._table: Any = None
+        self._state: tuple[Any, Any, Any] = None, None, None
+
+    def now(self) -> Any:
+        """The state, as numpy.random.set_state takes it."""
+        fields, table, state = self._state
+        if self._table is None or self._fields.raw != fields or self._table.raw != table:
+            state = self._renew()
+        return state
+
+    def _renew(self) -> Any:
+        bits = self._generator._bit_generator
+        if bits is not self._bits:
+            self._bits, self._table = bits, None
+            if type(bits).__name__ == "MT19937":  # its table, and the position behind it
+                end = bits.ctypes.state_address + 625 * 4
+                self._table = (ctypes.c_char * LOOK_BYTES).from_address(end - LOOK_BYTES)
+        state = self._random.get_state()
+        self._state = self._fields.raw, self._table.raw if self._table else None, state
+        return state
+
+
+def _memory_of(thing: Any, kind: type) -> Any:
+    """The memory of an object's fields that `kind` defines, without the reference count, which changes as it is looked at."""
+    header = object.__basicsize__
+    return (ctypes.c_char * (kind.__basicsize__ - header)).from_address(id(thing) + header)
+
+
+@functools.cache
+def shared_cache(device: torch.device) -> RngCache:
+    """The process's cache: reads and steps look at the same generators, so what one has copied serves the other."""
+    return RngCache(device)
 
 
 def as_tensor(state: Any) -> torch.Tensor:

@@ -256,7 +256,8 @@ class StepLoop:
             self._report_refusals()
         if state.metrics.pending:  # copies from a GPU
             state.metrics.collect()
-        state.exactness.update(deterministic=state.determinism.verdict)
+        if (verdict := state.determinism.verdict) != state.exactness.facts.get("deterministic"):
+            state.exactness.update(deterministic=verdict)
         if self._supervision is not None:
             self._supervision.saves.at_boundary(timer.ticked_s)
             self._supervision.at_boundary(state.position.step)

@@ -13,9 +13,18 @@ from torch.utils import _pytree as pytree
 
 from kgorch.errors import KgorchError
 
+BRANCHES = (dict, list, tuple)
+"""Types whose items are looked at here. All others are left to PyTorch's tree, which scripts may teach their own types."""
+
 
 def length(batch: Any) -> int:
     """Samples of a batch: size of the first axis of its first tensor that has one. Raises: KgorchError where there is none."""
+    # Its very first leaf, in nearly all batches: PyTorch's tree takes 20 µs for it in the middle of a training.
+    first = batch
+    while type(first) in BRANCHES and first:
+        first = next(iter(first.values() if type(first) is dict else first))
+    if type(first) is torch.Tensor and first.ndim:
+        return first.shape[0]
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
             return leaf.shape[0]
@@ -39,7 +48,14 @@ def split(batch: Any, size: int) -> list[Any]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device. The copy does not block where memory is pinned."""
+    """The batch with its tensors on the device, in new lists and dicts. The copy does not block where memory is pinned."""
+    kind = type(batch)
+    if kind is dict:
+        return {key: moved(value, device) for key, value in batch.items()}
+    if kind is list or kind is tuple:
+        return kind(moved(value, device) for value in batch)
+    if kind is torch.Tensor:
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
     return pytree.tree_map(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, batch
     )

@@ -25,12 +25,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from kgorch.errors import CannotRestore, KgorchError
-from kgorch.worker import rng_state, tagged_json
+from kgorch.worker import rng_state
 from kgorch.worker.data import batches, generator_states
 from kgorch.worker.data.keyed_loader import WorkerInit, start_iterator
 from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksum
 from kgorch.worker.data.loader_search import parts_of, set_epoch
 from kgorch.worker.data.stream_state import StreamState
+from kgorch.worker.rng_state import RandomStates
 
 PROGRESS_S = 10.0
 """Seconds between two lines of progress in the log."""
@@ -358,12 +359,13 @@ class _States:
 
     def __init__(self, device: torch.device, held: Mapping[str, Any]) -> None:
         self._device, self.generators = device, held
+        self._cache = rng_state.shared_cache(device)
         self.lost: list[str] = []
 
-    def quick(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def quick(self) -> tuple[RandomStates, dict[str, Any]]:
         """The states of the libraries and of the generators, in their own types."""
-        held = {path: generator_states.raw_state_of(item) for path, item in self.generators.items()}
-        return rng_state.capture_raw(self._device), held
+        held = {path: generator_states.quick_state_of(item) for path, item in self.generators.items()}
+        return self._cache.now(), held
 
     def held(self) -> dict[str, Any]:
         """The states of the generators, as plain JSON."""
@@ -392,8 +394,8 @@ class _States:
             self.lost.append(f"{path} is another kind of generator than it was")
 
 
-def _plain(libraries: dict[str, Any], held: dict[str, Any]) -> LoaderState:
+def _plain(libraries: RandomStates, held: dict[str, Any]) -> LoaderState:
     return {
-        "rng": tagged_json.encode(libraries, "rng"),
-        "generators": {path: tagged_json.encode(saved, "generator") for path, saved in held.items()},
+        "rng": rng_state.encode(libraries),
+        "generators": {path: generator_states.encode(saved) for path, saved in held.items()},
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -110,6 +110,7 @@ class LightningCarrier:
         )
 
     def begin_step(self) -> None:
+        self.report_step()
         loop = self._trainer.fit_loop
         if self._stepped is not None:
             # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.
@@ -118,11 +119,22 @@ class LightningCarrier:
             loop._restarting = False
         self.session.boundary(epoch=self._trainer.current_epoch)
 
+    def report_step(self) -> None:
+        """Report what the newest batch has logged: before the next one, or an evaluation, begins. Lightning has collected it at the
+        batch's end, and `callback_metrics` would do so once more."""
+        current = getattr(self._trainer._logger_connector, "_callback_metrics", None)
+        self._report(self._trainer.callback_metrics if current is None else current)
+
     def report(self) -> None:
-        """Report what was logged since the last call: Lightning's metrics stay as they are until they are logged again, and a
-        value counts as measured on the weights of its report."""
-        current = self._trainer.callback_metrics
+        """Report what was logged since the last call."""
+        self._report(self._trainer.callback_metrics)
+
+    def _report(self, current: Mapping[str, Any]) -> None:
+        """Lightning's metrics stay as they are until they are logged again, and a value counts as measured on the weights of its
+        report."""
         logged = {name: value for name, value in current.items() if self._reported.get(name) is not value}
+        if not logged:
+            return
         self._reported.update(logged)
         self.session.report(**carrier.figures(logged))
 
@@ -134,14 +146,12 @@ def _callback(root: str, carried: LightningCarrier) -> Any:
         def on_train_batch_start(self, *_: Any) -> None:
             carried.begin_step()
 
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            carried.report()
-
         def on_validation_end(self, trainer: Any, *_: Any) -> None:
             if not trainer.sanity_checking:
                 carried.report()
 
         def on_train_epoch_end(self, *_: Any) -> None:
+            carried.report_step()  # the epoch's means take the place of its values
             carried.report()
 
     return LightningCallback()
@@ -193,6 +203,8 @@ def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any) -> Any:
         carried = getattr(self.trainer, "_kgorch", None)
+        if carried and not self.trainer.sanity_checking:
+            carried.report_step()
         with carried.session.evaluation() if carried else contextlib.nullcontext():
             return original(self)
 

@@ -159,15 +159,20 @@ class MicrobatchRunner:
         Args:
             last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
         """
-        samples = batches.length(batch)
-        parts = batches.split(batch, self.microbatch or samples)
-        losses = []
-        for number, part in enumerate(parts):
-            fraction = batches.length(part) / samples
-            reduces = last and number == len(parts) - 1
-            with contextlib.nullcontext() if reduces else ddp_drain.without_reduction(self.ddps):
-                losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
-        total = functools.reduce(operator.add, losses)
+        samples, microbatch = batches.length(batch), self.microbatch
+        # Nearly all steps: the same bits as below, in less time.
+        if last and (microbatch is None or microbatch >= samples):
+            # A copy, as the sum of several is: a CUDA graph writes its losses to the same memory each time.
+            total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=True)
+        else:
+            losses = []
+            parts = batches.split(batch, microbatch or samples)
+            for number, part in enumerate(parts):
+                fraction = batches.length(part) / samples
+                reduces = last and number == len(parts) - 1
+                with contextlib.nullcontext() if reduces else ddp_drain.without_reduction(self.ddps):
+                    losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
+            total = functools.reduce(operator.add, losses)
         if self._guard:
             self._guard.health.add_loss(total)
         return total

@@ -8,12 +8,8 @@ microbatch from that step on.
 
 from __future__ import annotations
 
-import _random
-import ctypes
 import gc
 import operator
-import random
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -21,15 +17,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from kgorch.worker import rng_state
 from kgorch.worker.health.loss_guard import LossGuard
 from kgorch.worker.memory import oom
 from kgorch.worker.memory.ddp_drain import APART, DRAIN, NONE, GradientReduction
 from kgorch.worker.memory.ladder import Ladder
 from kgorch.worker.ranks import virtual_ranks
 from kgorch.worker.ranks.consensus_board import Board
+from kgorch.worker.rng_state import RngCache
 
 OUT_OF_MEMORY = 4
 """Flag of a rank in the vote, above the flags of health/loss_guard.py, because the highest flag counts."""
+
+NOTHING = nullcontext()
 
 Result = TypeVar("Result")
 
@@ -72,7 +72,7 @@ class OomRetry:
         self._ranks, self._reduction = ranks, reduction
         self._weights = list({id(item): item for module in modules for item in module.parameters()}.values())
         self._buffers = BufferCopies(modules)
-        self._rng = RngCache(device)
+        self._rng = rng_state.shared_cache(device)
         self._failed_at, self._failures = -1, 0
 
     def run(
@@ -150,7 +150,11 @@ class OomRetry:
         if mode == NONE:
             return (forward_backward(),), "", 0
         try:
-            with self._ladder.activations.explained(), self._reduction.apart() if mode == APART else nullcontext():
+            activations = self._ladder.activations
+            with (
+                activations.explained() if activations.is_on else NOTHING,
+                self._reduction.apart() if mode == APART else NOTHING,
+            ):
                 if mode == DRAIN:
                     self._reduction.begin()
                 return (forward_backward(),), "", 0
@@ -242,98 +246,53 @@ class BufferCopies:
         ]
         self._current: list[Any] = []
         self._values: list[torch.Tensor] = []
-        self._versions: list[int] = []
-        self._often: list[int] = []  # indices of the buffers that are copied at every step
+        self._large: dict[int, int] = {}  # index of a buffer that is copied when it has changed → its version
+        self._often: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []  # all others: the copies, and the buffers
         self._steps = 0
-        self._numbers: list[int] = []  # indices of the buffers that were copied last
-        self._kinds: list[list[int]] = []  # the same indices, grouped by device and type
 
     def keep(self) -> None:
         """Bring the copies up to date."""
         current: list[Any] = [buffers[name] for buffers, name in self._slots]
         if len(current) != len(self._current) or any(map(operator.is_not, current, self._current)):
             self._current, self._values = current, [buffer.clone() for buffer in current]
-            self._numbers, self._kinds = [], []
-            self._often = [number for number, buffer in enumerate(current) if buffer.numel() <= SMALL]
-        else:
-            changed = [number for number, buffer in enumerate(current) if buffer._version != self._versions[number]]
-            if self._steps < LEARNED:
-                self._often += [number for number in self._unseen(current) if number not in changed]
-                self._steps += 1
-            numbers = changed if len(changed) == len(current) else sorted({*changed, *self._often})
-            for alike in self._by_kind(numbers):
-                torch._foreach_copy_([self._values[number] for number in alike], [current[number] for number in alike])
-        self._versions = [buffer._version for buffer in current]
+            self._large = {number: item._version for number, item in enumerate(current) if item.numel() > SMALL}
+            self._often = self._by_kind(number for number in range(len(current)) if number not in self._large)
+            return
+        if self._large:
+            self._keep_large()
+        for values, buffers in self._often:
+            torch._foreach_copy_(values, buffers)
 
-    def _by_kind(self, numbers: list[int]) -> list[list[int]]:
-        """Groups of one device and type: a mixed list (BatchNorm counts its batches in int64) is copied by one kernel per
-        tensor."""
-        if numbers != self._numbers:
-            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-            for number in numbers:
-                kinds.setdefault((self._current[number].device, self._current[number].dtype), []).append(number)
-            self._numbers, self._kinds = numbers, list(kinds.values())
-        return self._kinds
+    def _keep_large(self) -> None:
+        current, values = self._current, self._values
+        changed = [number for number, version in self._large.items() if current[number]._version != version]
+        if self._steps < LEARNED:
+            self._steps += 1
+            same = self._large.keys() - set(changed)
+            if unseen := [number for number in same if not torch.equal(current[number], values[number])]:
+                # Written to without a new version, as through `.data`.
+                for number in unseen:
+                    del self._large[number]
+                self._often = self._by_kind(number for number in range(len(current)) if number not in self._large)
+        for copies, buffers in self._by_kind(changed):
+            torch._foreach_copy_(copies, buffers)
+        for number in changed:
+            self._large[number] = current[number]._version
 
-    def _unseen(self, current: list[Any]) -> list[int]:
-        """Large buffers that were written to without a new version, as through `.data`."""
-        large = [number for number in range(len(current)) if number not in self._often]
-        return [number for number in large if not torch.equal(current[number], self._values[number])]
+    def _by_kind(self, numbers: Iterable[int]) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """Copies and buffers of one device and type each: a mixed list (BatchNorm counts its batches in int64) is copied by one
+        kernel per tensor."""
+        kinds: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for number in numbers:
+            buffer = self._current[number]
+            copies, buffers = kinds.setdefault((buffer.device, buffer.dtype), ([], []))
+            copies.append(self._values[number])
+            buffers.append(buffer)
+        return list(kinds.values())
 
     def restore(self) -> None:
         with torch.no_grad():
             for number, (buffers, name) in enumerate(self._slots):
                 buffer = buffers[name] = self._current[number]
-                if number in self._often or buffer._version != self._versions[number]:
+                if number not in self._large or buffer._version != self._large[number]:
                     buffer.copy_(self._values[number])
-
-
-class RngCache:
-    """The process's random states, kept at every step at little cost.
-
-    Copying Python's state takes 40 µs in the middle of a training, NumPy's 30 µs, so each is copied only when the bytes of its
-    generator have changed. (NumPy draws normal values in pairs, and drawing the second one leaves the bytes as they are: that
-    alone is not detected.)
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._python: tuple[Any, Any] = None, None
-        self._numpy: tuple[bytes, Any] = b"", None
-
-    def now(self) -> tuple[Any, ...]:
-        """The random states of torch, python, NumPy (None if not loaded) and CUDA (None on the CPU)."""
-        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return torch.get_rng_state(), self._python_now(), self._numpy_now(), cuda
-
-    def back_to(self, saved: tuple[Any, ...]) -> None:
-        """Set states of `now`."""
-        torch.set_rng_state(saved[0])
-        random.setstate(saved[1])
-        if saved[2] is not None:
-            sys.modules["numpy"].random.set_state(saved[2])
-        if saved[3] is not None:
-            torch.cuda.set_rng_state(saved[3], self._device)
-
-    def _python_now(self) -> Any:
-        """Python's state. The generator's bytes follow the reference count and the type in its object; the second normal value of a
-        pair is an attribute."""
-        generator: Any = vars(random)["_inst"]
-        raw = ctypes.string_at(
-            id(generator) + object.__basicsize__, _random.Random.__basicsize__ - object.__basicsize__
-        )
-        if (raw, generator.gauss_next) != self._python[0]:
-            self._python = (raw, generator.gauss_next), random.getstate()
-        return self._python[1]
-
-    def _numpy_now(self) -> Any:
-        numpy = sys.modules.get("numpy")
-        if numpy is None:
-            return None
-        generator = numpy.random.mtrand._rand._bit_generator
-        if type(generator).__name__ != "MT19937":
-            return numpy.random.get_state()
-        raw = ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # its table and position
-        if raw != self._numpy[0]:
-            self._numpy = raw, numpy.random.get_state()
-        return self._numpy[1]

@@ -126,7 +126,7 @@ class Board:
         self._votes += 1
         place = _VOTES[self._votes & 1]
         self._write(self._rank, place, self._votes << 8 | flag)
-        flags = [self._vote_of(rank, place) for rank in range(self._world)]
+        flags = [flag if rank == self._rank else self._vote_of(rank, place) for rank in range(self._world)]
         worst = max(flags)
         self.worst_rank = flags.index(worst)
         return worst
@@ -163,8 +163,11 @@ class Board:
         return word >> 4 & 0xF if since and last - since == step else None
 
     def _vote_of(self, rank: int, place: int) -> int:
-        self._wait_for(rank, lambda: self._read(rank, place) >> 8 >= self._votes)
-        return self._read(rank, place) & 0xFF
+        word = self._read(rank, place)
+        if word >> 8 < self._votes:
+            self._wait_for(rank, lambda: self._read(rank, place) >> 8 >= self._votes)
+            word = self._read(rank, place)
+        return word & 0xFF
 
     def _wait_for(self, rank: int, is_there: Callable[[], bool]) -> None:
         looks, look_for_life_s = 0, 0.0

@@ -89,7 +89,7 @@ class ReportedMetrics:
                 copies.pop()
             copies.append((HostCopy(value.detach().reshape(())), mark))
         else:
-            self._arrived(name, _number(name, value.detach()), mark)
+            self._arrived(name, _number(name, value.detach() if value.requires_grad else value), mark)
 
     def _admit(self, name: str) -> str | None:
         """The name under which a metric is kept, without control characters, which a terminal would obey. None: it is dropped."""

@@ -195,7 +195,8 @@ def waits(report: Report) -> None:
 def parts_of_a_step(report: Report) -> None:
     """Each of kgorch's parts of a step, with a kernel of 50 ms before it: none may wait for that."""
     from kgorch.worker.health.loss_guard import PendingLosses
-    from kgorch.worker.memory.oom_retry import BufferCopies, RngCache
+    from kgorch.worker.memory.oom_retry import BufferCopies
+    from kgorch.worker.rng_state import RngCache
 
     device = torch.device(report.device, 0) if report.is_on_gpu else torch.device("cpu")
     layers = [layer for _ in range(50) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))]

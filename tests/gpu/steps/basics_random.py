@@ -22,7 +22,7 @@ probes = Probes()
 @probes(limit_s=60)
 def random_states(report: Report) -> None:
     """A step is repeated under the random states that it began with."""
-    from kgorch.worker.memory.oom_retry import RngCache
+    from kgorch.worker.rng_state import RngCache
 
     device = torch.device(report.device, 0) if report.is_on_gpu else torch.device("cpu")
     chance, net = RngCache(device), nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).to(device)
@@ -50,7 +50,7 @@ def lstm_dropout(report: Report) -> None:
 
 def _lstm_steps(device: str, every: bool, state: list[int] | None) -> dict[str, object]:
     """Hashes of the outputs of steps 0 to 4, or of 2 to 4 from the generator's state before step 2."""
-    from kgorch.worker.memory.oom_retry import RngCache
+    from kgorch.worker.rng_state import RngCache
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuDNN's LSTM multiplies by cuBLAS
     on = torch.device(device, 0) if device == "cuda" else torch.device("cpu")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kgorch.worker.memory.oom_retry import RngCache
+from kgorch.worker.rng_state import RngCache
 
 
 def drawn() -> list[float]:
@@ -48,3 +48,42 @@ def test_a_python_generator_that_has_not_moved_is_not_copied_again():
     kept = chance.now()[1]
     random.random()
     assert chance.now()[1] is not kept
+
+
+def test_the_second_normal_value_of_a_pair_is_a_state_of_its_own():
+    chance = RngCache(torch.device("cpu"))
+    np.random.seed(4)
+    np.random.normal()
+    assert chance.now().numpy[3] == 1  # the second one waits, and drawing it leaves the table as it is
+    np.random.normal()
+    kept = chance.now()
+    assert kept.numpy[3] == 0
+    expected = drawn()
+    chance.back_to(kept)
+    assert drawn() == expected
+
+
+@pytest.mark.parametrize("draws", [1, 2, 623, 624, 625, 1248])
+def test_states_are_the_current_ones_after_any_number_of_draws(draws: int):
+    chance = RngCache(torch.device("cpu"))
+    random.seed(draws)
+    np.random.seed(draws)
+    for _ in range(5):
+        chance.now()
+        for _ in range(draws):
+            random.getrandbits(32)
+            np.random.randint(0, 1 << 32, dtype=np.uint32)
+        kept = chance.now()
+        assert kept.python == random.getstate()
+        assert all(np.array_equal(mine, now) for mine, now in zip(kept.numpy, np.random.get_state(), strict=True))
+
+
+def test_a_seed_or_a_state_that_is_set_is_noticed():
+    chance, other = RngCache(torch.device("cpu")), random.Random(5).getstate()
+    for seed in (1, 2, 1, 3):
+        random.seed(seed)
+        np.random.seed(seed)
+        kept = chance.now()
+        assert kept.python == random.getstate() and np.array_equal(kept.numpy[1], np.random.get_state()[1])
+    random.setstate(other)
+    assert chance.now().python == other
