@@ -271,7 +271,7 @@ def test_dependencies_are_downloaded_once_for_a_set_of_requirements(tmp_path, mo
     assert [path.name for path in found] == ["click-8-3.11.whl", "click-8-3.12.whl"]
     assert wheels.dependency_wheels(tmp_path, ("3.11", "3.12")) == found and len(calls) == 2
     put(tmp_path / "checkout", "kgorch.egg-info/PKG-INFO", "Metadata-Version: 2.1\nName: kgorch\nVersion: 9.9\n")
-    monkeypatch.syspath_prepend(tmp_path / "checkout")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "checkout")])
     assert wheels.dependency_wheels(tmp_path, ("3.11", "3.12")) == found and len(calls) == 2, "wherever it is called"
     assert any(text.startswith("sqlalchemy") for text in calls[0][1])
     assert not [text for text in calls[0][1] if text.startswith(("torch", "numpy")) or "extra" in text]
