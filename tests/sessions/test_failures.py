@@ -398,6 +398,7 @@ def test_a_person_may_insist_on_a_plan_that_would_be_refused(suspended):
     assert kgorch.history()[-1]["stages"][0]["first_step"] >= 2
 
 
+@pytest.mark.slow  # three attempts, each of which waits for room
 def test_a_last_save_that_fails_is_never_called_finished(kgorch, small_disk):
     (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 800_000))
     plan = kgorch.plan(ranks=1, args={"epochs": 2, "sleep": 0, "pad": 45_000}, every="600s")
