@@ -230,7 +230,8 @@ def leave(status: int = 0) -> NoReturn:
 
     What a normal exit does for a script is done first: its threads are joined, its atexit functions run (loading processes,
     loggers), and files that it left open are flushed. Destructors of other objects do not run: on CUDA they may wait for a device
-    that hangs, as in an all-reduce with a peer that is gone.
+    that hangs, as in an all-reduce with a peer that is gone; and those of a process group that the script has not destroyed end
+    the process with SIGABRT now and then (https://github.com/pytorch/pytorch/issues/190489).
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -276,6 +277,7 @@ def main() -> int:
             leave()
         elif system_exit.code in (None, 0):
             record.write(RankOutcome.FINISHED)
+            leave()
         else:
             record.write(RankOutcome.FAILED, system_exit)
             if not isinstance(system_exit.code, int):
@@ -286,9 +288,8 @@ def main() -> int:
         record.write(RankOutcome.FAILED, error)
         traceback.print_exc()
         fail()
-    else:
-        record.write(RankOutcome.FINISHED)
-    return 0
+    record.write(RankOutcome.FINISHED)
+    leave()
 
 
 if __name__ == "__main__":
