@@ -6,9 +6,8 @@ begun. The loops believe that they restart from a checkpoint of Lightning. A ste
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -82,6 +81,7 @@ class LightningCarrier:
         self._is_set_up = False
         self._stepped: int | None = None
         self._reported: dict[str, Any] = {}
+        """The newest reported tensor of each name: held, so that no other tensor gets its address."""
 
     def follow(self, combined: Any) -> None:
         """Follow the training loaders, before the Trainer iterates them."""
@@ -110,7 +110,7 @@ class LightningCarrier:
         )
 
     def begin_step(self) -> None:
-        self.report_step()
+        self.report()
         loop = self._trainer.fit_loop
         if self._stepped is not None:
             # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.
@@ -119,24 +119,25 @@ class LightningCarrier:
             loop._restarting = False
         self.session.boundary(epoch=self._trainer.current_epoch)
 
-    def report_step(self) -> None:
-        """Report what the newest batch has logged: before the next one, or an evaluation, begins. Lightning has collected it at the
-        batch's end, and `callback_metrics` would do so once more."""
-        current = getattr(self._trainer._logger_connector, "_callback_metrics", None)
-        self._report(self._trainer.callback_metrics if current is None else current)
-
     def report(self) -> None:
-        """Report what was logged since the last call."""
-        self._report(self._trainer.callback_metrics)
+        """Report what was logged since the last call, at the weights of this moment.
 
-    def _report(self, current: Mapping[str, Any]) -> None:
-        """Lightning's metrics stay as they are until they are logged again, and a value counts as measured on the weights of its
-        report."""
-        logged = {name: value for name, value in current.items() if self._reported.get(name) is not value}
-        if not logged:
-            return
-        self._reported.update(logged)
-        self.session.report(**carrier.figures(logged))
+        Lightning has collected it at the end of the batch, evaluation or epoch; `callback_metrics` would do so once more.
+        What was not logged again is collected as well: the same tensor, in a new object.
+        """
+        connector = self._trainer._logger_connector
+        current = getattr(connector, "_callback_metrics", None)
+        if current is None:
+            current = self._trainer.callback_metrics
+        reported = self._reported
+        logged = {
+            name: value
+            for name, value in current.items()
+            if name not in reported or reported[name].data_ptr() != value.data_ptr()
+        }
+        if logged:
+            reported.update(logged)
+            self.session.report(**carrier.figures(logged))
 
 
 def _callback(root: str, carried: LightningCarrier) -> Any:
@@ -146,12 +147,10 @@ def _callback(root: str, carried: LightningCarrier) -> Any:
         def on_train_batch_start(self, *_: Any) -> None:
             carried.begin_step()
 
-        def on_validation_end(self, trainer: Any, *_: Any) -> None:
-            if not trainer.sanity_checking:
-                carried.report()
-
         def on_train_epoch_end(self, *_: Any) -> None:
-            carried.report_step()  # the epoch's means take the place of its values
+            carried.report()  # before the epoch's means take the place of its last batch's values
+
+        def on_train_end(self, *_: Any) -> None:
             carried.report()
 
     return LightningCallback()
@@ -203,10 +202,16 @@ def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any) -> Any:
         carried = getattr(self.trainer, "_kgorch", None)
-        if carried and not self.trainer.sanity_checking:
-            carried.report_step()
-        with carried.session.evaluation() if carried else contextlib.nullcontext():
+        if not carried:
             return original(self)
+        counts = not self.trainer.sanity_checking
+        if counts:
+            carried.report()  # before its metrics take the place of the batch's
+        with carried.session.evaluation():
+            outputs = original(self)
+            if counts:
+                carried.report()
+        return outputs
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from types import SimpleNamespace
@@ -9,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import kgorch
 from kgorch.errors import KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.data import batches
-from kgorch.worker.integrations import carrier, import_hook, transformers_trainer
+from kgorch.worker.integrations import carrier, import_hook, lightning_trainer, transformers_trainer
 
 
 @pytest.fixture
@@ -201,3 +203,95 @@ def test_the_parts_of_a_batch_have_the_gradient_and_the_loss_of_the_whole(tmp_pa
     (whole, gradients), (loss, in_parts) = found
     assert loss == pytest.approx(whole, rel=1e-5)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, in_parts, strict=True))
+
+
+class Reports(list):
+    """In place of a session: what is reported, and at how many boundaries."""
+
+    resumed, steps = False, 0
+
+    def boundary(self, **_):
+        self.steps += 1
+
+    def report(self, **figures):
+        self.append((self.steps, {name: round(float(value), 4) for name, value in figures.items()}))
+
+    def evaluation(self):
+        return contextlib.nullcontext()
+
+    def accumulate(self, batch, work, **_):
+        return work(batch, 1.0)
+
+    def __getattr__(self, _):
+        return lambda *loader, **_: loader[0] if loader else None
+
+
+@pytest.fixture
+def adapted_lightning(monkeypatch):
+    """Lightning, adapted for one test."""
+    pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch.loops import evaluation_loop, fit_loop
+    from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+    from lightning.pytorch.trainer import trainer
+    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+    for owner, name in (
+        (_AutomaticOptimization, "_make_closure"),
+        (fit_loop._FitLoop, "_load_combined_loader_states"),
+        (fit_loop._FitLoop, "setup_data"),
+        (evaluation_loop._EvaluationLoop, "run"),
+        (_SignalConnector, "register_signal_handlers"),
+        (trainer.Trainer, "fit"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    lightning_trainer.adapt(trainer)
+    return importlib.import_module("lightning.pytorch")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_lightning_logs_is_reported_once_at_its_step(adapted_lightning, tmp_path, monkeypatch):
+    """A batch's value, one that is logged now and then, an epoch's mean, an evaluation's, and what the end of an epoch logs."""
+    for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    session = Reports()
+    monkeypatch.setattr(carrier, "carried_training", lambda _: contextlib.nullcontext(session))
+
+    class Module(adapted_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch, index):
+            self.log("loss", batch[0].sum())
+            self.log("mean", batch[0].sum(), on_step=False, on_epoch=True)
+            if index == 1:
+                self.log("rarely", 7.0)
+            return (self.weight * batch[0]).sum()
+
+        def validation_step(self, batch, index):
+            self.log("val_loss", batch[0].sum() + self.current_epoch)
+
+        def on_train_epoch_end(self):
+            self.log("last", 5.0 + self.current_epoch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.0)
+
+    numbers = DataLoader(TensorDataset(torch.tensor([[1.0], [2.0], [6.0]])))
+    trainer = adapted_lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
+        default_root_dir=tmp_path, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), numbers, numbers)
+    assert session == [
+        (1, {"loss": 1.0}),
+        (2, {"loss": 2.0, "rarely": 7.0}),
+        (3, {"loss": 6.0}),
+        (3, {"val_loss": 3.0}),
+        (3, {"mean": 3.0, "last": 5.0}),
+        (4, {"loss": 1.0}),
+        (5, {"loss": 2.0, "rarely": 7.0}),
+        (6, {"loss": 6.0}),
+        (6, {"val_loss": 4.0}),
+        (6, {"mean": 3.0, "last": 6.0}),
+    ]
