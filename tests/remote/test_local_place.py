@@ -10,6 +10,7 @@ import pytest
 from harness import wait_until
 
 from kgorch.core.remote.place_values import PlaceError, Pushed, RemoteStatus, SessionOrder, Trouble
+from kgorch.remote.places.local import place as local_place
 from kgorch.remote.places.local.place import LocalPlace
 
 
@@ -105,6 +106,26 @@ def test_a_session_that_was_pushed_and_never_started_is_started_by_a_look(place,
         killed.setattr(LocalPlace, "_start", lambda self, session: None)
         place.push(order(), "")
         assert place.look(order().name).status is RemoteStatus.QUEUED
+    assert ended(place) is RemoteStatus.COMPLETE
+
+
+def test_a_session_that_starts_while_it_is_looked_at_is_not_dead(place, monkeypatch):
+    """Its process takes the lock and leaves its mark just after the look has found the lock free."""
+    is_locked = local_place.is_locked
+
+    def started_now(path):
+        found = is_locked(path)
+        start(place, path.parent)
+        wait_until((path.parent / "started").exists)
+        return found
+
+    start = LocalPlace._start
+    monkeypatch.setattr(LocalPlace, "_start", lambda self, session: None)
+    place.push(order(), "import time; time.sleep(3)")
+    with monkeypatch.context() as late:
+        late.setattr(local_place, "is_locked", started_now)
+        assert place.look(order().name).status is RemoteStatus.QUEUED
+    assert place.look(order().name).status is RemoteStatus.RUNNING
     assert ended(place) is RemoteStatus.COMPLETE
 
 

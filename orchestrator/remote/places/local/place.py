@@ -194,7 +194,9 @@ class LocalPlace:
             subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _status(self, session: Path) -> Sighting:
-        is_running = is_locked(session / RUNNING)  # before the end is read: it is written under the lock
+        # In this order: its process takes the lock, then leaves its mark, then writes the end, and meanwhile goes on.
+        has_started = (session / STARTED).exists()
+        is_running = is_locked(session / RUNNING)
         if (session / END).exists():
             end = _read(session / END)
             status = _STATUSES.get(end["how"], RemoteStatus.ERROR)
@@ -203,7 +205,7 @@ class LocalPlace:
             )
         if is_running:
             return Sighting(RemoteStatus.RUNNING, "running", version=1)
-        if (session / STARTED).exists():
+        if has_started:
             return Sighting(RemoteStatus.ERROR, "dead", "the process of the session was killed", 1)
         return Sighting(RemoteStatus.QUEUED, "queued", version=1)
 
