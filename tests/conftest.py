@@ -24,6 +24,21 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("kgorch")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Spread the files with tests that run sessions over the others: those wait, these compute, and each process gets both."""
+    if not hasattr(config, "workerinput"):  # pytest-xdist's
+        return
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    kinds: tuple[list[list[pytest.Item]], ...] = ([], [])
+    for tests in files.values():
+        runs_sessions = any("kgorch" in getattr(item, "fixturenames", ()) for item in tests)
+        kinds[runs_sessions].append(tests)
+    places = [(number / len(kind), tests) for kind in kinds for number, tests in enumerate(kind)]
+    items[:] = [item for _, tests in sorted(places, key=lambda place: place[0]) for item in tests]
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     made = open_database(tmp_path / "home")
