@@ -25,7 +25,7 @@ class ClosureInParts:
     Gradients of the step before are cleared first, and not after the forward: otherwise they would be kept for a retry.
 
     Args:
-        closure: Lightning's.
+        closure: Lightning's. It is not kept: it refers to this, and a cycle would hold the batch until Python's next collection.
         step_of: `training_step` of a batch, with what Lightning does around it.
         result_of: makes Lightning's result of a loss.
     """
@@ -38,15 +38,15 @@ class ClosureInParts:
         result_of: Callable[[Any], Any],
         scaler: Any,
     ) -> None:
-        self._session, self._closure, self._step_of, self._result_of = session, closure, step_of, result_of
-        self._scaler = scaler
+        self._session, self._step_of, self._result_of, self._scaler = session, step_of, result_of, scaler
+        self._zero_grad, self._backward = closure._zero_grad_fn, closure._backward_fn
         self._result: Any = None
 
     @torch.enable_grad()
     def run(self, batch: Any) -> Any:
         """The result of the batch; of several parts, the loss alone."""
-        if self._closure._zero_grad_fn is not None:
-            self._closure._zero_grad_fn()
+        if self._zero_grad is not None:
+            self._zero_grad()
         self._result = None
         loss = self._session.accumulate(batch, self._work, scaler=self._scaler)
         return self._result or self._result_of(loss)
@@ -56,8 +56,8 @@ class ClosureInParts:
         if result.closure_loss is None:  # the script leaves this batch out
             self._result = result
             return torch.zeros(())
-        if self._closure._backward_fn is not None:
-            self._closure._backward_fn(result.closure_loss if weight == 1 else result.closure_loss * weight)
+        if self._backward is not None:
+            self._backward(result.closure_loss if weight == 1 else result.closure_loss * weight)
         self._result = result if weight == 1 else None
         loss: torch.Tensor = result.loss
         return loss

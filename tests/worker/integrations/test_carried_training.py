@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -248,13 +250,54 @@ def adapted_lightning(monkeypatch):
     return importlib.import_module("lightning.pytorch")
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_what_lightning_logs_is_reported_once_at_its_step(adapted_lightning, tmp_path, monkeypatch):
-    """A batch's value, one that is logged now and then, an epoch's mean, an evaluation's, and what the end of an epoch logs."""
+@pytest.fixture
+def lightning_session(adapted_lightning, monkeypatch):
+    """The session of a Lightning training in this process."""
     for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     session = Reports()
     monkeypatch.setattr(carrier, "carried_training", lambda _: contextlib.nullcontext(session))
+    return session
+
+
+def lightning_trainer_of(library, folder, epochs: int):
+    return library.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
+        default_root_dir=folder, enable_model_summary=False,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_of_lightning_leaves_no_cycle_that_holds_its_batch(adapted_lightning, lightning_session, tmp_path):
+    """On a GPU such batches would pile up until Python's next collection."""
+
+    class Module(adapted_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.batches, self.alive = [], []
+
+        def training_step(self, batch, index):
+            self.alive.append(sum(known() is not None for known in self.batches))
+            self.batches.append(weakref.ref(batch[0]))
+            return (self.weight * batch[0]).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Module()
+    gc.disable()
+    try:
+        trainer = lightning_trainer_of(adapted_lightning, tmp_path, 1)
+        trainer.fit(module, DataLoader(TensorDataset(torch.ones(12, 1))))
+    finally:
+        gc.enable()
+    assert lightning_session.steps == 12 and max(module.alive) <= 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_lightning_logs_is_reported_once_at_its_step(adapted_lightning, lightning_session, tmp_path):
+    """A batch's value, one that is logged now and then, an epoch's mean, an evaluation's, and what the end of an epoch logs."""
 
     class Module(adapted_lightning.LightningModule):
         def __init__(self):
@@ -278,12 +321,8 @@ def test_what_lightning_logs_is_reported_once_at_its_step(adapted_lightning, tmp
             return torch.optim.SGD(self.parameters(), 0.0)
 
     numbers = DataLoader(TensorDataset(torch.tensor([[1.0], [2.0], [6.0]])))
-    trainer = adapted_lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-        default_root_dir=tmp_path, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(Module(), numbers, numbers)
-    assert session == [
+    lightning_trainer_of(adapted_lightning, tmp_path, 2).fit(Module(), numbers, numbers)
+    assert lightning_session == [
         (1, {"loss": 1.0}),
         (2, {"loss": 2.0, "rarely": 7.0}),
         (3, {"loss": 6.0}),
