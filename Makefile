@@ -77,6 +77,7 @@ check: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
 
 # every figure beside the last one kept in git (benchmarks/results), and docs/benchmarks.md: some three hours; one alone: make bench WHAT=walls
 WHAT ?= goodput overhead checkpoints recovery scale walls

@@ -172,7 +172,7 @@ def sampled(folder: Path, seconds: float) -> None:
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
             for rank in range(2):
-                sampler.hear(RankMetrics("1.1", rank, dict.fromkeys(RANK_METRICS, 12345.678)))
+                sampler.add_rank_metrics(RankMetrics("1.1", rank, dict.fromkeys(RANK_METRICS, 12345.678)))
             time.sleep(1)
 
     live(3)

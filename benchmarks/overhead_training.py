@@ -74,7 +74,8 @@ class Training:
         self.square, self.batch = torch.randn(192, 192), torch.randn(SAMPLES, WIDTH)
         session.track(model=self.model, optimizer=self.optimizer)
         loader = session.loader(Endless(), SAMPLES * session.world_size)
-        loader.__class__, loader.batch = Ready, self.batch
+        loader.__class__ = Ready
+        setattr(loader, "batch", self.batch)  # noqa: B010
         self.batches = session.steps(loader, 1)
 
     def loss_of(self, x: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from sqlalchemy import Engine
 import kgorch.db.queue
 import kgorch.db.runs
 import kgorch.db.sessions
-from kgorch.core.codes import EventKind, Outcome, Phase, Reason
+from kgorch.core.codes import OVER, EventKind, Outcome, Phase, Reason, RunState
 from kgorch.core.limits import quota_windows
 from kgorch.core.limits.quota import Quota
 from kgorch.core.limits.wall import Wall, has_moved, nearest
@@ -220,7 +220,7 @@ class World:
         """What `kgorch resume --claimed` does, up to the training."""
         plan, ending = self.plans[entry.run], Ending()
         last = sessions.last(self.engine, plan.name)
-        if last and last.phase not in sessions.OVER:
+        if last and last.phase not in OVER:
             self.settle(plan, last)
         training = Training(self, plan, ending)
         if training.open():
@@ -381,7 +381,7 @@ class Training:
         self.ledger.stop()
         if self.session.phase is Phase.FINISHED:
             self.world.finished[self.plan.name] = self.clock.at
-            runs.set_state(self.engine, self.plan.name, "finished")
+            runs.set_state(self.engine, self.plan.name, RunState.FINISHED)
         else:
             self.world.counts["ended by quota" if self.session.ends_on_quota else "ended by the wall"] += 1
         self.over(code=0)

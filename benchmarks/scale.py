@@ -27,7 +27,7 @@ from typing import Any
 
 from sqlalchemy import Engine, insert, text
 
-from kgorch.core.codes import Reason
+from kgorch.core.codes import Reason, RunState
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -193,7 +193,7 @@ def calls(engine: Engine) -> dict[str, Callable[[], object]]:
         "what may go after a save": lambda: registry.expired_folders(engine, mine.id, plan),
         "status": lambda: run_view.of_run(engine, mine),
         "history": lambda: run_view.history(engine, mine, limit=50),
-        "resume: which run": lambda: runs.newest_in_states(engine, ("active", "failed")),
+        "resume: which run": lambda: runs.newest_in_states(engine, (RunState.ACTIVE, RunState.FAILED)),
         "resume: how it went": lambda: (
             sessions.duration_and_failures(engine, "mine"),
             sessions.attempts_without_progress(engine, "mine"),

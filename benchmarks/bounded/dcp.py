@@ -46,7 +46,7 @@ def main() -> None:
     loader = training.loader_of(training.samples(), rank, dist.get_world_size())
     saving: Future[Any] | None = None
     for epoch in range(first // EPOCH, ENDLESS):
-        loader.sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         for batch in loader:
             loss = training.loss_of(model, *batch)
             loss.backward()

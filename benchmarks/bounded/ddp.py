@@ -54,7 +54,7 @@ def main() -> None:
     loader = training.loader_of(training.samples(), rank, dist.get_world_size())
     over = torch.zeros(1)
     for epoch in range(first // EPOCH, ENDLESS):
-        loader.sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         for batch in loader:
             loss = training.loss_of(model, *batch)
             loss.backward()

@@ -35,7 +35,7 @@ def main() -> None:
     marks.begin(first)
     loader = training.loader_of(training.samples(), dist.get_rank(), dist.get_world_size())
     for epoch in range(first // EPOCH, ENDLESS):
-        loader.sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         for batch in loader:
             loss = training.loss_of(model, *batch)
             loss.backward()

@@ -66,7 +66,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
 
 def loader_of(data: TensorDataset, rank: int, world: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     """As DDP's tutorial has it; the sampler's epoch is set by who loops."""
-    return DataLoader(data, BATCH, sampler=DistributedSampler(data, world, rank), drop_last=True)
+    return DataLoader(data, BATCH, sampler=DistributedSampler(data, world, rank), drop_last=True)  # type: ignore[arg-type]
 
 
 def loss_of(model: nn.Module, words: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:

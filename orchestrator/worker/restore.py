@@ -92,6 +92,7 @@ def begin(state: SessionState, supervision: Supervision, sizes: dict[str, int], 
     if not state.probe.as_on_cuda:  # whose optimizer never takes a step, so there is nothing to save
         supervision.writer.prepare(need, member.device)
     supervision.saves.plan_snapshot()
+    state.tracked.is_ready = True
     supervision.link.send_hello()
     return point
 

@@ -37,10 +37,8 @@ class StatusReporter:
 
     def hello(self) -> Hello:
         """Who this rank is; sent first on every connection, and once more when it is ready to save."""
-        rank, tracked = self._state.member.rank, self._state.tracked
-        return Hello(
-            self._attempt, rank, os.getpid(), self._state.position.step, tracked.state_bytes, bool(tracked.things)
-        )
+        rank, tracked, step = self._state.member.rank, self._state.tracked, self._state.position.step
+        return Hello(self._attempt, rank, os.getpid(), step, tracked.state_bytes, tracked.is_ready)
 
     def messages(self) -> Iterator[Message]:
         """What is sent about once a second."""

@@ -228,6 +228,7 @@ def test_a_kgorch_that_hangs_is_ended_before_the_places_limit_and_its_checkpoint
     process = sessions.start(order, bootstrap.render(order).replace("\nmain(", LATE.format(str(late))))
     home = sessions.output(order) / "kgorch"
     wait_until(lambda: list(home.glob("runs/*/*/checkpoints/*/step-*/manifest.json")))
+    wait_until(lambda: query(home, "select 1 from checkpoints where state = 'verified'"))
     os.kill(query(home, "select supervisor_pid from sessions")[0][0], signal.SIGSTOP)
     late.touch()
     printed = process.communicate(timeout=40)[0]

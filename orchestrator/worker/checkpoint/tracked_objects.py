@@ -18,11 +18,13 @@ class TrackedObjects:
     Attributes:
         things: by the names that the script gave them.
         state_bytes: bytes of a checkpoint of them, over all ranks.
+        is_ready: they hold the state that the session begins with, and can be saved.
     """
 
     def __init__(self) -> None:
         self.things: dict[str, Any] = {}
         self.state_bytes = 0
+        self.is_ready = False
 
     def __bool__(self) -> bool:
         return bool(self.things)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
+
+from torch import nn
 
 from kgorch.protocol import transport
 from kgorch.protocol.codec import LineBuffer, decode
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Hello
+from kgorch.worker.checkpoint.tracked_objects import TrackedObjects
+from kgorch.worker.checkpoint.training_position import TrainingPosition
 from kgorch.worker.ranks.supervisor_link import SupervisorLink
+from kgorch.worker.supervision import StatusReporter
 
 
 class Board:
@@ -44,3 +50,16 @@ def test_the_status_at_the_close_arrives_however_long_its_making_takes(tmp_path)
         while 7 not in steps:
             steps += [message.step for message in map(decode, lines.feed(connection.recv(65536)))]
         connection.close()
+
+
+def test_a_rank_that_restores_its_state_is_not_ready_yet():
+    """Its first message may be sent at any moment of a restore: the supervisor would count on a state of 0 bytes."""
+    tracked = TrackedObjects()
+    state = SimpleNamespace(member=SimpleNamespace(rank=0), tracked=tracked, position=TrainingPosition())
+    launch = LaunchSpec("run", "id", "train", "1.1", "", "", "", 1, "", "", "", "")
+    reporter = StatusReporter(state, launch)
+    tracked.set({"model": nn.Linear(1, 1)})
+    assert not reporter.hello().ready
+    tracked.measure(1)
+    tracked.is_ready = True
+    assert reporter.hello().ready and reporter.hello().state_bytes >= 8
