@@ -114,7 +114,8 @@ def _span(name: str, entry: Any, start: int) -> Span:
         raise ValueError(f"{name!r:.80}: unknown dtype {dtype!r:.80}")
     if not is_shape(shape):
         raise ValueError(f"{name!r:.80}: not a shape: {shape!r:.80}")
-    if not is_shape(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
+    is_pair = isinstance(offsets, list) and len(offsets) == 2 and all(type(offset) is int for offset in offsets)
+    if not is_pair or not 0 <= offsets[0] <= offsets[1]:
         raise ValueError(f"{name!r:.80}: not a span: {offsets!r:.80}")
     size = offsets[1] - offsets[0]
     if math.prod(shape) * ELEMENT_BYTES[dtype] != size:
