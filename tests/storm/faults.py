@@ -123,6 +123,7 @@ def kill_in_a_save(world: World, chance: random.Random) -> Trace:
     world.ask("save")
     world.until(lambda: list(_saves_under_way(world)), within_s=IN_A_SAVE_S)
     time.sleep(chance.random() * 0.4)
+    _one(world, "rank", chance)  # refused where the wall came first
     world.kill_everything()
     world.weather.calm()
     return trace
