@@ -12,6 +12,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from kgorch.worker.integrations import carrier, lightning_steps
 from kgorch.worker.session import Session
 
@@ -130,14 +132,17 @@ class LightningCarrier:
         if current is None:
             current = self._trainer.callback_metrics
         reported = self._reported
-        logged = {
-            name: value
-            for name, value in current.items()
-            if name not in reported or reported[name].data_ptr() != value.data_ptr()
-        }
+        logged = {name: value for name, value in current.items() if not _is_same(reported.get(name), value)}
         if logged:
             reported.update(logged)
             self.session.report(**carrier.figures(logged))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether they are one object, or tensors with the same memory."""
+    if one is other:
+        return True
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
 
 
 def _callback(root: str, carried: LightningCarrier) -> Any:
