@@ -285,6 +285,12 @@ class Kgorch:
             found[f"rank{rank_of(child.pid)}"] = child.pid
         return found
 
+    def standby(self) -> psutil.Process | None:
+        """The process that has imported PyTorch for the launches of the supervisor."""
+        return next(
+            (item for item in processes_of(self.home) if "kgorch.worker.standby_server" in item.cmdline()), None
+        )
+
     def checkpoints(self) -> list[Path]:
         """Those in their place; saves under way have a dot in their names."""
         return sorted(path for path in self.home.glob("runs/*/*/checkpoints/*/step-*") if "." not in path.name)

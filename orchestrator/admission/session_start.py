@@ -24,7 +24,7 @@ from kgorch.core.codes import OVER, NotStarted, Phase, Reason, RunState
 from kgorch.db import queue, runs, sessions
 from kgorch.errors import KgorchError, PlanError
 from kgorch.hardware import devices
-from kgorch.launch import attempts, launcher, requirements, rungs
+from kgorch.launch import attempts, launcher, requirements, rungs, standby
 from kgorch.limits.quota_ledger import terms_of
 from kgorch.plan import user_config
 from kgorch.services import mirror, notifications
@@ -114,6 +114,7 @@ def resume(
         if (lock := _lock(state, run.name, locks)) is None:
             return NoSession(run, NotStarted.LIVE)
         plan = resolve_run.load_stored_plan(run)
+        standby.prepare(plan.launchers)
         context = RunContext(engine, run, plan, user_config.resolve_platform(plan.platform, state.profile))
         result = _open_or_adopt(context, lock, _SessionRequest(None, watcher, until, request.by_user))
         if isinstance(result, ReadySession):

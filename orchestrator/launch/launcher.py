@@ -24,10 +24,12 @@ from typing import Any
 
 from kgorch.core.codes import RankError, RankOutcome
 from kgorch.core.health.training_health import HealthIssue
+from kgorch.core.program_command import Launcher
 from kgorch.core.session.attempt_outcome import RankRecord
 from kgorch.errors import UNWRITABLE
 from kgorch.hardware.gpu_locks import GpuLocks
-from kgorch.launch import attempt_processes
+from kgorch.launch import attempt_processes, standby
+from kgorch.launch.standby import ForkedShim, StandbyUnavailable
 from kgorch.protocol.codec import ProtocolError, from_dict
 from kgorch.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 from kgorch.system import process_protection
@@ -45,8 +47,8 @@ class DiskUnwritable(Exception):
     """A file could not be written now; a later try may succeed."""
 
 
-def start(launch: LaunchSpec, gpus: GpuLocks | None = None) -> subprocess.Popen[bytes]:
-    """Start the shim of an attempt.
+def start(launch: LaunchSpec, gpus: GpuLocks | None = None) -> subprocess.Popen[bytes] | ForkedShim:
+    """Start the shim of an attempt, from the standby if there is one.
 
     Args:
         gpus: visible to its processes. The shim keeps their locks open while it lives, so they stay locked if the supervisor
@@ -65,17 +67,22 @@ def start(launch: LaunchSpec, gpus: GpuLocks | None = None) -> subprocess.Popen[
         for stale in (*folder.glob("*.status.json"), folder / "exit.json", folder / "shim.json"):
             # from an attempt of the same name, whose database was deleted: its records would count as this attempt's
             stale.unlink(missing_ok=True)
+        environ = {
+            **gpus.environ,
+            **process_protection.child_environment(),
+            LAUNCH_VARIABLE: str(folder / "launch.json"),
+        }
+        held = (lock, *gpus.descriptors)
         with open(folder / "shim.log", "ab") as log:
+            if launch.launcher == Launcher.TORCHRUN and launch.foreign is None and (ready := standby.current()):
+                with contextlib.suppress(StandbyUnavailable):
+                    return ready.launch(folder, environ, (log.fileno(), *held))
             return subprocess.Popen(
                 [sys.executable, "-m", "kgorch.launch.shim", str(folder)],
-                pass_fds=(lock, *gpus.descriptors),
+                pass_fds=held,
                 start_new_session=True,
                 cwd="/",
-                env={
-                    **gpus.environ,
-                    **process_protection.child_environment(),
-                    LAUNCH_VARIABLE: str(folder / "launch.json"),
-                },
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

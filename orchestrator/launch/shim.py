@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from kgorch.core.backoff import Backoff
 from kgorch.core.codes import EventKind
@@ -63,8 +64,18 @@ COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "t
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(folder: Path) -> int:
-    """Run the attempt whose launch.json is in `folder` to its end."""
+class Started(Protocol):
+    """A child process."""
+
+    pid: int
+
+
+def main(folder: Path, start: Callable[..., Started] = subprocess.Popen) -> int:
+    """Run the attempt whose launch.json is in `folder` to its end.
+
+    Args:
+        start: starts torchrun; with the arguments of Popen.
+    """
     process_protection.protect()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -75,7 +86,7 @@ def main(folder: Path) -> int:
     board = os.memfd_create("kgorch-board")
     os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
     with open(folder / "torchrun.log", "ab") as log:
-        torchrun = subprocess.Popen(
+        torchrun = start(
             command(launch),
             env=environment(launch, folder, board),
             cwd=launch.workdir,

@@ -83,6 +83,11 @@ class Plan(PlanTable):
         return [rung for rung in self.memory.rungs if all(name in own or name not in others for name in rung.arguments)]
 
     @property
+    def launchers(self) -> set[str]:
+        """Of the stages whose script attaches; a foreign program is started by its agent."""
+        return {stage.launcher for stage in self.stage if stage.foreign is None}
+
+    @property
     def hash(self) -> str:
         """16 hexadecimal digits of all that the result of the training depends on: stages, seed, determinism.
 

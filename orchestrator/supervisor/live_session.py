@@ -16,6 +16,7 @@ from kgorch.core.session.notification_policy import Notice
 from kgorch.db.rows import RunInfo, SessionInfo
 from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch.attempts import LaunchedAttempt, RestorePoint
+from kgorch.launch.standby import ForkedShim
 from kgorch.limits.wall_sources import Walls
 from kgorch.plan import Plan
 from kgorch.protocol.messages import RankMetrics
@@ -95,7 +96,7 @@ class AttemptStarted:
     """Its processes run. `gone`: folders of checkpoints that were recorded, and are not in the database any more."""
 
     attempt: LaunchedAttempt
-    process: Popen[bytes]
+    process: Popen[bytes] | ForkedShim
     found: RestorePoint
     gone: frozenset[str]
 

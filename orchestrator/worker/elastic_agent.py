@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, NoReturn
 
 import torch.distributed.run
 import torch.nn.parallel
@@ -27,6 +27,7 @@ import torch.utils.data
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 import kgorch.worker.session  # noqa: F401
+from kgorch.system import process_title
 from kgorch.system.process_identity import name_rank
 from kgorch.worker import entry
 
@@ -129,10 +130,72 @@ def _start(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str
 _popen = SubprocessHandler._popen
 
 
+class ForkedAgent:
+    """An agent that is forked from a process which has imported this module; see `fork`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+
+def fork(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    stdout: BinaryIO,
+    preexec_fn: Callable[[], object],
+    **options: Any,
+) -> ForkedAgent | subprocess.Popen[bytes]:
+    """subprocess.Popen, but where the command runs this module it is forked from this process, which has imported it.
+
+    Args:
+        stdout: takes both outputs of a forked one.
+        options: further ones of Popen. A forked one has a session of its own and nothing to read.
+    """
+    if list(command[:3]) != [sys.executable, "-m", __spec__.name] or not process_title.fits(env):
+        return subprocess.Popen(command, env=env, cwd=cwd, stdout=stdout, preexec_fn=preexec_fn, **options)
+    pid = os.fork()
+    if pid == 0:
+        _become_agent(command, env, cwd, stdout, preexec_fn)
+    return ForkedAgent(pid)
+
+
+def _become_agent(
+    command: Sequence[str], env: Mapping[str, str], cwd: str, output: BinaryIO, prepare: Callable[[], object]
+) -> NoReturn:
+    """In the child: be what `command` would start."""
+    status = 1
+    try:
+        os.setsid()
+        prepare()
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(cwd)
+        sys.path[0] = cwd  # as `python -m` does
+        process_title.replace(command, env)
+        sys.argv = list(command[2:])
+        main()
+        status = 0
+    except SystemExit as system_exit:
+        status = system_exit.code if isinstance(system_exit.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        entry.leave(status)
+
+
+def share_memory() -> None:
+    """What forked processes share is not copied because a collection has marked it."""
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
     SubprocessHandler._popen = _start  # type: ignore[assignment,method-assign]
-    gc.collect()
-    gc.freeze()  # what all ranks share is not copied because a collection has marked it
+    share_memory()
     torch.distributed.run.main(sys.argv[1:])
 
 

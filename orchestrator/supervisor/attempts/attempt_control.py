@@ -14,6 +14,7 @@ from kgorch.db import sessions
 from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch import launcher
 from kgorch.launch.attempts import LaunchedAttempt
+from kgorch.launch.standby import ForkedShim
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots import keeper_client
 from kgorch.supervisor import checkpoint_records
@@ -83,6 +84,7 @@ class AttemptControl:
         stage = attempt.row.stage
         lost = max(0, live.row.step - restored.step) if stage == live.row.stage else 0
         facts = {"attempt": attempt.name, "stage": stage, **restored.facts(), "lost_steps": lost}
+        facts["standby"] = isinstance(started.process, ForkedShim)
         self._journal.note(EventKind.LAUNCHED, facts)
         columns: dict[str, Any] = {"stage": stage, "step": attempt.row.first_step, "steps_total": 0, "epochs_total": 0}
         session_id = live.row.id

@@ -10,6 +10,7 @@ from kgorch.core.codes import EventKind, Phase
 from kgorch.core.session.events import AttemptCrashed
 from kgorch.launch import attempts, launcher
 from kgorch.launch.attempts import LaunchedAttempt
+from kgorch.launch.standby import ForkedShim
 from kgorch.snapshots import keeper_client
 from kgorch.supervisor.checkpoint_records import CheckpointRecords
 from kgorch.supervisor.live_session import AttemptEnded, AttemptGone, Input, LiveSession
@@ -34,7 +35,7 @@ class AttemptEnds:
         self._live, self._journal, self._checkpoints = live, journal, checkpoints
         self._curves, self._post = curves, post
 
-    def watch(self, attempt: LaunchedAttempt, process: Popen[bytes] | None) -> None:
+    def watch(self, attempt: LaunchedAttempt, process: Popen[bytes] | ForkedShim | None) -> None:
         """AttemptGone follows. Args: process: of the shim; None where another supervisor started it."""
 
         def until_gone() -> None:

@@ -15,7 +15,7 @@ from kgorch.db import sessions
 from kgorch.errors import CheckpointUnreadable, KgorchError
 from kgorch.hardware import devices
 from kgorch.hardware.gpu_locks import GpuLocks
-from kgorch.launch import attempts, launcher
+from kgorch.launch import attempts, launcher, standby
 from kgorch.plan import StageSection
 from kgorch.services.data_cache import DataCache
 from kgorch.supervisor.attempts.hang_monitor import HangMonitor
@@ -124,4 +124,5 @@ class AttemptLauncher:
                 return
             live.processes = attempt.folder
             process = launcher.start(launch, self._claim)
+        standby.renew()
         self._post(AttemptStarted(attempt, process, found, gone))

@@ -116,6 +116,7 @@ def command(**values: Any) -> int:
     """
     from kgorch.admission import resolve_run, session_start
     from kgorch.admission.requests import Consent, LocalState, StartRequest
+    from kgorch.launch import standby
     from kgorch.system import process_protection
 
     options = StartOptions(**values)
@@ -137,6 +138,7 @@ def command(**values: Any) -> int:
         return detached.start(options.detached_words(), plan.name, as_json=options.as_json)
     # before the state folder is opened: its files must be readable by their owner alone (umask)
     process_protection.protect()
+    standby.prepare(plan.launchers)  # its import of PyTorch runs beside what follows
     profile, home, engine = open_state()
     with ImportProgress() as watcher:
         result = session_start.start(LocalState(engine, home, profile), request, watcher=watcher, until=options.until)

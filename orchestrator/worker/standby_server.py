@@ -1,0 +1,142 @@
+"""The standby's process: `python -m kgorch.worker.standby_server DESCRIPTOR` (see launch/standby.py).
+
+It imports PyTorch and the SDK once, then forks a shim for each request on its socket. It trains nothing, starts no thread and does
+not touch CUDA, so that its children can do all of it. It ends when the last connection is closed.
+
+A request is eight bytes with the length of what follows, and open files beside them; then JSON: the attempt's `folder`, the
+`environ` of its shim, and the `conditions` under which it may be forked. The answer is a line of JSON with the `pid`, or with
+`why` not. A length of 0 hands over another connection.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kgorch.launch import shim
+from kgorch.launch.standby import MOST_BYTES, conditions
+from kgorch.system import process_title
+from kgorch.worker import elastic_agent
+
+COMPILER_S = 10.0
+"""Seconds after a launch until PyTorch's compiler is imported, too: a DDP and an optimizer do it at their first use, for a
+second. The first launch does not wait for it, and a short session never needs it."""
+
+LOOK_S = 1.0
+PATIENCE_S = 10.0
+
+
+class StandbyServer:
+    """Serves the connections of one standby."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._conditions = conditions(os.environ)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._compiler_at_s: float | None = None
+
+    def serve(self) -> None:
+        """Until the last connection is closed."""
+        while self._selector.get_map():
+            for key, _ in self._selector.select(LOOK_S):
+                connection: Any = key.fileobj
+                try:
+                    self._answer(connection)
+                except (OSError, ValueError):  # closed, or none of ours
+                    self._selector.unregister(connection)
+                    connection.close()
+            with suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+            if self._compiler_at_s is not None and time.monotonic() > self._compiler_at_s:
+                self._compiler_at_s = None
+                _import_compiler()
+
+    def _answer(self, connection: socket.socket) -> None:
+        """Raises: OSError or ValueError to drop the connection."""
+        connection.settimeout(PATIENCE_S)
+        head, descriptors, _, _ = socket.recv_fds(connection, 8, 64)
+        try:
+            size = int.from_bytes(head, "big") if len(head) == 8 else -1
+            if size == 0 and len(descriptors) == 1:
+                self._selector.register(socket.socket(fileno=os.dup(descriptors[0])), selectors.EVENT_READ)
+                return
+            if not 0 < size <= MOST_BYTES or not descriptors:
+                raise ValueError("no request")
+            answer = self._fork(json.loads(_read(connection, size)), descriptors)
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        if request["conditions"] != self._conditions:
+            return {"why": "the standby was started under other conditions"}
+        if len(list(Path("/proc/self/task").iterdir())) > 1:
+            return {"why": "the standby has threads, which a fork would lose"}
+        if not process_title.fits(request["environ"]):
+            return {"why": "the environment is too large to be shown in /proc"}
+        pid = os.fork()
+        if pid == 0:
+            self._become_shim(Path(request["folder"]), request["environ"], descriptors[0])
+        self._compiler_at_s = time.monotonic() + COMPILER_S
+        return {"pid": pid}
+
+    def _become_shim(self, folder: Path, environ: dict[str, str], log: int) -> NoReturn:
+        """In the child: what `python -m kgorch.launch.shim` would be in a new process."""
+        status = 1
+        try:
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            os.close(log)
+            gc.enable()
+            for key in list(self._selector.get_map().values()):
+                connection: Any = key.fileobj
+                connection.close()
+            self._selector.close()
+            sys.argv = ["kgorch.launch.shim", str(folder)]
+            process_title.replace([sys.executable, "-m", *sys.argv], environ)
+            status = shim.main(folder, elastic_agent.fork)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        if not (part := connection.recv(size - len(content))):
+            raise ConnectionError("closed")
+        content += part
+    return content
+
+
+def _import_compiler() -> None:
+    with suppress(Exception):  # it stays what it was: the ranks import it themselves
+        import torch._dynamo  # noqa: F401
+
+        elastic_agent.share_memory()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    os.environ.pop(process_title.ROOM_VARIABLE, None)
+    elastic_agent.share_memory()
+    gc.disable()  # nothing here makes garbage, and a collection would copy what the children share
+    StandbyServer(connection).serve()
+
+
+if __name__ == "__main__":
+    main()
