@@ -130,9 +130,16 @@ MAY = {
         "kgorch.worker.telemetry",
         *RANKS,
     },
+    "kgorch.worker.standby_server": {
+        "kgorch.launch.shim",
+        "kgorch.launch.standby",
+        "kgorch.system.process_title",
+        "kgorch.worker.elastic_agent",
+    },
     "kgorch.worker": {
         *RANKS,
         "kgorch.system.process_identity",
+        "kgorch.system.process_title",
         "kgorch.core.former_names",
         "kgorch.core.program_command",
         "kgorch.worker",

@@ -86,6 +86,13 @@ def kill_keeper(world: World, chance: random.Random) -> Trace:
 
 
 @deed
+def kill_standby(world: World, chance: random.Random) -> Trace:
+    trace = world.trace("kill_standby", "SIGKILL to the standby")
+    world.kill(_one(world, "standby", chance))
+    return trace
+
+
+@deed
 def kill_supervisor(world: World, chance: random.Random) -> Trace:
     trace = world.trace("kill_supervisor", "SIGKILL to the supervisor", ("event adopted", ""), CUT)
     world.kill(_one(world, "supervisor", chance))

@@ -41,6 +41,7 @@ ROLES = {
     "kgorch.launch.shim": "shim",
     "kgorch.snapshots.keeper": "keeper",
     "kgorch.worker.elastic_agent": "torchrun",
+    "kgorch.worker.standby_server": "standby",
 }
 
 HELPER = ["sleep", "98765"]

@@ -50,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "kill_torchrun": Kind(2),
     "kill_shim": Kind(2),
     "kill_keeper": Kind(2),
+    "kill_standby": Kind(1),
     "kill_supervisor": Kind(3),
     "kill_supervisor_and_rank": Kind(2),
     "kill_everything": Kind(3),
