@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import fcntl
+import functools
 import json
 import os
 import pty
@@ -14,7 +17,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.cli import cli
 from kgorch.errors import KgorchError
+from kgorch.launch.standby import SOCKET_VARIABLE, Standby
 from kgorch.system.process_identity import rank_of
 from kgorch.system.sockets import control_socket
 
@@ -120,21 +124,31 @@ NOTEBOOKS = ("JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG", "M
 """By these kgorch knows a notebook: a test that runs in one is none."""
 
 
+@functools.cache
+def shared_standby() -> Standby:
+    """The standby of this process."""
+    made = Standby(environ=Kgorch(Path(), Path()).env() | {"KGORCH_HOME": ""})
+    atexit.register(made.close)
+    return made
+
+
 @dataclass
 class Kgorch:
     """The command line over a state folder of the test's own.
 
-    `folder` is where plans and programs lie; `home` is $KGORCH_HOME; `extra_env` goes to all that is started.
+    `folder` is where plans and programs lie; `home` is $KGORCH_HOME; `extra_env` goes to all that is started. With `own_standby`
+    each supervisor starts a standby of its own; else all of this process share one, as the sessions of a daemon do.
     """
 
     folder: Path
     home: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     extra_env: dict[str, str] = field(default_factory=dict)
+    own_standby: bool = False
 
     def env(self) -> dict[str, str]:
         return {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
             "KGORCH_HOME": str(self.home),
             "XDG_CONFIG_HOME": str(self.home),
             "COLUMNS": "200",
@@ -144,15 +158,21 @@ class Kgorch:
     def command(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "kgorch.cli", *args]
 
+    @contextlib.contextmanager
+    def standby_options(self, *args: str) -> Iterator[dict[str, Any]]:
+        """Of Popen, for a command that launches."""
+        if args[0] not in ("start", "resume") or self.own_standby:
+            yield {"env": self.env()}
+            return
+        with shared_standby().connect_another() as connection:
+            number = connection.fileno()
+            yield {"env": self.env() | {SOCKET_VARIABLE: str(number)}, "pass_fds": (number,)}
+
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*args),
-            cwd=self.folder,
-            env=self.env(),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        with self.standby_options(*args) as options:
+            done = subprocess.run(
+                self.command(*args), cwd=self.folder, capture_output=True, text=True, timeout=timeout_s, **options
+            )
         assert code is None or done.returncode == code, (
             f"exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         )
@@ -160,15 +180,16 @@ class Kgorch:
         return done
 
     def background(self, *args: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.command(*args),
-            cwd=self.folder,
-            env=self.env(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        with self.standby_options(*args) as options:
+            process = subprocess.Popen(
+                self.command(*args),
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                **options,
+            )
         self.started.append(process)
         return process
 
@@ -286,7 +307,7 @@ class Kgorch:
         return found
 
     def standby(self) -> psutil.Process | None:
-        """The process that has imported PyTorch for the launches of the supervisor."""
+        """The process that has imported PyTorch for the launches of the supervisor, if it is its own."""
         return next(
             (item for item in processes_of(self.home) if "kgorch.worker.standby_server" in item.cmdline()), None
         )

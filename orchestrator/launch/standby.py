@@ -95,11 +95,12 @@ class Standby:
 
     Args:
         connection: of a standby that runs already; None to start one.
+        environ: of one that is started.
     """
 
-    def __init__(self, connection: socket.socket | None = None) -> None:
+    def __init__(self, connection: socket.socket | None = None, *, environ: Mapping[str, str] = os.environ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket = connection or self._start()
+        self._socket = connection or self._start(environ)
 
     def launch(self, folder: Path, environ: Mapping[str, str], descriptors: Sequence[int]) -> ForkedShim:
         """Have the shim of the attempt in `folder` forked.
@@ -160,11 +161,11 @@ class Standby:
             line += part
         return line
 
-    def _start(self) -> socket.socket:
+    def _start(self, environ: Mapping[str, str]) -> socket.socket:
         """Raises: OSError."""
         raise_descriptor_limit()  # as a supervisor does later: the limit is one of the conditions
         ours, theirs = socket.socketpair()
-        environ = RANK_DEFAULTS | {name: value for name, value in os.environ.items() if name != LAUNCH_VARIABLE}
+        variables = {name: value for name, value in environ.items() if name != LAUNCH_VARIABLE}
         with theirs:
             self._process = subprocess.Popen(
                 # the last word makes room for the longer command line of a shim
@@ -172,7 +173,7 @@ class Standby:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a Ctrl-C in the terminal is for the supervisor
                 cwd="/",
-                env=environ | process_title.room(),
+                env=RANK_DEFAULTS | variables | process_title.room(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

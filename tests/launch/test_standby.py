@@ -15,60 +15,68 @@ from kgorch.launch.standby import Standby, StandbyUnavailable
 from kgorch.system import process_title
 
 
+@pytest.fixture
+def alone(kgorch):
+    """No daemon has a standby for it."""
+    kgorch.own_standby = True
+    return kgorch
+
+
 def launches(kgorch) -> list[bool]:
     """Of each launch of the run, whether it was forked from the standby."""
     return [entry["facts"]["standby"] for entry in kgorch.events("launched")]
 
 
-def test_every_launch_of_a_session_is_forked_and_a_dead_standby_is_replaced(kgorch):
-    supervisor = kgorch.background("start", str(kgorch.plan(ranks=2, args={"epochs": 400, "sleep": 0.02})))
-    kgorch.wait_for_step(5)
-    shim = kgorch.pids()["shim"]
+def test_every_launch_of_a_session_is_forked_and_a_dead_standby_is_replaced(alone):
+    supervisor = alone.background("start", str(alone.plan(ranks=2, args={"epochs": 400, "sleep": 0.02})))
+    alone.wait_for_step(5)
+    shim = alone.pids()["shim"]
     assert Path(f"/proc/{shim}/cmdline").read_bytes().split(b"\0")[1:4] == [
         b"-m",
         b"kgorch.launch.shim",
-        os.fsencode(kgorch.attempt()),
+        os.fsencode(alone.attempt()),
     ]
 
-    os.kill(kgorch.pids()["rank1"], signal.SIGKILL)
-    wait_until(lambda: len(launches(kgorch)) == 2, what="a second launch")
-    assert launches(kgorch) == [True, True]
-    kgorch.wait_for_step(5)
+    os.kill(alone.pids()["rank1"], signal.SIGKILL)
+    wait_until(lambda: len(launches(alone)) == 2, what="a second launch")
+    assert launches(alone) == [True, True]
+    alone.wait_for_step(5)
 
-    kgorch.standby().kill()
-    os.kill(kgorch.pids()["torchrun"], signal.SIGKILL)
-    wait_until(lambda: len(launches(kgorch)) == 3, what="a third launch")
-    assert launches(kgorch)[2] is False, "a new process, because the standby was dead"
-    kgorch.wait_for_step(5)
-    os.kill(kgorch.pids()["shim"], signal.SIGKILL)
-    wait_until(lambda: len(launches(kgorch)) == 4, what="a fourth launch")
-    assert launches(kgorch)[3] is True, "another standby was started meanwhile"
+    alone.standby().kill()
+    os.kill(alone.pids()["torchrun"], signal.SIGKILL)
+    wait_until(lambda: len(launches(alone)) == 3, what="a third launch")
+    assert launches(alone)[2] is False, "a new process, because the standby was dead"
+    alone.wait_for_step(5)
+    os.kill(alone.pids()["shim"], signal.SIGKILL)
+    wait_until(lambda: len(launches(alone)) == 4, what="a fourth launch")
+    assert launches(alone)[3] is True, "another standby was started meanwhile"
 
-    kgorch.wait_for_step(5)
-    kgorch("stop", "test")
+    alone.wait_for_step(5)
+    alone("stop", "test")
     assert supervisor.wait(timeout=60) == 10
-    assert not kgorch.standby()
+    assert not alone.standby()
 
 
-def test_a_standby_ends_with_its_supervisor_and_the_training_goes_on(kgorch):
-    supervisor = kgorch.background("start", str(kgorch.plan(args={"epochs": 400, "sleep": 0.02})))
-    kgorch.wait_for_step(5)
-    assert launches(kgorch) == [True]
+def test_a_standby_ends_with_its_supervisor_and_the_training_goes_on(alone):
+    supervisor = alone.background("start", str(alone.plan(args={"epochs": 400, "sleep": 0.02})))
+    alone.wait_for_step(5)
+    assert launches(alone) == [True]
     supervisor.kill()
-    wait_until(lambda: not kgorch.standby(), what="the standby has ended")
-    wait_until(lambda: kgorch.pids().keys() >= {"shim", "torchrun", "rank0"}, what="the training lives")
+    wait_until(lambda: not alone.standby(), what="the standby has ended")
+    wait_until(lambda: alone.pids().keys() >= {"shim", "torchrun", "rank0"}, what="the training lives")
 
 
-def test_a_program_that_needs_no_torchrun_gets_no_standby(kgorch):
-    plan = kgorch.plan(args={"epochs": 400, "sleep": 0.02})
+def test_a_program_that_needs_no_torchrun_gets_no_standby(alone):
+    plan = alone.plan(args={"epochs": 400, "sleep": 0.02})
     plan.write_text(plan.read_text().replace("ranks = 1", 'ranks = 1\nlauncher = "torchrun-cli"'))
-    kgorch.background("start", str(plan))
-    kgorch.wait_for_step(1)
-    assert launches(kgorch) == [False] and not kgorch.standby()
+    alone.background("start", str(plan))
+    alone.wait_for_step(1)
+    assert launches(alone) == [False] and not alone.standby()
 
 
 @pytest.fixture
-def standby():
+def standby(monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # another one in each phase of a test
     made = Standby()
     yield made
     made.close()
@@ -77,25 +85,28 @@ def standby():
 @pytest.mark.parametrize(
     ("name", "value"), [("OMP_NUM_THREADS", "7"), ("LD_LIBRARY_PATH", "/nowhere"), ("SOMETHING", "new")]
 )
-def test_a_launch_under_other_conditions_is_refused(standby, tmp_path, name, value):
+def test_a_launch_under_other_conditions_is_refused(standby, tmp_path, monkeypatch, name, value):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     with open(os.devnull, "wb") as log, pytest.raises(StandbyUnavailable, match="other conditions"):
         standby.launch(tmp_path, {**os.environ, name: value}, (log.fileno(),))
     assert standby.is_usable
 
 
-def test_a_launch_with_fewer_processors_is_refused(standby, tmp_path):
+def test_a_launch_with_fewer_processors_is_refused(standby, tmp_path, monkeypatch):
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("one processor")
     try:
         os.sched_setaffinity(0, {min(allowed)})
+        monkeypatch.delenv("PYTEST_CURRENT_TEST")
         with open(os.devnull, "wb") as log, pytest.raises(StandbyUnavailable, match="other conditions"):
             standby.launch(tmp_path, os.environ, (log.fileno(),))
     finally:
         os.sched_setaffinity(0, allowed)
 
 
-def test_an_environment_that_does_not_fit_is_refused(standby, tmp_path):
+def test_an_environment_that_does_not_fit_is_refused(standby, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     with open(os.devnull, "wb") as log, pytest.raises(StandbyUnavailable, match="too large"):
         standby.launch(tmp_path, {**os.environ, "KGORCH_LONG": "x" * (2 * process_title.ROOM_BYTES)}, (log.fileno(),))
 
@@ -131,8 +142,8 @@ def test_a_process_is_shown_with_its_new_command_line_and_environment():
     assert process.returncode == 0
 
 
-def test_nothing_of_a_state_folder_is_left_by_a_start_that_trains_nothing(kgorch):
-    plan = kgorch.plan(args={"epochs": 1})
-    kgorch("start", str(plan))
-    kgorch("start", str(plan))  # it is finished
-    assert not processes_of(kgorch.home)
+def test_nothing_of_a_state_folder_is_left_by_a_start_that_trains_nothing(alone):
+    plan = alone.plan(args={"epochs": 1})
+    alone("start", str(plan))
+    alone("start", str(plan))  # it is finished
+    assert not processes_of(alone.home)
