@@ -2,7 +2,7 @@
 
 An attempt that is started from it begins with PyTorch imported, which otherwise takes two seconds of each launch: the next one
 after a crash, the next rung of the memory ladder, the next stage. A supervisor starts one as soon as it knows its plan, so that
-the import runs beside the rest of a start; a daemon keeps one for all sessions.
+the import runs beside the rest of a start; a daemon keeps one for all its sessions.
 
 A standby is never needed. Where none runs, or it was started under other conditions than the launch (its environment, its limits,
 its namespaces), the shim is a new process. It ends when nobody holds its socket any more.
@@ -101,6 +101,11 @@ class Standby:
     def __init__(self, connection: socket.socket | None = None, *, environ: Mapping[str, str] = os.environ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket = connection or self._start(environ)
+
+    def warm_up(self) -> None:
+        """Have it import PyTorch, unless it has. Returns at once."""
+        with contextlib.suppress(OSError):  # it has ended: `is_usable` tells
+            self._socket.sendall(bytes(8))
 
     def launch(self, folder: Path, environ: Mapping[str, str], descriptors: Sequence[int]) -> ForkedShim:
         """Have the shim of the attempt in `folder` forked.
@@ -208,6 +213,7 @@ def renew() -> None:
         with contextlib.suppress(OSError):  # without one, launches take longer
             descriptor = os.environ.pop(SOCKET_VARIABLE, None)
             _shared = Standby(socket.socket(fileno=int(descriptor)) if descriptor else None)
+            _shared.warm_up()
 
 
 def current() -> Standby | None:

@@ -16,7 +16,6 @@ import os
 import queue as queues
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -37,8 +36,9 @@ from kgorch.scheduler.database_watch import DatabaseWatch
 from kgorch.scheduler.local_devices import LocalDevices
 from kgorch.scheduler.remote_visits import RemoteVisits
 from kgorch.scheduler.session_processes import has_supervisor, is_training
+from kgorch.scheduler.session_starter import SYSTEMD_VARIABLES, SessionStarter
 from kgorch.scheduler.session_stop import SessionStop
-from kgorch.system import process_identity, process_protection, sd_notify
+from kgorch.system import process_identity, sd_notify
 from kgorch.system.clock import Clock, SystemClock
 from kgorch.system.file_lock import FileLock
 from kgorch.system.sockets.control_socket import Job
@@ -58,27 +58,9 @@ SLICE_S = 0.3
 started take a quarter of an hour."""
 
 STOP_TIMEOUT_S = 600.0
-SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-"""What systemd addresses to this process alone: a session that reports "ready" would report it for the daemon."""
 
 log = logging.getLogger("kgorch.daemon")
 Start = Callable[[Entry, str], "subprocess.Popen[bytes]"]
-
-
-def start_session(entry: Entry, token: str) -> subprocess.Popen[bytes]:
-    """Start the process that resumes a claimed run; it writes to `supervisor.log` of the run's folder. Raises: OSError."""
-    folder = Path(entry.folder)
-    with open(folder / "supervisor.log", "ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "kgorch.cli", "resume", entry.run, "--claimed", token, "--progress", "none"],
-            start_new_session=True,  # Ctrl-C at the daemon's terminal is not for the sessions
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
-            | process_protection.child_environment(),
-        )
 
 
 class Daemon:
@@ -100,10 +82,11 @@ class Daemon:
         at_once: int | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         clock: Clock | None = None,
-        start: Start = start_session,
+        start: Start | None = None,
     ) -> None:
         self._home, self._stop_timeout_s = home, stop_timeout_s
-        self._clock, self._start = clock or SystemClock(), start
+        self._clock, self._starter = clock or SystemClock(), SessionStarter()
+        self._start = start or self._starter
         self._database = DatabaseWatch(engine, home)
         self._devices = LocalDevices(home, self._clock, at_once)
         self._remote_visits = RemoteVisits(self._clock, SYSTEMD_VARIABLES)
@@ -145,6 +128,7 @@ class Daemon:
             if self._api:
                 self._api.close()
             self._lock.release()
+            self._starter.rest()
         log.info("stopped")
 
     # The loop
@@ -220,6 +204,8 @@ class Daemon:
         dues = queue.next_due_at(self._engine, now), self._remote_visits.tick(self._engine, now)
         self._next_due_at = min((due_at for due_at in dues if due_at), default=None)
         self._set_alarm()
+        if not self._children and self._next_due_at is None:
+            self._starter.rest()
         if self._is_second and self._api is None:  # until the first daemon has ended
             with contextlib.suppress(OSError, KgorchError):
                 self._listen()

@@ -1,16 +1,18 @@
 """The standby's process: `python -m kgorch.worker.standby_server DESCRIPTOR` (see launch/standby.py).
 
-It imports PyTorch and the SDK once, then forks a shim for each request on its socket. It trains nothing, starts no thread and does
-not touch CUDA, so that its children can do all of it. It ends when the last connection is closed.
+At the first word of a client it imports PyTorch and the SDK, once; then it forks a shim for each request. It trains nothing, starts
+no thread and does not touch CUDA, so that its children can do all of it. It ends when the last connection is closed.
 
 A request is eight bytes with the length of what follows, and open files beside them; then JSON: the attempt's `folder`, the
 `environ` of its shim, and the `conditions` under which it may be forked. The answer is a line of JSON with the `pid`, or with
-`why` not. A length of 0 hands over another connection.
+`why` not. A length of 0 with an open file hands over another connection; without one it asks for the import alone.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -21,12 +23,12 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from kgorch.launch import shim
 from kgorch.launch.standby import MOST_BYTES, conditions
 from kgorch.system import process_title
-from kgorch.worker import elastic_agent
 
 COMPILER_S = 10.0
 """Seconds after a launch until PyTorch's compiler is imported, too: a DDP and an optimizer do it at their first use, for a
@@ -67,8 +69,12 @@ class StandbyServer:
         head, descriptors, _, _ = socket.recv_fds(connection, 8, 64)
         try:
             size = int.from_bytes(head, "big") if len(head) == 8 else -1
-            if size == 0 and len(descriptors) == 1:
+            if size == 0 and descriptors:
                 self._selector.register(socket.socket(fileno=os.dup(descriptors[0])), selectors.EVENT_READ)
+                return
+            if len(head) == 8:
+                _import_agent()
+            if size == 0:
                 return
             if not 0 < size <= MOST_BYTES or not descriptors:
                 raise ValueError("no request")
@@ -106,7 +112,7 @@ class StandbyServer:
             self._selector.close()
             sys.argv = ["kgorch.launch.shim", str(folder)]
             process_title.replace([sys.executable, "-m", *sys.argv], environ)
-            status = shim.main(folder, elastic_agent.fork)
+            status = shim.main(folder, _import_agent().fork)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -122,18 +128,24 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return content
 
 
+@functools.cache
+def _import_agent() -> ModuleType:
+    """With it comes PyTorch."""
+    agent = importlib.import_module("kgorch.worker.elastic_agent")
+    agent.share_memory()
+    return agent
+
+
 def _import_compiler() -> None:
     with suppress(Exception):  # it stays what it was: the ranks import it themselves
-        import torch._dynamo  # noqa: F401
-
-        elastic_agent.share_memory()
+        importlib.import_module("torch._dynamo")
+        _import_agent().share_memory()
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.environ.pop(process_title.ROOM_VARIABLE, None)
-    elastic_agent.share_memory()
     gc.disable()  # nothing here makes garbage, and a collection would copy what the children share
     StandbyServer(connection).serve()
 
