@@ -272,7 +272,7 @@ def verify_and_load(folder: Path, session: Any) -> None:
     dist.barrier()
     found = restore_source.FolderSource(folder)
     state_codec.restore(
-        session._state.tracked.things, found.tree | found.own(session.rank)["own"], found.fetcher(session.rank)
+        session._state.tracked.things, found.tree | found.own(session.rank)["own"], found.reader(session.rank).fetch
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kgorch.protocol.snapshot_messages import SnapshotInfo
 from kgorch.snapshots import keeper_client
 from kgorch.system.clock import boottime_s
 from kgorch.worker import rng_state
-from kgorch.worker.checkpoint import state_codec
+from kgorch.worker.checkpoint import sharded_tensors, state_codec
 from kgorch.worker.checkpoint.snapshot_buffer import share
 from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, SnapshotWriter
 from kgorch.worker.ranks.consensus_board import Board, size
@@ -64,7 +65,10 @@ def save(
     captured = state_codec.capture(tracked)
     rng = rng_state.capture(torch.device("cpu"))
     mine = share(captured.tensors, captured.own, rank, ranks)
-    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine)}}
+    pieces = sharded_tensors.rank_entry(captured.tensors)
+    docs = {f"rank{rank}.json": {"rng": rng, "own": captured.own_tree, "tensors": sorted(mine), **pieces}}
     slot = saver.next_slot() if slot is None else slot
-    snapshot = RankSnapshot(captured, mine, docs, described(step, final, ranks), boottime_s())
+    sharded = bool(sharded_tensors.document_of(captured.tensors))
+    manifest = replace(described(step, final, ranks), sharded=sharded)
+    snapshot = RankSnapshot(captured, mine, docs, manifest, boottime_s())
     return saver.save(snapshot, slot=slot, persist=persist)

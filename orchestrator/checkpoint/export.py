@@ -6,37 +6,58 @@ written by a process of its own (worker/checkpoint/torch_export.py), because the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kgorch import untrusted_io
-from kgorch.checkpoint import foreign_contents, safetensors_header
+from kgorch.checkpoint import assembly, foreign_contents, safetensors_header
 from kgorch.checkpoint.folder import read_checkpoint, read_json_file
 from kgorch.checkpoint.manifest import Manifest, shard_names
 from kgorch.checkpoint.safetensors_header import Span
+from kgorch.checkpoint.sharding import Piece, ShardedTensor, read_sharding
 from kgorch.errors import CheckpointBroken, KgorchError
 from kgorch.system import files
 
 
-class ShardTensor(NamedTuple):
-    """A tensor's bytes, and the name of the shard that holds them."""
+class ExportTensor(NamedTuple):
+    """A tensor of the checkpoint.
 
-    shard: str
-    span: Span
+    Attributes:
+        dtype: a key of safetensors_header.ELEMENT_BYTES.
+        shape: of the whole tensor.
+        spans: where its bytes lie, by the name of the shard: one, or one for each of its pieces.
+        sharded: its type and shape where it lies in pieces, else None.
+        pieces: which they are.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    spans: Mapping[str, Span]
+    sharded: ShardedTensor | None = None
+    pieces: Sequence[Piece] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * safetensors_header.ELEMENT_BYTES[self.dtype]
 
 
 def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
     """Write what was tracked as `name` under the names of its state_dict, or everything under its paths.
 
-    Wider types first, then by name: equal states give equal bytes, however many ranks wrote them.
+    Wider types first, then by name: equal states give equal bytes, however many ranks wrote them. Sharded tensors are put
+    together on the way, in bands of rows (assembly.py).
 
     Returns the number of tensors.
     Raises: KgorchError when nothing was tracked under that name; CheckpointBroken.
@@ -50,7 +71,7 @@ def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
                 f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"
             )
         tensors = _selected(folder, tree[name], tensors)
-    order = sorted(tensors, key=lambda path: (-safetensors_header.ELEMENT_BYTES[tensors[path].span.dtype], path))
+    order = sorted(tensors, key=lambda path: (-safetensors_header.ELEMENT_BYTES[tensors[path].dtype], path))
     try:
         with files.replacement(out, durable=True) as file:
             _write(file, folder, [(path, tensors[path]) for path in order])
@@ -125,18 +146,26 @@ def exporter_for(out: Path) -> Callable[[Path, Path, str | None], int]:
     return writers[out.suffix]
 
 
-def _tensors(folder: Path, manifest: Manifest) -> dict[str, ShardTensor]:
+def _tensors(folder: Path, manifest: Manifest) -> dict[str, ExportTensor]:
     """Every tensor of the checkpoint, by its path; rank 0's of one that each rank has its own of."""
-    tensors: dict[str, ShardTensor] = {}
-    for name in shard_names(manifest):
-        for path, span in safetensors_header.read(folder, name).items():
-            tensors.setdefault(path, ShardTensor(name, span))
+    spans = {name: safetensors_header.read(folder, name) for name in shard_names(manifest)}
+    sharding = read_sharding(folder, manifest, spans)
+    tensors = {
+        path: ExportTensor(
+            saved.dtype, saved.shape, {piece.file: spans[piece.file][path] for piece in sharding.pieces[path]}, saved,
+            sharding.pieces[path],
+        )
+        for path, saved in sharding.tensors.items()
+    }  # fmt: skip
+    for name, found in spans.items():
+        for path, span in found.items():
+            tensors.setdefault(path, ExportTensor(span.dtype, span.shape, {name: span}))
     return tensors
 
 
-def _selected(folder: Path, tree: Any, tensors: dict[str, ShardTensor]) -> dict[str, ShardTensor]:
+def _selected(folder: Path, tree: Any, tensors: dict[str, ExportTensor]) -> dict[str, ExportTensor]:
     """The tensors that a part of the state tree names, under the names that it gives them."""
-    selected: dict[str, ShardTensor] = {}
+    selected: dict[str, ExportTensor] = {}
     for path, target in _references(tree):
         wrong = safetensors_header.name_error(path)
         if wrong or path in selected or len(selected) >= safetensors_header.MAX_TENSORS:
@@ -163,23 +192,35 @@ def _references(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _references(item, f"{path}.{index}" if path else str(index))
 
 
-def _write(file: Any, folder: Path, items: list[tuple[str, ShardTensor]]) -> None:
-    """Header and tensors, by sendfile: the bytes never come into this process. Raises: OSError, CheckpointBroken."""
+def _write(file: Any, folder: Path, items: list[tuple[str, ExportTensor]]) -> None:
+    """Header and tensors. Bytes of whole tensors never come into this process. Raises: OSError, CheckpointBroken."""
     header, at = {}, 0
-    for path, (_, span) in items:
-        header[path] = {"dtype": span.dtype, "shape": list(span.shape), "data_offsets": [at, at + span.size]}
-        at += span.size
+    for path, tensor in items:
+        header[path] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.size]}
+        at += tensor.size
     if at > (free := shutil.disk_usage(Path(file.name).parent).free):
         raise OSError(errno.ENOSPC, f"no room for {at} bytes (free: {free})")
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the format wants the tensors aligned to 8 bytes
     file.write(struct.pack("<Q", len(text)) + text)
+    for _, tensor in items:
+        with contextlib.ExitStack() as stack:
+            files_of = {name: stack.enter_context(untrusted_io.open_file(folder, name)) for name in tensor.spans}
+            if tensor.sharded:
+                for band in assembly.bands(tensor.sharded, tensor.pieces, tensor.spans, files_of):
+                    file.write(band)
+            else:
+                [(name, span)] = tensor.spans.items()
+                file.flush()
+                _send(file, files_of[name], folder / name, span)
     file.flush()
-    for _, (name, span) in items:
-        with untrusted_io.open_file(folder, name) as source:
-            start, remaining = span.start, span.size
-            while remaining:
-                sent = os.sendfile(file.fileno(), source.fileno(), start, remaining)
-                if not sent:
-                    raise CheckpointBroken(f"{folder / name} is shorter than its header says")
-                start, remaining = start + sent, remaining - sent
+
+
+def _send(file: Any, source: FileIO, path: Path, span: Span) -> None:
+    """By sendfile. Raises: OSError, CheckpointBroken."""
+    start, remaining = span.start, span.size
+    while remaining:
+        sent = os.sendfile(file.fileno(), source.fileno(), start, remaining)
+        if not sent:
+            raise CheckpointBroken(f"{path} is shorter than its header says")
+        start, remaining = start + sent, remaining - sent

@@ -3,6 +3,7 @@
     step-00000042/            (…-final when it closes a stage)
       manifest.json           written last: the folder is a checkpoint once this file exists
       state.json              the tracked objects with their tensors cut out (written by rank 0)
+      sharding.json           version 2 alone: how tensors are sharded over ranks (sharding.py; written by rank 0)
       rank0.safetensors …     each rank's share of the replicated tensors, and its own buffers
       rank0.json …            each rank's own values (random states), and the entry of its shard
 
@@ -33,7 +34,10 @@ from kgorch.protocol.values import escape_surrogates
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "kgorch-checkpoint"
-MANIFEST_VERSION = 1
+MANIFEST_VERSION, SHARDED_VERSION = 1, 2
+"""Without and with sharded tensors. A checkpoint has the lowest version that says all of it, so that an older kgorch reads those
+without, and refuses those with sharded tensors as newer than itself."""
+
 MAX_WORLD_SIZE = 1 << 16
 FOLDER_PATTERN = re.compile(r"step-\d{8,}(-final)?")
 FILE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -137,6 +141,7 @@ class Manifest:
         divisible: fewer processes may compute the ranks: every step so far went through session.backward.
         changes: of the stage, oldest first, as far as the attempt knew of them.
         measured: by metric, the step on whose weights it was measured; absent for those of older versions.
+        sharded: some tensors lie in pieces (sharding.py).
     """
 
     run: str
@@ -153,6 +158,7 @@ class Manifest:
     divisible: bool = False
     changes: Sequence[Adjustment] = ()
     measured: Mapping[str, int] = field(default_factory=dict)
+    sharded: bool = False
 
     @property
     def step(self) -> int:
@@ -177,7 +183,9 @@ def shard_names(manifest: Manifest) -> list[str]:
 
 def manifest_document(manifest: Manifest) -> dict[str, Any]:
     """The JSON document that `parse_manifest` reads."""
-    return {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, **asdict(manifest)}
+    content = asdict(manifest)
+    version = SHARDED_VERSION if content.pop("sharded") else MANIFEST_VERSION
+    return {"format": MANIFEST_FORMAT, "version": version, **content}
 
 
 def parse_manifest(content: bytes) -> Manifest:
@@ -213,6 +221,7 @@ def _manifest(document: dict[str, Any]) -> Manifest:
         measured={
             escape_surrogates(key): count(step) for key, step in json_table(document.get("measured", {})).items()
         },
+        sharded=document["version"] == SHARDED_VERSION,
     )
 
 
@@ -220,13 +229,13 @@ def _check_version(document: dict[str, Any]) -> None:
     """A newer format is no proof of damage: it must not be quarantined as broken."""
     if document.get("format") != MANIFEST_FORMAT:
         raise ValueError(f"not a {MANIFEST_FORMAT}")
-    if count(document["version"]) > MANIFEST_VERSION:
+    if count(document["version"]) > SHARDED_VERSION:
         raise CheckpointUnreadable(
             f"a checkpoint was written by a newer kgorch, in format {document['version']}",
-            f"this one reads up to format {MANIFEST_VERSION}",
+            f"this one reads up to format {SHARDED_VERSION}",
             next_step="install that newer kgorch",
         )
-    if document["version"] != MANIFEST_VERSION:
+    if document["version"] not in (MANIFEST_VERSION, SHARDED_VERSION):
         raise ValueError(f"version {document['version']!r}")
 
 

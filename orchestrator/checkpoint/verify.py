@@ -9,6 +9,7 @@ from pathlib import Path
 from kgorch import untrusted_io
 from kgorch.checkpoint.folder import read_checkpoint
 from kgorch.checkpoint.manifest import Manifest
+from kgorch.checkpoint.sharding import read_sharding
 from kgorch.errors import CheckpointBroken
 from kgorch.system import file_hash
 
@@ -17,7 +18,7 @@ READERS = 4
 
 
 def verify_checkpoint(folder: Path) -> Manifest:
-    """The folder's manifest, after every byte that it lists was read back and hashed.
+    """The folder's manifest, after every byte that it lists was read back and hashed, and the pieces of sharded tensors compared.
 
     Raises: CheckpointBroken, with the file, what was expected and what was found; CheckpointUnreadable.
     """
@@ -35,6 +36,7 @@ def verify_checkpoint(folder: Path) -> Manifest:
                 )
     finally:
         pool.shutdown(cancel_futures=True)
+    read_sharding(folder, manifest)
     return manifest
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import xxhash
 
 from kgorch import untrusted_io
+from kgorch.checkpoint import sharding
 from kgorch.checkpoint.folder import CHUNK_BYTES, write_manifest
 from kgorch.checkpoint.manifest import (
     FILE_PATTERN,
@@ -73,6 +74,8 @@ def persist(shares: list[Share], root: Path, attempt: str, is_complete: Callable
     root.mkdir(parents=True, exist_ok=True)
     try:
         _check(shares, root)
+        if manifest.sharded:
+            _check_pieces(shares)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
@@ -116,6 +119,20 @@ def _check(shares: list[Share], root: Path) -> None:
     room = os.statvfs(root)
     if (free := room.f_bavail * room.f_frsize) < need:
         raise OSError(errno.ENOSPC, f"no room for {need} bytes (free: {free})", str(root))
+
+
+def _check_pieces(shares: list[Share]) -> None:
+    """Raises: OSError when the ranks' pieces of a sharded tensor do not cover it: a checkpoint with it could not be restored."""
+    try:
+        documents = {
+            name.replace(".json", ".safetensors"): json.loads(share.read(name))
+            for share in shares
+            for name in share.files
+            if name.endswith(".json") and name.startswith("rank")
+        }
+        sharding.collect(json.loads(shares[0].read(sharding.SHARDING_NAME)), documents)
+    except (KeyError, ValueError) as error:
+        raise OSError(errno.EINVAL, f"the ranks' pieces do not fit together: {error}") from None
 
 
 def _write(share: Share, folder: Path) -> dict[str, FileEntry]:

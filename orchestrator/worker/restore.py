@@ -14,8 +14,10 @@ from kgorch import __version__
 from kgorch.core.codes import EventKind
 from kgorch.errors import CannotRestore
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker import local_tensors
 from kgorch.worker.checkpoint import pretrained, snapshot_buffer, state_codec
 from kgorch.worker.checkpoint.restore_source import RestoreSource
+from kgorch.worker.checkpoint.state_codec import StateSizes
 from kgorch.worker.data.loader_fast_forward import LoaderState
 from kgorch.worker.ranks import process_group, virtual_ranks
 from kgorch.worker.session_state import SessionState
@@ -53,12 +55,11 @@ class ResumePoint:
     needs_warmup: bool = False
 
 
-def begin(state: SessionState, supervision: Supervision, sizes: dict[str, int], own_bytes: int) -> ResumePoint:
+def begin(state: SessionState, supervision: Supervision, sizes: StateSizes) -> ResumePoint:
     """Restore the tracked objects or load their starting weights, and prepare the buffers for snapshots.
 
     Args:
-        sizes: bytes of each replicated tensor by path, before anything is restored.
-        own_bytes: bytes that this rank keeps for itself.
+        sizes: of the state, before anything is restored.
 
     Raises:
         CannotRestore: the checkpoint holds other names or shapes.
@@ -76,10 +77,12 @@ def begin(state: SessionState, supervision: Supervision, sizes: dict[str, int], 
         at = state.position
         if supervision.metric_log:  # metrics that are reported before the first step belong to the checkpoint's epoch
             supervision.metric_log.epoch = at.epoch + (at.batch > 0)
-        sizes, own_bytes = state.tracked.measure(member.world_size)  # the state may have grown in earlier sessions
+        sizes = state.tracked.measure(member.world_size)  # the state may have grown in earlier sessions
         # DDP rebuilds its buckets after its first backward, and sums of three terms and more depend on their order. The script
-        # may have tracked the module inside its DDP, so any module counts.
-        point.needs_warmup = member.world_size > 2 and any(isinstance(thing, nn.Module) for thing in things.values())
+        # may have tracked the module inside its DDP, so any module counts; but one of FSDP2 is in no DDP.
+        point.needs_warmup = member.world_size > 2 and any(
+            not local_tensors.is_any_sharded(module.parameters()) for module in state.tracked.modules()
+        )
     elif launch.weights:
         _load_weights(state, launch, **launch.weights)
     supervision.ladder.set_modules({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
@@ -87,8 +90,9 @@ def begin(state: SessionState, supervision: Supervision, sizes: dict[str, int], 
     mine = snapshot_buffer.share(captured.tensors, captured.own, member.rank, member.world_size)
     # Tensors that are not finite now are so on purpose (masks), and are not reported later.
     supervision.loss_guard.set_baseline(state.tracked.replicated(mine))
-    names = snapshot_buffer.split(sizes, member.world_size)[member.rank]
-    need = sum(sizes[name] for name in names) + own_bytes + DOCUMENT_BYTES + NAME_BYTES * len(sizes)
+    names = snapshot_buffer.split(sizes.replicated, member.world_size)[member.rank]
+    need = sum(sizes.replicated[name] for name in names) + sizes.own + sizes.pieces
+    need += DOCUMENT_BYTES + NAME_BYTES * sizes.count
     if not state.probe.as_on_cuda:  # whose optimizer never takes a step, so there is nothing to save
         supervision.writer.prepare(need, member.device)
     supervision.saves.plan_snapshot()
@@ -118,7 +122,9 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     try:
         if not isinstance(own.get("own"), dict) or "rng" not in own:
             raise CannotRestore(f"rank{ranks.first}.json lacks `own` or `rng`")
-        state_codec.restore(state.tracked.things, source.tree | own["own"], source.fetcher(ranks.first))
+        tree = source.tree | own["own"]
+        fetch = state_codec.fetch_for(state.tracked.things, tree, source.reader(ranks.first))
+        state_codec.restore(state.tracked.things, tree, fetch)
     except CannotRestore as error:
         raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
     point = ResumePoint(manifest.world_size, rng=own["rng"], loader=own["rng"].pop("loader", None))
@@ -130,7 +136,8 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     division.is_divisible = is_divisible
     report_other_versions(state.exactness, member.device, manifest.versions)
     if ranks.count != manifest.world_size:
-        _report_other_ranks(state.exactness, member.world_size, manifest.world_size)
+        sharded = manifest.sharded or local_tensors.is_any_sharded(state.tracked.tensors())
+        _report_other_ranks(state.exactness, member.world_size, manifest.world_size, sharded=sharded)
     elif ranks.are_split:
         note = (
             "" if _have_equal_state(source, ranks) else ", but what each rank keeps for itself is the first one's now"
@@ -165,16 +172,18 @@ def _have_equal_state(source: RestoreSource, ranks: virtual_ranks.VirtualRanks) 
     return all(
         source.own(rank)["own"] == mine
         and all(
-            torch.equal(source.fetcher(rank)(name), source.fetcher(ranks.first)(name))
+            torch.equal(source.reader(rank).fetch(name), source.reader(ranks.first).fetch(name))
             for name in state_codec.tensors_in(mine)
         )
         for rank in ranks.mine[1:]
     )
 
 
-def _report_other_ranks(exactness: Exactness, now: int, before: int) -> None:
+def _report_other_ranks(exactness: Exactness, now: int, before: int, *, sharded: bool) -> None:
     """Report that this number of ranks cannot play those of the saved run, and what differs for it."""
     why = "" if now > before else "; not all its steps went through session.backward"
+    if sharded:
+        why = ", each with other pieces of the same values, because the model is sharded"
     exactness.update(
         ranks=f"{now} instead of {before}{why}: the same order of samples and global batch;"
         " dropout and BatchNorm statistics differ"

@@ -18,8 +18,8 @@ from kgorch.checkpoint.manifest import Manifest
 from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system.clock import boottime_s
-from kgorch.worker import rng_state, session_end
-from kgorch.worker.checkpoint import gc_pause, snapshot_buffer, state_codec
+from kgorch.worker import local_tensors, rng_state, session_end
+from kgorch.worker.checkpoint import gc_pause, sharded_tensors, snapshot_buffer, state_codec
 from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
 from kgorch.worker.checkpoint.state_codec import CapturedState
 from kgorch.worker.memory.ladder import manifest_entries
@@ -230,12 +230,13 @@ class SaveCoordinator:
         self._state.metrics.collect(wait=True)
         if self._metric_log:
             self._metric_log.cut()
-        manifest = self._manifest(final=final)
+        sharded = local_tensors.is_any_sharded(boundary.captured.tensors.values())
+        manifest = self._manifest(final=final, sharded=sharded)
         documents = self._rank_documents(boundary.captured, boundary.mine)
         snapshot = RankSnapshot(boundary.captured, boundary.mine, documents, manifest, boundary.began_s)
         return self._writer.save(snapshot, slot=slot, persist=persist)
 
-    def _manifest(self, *, final: bool) -> Manifest:
+    def _manifest(self, *, final: bool, sharded: bool) -> Manifest:
         state, launch = self._state, self._launch
         return Manifest(
             run=launch.run,
@@ -253,6 +254,7 @@ class SaveCoordinator:
             | {"deterministic": state.determinism.level}
             | manifest_entries(self._ladder.settings),
             changes=tuple(self._ladder.changes.entries),
+            sharded=sharded,
         )
 
     def _rank_documents(self, captured: CapturedState, mine: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -272,6 +274,7 @@ class SaveCoordinator:
                 "own": captured.own_tree,
                 "tensors": sorted(mine) if rank == ranks.first else [],
                 **further,
+                **(sharded_tensors.rank_entry(captured.tensors) if rank == ranks.first else {}),
             }
             for rank in ranks.mine
         }

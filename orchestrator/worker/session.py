@@ -22,7 +22,7 @@ import torch
 
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker import output_folder, restore, session_end
-from kgorch.worker.checkpoint import stage_weights
+from kgorch.worker.checkpoint import sharded_tensors, stage_weights
 from kgorch.worker.checkpoint.resumed_state import ResumedState
 from kgorch.worker.checkpoint.stage_weights import Weights
 from kgorch.worker.data.cached_path import CachedPaths
@@ -123,10 +123,13 @@ class Session(StepComputation):
         # Before a restore, so that one process then takes the whole batch, which is right.
         if activation_checkpointing.has_sync_batchnorm(tracked.modules()):
             state.division.refuse("SyncBatchNorm normalises over all ranks of a step")
-        sizes, own_bytes = tracked.measure(self.world_size)
+        if sharding := sharded_tensors.describe(tracked.tensors()):
+            state.division.refuse("ranks of a sharded model hold different pieces, and one process cannot play two")
+            state.exactness.update(sharding=f"mesh {sharding}: each rank saves the pieces that it holds")
+        sizes = tracked.measure(self.world_size)
         state.probe.learn(things, tracked.state_bytes, self._runner)
         if self._supervision:
-            self._loop.resume(restore.begin(state, self._supervision, sizes, own_bytes))
+            self._loop.resume(restore.begin(state, self._supervision, sizes))
 
     @functools.cached_property
     def resumed(self) -> ResumedState:

@@ -19,6 +19,7 @@ import torch
 
 from kgorch.checkpoint import safetensors_header
 from kgorch.errors import CannotRestore
+from kgorch.worker import local_tensors
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -60,7 +61,7 @@ class TensorTable:
                 " only dense tensors of plain types can be saved",
                 next_step="keep it as a dense tensor",
             )
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device.index)
+        identity = local_tensors.identity(tensor)
         if identity in self._paths and tensor.numel():
             return self._paths[identity]
         while path in self.tensors:

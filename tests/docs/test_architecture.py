@@ -29,6 +29,8 @@ RANKS = {
     "kgorch.checkpoint.folder",
     "kgorch.checkpoint.verify",
     "kgorch.checkpoint.safetensors_header",
+    "kgorch.checkpoint.sharding",
+    "kgorch.worker.local_tensors",
     "kgorch.untrusted_io",
     "kgorch.errors",
     "kgorch.system.attempt_files",
@@ -59,6 +61,7 @@ MAY = {
     "kgorch.platforms": {"kgorch.platforms"},
     # the packages of the worker, the lowest first
     "kgorch.worker.rng_state": {*RANKS, "kgorch.worker.tagged_json"},
+    "kgorch.worker.local_tensors": RANKS,
     "kgorch.worker.tagged_json": RANKS,
     "kgorch.worker.ranks": {
         "kgorch.worker.ranks",

@@ -89,7 +89,7 @@ def test_no_line_ends_the_keeper_or_takes_the_snapshot_that_it_holds(place):
 def _restored(place: Place, saver: SnapshotWriter, tracked) -> int:
     held, descriptors = saver.fetch()
     found = restore_source.SnapshotSource(held, descriptors)
-    state_codec.restore(tracked, found.tree | found.own(0)["own"], found.fetcher(0))
+    state_codec.restore(tracked, found.tree | found.own(0)["own"], found.reader(0).fetch)
     return found.manifest.step
 
 
@@ -519,7 +519,7 @@ def test_kill_9_at_random_moments_loses_no_checkpoint_and_leaves_no_snapshot_tha
             place.start_keeper()
         elif held := place.newest():
             found = restore_source.SnapshotSource(*place.saver(attempt="9.9").fetch())
-            fetch = found.fetcher(0)
+            fetch = found.reader(0).fetch
             values = {float(value) for name in range(8) for value in fetch(f"model.parts.{name}").unique()}
             assert values == {float(found.manifest.step)}, "a torn snapshot"
             from_memory += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,8 +163,8 @@ class Saved:
     def own(self, rank: int) -> dict:
         return {"own": {"steps": {"count": 3}}, "rng": {}, "remembered": self.values}
 
-    def fetcher(self, rank: int):
-        return {}.__getitem__
+    def reader(self, rank: int):
+        return SimpleNamespace(fetch={}.__getitem__)
 
 
 def test_a_stage_that_begins_has_resumed_from_nothing(session):

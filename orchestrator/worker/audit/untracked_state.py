@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kgorch.errors import CannotRestore
+from kgorch.worker import local_tensors
 from kgorch.worker.audit import script_objects
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data import generator_states, loader_search
@@ -182,7 +183,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _sample(tensor: torch.Tensor) -> str:
     try:
-        flat = tensor.detach().reshape(-1)
+        flat = local_tensors.local(tensor).detach().reshape(-1)
         return repr(flat[:: max(1, flat.numel() // SAMPLED)].tolist())
     except (RuntimeError, NotImplementedError):  # sparse, quantized
         return ""
@@ -206,7 +207,7 @@ def _is_gradient(thing: Any) -> bool:
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage().data_ptr()
+        return local_tensors.local(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse: it has none of its own
         return id(tensor)
 

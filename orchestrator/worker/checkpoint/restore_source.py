@@ -18,9 +18,20 @@ from kgorch import untrusted_io
 from kgorch.checkpoint import safetensors_header
 from kgorch.checkpoint.folder import read_checkpoint, read_json_file
 from kgorch.checkpoint.manifest import Manifest, parse_manifest, shard_names
+from kgorch.checkpoint.safetensors_header import Span
+from kgorch.checkpoint.sharding import (
+    SHARDING_NAME,
+    Region,
+    ShardedTensor,
+    Sharding,
+    collect,
+    read_sharding,
+    whole,
+)
 from kgorch.errors import CannotRestore, CheckpointBroken
 from kgorch.protocol.snapshot_messages import SnapshotInfo
-from kgorch.worker.tagged_json import DTYPES, Fetch
+from kgorch.worker.checkpoint.sharded_tensors import TensorReader
+from kgorch.worker.tagged_json import DTYPES
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -43,7 +54,7 @@ class RestoreSource(Protocol):
     def own(self, rank: int) -> dict[str, Any]:
         """rankK.json; rank 0's for a rank that the saved run did not have."""
 
-    def fetcher(self, rank: int) -> Fetch:
+    def reader(self, rank: int) -> TensorReader:
         """Reads tensors by path, as this rank sees them: its own copy where it has one, else that of the lowest rank."""
 
 
@@ -72,7 +83,61 @@ def find(
     return SnapshotSource(newest, descriptors)
 
 
-class ShardReader:
+class PieceReader:
+    """Reads tensors out of shards. A TensorReader; a subclass says how a file is read.
+
+    Args:
+        files: name of the shard that a plain tensor is read from, by path.
+        sharding: pieces of the sharded ones.
+    """
+
+    def __init__(self, files: Mapping[str, str], sharding: Sharding) -> None:
+        self._files, self._sharding = files, sharding
+
+    def sharded(self, path: str) -> ShardedTensor | None:
+        return self._sharding.tensors.get(path)
+
+    def shape_of(self, path: str) -> tuple[int, ...]:
+        saved = self.sharded(path)
+        return saved.shape if saved else self._shape(self._file_of(path), path)
+
+    def fetch(self, path: str) -> torch.Tensor:
+        if self.sharded(path):
+            return self.fetch_region(path, whole(self.shape_of(path)))
+        return self._read(self._file_of(path), path, None)
+
+    def fetch_region(self, path: str, region: Region) -> torch.Tensor:
+        if not (saved := self.sharded(path)):
+            return self._read(self._file_of(path), path, region)
+        pieces = self._sharding.pieces[path]
+        found = [(piece, part) for piece in pieces if (part := piece.region.overlap(region))]
+        if [part for _, part in found] == [region]:
+            [(piece, _)] = found
+            return self._read(piece.file, path, _inside(region, piece.region))
+        result = torch.empty(region.shape, dtype=_DTYPES[saved.dtype])
+        for piece, part in found:
+            result[part.relative_to(region).slices] = self._read(piece.file, path, _inside(part, piece.region))
+        return result
+
+    def _file_of(self, path: str) -> str:
+        if path not in self._files:
+            raise CannotRestore(f"the checkpoint's shards lack the tensor {path!r:.200}")
+        return self._files[path]
+
+    def _shape(self, file: str, path: str) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def _read(self, file: str, path: str, region: Region | None) -> torch.Tensor:
+        """A part of the tensor in that file; all of it when None. The result is not a view of the file."""
+        raise NotImplementedError
+
+
+def _inside(part: Region, piece: Region) -> Region | None:
+    """The part, counted from the piece's first element; None for all of the piece, which is read faster."""
+    return None if part == piece else part.relative_to(piece)
+
+
+class ShardReader(PieceReader):
     """Reads the tensors of a checkpoint folder as one rank sees them: its own copy where it has one, else rank 0's.
 
     Raises:
@@ -82,29 +147,33 @@ class ShardReader:
 
     def __init__(self, folder: Path, manifest: Manifest, rank: int) -> None:
         self._folder = folder
-        self._files: dict[str, Any] = {}
+        self._shards: dict[str, Any] = {}
+        self._spans: dict[str, dict[str, Span]] = {}
+        files: dict[str, str] = {}
         order = shard_names(manifest)
-        for name in [name for name in order if name == f"rank{rank}.safetensors"] + order:
+        for name in dict.fromkeys([name for name in order if name == f"rank{rank}.safetensors"] + order):
             try:
                 with untrusted_io.open_file(folder, name) as file:
-                    safetensors_header.read_open(file, folder / name)
+                    self._spans[name] = safetensors_header.read_open(file, folder / name)
                     # By descriptor, so that the file that is read is the one whose header was checked.
-                    shard: Any = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
+                    self._shards[name] = safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
             except OSError as error:
                 raise untrusted_io.checkpoint_error(error, f"{folder / name} cannot be read", str(error)) from None
             except SafetensorError as error:
                 raise CheckpointBroken(f"{folder / name} is not a shard", str(error)[:300]) from None
-            for tensor in shard.keys():  # noqa: SIM118  (no dict)
-                self._files.setdefault(tensor, shard)
+            for path in self._spans[name]:
+                files.setdefault(path, name)
+        super().__init__(files, read_sharding(folder, manifest, self._spans))
 
-    def fetch(self, name: str) -> torch.Tensor:
-        """The tensor of that path. Raises: CannotRestore, CheckpointBroken."""
-        if name not in self._files:
-            raise CannotRestore(f"the checkpoint's shards lack the tensor {name!r:.200}")
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+    def _shape(self, file: str, path: str) -> tuple[int, ...]:
+        return self._spans[file][path].shape
+
+    def _read(self, file: str, path: str, region: Region | None) -> torch.Tensor:
+        shard = self._shards[file]
+        tensor: torch.Tensor = shard.get_tensor(path) if region is None else shard.get_slice(path)[region.slices]
         # A bool of another byte is undefined behaviour in PyTorch's kernels.
         if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-            raise CheckpointBroken(f"{name!r:.200} in {self._folder} holds bytes that are neither true nor false")
+            raise CheckpointBroken(f"{path!r:.200} in {self._folder} holds bytes that are neither true nor false")
         return tensor
 
 
@@ -120,8 +189,8 @@ class FolderSource:
         number = rank if rank < self.manifest.world_size else 0
         return read_json_file(self._folder, self.manifest, f"rank{number}.json")
 
-    def fetcher(self, rank: int) -> Fetch:
-        return ShardReader(self._folder, self.manifest, rank).fetch
+    def reader(self, rank: int) -> TensorReader:
+        return ShardReader(self._folder, self.manifest, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +202,28 @@ class _Tensor:
     shape: tuple[int, ...]
     start: int
 
-    def copied(self) -> torch.Tensor:
-        """A copy, because the buffer is filled again while the restored tensor lives on."""
+    def copied(self, region: Region | None) -> torch.Tensor:
+        """A copy of a part of it, because the buffer is filled again while the restored tensor lives on."""
         count = int(torch.Size(self.shape).numel())
         if not count:
-            return torch.empty(self.shape, dtype=self.dtype)
-        return torch.frombuffer(self.image, dtype=self.dtype, count=count, offset=self.start).view(self.shape).clone()
+            return torch.empty(region.shape if region else self.shape, dtype=self.dtype)
+        view = torch.frombuffer(self.image, dtype=self.dtype, count=count, offset=self.start).view(self.shape)
+        return (view[region.slices] if region else view).clone(memory_format=torch.contiguous_format)
+
+
+class _ImageReader(PieceReader):
+    """Reads the tensors of a snapshot."""
+
+    def __init__(self, shards: Mapping[str, Mapping[str, _Tensor]], sharding: Sharding) -> None:
+        self._shards = shards
+        # The first shard that has a tensor counts, as in a folder.
+        super().__init__({path: name for name in reversed(list(shards)) for path in shards[name]}, sharding)
+
+    def _shape(self, file: str, path: str) -> tuple[int, ...]:
+        return self._shards[file][path].shape
+
+    def _read(self, file: str, path: str, region: Region | None) -> torch.Tensor:
+        return self._shards[file][path].copied(region)
 
 
 class SnapshotSource:
@@ -165,22 +250,16 @@ class SnapshotSource:
     def own(self, rank: int) -> dict[str, Any]:
         return self._json(f"rank{rank if rank < self.manifest.world_size else 0}.json")
 
-    def fetcher(self, rank: int) -> Fetch:
-        tensors: dict[str, _Tensor] = {}
-        shards = sorted(
+    def reader(self, rank: int) -> TensorReader:
+        names = sorted(
             (name for name in self._files if name.endswith(".safetensors")),
             key=lambda name: (name != f"rank{rank}.safetensors", int(name[4:].split(".")[0])),
         )
-        for name in shards:
-            for path, tensor in self._shard(name).items():
-                tensors.setdefault(path, tensor)
-
-        def fetch(path: str) -> torch.Tensor:
-            if path not in tensors:
-                raise CannotRestore(f"the snapshot's shards lack the tensor {path}")
-            return tensors[path].copied()
-
-        return fetch
+        sharding = Sharding()
+        if self.manifest.sharded:
+            documents = {name: self._json(name.replace(".safetensors", ".json")) for name in names}
+            sharding = collect(self._json(SHARDING_NAME), documents)
+        return _ImageReader({name: self._shard(name) for name in names}, sharding)
 
     def _shard(self, name: str) -> Mapping[str, _Tensor]:
         number, start, _ = self._files[name]

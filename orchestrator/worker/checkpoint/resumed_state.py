@@ -67,7 +67,7 @@ class ResumedState(Mapping[str, Any]):
         """The state_dict of the tracked object of that name, as it was saved.
 
         For objects that need it to be built. Modules and optimizers are the same on every rank; other objects have a state on
-        each.
+        each. Tensors come whole, also those that were sharded.
 
         Raises:
             KeyError: nothing of that name was tracked, or the stage begins.
@@ -76,7 +76,7 @@ class ResumedState(Mapping[str, Any]):
             raise KeyError(name)
         own = self._own.get("own", {})
         tree = own[name] if name in own else self._source.tree[name]
-        return tagged_json.insert(tree, self._source.fetcher(self._rank), name)
+        return tagged_json.insert(tree, self._source.reader(self._rank).fetch, name)
 
     def epoch_of(self, loader: str) -> int:
         """Epochs of the followed loader of that name that are done; 0 where it was not followed."""

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from kgorch.protocol.snapshot_messages import STAMP_BYTES
+from kgorch.worker import local_tensors
+from kgorch.worker.checkpoint import sharded_tensors
 from kgorch.worker.tagged_json import DTYPES
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -182,16 +184,17 @@ def _unpin(address: int) -> None:
 
 
 def share(tensors: Mapping[str, torch.Tensor], own: set[str], rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """The tensors that this rank writes: its part of the replicated ones, and all of its own.
+    """The tensors that this rank writes: its part of the replicated ones, all of its own, and its pieces of sharded ones.
 
     Every rank computes the same split, without communication.
 
     Args:
         own: names of the tensors that each rank keeps for itself.
     """
-    replicated = {name: tensors[name].nbytes for name in tensors.keys() - own}
-    mine = split(replicated, world_size)[rank]
-    return {name: tensors[name] for name in (*mine, *own)}
+    plain = {name: tensor for name, tensor in tensors.items() if not local_tensors.is_sharded(tensor)}
+    mine = split({name: plain[name].nbytes for name in plain.keys() - own}, world_size)[rank]
+    pieces = sharded_tensors.pieces_to_save(tensors)
+    return {name: plain[name] for name in (*mine, *own)} | {name: local_tensors.local(tensors[name]) for name in pieces}
 
 
 def split(sizes: Mapping[str, int], world_size: int) -> list[list[str]]:

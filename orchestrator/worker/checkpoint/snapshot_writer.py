@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kgorch.checkpoint.manifest import MANIFEST_NAME, Manifest, checkpoint_folder_name, manifest_document
+from kgorch.checkpoint.sharding import SHARDING_NAME
 from kgorch.core.codes import EventKind
 from kgorch.protocol import transport
 from kgorch.protocol.codec import LineBuffer, ProtocolError
@@ -33,6 +34,7 @@ from kgorch.protocol.snapshot_messages import (
     SnapshotReady,
 )
 from kgorch.system.clock import boottime_s
+from kgorch.worker.checkpoint import sharded_tensors
 from kgorch.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuffer
 from kgorch.worker.checkpoint.state_codec import CapturedState
 from kgorch.worker.ranks.consensus_board import SAVE, SLOT, SNAPSHOT, STOP, Board
@@ -120,6 +122,7 @@ class SnapshotWriter:
         self._writing: PendingWrite | None = None
         self._tree: Mapping[str, Any] = {}
         self._names: Set[str] = frozenset()
+        self._sharding: Mapping[str, Any] = {}
         self._encoded: dict[str, bytes] = {}
         self.blocking_s, self.error, self.errno = 0.0, "", 0
 
@@ -209,13 +212,18 @@ class SnapshotWriter:
         raise AssertionError
 
     def _of_all(self, captured: CapturedState, manifest: Manifest) -> dict[str, bytes]:
-        """The files that rank 0 writes for all ranks. Tree and names rarely change, so they are encoded when they do."""
-        if captured.tree != self._tree or captured.tensors.keys() != self._names:
-            self._tree, self._names = captured.tree, set(captured.tensors)
+        """The files that rank 0 writes for all ranks. Tree, names and layouts rarely change, so they are encoded when they do."""
+        sharding = sharded_tensors.document_of(captured.tensors)
+        now = captured.tree, set(captured.tensors), sharding
+        if now != (self._tree, self._names, self._sharding):
+            self._tree, self._names, self._sharding = now
+            plain = self._names - sharding.get("tensors", {}).keys()
             self._encoded = {
                 "state.json": json.dumps(captured.tree).encode(),
-                "tensors": json.dumps(sorted(captured.tensors)).encode(),
+                "tensors": json.dumps(sorted(plain)).encode(),
             }
+            if sharding:
+                self._encoded[SHARDING_NAME] = json.dumps(sharding).encode()
         return {"described": json.dumps(manifest_document(manifest)).encode(), **self._encoded}
 
     def wait(self) -> bool:

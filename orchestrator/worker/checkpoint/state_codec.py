@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from kgorch.errors import CannotRestore, nearest
-from kgorch.worker import tagged_json
+from kgorch.worker import local_tensors, tagged_json
+from kgorch.worker.checkpoint import sharded_tensors
+from kgorch.worker.checkpoint.sharded_tensors import Layout, TensorReader
 from kgorch.worker.tagged_json import Fetch, TensorTable
 
 
@@ -25,9 +27,9 @@ class CapturedState:
     Attributes:
         tree: JSON of the modules and optimizers, which are the same on every rank, without their tensors.
         own_tree: JSON of all else (schedulers, scalers, samplers, generators), which each rank keeps for itself.
-        tensors: by path, on their devices; not copied.
+        tensors: by path, on their devices; not copied. DTensors stay DTensors.
         own: paths of the tensors that each rank keeps for itself: those of own_tree, and buffers of modules (BatchNorm's
-            differ between ranks).
+            differ between ranks). No DTensor, whose pieces make one tensor wherever it was tracked.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +69,7 @@ def capture(tracked: Mapping[str, Any]) -> CapturedState:
     for name in tracked.keys() - shared.keys():
         captured.own_tree[name] = tagged_json.extract(tracked[name].state_dict(), name, table)
     captured.own |= captured.tensors.keys() - replicated
+    captured.own -= {path for path, tensor in captured.tensors.items() if local_tensors.is_sharded(tensor)}
     return captured
 
 
@@ -88,23 +91,89 @@ def is_replicated(thing: Any) -> bool:
     return isinstance(thing, nn.Module | torch.optim.Optimizer)
 
 
-def expected_sizes(tracked: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Bytes of the state once training has begun.
+
+    Attributes:
+        replicated: of each tensor that is the same on every rank, by path.
+        own: what each rank keeps for itself.
+        pieces: at most what this rank saves of sharded tensors: its pieces of all of them, replicas included.
+        sharded: sharded tensors, over all ranks.
+        count: of tensors.
+    """
+
+    replicated: Mapping[str, int] = field(default_factory=dict)
+    own: int = 0
+    pieces: int = 0
+    sharded: int = 0
+    count: int = 0
+
+    def total(self, world_size: int) -> int:
+        """Of a checkpoint, over all ranks."""
+        return sum(self.replicated.values()) + self.own * world_size + self.sharded
+
+
+def expected_sizes(tracked: Mapping[str, Any]) -> StateSizes:
     """Bytes of the state once training has begun.
 
     An optimizer that has no state yet is assumed to keep two values per parameter; plain SGD keeps one or none.
-
-    Returns:
-        Bytes of each replicated tensor by path, and the sum of the bytes that each rank keeps for itself.
     """
     captured = capture(tracked)
-    sizes = {name: tensor.nbytes for name, tensor in captured.tensors.items() if name not in captured.own}
+    tensors = {name: tensor for name, tensor in captured.tensors.items() if name not in captured.own}
     for name, thing in tracked.items():
         if isinstance(thing, torch.optim.Optimizer) and not thing.state:
             for group in thing.param_groups:
                 kept = 2 if not isinstance(thing, torch.optim.SGD) else int(bool(group["momentum"]))
                 for number, weight in enumerate(group["params"] * kept):
-                    sizes[f"{name}.{id(group)}.{number}"] = weight.nbytes
-    return sizes, sum(captured.tensors[name].nbytes for name in captured.own)
+                    tensors[f"{name}.{id(group)}.{number}"] = weight
+    sharded = [tensor for tensor in tensors.values() if local_tensors.is_sharded(tensor)]
+    return StateSizes(
+        replicated={name: item.nbytes for name, item in tensors.items() if not local_tensors.is_sharded(item)},
+        own=sum(captured.tensors[name].nbytes for name in captured.own),
+        pieces=sum(local_tensors.local(tensor).nbytes for tensor in sharded),
+        sharded=sum(tensor.numel() * tensor.element_size() for tensor in sharded),
+        count=len(tensors),
+    )
+
+
+def fetch_for(tracked: Mapping[str, Any], tree: Mapping[str, Any], reader: TensorReader) -> Fetch:
+    """A function that fetches a saved state's tensors as the tracked objects have theirs: sharded, or whole.
+
+    A rank reads what its own layout needs of each tensor, however many ranks have saved it in whichever pieces.
+
+    Args:
+        tree: of the saved state, from anywhere.
+    """
+    captured = capture(tracked)
+    layouts = {
+        path: sharded_tensors.layout_of(tensor)
+        for path, tensor in captured.tensors.items()
+        if local_tensors.is_sharded(tensor)
+    }
+    for name, thing in tracked.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            layouts |= _optimizer_layouts(thing, tree.get(name))
+    return sharded_tensors.fetch_for(layouts, reader) if layouts else reader.fetch
+
+
+def _optimizer_layouts(optimizer: torch.optim.Optimizer, tree: Any) -> dict[str, Layout]:
+    """Layouts of an optimizer's tensors by path: those of their parameters. It has no state before its first step, and the
+    tree names parameters by their numbers, as Optimizer.load_state_dict assigns them."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if not local_tensors.is_any_sharded(weights):
+        return {}
+    try:
+        numbers = [number for group in tree["param_groups"] for number in group["params"]]
+        weight_of = dict(zip(numbers, weights, strict=True))
+        return {
+            path: sharded_tensors.layout_of(weight)._replace(is_exact=False)
+            for number, values in tree["state"]["$dict"]
+            if local_tensors.is_sharded(weight := weight_of[number])
+            for path in tensors_in(values)
+        }
+    except tagged_json.MISFITS:
+        return {}  # the optimizer refuses the state, and says why
 
 
 def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -> None:

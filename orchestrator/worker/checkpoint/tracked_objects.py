@@ -10,6 +10,7 @@ from torch import nn
 
 from kgorch.errors import KgorchError
 from kgorch.worker.checkpoint import state_codec
+from kgorch.worker.checkpoint.state_codec import StateSizes
 
 
 class TrackedObjects:
@@ -45,11 +46,19 @@ class TrackedObjects:
         """The tracked modules."""
         return (thing for thing in self.things.values() if isinstance(thing, nn.Module))
 
-    def measure(self, world_size: int) -> tuple[dict[str, int], int]:
-        """Set `state_bytes`. Returns: see state_codec.expected_sizes."""
-        sizes, own_bytes = state_codec.expected_sizes(self.things)
-        self.state_bytes = sum(sizes.values()) + own_bytes * world_size
-        return sizes, own_bytes
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The parameters of the tracked modules and optimizers."""
+        for thing in self.things.values():
+            if isinstance(thing, nn.Module):
+                yield from thing.parameters()
+            elif isinstance(thing, torch.optim.Optimizer):
+                yield from (weight for group in thing.param_groups for weight in group["params"])
+
+    def measure(self, world_size: int) -> StateSizes:
+        """Set `state_bytes`."""
+        sizes = state_codec.expected_sizes(self.things)
+        self.state_bytes = sizes.total(world_size)
+        return sizes
 
     def replicated(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of the tensors that belong to modules and optimizers: other objects may hold NaN on purpose."""

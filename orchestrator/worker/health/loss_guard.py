@@ -26,6 +26,7 @@ from kgorch.core.health import training_health
 from kgorch.core.health.training_health import LOSS, WEIGHTS, HealthIssue, PastRemedy, SpikeDetector
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import JournalEntry, Message, RemedyApplied
+from kgorch.worker import local_tensors
 from kgorch.worker.telemetry.host_copy import HostCopy
 
 SPIKE, NOT_FINITE, LATE = 1, 2, 3
@@ -311,9 +312,10 @@ def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
     A sum shows it in one pass, with one synchronisation per device; a sum that overflows is checked element by element. Optimizers
     keep step counters on the CPU beside moments on the GPU, and moving each of them would be a synchronisation each.
+    Of sharded tensors this rank's pieces count.
     """
     by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in ((name, local_tensors.local(tensor)) for name, tensor in tensors.items()):
         if tensor.is_floating_point() and tensor.numel():
             by_device.setdefault(tensor.device, {})[name] = tensor
     with torch.no_grad():

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kgorch.worker import rng_state
+from kgorch.errors import KgorchError
+from kgorch.worker import local_tensors, rng_state
 from kgorch.worker.data import batches
 from kgorch.worker.memory import activation_checkpointing, ddp_drain
 from kgorch.worker.memory.oom_retry import OomRetry, StepGuards
@@ -23,6 +24,9 @@ from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 
 Work = Callable[[Any, float], torch.Tensor]
 """`work(part, weight)`: forward of a part of a batch, and backward of its mean loss times `weight`; returns the detached loss."""
+
+MOST_PARTS = 255
+"""The highest flag of a vote."""
 
 
 class MicrobatchRunner:
@@ -40,6 +44,7 @@ class MicrobatchRunner:
         is_used: the script has had a batch computed.
         is_warmup: the step will be rolled back.
         has_dropout_state: cuDNN keeps a random state for the tracked modules, to be renewed before each step.
+        is_sharded: weights of a tracked module are sharded, so a forward and a backward have collectives of their own.
     """
 
     def __init__(
@@ -52,12 +57,13 @@ class MicrobatchRunner:
         self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float]] = []
-        self.saw_batch = self.is_used = self.is_warmup = self.has_dropout_state = False
+        self.saw_batch = self.is_used = self.is_warmup = self.has_dropout_state = self.is_sharded = False
         self._fingerprint = 0  # of the random states after the newest step
 
     def set_modules(self, modules: Iterable[nn.Module]) -> None:
         """Set the tracked modules."""
         self._modules = list(modules)
+        self.is_sharded = any(local_tensors.is_any_sharded(module.parameters()) for module in self._modules)
         self.has_dropout_state = self._device.type == "cuda" and activation_checkpointing.has_dropout_state(
             self._modules
         )
@@ -125,7 +131,9 @@ class MicrobatchRunner:
     def retry(self) -> OomRetry:
         """Created at the first step, when the script has wrapped its modules."""
         assert self._guard
-        hidden = activation_checkpointing.has_sync_batchnorm(self._modules)
+        # A rank that fails in FSDP2's forward owes the others all-gathers and reduce-scatters of every later layer, whose number
+        # and sizes PyTorch does not tell: they cannot be drained, so the next rung starts a new attempt.
+        hidden = self.is_sharded or activation_checkpointing.has_sync_batchnorm(self._modules)
         reduction = ddp_drain.GradientReduction(self.ddps, hidden=hidden)
         return OomRetry(self._guard, self._device, self._modules, self._ranks_now(), reduction)
 
@@ -160,8 +168,9 @@ class MicrobatchRunner:
             last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
         """
         samples, microbatch = batches.length(batch), self.microbatch
+        padding = self._padding(samples, microbatch) if self.is_sharded and microbatch else 0
         # Nearly all steps: the same bits as below, in less time.
-        if last and (microbatch is None or microbatch >= samples):
+        if last and not padding and (microbatch is None or microbatch >= samples):
             # A copy, as the sum of several is: a CUDA graph writes its losses to the same memory each time.
             total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=True)
         else:
@@ -172,7 +181,27 @@ class MicrobatchRunner:
                 reduces = last and number == len(parts) - 1
                 with contextlib.nullcontext() if reduces else ddp_drain.without_reduction(self.ddps):
                     losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
+            for _ in range(padding):
+                work(batches.moved(batches.split(batch, 1)[0], self._device), 0.0)
             total = functools.reduce(operator.add, losses)
         if self._guard:
             self._guard.health.add_loss(total)
         return total
+
+    def _padding(self, samples: int, microbatch: int) -> int:
+        """Microbatches of weight 0 that this rank adds, because another one has more.
+
+        Where weights are sharded, all ranks take part in each forward and backward: one that had done its own would leave the
+        others waiting. The vote costs no more than these collectives, at which the ranks wait for each other anyway.
+
+        Raises:
+            KgorchError: a rank's share is cut into more parts than a vote can count.
+        """
+        assert self._guard
+        mine = -(-samples // microbatch)
+        if (most := self._guard.board.vote(min(mine, MOST_PARTS))) == MOST_PARTS:
+            raise KgorchError(
+                f"a microbatch of {microbatch} cuts a batch of a sharded model into {MOST_PARTS} parts or more",
+                next_step="give the plan a larger [memory] microbatch",
+            )
+        return most - mine

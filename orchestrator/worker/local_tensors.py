@@ -1,0 +1,45 @@
+"""DTensors (FSDP2, tensor parallelism) as this rank sees them. Nothing here communicates.
+
+An operation on a DTensor may be a collective, and hangs where one rank alone calls it. Code that looks at the state of one rank
+takes `local` of every tensor first.
+
+PyTorch's module of DTensors takes long to import, so it is used only where the script has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+MODULE = "torch.distributed.tensor"
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether this is a DTensor, replicated ones included."""
+    module = sys.modules.get(MODULE)
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor, detached; a plain tensor as it is."""
+    if is_sharded(tensor):
+        piece: torch.Tensor = tensor.detach().to_local()
+        return piece
+    plain: torch.Tensor = tensor
+    return plain
+
+
+def identity(tensor: Any) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory: tied weights. A DTensor has no address, and its piece may be empty."""
+    if is_sharded(tensor):
+        piece = local(tensor)
+        place = (piece.untyped_storage()._cdata, piece.storage_offset())
+        return (*place, tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh)
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device.index)
+
+
+def is_any_sharded(tensors: Any) -> bool:
+    """Whether one of the tensors is a DTensor; without looking at them where no script has imported that module."""
+    return MODULE in sys.modules and any(is_sharded(tensor) for tensor in tensors)
