@@ -96,3 +96,10 @@ def write(folder: Path, contents: dict[str, Any]) -> Path:
 def array(shape: Sequence[int], dtype: str = "float32") -> np.ndarray:
     """Every element another number."""
     return np.arange(math.prod(shape)).astype(dtype).reshape(shape)
+
+
+def shard_of_tensors(tensors: dict[str, Any]) -> bytes:
+    """The same of PyTorch's tensors."""
+    from safetensors.torch import save
+
+    return save({path: tensor.contiguous() for path, tensor in tensors.items()})

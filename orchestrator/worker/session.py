@@ -125,7 +125,8 @@ class Session(StepComputation):
             state.division.refuse("SyncBatchNorm normalises over all ranks of a step")
         if sharding := sharded_tensors.describe(tracked.tensors()):
             state.division.refuse("ranks of a sharded model hold different pieces, and one process cannot play two")
-            state.exactness.update(sharding=f"mesh {sharding}: each rank saves the pieces that it holds")
+            how = "each rank saves the pieces that it holds; where memory runs out in a step, a rung starts the ranks again"
+            state.exactness.update(sharding=f"mesh {sharding}: {how}")
         sizes = tracked.measure(self.world_size)
         state.probe.learn(things, tracked.state_bytes, self._runner)
         if self._supervision:

@@ -8,6 +8,7 @@ import copy
 import fcntl
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors
+import sharded
 import xxhash
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kgorch import untrusted_io
@@ -28,6 +31,7 @@ from kgorch.checkpoint import safetensors_header
 from kgorch.checkpoint.export import export_safetensors
 from kgorch.checkpoint.folder import read_checkpoint, write_durably, write_manifest
 from kgorch.checkpoint.manifest import FILE_PATTERN, MAX_WORLD_SIZE, FileEntry, Manifest, Position, parse_manifest
+from kgorch.checkpoint.sharding import read_sharding
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.health.training_health import HealthIssue
 from kgorch.core.session.attempt_outcome import AttemptEnd, failed_step, first_cause, verdict
@@ -333,6 +337,113 @@ def test_a_shard_with_changed_bytes_is_taken_or_refused(edits):
 def test_a_header_that_lies_is_told_what_is_wrong(change, said):
     with pytest.raises(CheckpointBroken, match=said):
         _spans_of(_shard(HEADER | change, bytes(28)))
+
+
+# Sharded tensors
+
+SHARDED = sharded.documents(
+    {"w": sharded.array((5, 4)), "b": sharded.array((3,), "uint8"), "plain": sharded.array((2,))},
+    {"w": (2, 2), "b": (3,)},
+)
+
+
+def _is_sharded_tensor_or_refused(root: Path, contents: dict) -> None:
+    """What is taken has pieces that cover each tensor exactly, which lie in their shards as they are listed."""
+    with tempfile.TemporaryDirectory(dir=root) as name:
+        folder = sharded.write(Path(name), contents)
+        try:
+            found = read_sharding(folder, read_checkpoint(folder))
+        except CheckpointBroken as error:
+            assert "broken" in str(error)
+            return
+        for path, tensor in found.tensors.items():
+            counts = np.zeros(tensor.shape, dtype=int)
+            for file, region in found.pieces[path]:
+                counts[region.slices] += 1
+                span = safetensors_header.read(folder, file)[path]
+                assert (span.dtype, span.shape) == (tensor.dtype, region.shape)
+            assert (counts == 1).all()
+        out = Path(name) / "out.safetensors"
+        export_safetensors(folder, out, None)
+        assert safetensors.safe_open(out, "numpy").keys()
+
+
+def test_the_sharded_checkpoint_that_the_cases_begin_with_is_one(tmp_path):
+    found = read_sharding(folder := sharded.write(tmp_path / "folder", SHARDED), read_checkpoint(folder))
+    assert {path: len(pieces) for path, pieces in found.pieces.items()} == {"w": 4, "b": 3}
+    _is_sharded_tensor_or_refused(tmp_path, SHARDED)
+
+
+@pytest.mark.parametrize("name", ["sharding.json", "rank1.json"])
+@settings(MANY, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=hostile)
+def test_any_value_in_any_place_of_a_sharding_is_taken_or_refused(tmp_path, name, value):
+    for at in _places(SHARDED[name]):
+        changed = [_with(SHARDED[name], at, value)]
+        if at and isinstance(value, str):
+            changed.append(_renamed(SHARDED[name], at, value))
+        for document in changed:
+            _is_sharded_tensor_or_refused(tmp_path, SHARDED | {name: document})
+
+
+def _changed(**pieces) -> dict:
+    """The contents with other pieces of ranks: rank → path → piece, or None for none."""
+    contents = copy.deepcopy(SHARDED)
+    for rank, changes in pieces.items():
+        for path, piece in changes.items():
+            contents[f"{rank}.json"]["pieces"].pop(path, None)
+            if piece:
+                contents[f"{rank}.json"]["pieces"][path] = piece
+    return contents
+
+
+def _holder(path: str, offset: list[int]) -> str:
+    """The rank that has the piece at this offset."""
+    ranks = (name.removesuffix(".json") for name in SHARDED if name.startswith("rank") and name.endswith(".json"))
+    return next(rank for rank in ranks if SHARDED[f"{rank}.json"]["pieces"].get(path, [None])[0] == offset)
+
+
+@pytest.mark.parametrize(
+    ("offset", "piece", "said"),
+    [
+        ([0, 0], None, "its rank lists no such piece|no piece covers"),
+        ([3, 2], [[3, 1], [2, 2]], "no piece covers|overlap"),
+        ([3, 2], [[0, 0], [3, 2]], "overlap|no piece covers"),
+        ([3, 2], [[3, 2], [3, 2]], "exceeds the shape"),
+        ([3, 2], [[3, 2], [2, 0]], "is empty"),
+        ([3, 2], [[3, 2, 0], [2, 2, 1]], "exceeds the shape"),
+        ([3, 2], [[3, 2]], "not a piece"),
+        ([3, 2], [[-3, 2], [2, 2]], "not a piece"),
+        ([3, 2], [[2**70, 2], [2, 2]], "not a piece"),
+    ],
+)
+def test_a_piece_that_lies_is_refused_with_the_name_of_its_tensor(tmp_path, offset, piece, said):
+    folder = sharded.write(tmp_path / "folder", _changed(**{_holder("w", offset): {"w": piece}}))
+    for deed in (verify_checkpoint, lambda place: export_safetensors(place, tmp_path / "out", None)):
+        with pytest.raises(CheckpointBroken, match=rf"broken sharding(.|\n)*'w'(.|\n)*({said})|({said})(.|\n)*'w'"):
+            deed(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dtype": "F64"}, "expected F64"),
+        ({"dtype": "object"}, "unknown dtype"),
+        ({"shape": [2**62, 2**62]}, "not a shape"),
+        ({"shape": [5, 4, 1]}, "exceeds the shape"),
+        ({"shape": [50, 4]}, "no piece covers index 5"),
+        ({"mesh": 1}, "on mesh 1 of 1"),
+        ({"placements": ["S(0)", "R"]}, "2 placements on mesh 0"),
+        ({"placements": ["S(2)"]}, "not a placement"),
+        ({"placements": ["P"]}, "not a placement"),
+    ],
+)
+def test_a_layout_that_lies_is_refused_with_the_name_of_its_tensor(tmp_path, change, said):
+    contents = copy.deepcopy(SHARDED)
+    contents["sharding.json"]["tensors"]["w"] |= change
+    folder = sharded.write(tmp_path / "folder", contents)
+    with pytest.raises(CheckpointBroken, match=rf"'w'(.|\n)*{re.escape(said)}"):
+        read_sharding(folder, read_checkpoint(folder))
 
 
 # Folders

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from kgorch import attach
+from kgorch.worker.session_end import SessionOver
 
 
 class Block(nn.Module):
@@ -81,6 +82,28 @@ def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()[:16]
 
 
+def train(o: argparse.Namespace, session, model, optimizer, schedule) -> None:
+    x = torch.randn(100, 16, generator=torch.Generator().manual_seed(5))
+    loader = session.loader(torch.utils.data.TensorDataset(x, x[:, :1] * 2), o.batch, drop_last=False)
+
+    def loss_of(part):
+        if o.fails_at <= session.step and session.rank == 1 and len(part[0]) > o.fits:
+            torch.empty(1 << 46)  # more than any machine has
+        return (model(part[0]) - part[1]).square().mean()
+
+    for _ in session.epochs(o.epochs):
+        for batch in session.steps(loader):
+            loss = session.backward(batch, loss_of)
+            optimizer.step()
+            optimizer.zero_grad()
+            session.report(loss=loss)
+            print(f"step {session.step} microbatch {session.microbatch} loss {loss.item():.17g}", flush=True)
+            time.sleep(o.sleep)
+        schedule.step()
+        if o.measures:
+            session.report(score=float(session.epoch))
+
+
 def main(o: argparse.Namespace) -> None:
     with attach(seed=3) as session:
         torch.manual_seed(7)
@@ -91,19 +114,11 @@ def main(o: argparse.Namespace) -> None:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, o.epochs)
         session.track(model=model, optimizer=optimizer, schedule=schedule)
         print(f"begin {session.step} {digest(net, optimizer)} {dict(session.exactness)}", flush=True)
-        x = torch.randn(100, 16, generator=torch.Generator().manual_seed(5))
-        loader = session.loader(torch.utils.data.TensorDataset(x, x[:, :1] * 2), o.batch, drop_last=False)
-        for _ in session.epochs(o.epochs):
-            for batch in session.steps(loader):
-                if session.step >= o.fails_at and session.rank == 1 and (session.microbatch or 99) > o.fits:
-                    torch.empty(1 << 46)  # more than any machine has
-                loss = session.backward(batch, lambda part: (model(part[0]) - part[1]).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
-                session.report(loss=loss, weights=float(session.step))
-                print(f"step {session.step} microbatch {session.microbatch} loss {loss.item():.17g}", flush=True)
-                time.sleep(o.sleep)
-            schedule.step()
+        try:
+            train(o, session, model, optimizer, schedule)
+        except SessionOver:
+            print(f"stopped {session.step} {digest(net, optimizer)}", flush=True)
+            raise
         print(f"end {session.step} {digest(net, optimizer)}", flush=True)
 
 
@@ -116,5 +131,6 @@ if __name__ == "__main__":
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--fails-at", "--fails_at", type=int, default=10**9, help="step from which memory runs out")
+    parser.add_argument("--measures", action="store_true", help="report a score after each epoch")
     parser.add_argument("--fits", type=int, default=0, help="samples of a microbatch that fit")
     main(parser.parse_args())

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from kgorch.errors import WeightsRefused, nearest
-from kgorch.worker.checkpoint import state_codec
+from kgorch.worker import local_tensors
+from kgorch.worker.checkpoint import sharded_tensors, state_codec
 
 SAFE_SINCE = "2.10"
 """In older versions a hostile file could run code in spite of `weights_only` (CVE-2025-32434, CVE-2026-24747)."""
@@ -54,7 +55,7 @@ def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: st
         for key, value in tensors.items()
         if isinstance(own.get(key), torch.Tensor) and value.shape != own[key].shape
     }
-    fitting = {key: value for key, value in tensors.items() if key not in shapes}
+    fitting = {key: sharded_tensors.like(value, own.get(key)) for key, value in tensors.items() if key not in shapes}
     if not fitting.keys() & own.keys():
         raise WeightsRefused(
             f"{path.name}: no tensor of it fits {name}",
@@ -88,7 +89,7 @@ def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: st
 
 
 def _place(value: Any) -> Any:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else id(value)
+    return local_tensors.identity(value) if isinstance(value, torch.Tensor) else id(value)
 
 
 def _module_of(tracked: Mapping[str, Any], into: str | None) -> tuple[str, nn.Module]:

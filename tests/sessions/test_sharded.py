@@ -1,0 +1,74 @@
+"""A model that is sharded over ranks (FSDP2), through a wall, SIGKILLs and a lack of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from harness import Kgorch, wait_until
+from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.slow
+
+STEPS = 10 * 4
+TRAINING = {"epochs": 10, "sleep": 0.0, "mesh": "fsdp"}
+
+
+@pytest.mark.timeout(1500)
+def test_fsdp2_cut_by_a_wall_a_killed_rank_and_a_kill_of_everything_has_the_same_bits(kgorch, tmp_path):
+    alone = Kgorch(tmp_path / "alone", tmp_path / "alone" / "home")
+    alone.folder.mkdir()
+    began_s = time.monotonic()
+    alone("start", str(alone.plan("shards.py", ranks=4, args=TRAINING, every="600s")), timeout_s=600)
+    took_s = time.monotonic() - began_s
+
+    # A wall that this machine reaches in the midst of the steps: twice its whole run without sleeps.
+    wall_s = max(30, round(2 * took_s))
+    args = TRAINING | {"sleep": 1.5 * wall_s / STEPS}
+    plan = kgorch.plan("shards.py", ranks=4, args=args, wall=f"{wall_s}s", every="2s")
+    assert kgorch("start", str(plan), code=None, timeout_s=600).returncode == 10
+    suspended = kgorch.status()
+    assert suspended["session"]["outcome"] == "suspended" and 0 < suspended["step"] < STEPS
+    [listed, *_] = kgorch.look("checkpoints", "list", "test")
+    assert listed["step"] == suspended["step"]
+    kgorch("checkpoints", "verify", "test")
+
+    def start():
+        return kgorch.background("start", str(plan), "--set", "session.wall=2h", "--set", "stage.train.args.sleep=0.5")
+
+    supervisor = start()
+    at = kgorch.wait_for_step(suspended["step"] + 3, within_s=300)["step"]
+    first = kgorch.attempt()
+    os.kill(kgorch.pids()["rank2"], signal.SIGKILL)
+    wait_until(lambda: kgorch.attempt() != first and (kgorch.attempt() / "launch.json").exists(), within_s=120)
+    assert json.loads((kgorch.attempt() / "launch.json").read_text())["snapshot"], "it begins in host memory"
+    kgorch.wait_for_step(at + 2, within_s=300)
+    kgorch.kill_everything()
+    supervisor.wait()
+    kgorch("start", str(plan), "--set", "session.wall=2h", timeout_s=900)
+
+    view = kgorch.status()
+    assert (view["state"], view["step"]) == ("finished", STEPS)
+    assert view["exactness"]["sharding"].startswith("mesh 4 (dp): each rank saves the pieces that it holds")
+    assert kgorch.export() == alone.export()
+    out = kgorch.folder / "model.safetensors"
+    kgorch("checkpoints", "export", "test", str(out), "--only", "model")
+    weights = load_file(out)
+    assert weights["last.weight"].shape == (3, 10) and weights["blocks.1.inner.weight"].shape == (20, 10)
+
+
+@pytest.mark.timeout(900)
+def test_a_rank_of_fsdp2_that_lacks_memory_has_all_start_again_with_the_next_rung(kgorch):
+    args = TRAINING | {"epochs": 3, "fails_at": 5, "fits": 4, "sleep": 0.3}
+    plan = kgorch.plan("shards.py", ranks=2, args=args, every="2s", extra='[memory]\nladder = ["microbatch/2"]')
+    kgorch("start", str(plan), timeout_s=600)
+    [lack, *_] = kgorch.events("out_of_memory")
+    assert lack["facts"]["rank"] == "1"
+    printed = kgorch.logs()
+    assert "microbatch 4" in printed
+    view = kgorch.status()
+    assert view["step"] == 3 * 4
+    assert "a rung starts the ranks again" in view["exactness"]["sharding"]
