@@ -31,7 +31,7 @@ def test_fsdp2_cut_by_a_wall_a_killed_rank_and_a_kill_of_everything_has_the_same
     plan = kgorch.plan("shards.py", ranks=4, args=args, wall=f"{wall_s}s", every="2s")
     assert kgorch("start", str(plan), code=None, timeout_s=600).returncode == 10
     suspended = kgorch.status()
-    assert suspended["session"]["outcome"] == "suspended" and 0 < suspended["step"] < STEPS
+    assert suspended["session"]["ended_at"] and 0 < suspended["step"] < STEPS
     [listed, *_] = kgorch.look("checkpoints", "list", "test")
     assert listed["step"] == suspended["step"]
     kgorch("checkpoints", "verify", "test")
@@ -65,10 +65,10 @@ def test_a_rank_of_fsdp2_that_lacks_memory_has_all_start_again_with_the_next_run
     args = TRAINING | {"epochs": 3, "fails_at": 5, "fits": 4, "sleep": 0.3}
     plan = kgorch.plan("shards.py", ranks=2, args=args, every="2s", extra='[memory]\nladder = ["microbatch/2"]')
     kgorch("start", str(plan), timeout_s=600)
-    [lack, *_] = kgorch.events("out_of_memory")
-    assert lack["facts"]["rank"] == "1"
-    printed = kgorch.logs()
-    assert "microbatch 4" in printed
+    assert kgorch.events("rung_taken")
+    attempts = sorted(kgorch.home.glob("runs/*/*/attempts/*/rank0.log"))
+    assert len(attempts) >= 2 and "microbatch 4" in attempts[-1].read_text()
+    assert any("can't allocate memory" in path.with_name("rank1.log").read_text() for path in attempts)
     view = kgorch.status()
     assert view["step"] == 3 * 4
     assert "a rung starts the ranks again" in view["exactness"]["sharding"]
