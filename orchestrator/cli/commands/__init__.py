@@ -23,6 +23,7 @@ TOPICS = {
         "status": "Show the state of a run, also without a supervisor.",
         "logs": "Print the output of the ranks.",
         "history": "List the sessions or the events of a run.",
+        "events": "Print the journal of a run, and follow it.",
         "metrics": "Show reported metrics as a table, CSV or plot.",
         "doctor": "Find what slows a run down, and what to change.",
         "quota": "Show or correct the accelerator hours used.",
