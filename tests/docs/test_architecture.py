@@ -279,6 +279,7 @@ MAY = {
         "kgorch.snapshots",
         "kgorch.supervisor",
         "kgorch.db",
+        "kgorch",  # its version
     },
     "kgorch.trackers": {
         *LOW,
