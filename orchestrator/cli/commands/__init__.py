@@ -37,6 +37,7 @@ TOPICS = {
         "daemon": "Start each queued run when it is due.",
         "systemd": "Install the daemon as a systemd service.",
         "notify": "Send a test notification.",
+        "prometheus": "Offer the state of all runs to Prometheus.",
         "track": "Send metrics to experiment trackers now.",
     },
     "Remote": {
