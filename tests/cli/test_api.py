@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from answered import make_state
@@ -192,3 +194,34 @@ def test_outside_a_notebook_it_says_where_to_look(state):
     with pytest.raises(KgorchError, match="no notebook to draw in"):
         notebook.watch("digits")
     assert not os.environ.get("JPY_PARENT_PID")
+
+
+def test_what_the_page_on_notebooks_types_exists():
+    page = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    compile(block, "notebooks.md", "exec")
+    named = set(re.findall(r"\bkgorch\.(\w+)", block))
+    assert len(named) >= 8 and named <= {*package.__all__, "notebook"}, named - {*package.__all__}
+    assert set(re.findall(r"\bnotebook\.(\w+)\(", block)) == {"start", "watch"}
+
+
+@pytest.mark.slow
+def test_a_run_is_started_watched_saved_stopped_and_resumed_from_python(kgorch, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.setenv("KGORCH_HOME", str(kgorch.home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(kgorch.home))
+    plan = kgorch.plan(args={"epochs": 1000, "sleep": 0.1})
+    started = package.start(plan, settings={"session.margin": "4s"})
+    assert started.run == "test" and started.state == "active"
+    kgorch.wait_for_step(2, within_s=120)
+    assert package.status("test").is_training
+    saved = package.save("test")
+    assert saved.checkpoint_step and saved.checkpoint_step >= 2
+    assert package.stop("test").phase == "suspended"
+    again = package.resume()
+    assert again and again.run == "test"
+    kgorch.wait_for_step(saved.checkpoint_step, within_s=120)
+    assert package.stop().phase == "suspended"
+    assert list(package.history("test")[["number", "phase"]].itertuples(index=False, name=None)) == [
+        (1, "suspended"), (2, "suspended"),
+    ]  # fmt: skip

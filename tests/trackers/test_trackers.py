@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 import time
@@ -154,6 +155,13 @@ def test_a_mistake_in_the_plan_is_told_without_a_secret(line, said):
     with pytest.raises(Exception, match="track") as caught:
         parse(f"{PLAN}[track]\n{line}\n", "plan.toml")
     assert said in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+def test_the_plan_on_the_page_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "trackers.md").read_text()
+    [block] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    section = parse(PLAN + block, "trackers.md").track
+    assert section.to == ["tensorboard", "wandb", "mlflow"] and section.project == "ink" and section.uri
 
 
 def test_a_plan_without_trackers_keeps_its_hash_and_so_does_one_with_them():
