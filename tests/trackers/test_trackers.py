@@ -320,7 +320,7 @@ def test_a_tracker_that_cannot_be_reached_delays_nothing_and_is_told_once(engine
     began_s = time.monotonic()
     one = trackers.of(run, TrackSection(to=["mlflow"], uri="http://127.0.0.1:9"), notes)
     assert one and time.monotonic() - began_s < 2.0, "its process starts beside it"
-    kind, facts = notes.get(timeout=120)
+    kind, facts = notes.get(timeout=240)  # low priority: on a busy machine its imports take minutes
     assert kind == "tracking_failed" and list(facts["failing"]) == ["mlflow"]
     assert "s3cr3t" not in json.dumps(facts)
     one.hurry()
