@@ -73,6 +73,13 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _are_sent_steps(value: Any) -> bool:
+    """Tracker → stage → the last step that it was sent."""
+    return isinstance(value, Mapping) and all(
+        isinstance(steps, Mapping) and all(is_count(step) for step in steps.values()) for steps in value.values()
+    )
+
+
 _OPTIONAL = {"first"}
 
 SHAPES: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
@@ -85,6 +92,8 @@ SHAPES: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
     },
     EventKind.FOREIGN_STOPPED: {"stage": _is_text, "took_s": _is_duration_text},
     EventKind.RUN_CHOSEN: {"not": _are_ids},
+    EventKind.TRACKED: {"failing": _are_texts, "sent": _are_sent_steps, "urls": _are_texts},
+    EventKind.TRACKING_FAILED: {"failing": _are_texts, "sent": _are_sent_steps, "urls": _are_texts},
     EventKind.NOTICES_FAILED: {"failing": _are_texts},
     EventKind.NOTICES_ARRIVE: {"failing": _are_texts},
 }  # fmt: skip

@@ -160,6 +160,7 @@ class EventInfo(NamedTuple):
     phase: str
     facts: Mapping[str, Any]
     session_id: int | None
+    id: int = 0
 
 
 class RungInfo(NamedTuple):

@@ -109,6 +109,15 @@ def events(engine: Engine, run_id: str, *, limit: int) -> list[EventInfo]:
         return [to_info(EventInfo, row) for row in reversed(rows)]
 
 
+def events_after(engine: Engine, run_id: str, after_id: int, *, limit: int) -> list[EventInfo]:
+    """The oldest events of a run that were written after the one with this id."""
+    with Orm(engine) as orm:
+        rows = orm.scalars(
+            select(EventRow).where(EventRow.run_id == run_id, EventRow.id > after_id).order_by(EventRow.id).limit(limit)
+        )
+        return [to_info(EventInfo, row) for row in rows]
+
+
 def newest_event(
     engine: Engine, run_id: str, kinds: tuple[EventKind, ...], *, session_id: int | None = None
 ) -> EventInfo | None:

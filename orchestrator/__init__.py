@@ -5,7 +5,8 @@
 This folder is the package `kgorch`: the link `kgorch` at the root of a checkout leads here, and the links `db` and `workloads` lead
 from here to the folders `kgorch.db` and `kgorch.workloads`. A wheel contains them as folders.
 
-The names in `__all__` are what a training script needs; each is imported when it is first used.
+The names in `__all__` are what a training script needs, and the verbs for a program or a notebook (api.py). Each is imported when
+it is first used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if __name__ != "kgorch":
     raise ImportError(f"{__name__!r} is the folder of the package 'kgorch': from kgorch import attach", name=__name__)
 
 if TYPE_CHECKING:
+    from kgorch.api import RunStatus, history, metrics, resume, runs, save, start, status, stop
     from kgorch.errors import KgorchError
     from kgorch.worker import attach, output_folder
     from kgorch.worker.checkpoint.trainable_weights import trainable
@@ -33,6 +35,9 @@ else:
         "Session": "kgorch.worker.session",
         "attach": "kgorch.worker",
         "output_folder": "kgorch.worker",
+        **dict.fromkeys(
+            ("RunStatus", "history", "metrics", "resume", "runs", "save", "start", "status", "stop"), "kgorch.api"
+        ),
         "trainable": "kgorch.worker.checkpoint.trainable_weights",
     }
 
@@ -45,4 +50,20 @@ else:
         return value
 
 
-__all__ = ["KgorchError", "Loader", "Session", "attach", "output_folder", "trainable"]
+__all__ = [
+    "KgorchError",
+    "Loader",
+    "RunStatus",
+    "Session",
+    "attach",
+    "history",
+    "metrics",
+    "output_folder",
+    "resume",
+    "runs",
+    "save",
+    "start",
+    "status",
+    "stop",
+    "trainable",
+]

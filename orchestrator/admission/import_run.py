@@ -268,6 +268,7 @@ def import_by_name(state: LocalState, name: str, watcher: ImportWatcher, consent
             f"the plan of {name!r} is only in a database of a source, which is not trusted to decide what is executed here",
             *_show("it would run ", [f"{stage.entry} {stage.args}" for stage in plan.stage]),
             *_show("in the folder ", [str(workdir)]),
+            *_show("it would send metrics to ", plan.track.to),
             next_step=f"kgorch start PLAN resumes it by a plan of yours; or kgorch resume {name} --accept-plan",
         )
     check_entries(plan, workdir)

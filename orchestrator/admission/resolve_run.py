@@ -21,7 +21,7 @@ from kgorch.db.rows import RunInfo
 from kgorch.errors import KgorchError, PlanError
 from kgorch.launch import extension
 from kgorch.plan import Plan, check_entries, parse, user_config
-from kgorch.services import mirror, notifications
+from kgorch.services import mirror, notifications, trackers
 from kgorch.system.file_lock import FileLock
 from kgorch.system.paths import checkpoints_folder, last_run_number, lock_path, make_run_folder
 
@@ -48,6 +48,7 @@ def load_requested_plan(request: StartRequest) -> Plan:
     check_entries(plan, request.workdir)
     mirror.check(plan)
     notifications.check(plan.notify)
+    trackers.check(plan.track)
     return plan
 
 

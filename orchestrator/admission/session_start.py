@@ -27,7 +27,7 @@ from kgorch.hardware import devices
 from kgorch.launch import attempts, launcher, requirements, rungs, standby
 from kgorch.limits.quota_ledger import terms_of
 from kgorch.plan import user_config
-from kgorch.services import mirror, notifications
+from kgorch.services import mirror, notifications, trackers
 from kgorch.supervisor.orphan_recovery import recover_session
 from kgorch.system.file_lock import FileLock
 from kgorch.system.paths import home_of_folder, lock_path
@@ -160,6 +160,7 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
         )
     # Checked only now: adopting a living session must not fail on a notification target.
     notifications.check(plan.notify)
+    trackers.check(plan.track)
     requirements.check_gpus(plan, request.watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
     requirements.check_data(stages, Path(run.workdir), request.watcher.note, platform=profile.name)

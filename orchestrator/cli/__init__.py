@@ -29,8 +29,18 @@ USUAL_GC = gc.get_threshold()
 gc.set_threshold(50_000, 20, 20)
 
 
+class _PipeClosed(Exception):
+    """The reader of stdout has ended."""
+
+
 class Verbs(Group):
     """Imports the module of a verb when the verb is typed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # under another name, because click exits with 1 for this one
+            raise _PipeClosed from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -97,7 +107,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
         _print_error(error_text(error))
         sys.exit(int(ExitCode.MISTAKE))
-    except BrokenPipeError:
+    except (BrokenPipeError, _PipeClosed):
         # the reader of the pipe has ended, as `| head` does: no error. Without the dup2 the flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""`kgorch start --detach`: the same command in a process session of its own, which outlives the terminal."""
+"""`--detach` of `kgorch start` and `resume`: the same command in a process session of its own, which outlives the terminal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXIT_TIMEOUT_S = 10.0
 """For a child that has closed the pipe to exit, so that its exit code is known."""
 
 
-def start(words: Sequence[str], run: str, *, as_json: bool) -> int:
-    """Start `kgorch start` with these words in the background; return once its session is open, or with its exit code.
+def start(words: Sequence[str], run: str, *, as_json: bool, verb: str = "start") -> int:
+    """Start the verb with these words in the background; return once its session is open, or with its exit code.
 
     Args:
         run: the name of the run, whose status `as_json` prints.
@@ -27,7 +27,7 @@ def start(words: Sequence[str], run: str, *, as_json: bool) -> int:
     _, home, _ = open_state()
     log = home / "supervisor.log"
     # no progress: the log keeps events, and `kgorch status` shows how far the training is
-    command = [sys.executable, "-m", "kgorch.cli", "start", *words, "--progress", "none"]
+    command = [sys.executable, "-m", "kgorch.cli", verb, "--progress", "none", *words]
     read_end, write_end = os.pipe()
     with open(log, "ab") as file:
         log_start = file.tell()

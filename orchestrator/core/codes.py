@@ -291,6 +291,8 @@ class EventKind(StrEnum):
     MIRRORING = "mirroring"
     MIRRORED = "mirrored"
     MIRROR_FAILED = "mirror_failed"
+    TRACKED = "tracked"
+    TRACKING_FAILED = "tracking_failed"
     NOTICES_FAILED = "notices_failed"
     NOTICES_ARRIVE = "notices_arrive"
     NOTICES_DROPPED = "notices_dropped"

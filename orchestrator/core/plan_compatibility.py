@@ -19,7 +19,7 @@ from kgorch.core.former_names import current_name
 
 PlanValues = Mapping[str, Any]
 
-SECRET_KEYS = ("notify.urls", "notify.command", "checkpoint.mirror", "checkpoint.mirror_options")
+SECRET_KEYS = ("notify.urls", "notify.command", "checkpoint.mirror", "checkpoint.mirror_options", "track.uri")
 """Keys whose values may hold a token: that they changed is shown, but no value."""
 
 SECRET_ARGUMENT = re.compile(r"token|secret|passw|credential|api_?key", re.IGNORECASE)

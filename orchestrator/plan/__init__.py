@@ -13,12 +13,14 @@ from kgorch.plan.plan_file import load, parse
 from kgorch.plan.quantities import parse_duration_s, parse_size_bytes
 from kgorch.plan.sections import DataSection, NotifySection
 from kgorch.plan.stages import StageSection
+from kgorch.plan.track import TrackSection
 
 __all__ = [
     "DataSection",
     "NotifySection",
     "Plan",
     "StageSection",
+    "TrackSection",
     "check_entries",
     "dotted_keys",
     "load",

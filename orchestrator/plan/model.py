@@ -26,6 +26,7 @@ from kgorch.plan.sections import (
     SessionSection,
 )
 from kgorch.plan.stages import StageSection, inherit_quick_tests
+from kgorch.plan.track import TrackSection
 
 _NEWER_STAGE_KEYS = ("argv", "flags", "launcher", "integration")
 """Keys of a stage that count in the hash only where they differ from their defaults: plans from before they existed keep their
@@ -56,6 +57,7 @@ class Plan(PlanTable):
     data: DataSection = DataSection()
     platform: PlatformSection = PlatformSection()
     notify: NotifySection = NotifySection()
+    track: TrackSection = TrackSection()
     forecast: ForecastSection = ForecastSection()
     remote: RemoteSection = RemoteSection()
 

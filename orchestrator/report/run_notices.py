@@ -25,6 +25,7 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Checkp
         yield from _progress_before_first_step(engine, run, row)
         yield from _data_cache(engine, run, row)
         yield from _failed_notifications(engine, run, row)
+        yield from _failing_trackers(engine, run, row)
     yield from _partly_loaded_weights(engine, run)
     yield from _health_remedies(engine, run)
     if row:
@@ -101,6 +102,13 @@ def _failed_notifications(engine: Engine, run: RunInfo, row: SessionInfo) -> Ite
     event = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
     for target, why in event.facts.get("failing", {}).items() if event else ():
         yield f"notices do not reach {target}: {why}; kgorch notify test PLAN tries it"
+
+
+def _failing_trackers(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    kinds = (EventKind.TRACKED, EventKind.TRACKING_FAILED)
+    event = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    for tracker, why in event.facts.get("failing", {}).items() if event else ():
+        yield f"{tracker} is not sent the metrics: {why}; what is missing is sent later, or by kgorch track {run.name}"
 
 
 def _mirror(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointInfo | None) -> Iterator[str]:

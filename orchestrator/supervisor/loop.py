@@ -8,6 +8,7 @@ The loop itself sleeps until the next instant at which the lifecycle has somethi
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import traceback
@@ -33,7 +34,7 @@ from kgorch.launch import launcher
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.limits import quota_ledger
 from kgorch.protocol.messages import Command, DeadlineUpdate, RankMetrics
-from kgorch.services import mirror, notifications
+from kgorch.services import mirror, notifications, trackers
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots import keeper_client
 from kgorch.supervisor.attempts import hang_monitor
@@ -116,6 +117,7 @@ class Supervisor:
         workdir = Path(live.run.workdir)
         self._duties = Duties()
         self._mirror = self._checkpoints.mirror = mirror.of(live.engine, live.run, live.plan, note)
+        self._trackers = trackers.of(live.run, live.plan.track, note)
         self._notices = notifications.Notifier(live.plan.notify, live.run.name, workdir, note)
         self._data = DataCache(live.plan.data, workdir, note, [stage.args for stage in live.plan.stage])
         self._sampler = telemetry.Sampler(
@@ -272,18 +274,30 @@ class Supervisor:
         live = self._live
         self._attempts.end()
         self._journal.write(lambda: self._forecasts.record(live.row, is_live=False))
-        self._finish_mirror()
+        self._finish_mirror_and_trackers()
         self._finish_notices()
 
-    def _finish_mirror(self) -> None:
-        """What is not in the mirror yet gets a while of what is left before the wall; any signal ends it."""
+    def _finish_mirror_and_trackers(self) -> None:
+        """What they do not have yet gets a while of what is left before the wall, both at once; any signal ends it."""
+        if not (self._mirror or self._trackers):
+            return
+        before, now_s = self._signal_count, self._clock.now_s()
+        wall_s, margin_s = self._live.state.wall_s, self._live.state.margin_s
+        latest_s = math.inf if wall_s is None else wall_s - margin_s
+        self._journal.flush(self._live.left_s(WRITTEN_S))
+        if self._trackers:
+            self._trackers.hurry()
         if self._mirror:
-            before, until_s = self._signal_count, self._clock.now_s() + mirror.END_S
-            if self._live.state.wall_s is not None:
-                until_s = min(until_s, self._live.state.wall_s - self._live.state.margin_s)
-            self._journal.flush(self._live.left_s(WRITTEN_S))
             self._mirror.wake(now=True)
-            self._wait_while(lambda: self._mirror is not None and self._mirror.is_busy, until_s, before)
+            self._wait_while(
+                lambda: self._mirror is not None and self._mirror.is_busy, min(now_s + mirror.END_S, latest_s), before
+            )
+        if self._trackers:
+            self._wait_while(
+                lambda: self._trackers is not None and self._trackers.is_busy,
+                min(now_s + trackers.END_S, latest_s),
+                before,
+            )
 
     def _finish_notices(self) -> None:
         """Notices of the end get a moment; any signal ends it. Half of the margin stays, all else is done by then; where the wall
@@ -305,7 +319,7 @@ class Supervisor:
         live = self._live
         self._opened.walls.stop()
         self._duties.stop()
-        for service in (self._notices, self._sampler, self._data, self._mirror):
+        for service in (self._notices, self._sampler, self._data, self._mirror, self._trackers):
             if service:
                 service.stop()
         self._checkpoints.verifier.close()

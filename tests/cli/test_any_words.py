@@ -21,8 +21,8 @@ from kgorch.errors import ExitCode
 
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
-BLOCKS = {"--follow", "-f", "--watch", "--detach", "--yes", "-y"}
-"""They go on until somebody ends them, begin a process, or take away the runs that the others look at: not drawn."""
+BLOCKS = {"--follow", "-f", "--watch", "--detach", "--yes", "-y", "--serve", "--every", "--to"}
+"""They go on until somebody ends them, begin a process, ask the network, or take away the runs that the others look at."""
 
 ALWAYS = {"check": ["--no-probe"], "systemd install": ["--into", "units"], "systemd uninstall": ["--into", "units"]}
 """What keeps a verb from the machine outside the test."""

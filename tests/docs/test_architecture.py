@@ -282,6 +282,24 @@ MAY = {
         "kgorch.snapshots",
         "kgorch.supervisor",
         "kgorch.db",
+        "kgorch",  # its version
+    },
+    "kgorch.trackers": {
+        *LOW,
+        "kgorch.trackers",
+        "kgorch.plan",
+        "kgorch.report",
+        "kgorch.db",
+    },
+    "kgorch.api": {*LOW, "kgorch.cli.lookup", "kgorch.report", "kgorch.db"},
+    "kgorch.notebook": {
+        *LOW,
+        "kgorch.notebook",
+        "kgorch.api",
+        "kgorch.cli.display",
+        "kgorch.cli.lookup",
+        "kgorch.report",
+        "kgorch",  # of which it is a part
     },
     "kgorch.cli": {"kgorch"},
     "kgorch.errors": set(),
@@ -376,6 +394,9 @@ def test_imports_point_one_way(path):
     # importing Kaggle's client asks the network, and makes configuration of the environment
     kaggle = [name for name in imports if name.split(".")[0] in ("kaggle", "kagglesdk")]
     assert not kaggle or module == "kgorch.remote.places.kaggle.client_process", f"{module} imports {kaggle}"
+    # they start threads, take seconds to import, and may hang: in the process of one tracker alone (services/trackers.py)
+    heavy = [name for name in imports if name.split(".")[0] in ("tensorboard", "wandb", "mlflow")]
+    assert not heavy or _below(module, "kgorch.trackers"), f"{module} imports {heavy}"
     # the package itself hands out names of the worker, lazily: test_package.py
     if module != "kgorch" and not _below(module, "kgorch.worker"):
         assert not [name for name in imports if name.split(".")[0] == "torch"], f"{module} imports torch"

@@ -23,6 +23,7 @@ TOPICS = {
         "status": "Show the state of a run, also without a supervisor.",
         "logs": "Print the output of the ranks.",
         "history": "List the sessions or the events of a run.",
+        "events": "Print the journal of a run, and follow it.",
         "metrics": "Show reported metrics as a table, CSV or plot.",
         "doctor": "Find what slows a run down, and what to change.",
         "quota": "Show or correct the accelerator hours used.",
@@ -36,6 +37,8 @@ TOPICS = {
         "daemon": "Start each queued run when it is due.",
         "systemd": "Install the daemon as a systemd service.",
         "notify": "Send a test notification.",
+        "prometheus": "Offer the state of all runs to Prometheus.",
+        "track": "Send metrics to experiment trackers now.",
     },
     "Remote": {
         "remote": "Run the sessions of a plan at another place.",

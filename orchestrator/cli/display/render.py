@@ -157,6 +157,11 @@ def as_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))  # needs no `printable`: json writes ASCII, a control character as \\u001b
 
 
+def as_json_line(value: Any) -> None:
+    """One line of JSON, written at once: a program follows what a pipe brings."""
+    click.echo(json.dumps(value, separators=(",", ":")))
+
+
 def labelled(rows: Iterable[tuple[str, str]], *, err: bool = False) -> None:
     """Print lines of `label  value`; on a terminal a long value is wrapped below its beginning."""
     stream = sys.stderr if err else sys.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -32,6 +33,9 @@ def _complete_name(ctx: click.Context, parameter: click.Parameter, typed: str) -
 @run_argument
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, one row a step.")
+@click.option(
+    "--parquet", metavar="FILE", type=click.Path(path_type=Path), help="Write a Parquet file (needs kgorch[parquet])."
+)
 @click.option("--plot", is_flag=True, help="Plot the metrics in the terminal (needs kgorch[plot]).")
 @click.option(
     "--name",
@@ -47,7 +51,14 @@ def _complete_name(ctx: click.Context, parameter: click.Parameter, typed: str) -
     help="The x axis of --plot.",
 )  # fmt: skip
 def command(
-    run: str | None, as_json: bool, as_csv: bool, plot: bool, names: tuple[str, ...], stage: str | None, axis: str
+    run: str | None,
+    as_json: bool,
+    as_csv: bool,
+    parquet: Path | None,
+    plot: bool,
+    names: tuple[str, ...],
+    stage: str | None,
+    axis: str,
 ) -> int:
     """Show the metrics that RUN reported, over all its sessions: the last and the best value of each.
 
@@ -56,9 +67,10 @@ def command(
     \b
     Example:
       kgorch metrics surface-demo --name loss --csv > loss.csv
+      kgorch metrics surface-demo --parquet metrics.parquet
     """
-    if as_json + as_csv + plot > 1:
-        raise KgorchError("--json, --csv and --plot exclude each other", next_step="give one of them")
+    if as_json + as_csv + plot + (parquet is not None) > 1:
+        raise KgorchError("--json, --csv, --parquet and --plot exclude each other", next_step="give one of them")
     from kgorch.report import metrics
 
     _, _, engine = open_state()
@@ -68,6 +80,11 @@ def command(
         render.as_json(metrics.as_json(info, curve))
     elif as_csv:
         _print_csv(curve)
+    elif parquet:
+        from kgorch.report import metrics_file
+
+        rows = metrics_file.write_parquet(parquet, info, curve)
+        render.echo(f"{parquet}: {rows} rows", err=True)
     elif plot:
         from kgorch.cli.display import plot as drawing
 

@@ -12,6 +12,7 @@ from kgorch.cli.display.progress import progress_option
 from kgorch.cli.foreground import report_nothing, run_session
 from kgorch.cli.lookup import open_state
 from kgorch.cli.options import json_option, run_argument, until_option
+from kgorch.core.codes import RunState
 
 
 @click.command("resume")
@@ -19,12 +20,19 @@ from kgorch.cli.options import json_option, run_argument, until_option
 @click.option(
     "--accept-plan", is_flag=True, help="Trust the plan of a run that is found in a source: it decides what code runs."
 )
+@click.option("--detach", is_flag=True, help="Supervise in the background; return once the session is open.")
 @click.option("--claimed", hidden=True, help="The daemon's claim on the queue entry of the run.")
 @until_option
 @progress_option
 @json_option
 def command(
-    run: str | None, accept_plan: bool, claimed: str | None, until: datetime | None, progress: str, as_json: bool
+    run: str | None,
+    accept_plan: bool,
+    detach: bool,
+    claimed: str | None,
+    until: datetime | None,
+    progress: str,
+    as_json: bool,
 ) -> int:
     """Continue RUN by its stored plan; without RUN, the newest run that is not finished.
 
@@ -35,6 +43,8 @@ def command(
     Example:
       kgorch resume surface-demo
     """
+    if detach:
+        return _detach(run, accept_plan=accept_plan, until=until, as_json=as_json)
     from kgorch.admission import resolve_run, session_start
     from kgorch.admission.requests import Consent, LocalState, ResumeRequest
     from kgorch.system import process_protection
@@ -55,8 +65,26 @@ def command(
                 until=until,
             )
     if result is None:
-        render.echo("null" if as_json else "there is no unfinished run to continue")
-        return 0
+        return _report_none(as_json)
     if isinstance(result, resolve_run.NoSession):
         return report_nothing(engine, result, as_json=as_json)
     return run_session(engine, result, as_json=as_json, progress=progress)
+
+
+def _detach(run: str | None, *, accept_plan: bool, until: datetime | None, as_json: bool) -> int:
+    from kgorch.cli import detached
+    from kgorch.db import runs
+
+    if run is None:  # chosen here, so that its status can be shown
+        _, _, engine = open_state()
+        newest = runs.newest_in_states(engine, (RunState.ACTIVE, RunState.FAILED))
+        if newest is None:
+            return _report_none(as_json)
+        run = newest.name
+    words = [*(["--accept-plan"] if accept_plan else []), *(["--until", until.isoformat()] if until else []), "--", run]
+    return detached.start(words, run, as_json=as_json, verb="resume")
+
+
+def _report_none(as_json: bool) -> int:
+    render.echo("null" if as_json else "there is no unfinished run to continue")
+    return 0
