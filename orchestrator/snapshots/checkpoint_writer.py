@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from kgorch.checkpoint.manifest import (
     LEFTOVER_PATTERN,
     MANIFEST_NAME,
     FileEntry,
+    Manifest,
     checkpoint_folder_name,
     parse_manifest,
 )
@@ -72,27 +73,64 @@ def persist(shares: list[Share], root: Path, attempt: str, is_complete: Callable
     temporary = place.with_name(f"{place.name}.tmp-{attempt}")
     root.mkdir(parents=True, exist_ok=True)
     try:
-        _check(shares, root)
+        check_tensors(json.loads(shares[0].read(TENSORS)), tensors_of(shares))
+        check_room(shares, root)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
-            parts = list(pool.map(lambda share: _write(share, temporary), shares))
-        # a rank may fill an image while it is read: what was written may be of two snapshots
-        if not is_complete():
-            raise OSError(errno.ESTALE, "an image was filled anew while it was written")
-        entries = {name: entry for part in parts for name, entry in part.items()}
-        write_manifest(temporary, replace(manifest, files=entries))
-        files.sync_folder(temporary)
-        # an earlier attempt may have written the same step and died before it reported that: the same steps give the same state
-        if place.exists():
-            shutil.rmtree(temporary)
-        else:
-            temporary.rename(place)
-        files.sync_folder(root)
+        entries = write_shares(shares, temporary, is_complete)
+        publish(temporary, place, replace(manifest, files=entries))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return place, sum(entry.bytes for entry in entries.values())
+
+
+def write_shares(shares: list[Share], folder: Path, is_complete: Callable[[], bool]) -> dict[str, FileEntry]:
+    """Write the files of the images into `folder`, flushed. Args: is_complete: as in `persist`. Raises: OSError."""
+    with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
+        parts = list(pool.map(lambda share: _write(share, folder), shares))
+    # a rank may fill an image while it is read: what was written may be of two snapshots
+    if not is_complete():
+        raise OSError(errno.ESTALE, "an image was filled anew while it was written")
+    return {name: entry for part in parts for name, entry in part.items()}
+
+
+def publish(temporary: Path, place: Path, manifest: Manifest) -> None:
+    """Write the manifest, and give the folder its name. Raises: OSError."""
+    write_manifest(temporary, manifest)
+    files.sync_folder(temporary)
+    # an earlier attempt may have written the same step and died before it reported that: the same steps give the same state
+    if place.exists():
+        shutil.rmtree(temporary)
+    else:
+        temporary.rename(place)
+    files.sync_folder(place.parent)
+
+
+def tensors_of(shares: list[Share]) -> set[str]:
+    """Names of the tensors that the images hold, by the documents of their ranks."""
+    return {
+        tensor
+        for share in shares
+        for name in share.files
+        if name.endswith(".json") and name.startswith("rank")
+        for tensor in json.loads(share.read(name))["tensors"]
+    }
+
+
+def check_tensors(expected: Iterable[str], found: Iterable[str]) -> None:
+    """Raises: OSError when a tensor is in no rank's share."""
+    if missing := set(expected) - set(found):
+        # ranks divide the tensors among them by their names: with different names some are nobody's
+        raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
+
+
+def check_room(shares: list[Share], root: Path) -> None:
+    """Raises: OSError when the disk has no room."""
+    need = sum(size for share in shares for _, size in share.files.values()) + SPARE_BYTES
+    room = os.statvfs(root)
+    if (free := room.f_bavail * room.f_frsize) < need:
+        raise OSError(errno.ENOSPC, f"no room for {need} bytes (free: {free})", str(root))
 
 
 def clear_leftovers(root: Path) -> None:
@@ -101,21 +139,6 @@ def clear_leftovers(root: Path) -> None:
         for entry in os.scandir(root):
             if LEFTOVER_PATTERN.fullmatch(entry.name):
                 shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _check(shares: list[Share], root: Path) -> None:
-    """Raises: OSError when a tensor is in no rank's share, or the disk has no room."""
-    missing = set(json.loads(shares[0].read(TENSORS)))
-    for share in shares:
-        for name in share.files:
-            if name.endswith(".json") and name.startswith("rank"):
-                missing -= set(json.loads(share.read(name))["tensors"])
-    if missing:  # ranks divide the tensors among them by their names: with different names some are nobody's
-        raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
-    need = sum(size for share in shares for _, size in share.files.values()) + SPARE_BYTES
-    room = os.statvfs(root)
-    if (free := room.f_bavail * room.f_frsize) < need:
-        raise OSError(errno.ENOSPC, f"no room for {need} bytes (free: {free})", str(root))
 
 
 def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
@@ -130,6 +153,8 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
                 if name.endswith(".json"):
                     _check_json(name, bytes(part))
                 digest = xxhash.xxh3_128(part).hexdigest()
+            # a file that is there was left by a part that was given up
+            (folder / name).unlink(missing_ok=True)
             with open(folder / name, "xb", buffering=0) as file:
                 _send(share.descriptor, file.fileno(), start, size)
                 os.fsync(file.fileno())

@@ -197,9 +197,19 @@ MAY = {
         "kgorch",
         "kgorch.db",
     },
+    "kgorch.nodes": {
+        *LOW,
+        "kgorch.nodes",
+        "kgorch.hardware",
+        "kgorch.launch",
+        "kgorch.plan",
+        "kgorch.snapshots",
+        "kgorch",  # its version
+    },
     "kgorch.supervisor": {
         *LOW,
         "kgorch.supervisor",
+        "kgorch.nodes",
         "kgorch.checkpoint",
         "kgorch.hardware",
         "kgorch.launch",

@@ -17,7 +17,7 @@ from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.standby import ForkedShim
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots import keeper_client
-from kgorch.supervisor import checkpoint_records
+from kgorch.supervisor import checkpoint_records, node_saves
 from kgorch.supervisor.attempts.attempt_end import AttemptEnds
 from kgorch.supervisor.attempts.attempt_launch import AttemptLauncher
 from kgorch.supervisor.attempts.hang_monitor import HangMonitor
@@ -129,7 +129,7 @@ class AttemptControl:
         self._launcher.end()
         # The session may have ended between the start of an attempt and AttemptStarted: nobody would close that row.
         self._journal.write(lambda: sessions.delete_open_attempts(live.engine, live.row.id))
-        keeper_client.end(self._live.folder, timeout_s=self._live.left_s())
+        node_saves.end(live, live.left_s())
         if attempt := self._live.last_attempt:
             self._checkpoints.verify_now(attempt)
             self.curves.import_now(attempt.row)
