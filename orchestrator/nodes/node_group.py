@@ -21,7 +21,7 @@ from kgorch.nodes import allocation, versions
 from kgorch.nodes.agent import interface_of
 from kgorch.nodes.channel import AgentListener
 from kgorch.plan import StageSection
-from kgorch.plan.nodes import NodesSection
+from kgorch.plan.nodes import SRUN, NodesSection
 from kgorch.protocol import codec
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
 from kgorch.protocol.messages import Message, Request, Response
@@ -256,7 +256,7 @@ class NodeGroup:
         try:
             with open(self._log(node), "ab") as log:
                 node.process = subprocess.Popen(
-                    allocation.command_on(host, words, self._section.start),
+                    allocation.command_on(host, words, self._section.start or SRUN),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -24,19 +24,19 @@ class NodesSection(PlanTable):
 
     Attributes:
         hosts (list[str] | None): names of the machines, the first one is this machine; None for those of the Slurm allocation.
-        start (tuple[str, ...]): command that runs a command on a machine: "{host}" is its name, "{command}" the command as one
-            word for a shell, "{words}" the command as separate words.
+        start (list[str] | None): command that runs a command on a machine: "{host}" is its name, "{command}" the command as one
+            word for a shell, "{words}" the command as separate words; None for Slurm's srun.
         address (str | None): IP address of this machine at which the others reach it; None for that of the first host's name.
     """
 
     hosts: list[Host] | None = None
-    start: tuple[Word, ...] = SRUN
+    start: list[Word] | None = None
     address: str | None = None
 
     @field_validator("start")
     @classmethod
-    def _check_start(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not any(SHELL in word for word in value) and WORDS not in value:
+    def _check_start(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and not any(SHELL in word for word in value) and WORDS not in value:
             raise ValueError(
                 f'expected "{SHELL}" or "{WORDS}" among its words, for example ["ssh", "{HOST}", "{SHELL}"]'
             )

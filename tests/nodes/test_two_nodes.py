@@ -1,4 +1,4 @@
-"""A training over two nodes, both of them this machine: an agent with its own shim, torchrun, keeper and sockets is the second one."""
+"""A training over two nodes, both of them this machine: an agent with shim, torchrun, keeper and sockets is the second one."""
 
 from __future__ import annotations
 
