@@ -69,6 +69,26 @@ class _Node:
         return self.peer is not None and self.hello is not None
 
 
+class Order:
+    """An order that agents carry out."""
+
+    def __init__(self, group: NodeGroup, number: int, asked: list[_Node]) -> None:
+        self._group, self._number, self._asked = group, number, asked
+
+    def done_by(self) -> list[int]:
+        """The nodes of the attempt, by their numbers, that have carried it out, or are gone."""
+        done = [node for node in self._asked if self._number in node.done or not node.is_ready]
+        return [number for node in done if (number := self._group.number_of(node)) > 0]
+
+    @property
+    def is_for_nobody(self) -> bool:
+        return not self._asked
+
+    @property
+    def is_done(self) -> bool:
+        return all(self._number in node.done or not node.is_ready for node in self._asked)
+
+
 class NodeGroup:
     """Of one session; it does nothing for stages on one machine. Methods may be called from any thread.
 
@@ -76,6 +96,8 @@ class NodeGroup:
         folder: of the run.
         on_message: takes what ranks and keepers of other nodes say, and the node's number; called in the channel's thread.
         note: writes an event into the journal.
+    Attributes:
+        on_lost: called when a node is lost.
     """
 
     def __init__(
@@ -86,6 +108,7 @@ class NodeGroup:
         on_message: Callable[[Message, int], None],
         note: Note,
     ) -> None:
+        self.on_lost: Callable[[], None] = lambda: None
         self._folder, self._run_id, self._section, self._on_message, self._note = (
             folder, run_id, section, on_message, note
         )  # fmt: skip
@@ -184,16 +207,18 @@ class NodeGroup:
             if 0 < number <= len(self._members):
                 self._send(self._members[number - 1], message)
 
-    def order(self, what: str) -> Callable[[float], bool]:
-        """Give an order to all agents. Returns a function that waits for them, for so many seconds at most."""
+    def order(self, what: str) -> Order:
+        """Give an order to the agents of all nodes of the attempt, and to others that are there."""
         with self._changed:
             self._orders += 1
-            number, asked = self._orders, [node for node in self._nodes.values() if node.is_ready]
+            asked = [node for node in self._nodes.values() if node.is_ready]
             for node in asked:
-                self._send(node, NodeCommand(what, number))
-        return lambda timeout_s: self._wait(
-            lambda: all(number in node.done or not node.is_ready for node in asked), timeout_s
-        )
+                self._send(node, NodeCommand(what, self._orders))
+            return Order(self, self._orders, asked)
+
+    def number_of(self, node: _Node) -> int:
+        """The number of a node in the attempt; -1 if it is in none."""
+        return self._members.index(node) + 1 if node in self._members else -1
 
     def close(self) -> None:
         """Let the agents go: each ends when its connection does."""
@@ -326,7 +351,7 @@ class NodeGroup:
                         self._changed.notify_all()
                         return
             if node:
-                self._on_message(message, node.number)
+                self._on_message(message, self.number_of(node))
         finally:
             complete()
 
@@ -337,12 +362,14 @@ class NodeGroup:
 
     def _on_close(self, peer: Peer) -> None:
         with self._changed:
-            for node in self._nodes.values():
-                if node.peer is peer:
-                    if node.is_running:
-                        self._note(EventKind.NODE_LOST, {"host": node.host, "node": node.number})
-                    node.peer, node.hello, node.is_running = None, None, False
+            lost = [node for node in self._nodes.values() if node.peer is peer]
+            for node in lost:
+                if node.is_running:
+                    self._note(EventKind.NODE_LOST, {"host": node.host, "node": node.number})
+                node.peer, node.hello, node.is_running, node.is_checked = None, None, False, False
             self._changed.notify_all()
+        if lost:
+            self.on_lost()
 
     def _send(self, node: _Node, message: Message) -> None:
         if node.peer is not None:

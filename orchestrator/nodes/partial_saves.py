@@ -80,6 +80,16 @@ class PartialSaves:
             for number in parts:
                 self._conclude(number, SaveConclusion(key.attempt, key.step, key.final, failure.error))
 
+    def give_up(self, without: int | None = None) -> None:
+        """Fail the saves that are not complete. Args: without: only those without a part of this node; None for all."""
+        with self._guard:
+            given_up = {key: parts for key, parts in self._parts.items() if without is None or without not in parts}
+            for key in given_up:
+                del self._parts[key]
+        for key, parts in given_up.items():
+            for number in parts:
+                self._conclude(number, SaveConclusion(key.attempt, key.step, key.final, "another node has no part"))
+
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 

@@ -37,7 +37,6 @@ from kgorch.protocol.messages import Command, DeadlineUpdate, Message, RankMetri
 from kgorch.services import mirror, notifications
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots import keeper_client
-from kgorch.supervisor import node_saves
 from kgorch.supervisor.attempts import hang_monitor
 from kgorch.supervisor.attempts.attempt_control import AttemptControl
 from kgorch.supervisor.attempts.attempt_end import WRITTEN_S
@@ -107,7 +106,7 @@ class Supervisor:
         self._recorder = Recorder(live, self._journal, opened.walls.ledger)
         self._checkpoints = CheckpointRecords(live, self._journal, self.dispatch, self.post)
         self._saves = NodeSaves(live, self._checkpoints.verifier, self.post)
-        self._attempts = AttemptControl(self, live, self._journal, self._checkpoints, opened.claim)
+        self._attempts = AttemptControl(self, live, self._journal, (self._checkpoints, self._saves), opened.claim)
         self._refinement = Refinement(live, self._journal, self._checkpoints, self.post)
         self._forecasts = ForecastRecorder(engine, run, self._journal.note)
         self._observers = Observers(observer, listener, lambda error: self._note_bug(error, ""))
@@ -280,7 +279,7 @@ class Supervisor:
             case Effect.ASK_TO_STOP:
                 self._channel.broadcast(Command("stop", live.state.why, live.state.wall_s))
             case Effect.PERSIST_SNAPSHOT:
-                _in_background(lambda: node_saves.persist(live, KEEPER_S))
+                _in_background(lambda: self._saves.persist(KEEPER_S))
             case Effect.COLLECT_STACKS if attempt and isinstance(event, events.Hung):
                 _in_background(lambda: self.post(hang_monitor.collect_stacks(attempt, event)))
             case Effect.KILL_ATTEMPT if (folder := live.processes) and not live.state.phase.is_over:

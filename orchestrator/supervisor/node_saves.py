@@ -3,6 +3,8 @@ once."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 from kgorch.checkpoint.verifier import Verifier
@@ -23,6 +25,7 @@ class NodeSaves:
     def __init__(self, live: LiveSession, verifier: Verifier, post: Callable[[Callable[[], None]], None]) -> None:
         self._live, self._verifier = live, verifier
         self._parts = PartialSaves(self._conclude, self._report, live.nodes.are_all_here)
+        live.nodes.on_lost = self._parts.give_up
 
     def take(self, message: Message, node: int) -> bool:
         """Whether that was for the parts alone. A failure concerns the session, too. Args: node: whose keeper or rank said it."""
@@ -33,6 +36,30 @@ class NodeSaves:
             case SaveFailure() if self._live.nodes.names():
                 self._parts.on_failure(message, node)
         return False
+
+    def persist(self, timeout_s: float, *, again: bool = False) -> None:
+        """Have the newest snapshot written by the keepers of all nodes; return once it is on disk, or after `timeout_s`."""
+        self._ask(
+            "persist", lambda: keeper_client.persist(self._live.folder, timeout_s=timeout_s, again=again), timeout_s
+        )
+
+    def end(self, timeout_s: float) -> None:
+        """The same, and end all keepers, and the agents of other nodes."""
+        self._ask("end", lambda: keeper_client.end(self._live.folder, timeout_s=timeout_s), timeout_s)
+
+    def _ask(self, what: str, ask_here: Callable[[], None], timeout_s: float) -> None:
+        """Ask all keepers at once. One that is done writes no part, so what the others wrote without it is given up."""
+        order = self._live.nodes.order(what)
+        if order.is_for_nobody:
+            ask_here()
+            return
+        here, until_s = threading.Thread(target=ask_here, daemon=True), time.monotonic() + timeout_s
+        here.start()
+        while (here.is_alive() or not order.is_done) and time.monotonic() < until_s:
+            for node in [*order.done_by(), *([] if here.is_alive() else [0])]:
+                self._parts.give_up(without=node)
+            here.join(0.05 if here.is_alive() else 0)
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Wait for what is written."""
@@ -49,17 +76,3 @@ class NodeSaves:
             self._verifier.submit(lambda: self._verifier.verify(result))
         else:
             self._verifier.submit(lambda: self._verifier.report_failure(result.error))
-
-
-def persist(live: LiveSession, timeout_s: float, *, again: bool = False) -> None:
-    """Have the newest snapshot written by the keepers of all nodes; return once it is on disk, or after `timeout_s`."""
-    wait = live.nodes.order("persist")
-    keeper_client.persist(live.folder, timeout_s=timeout_s, again=again)
-    wait(timeout_s)
-
-
-def end(live: LiveSession, timeout_s: float) -> None:
-    """The same, and end all keepers, and the agents of other nodes."""
-    wait = live.nodes.order("end")
-    keeper_client.end(live.folder, timeout_s=timeout_s)
-    wait(timeout_s)

@@ -11,10 +11,10 @@ from kgorch.core.session.events import AttemptCrashed
 from kgorch.launch import attempts, launcher
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.standby import ForkedShim
-from kgorch.supervisor import node_saves
 from kgorch.supervisor.checkpoint_records import CheckpointRecords
 from kgorch.supervisor.live_session import AttemptEnded, AttemptGone, Input, LiveSession
 from kgorch.supervisor.metric_curves import CurveImporter
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.recorder import Journal
 
 WRITTEN_S = 60.0
@@ -28,11 +28,12 @@ class AttemptEnds:
         self,
         live: LiveSession,
         journal: Journal,
-        checkpoints: CheckpointRecords,
+        saves: tuple[CheckpointRecords, NodeSaves],
         curves: CurveImporter,
         post: Callable[[Input], None],
     ) -> None:
-        self._live, self._journal, self._checkpoints = live, journal, checkpoints
+        self._live, self._journal = live, journal
+        self._checkpoints, self._saves = saves
         self._curves, self._post = curves, post
 
     def watch(self, attempt: LaunchedAttempt, process: Popen[bytes] | ForkedShim | None) -> None:
@@ -67,11 +68,11 @@ class AttemptEnds:
         live = self._live
         try:
             if live.state.phase is Phase.STOPPING:
-                node_saves.persist(live, live.left_s())
+                self._saves.persist(live.left_s())
             self._checkpoints.verify_left_by(attempt)
             final = attempt.final_checkpoint(live.run)
             if final and not final.exists():  # quarantined as broken: the keeper may still hold what it was to be
-                node_saves.persist(live, live.left_s(), again=True)
+                self._saves.persist(live.left_s(), again=True)
                 self._checkpoints.verify_left_by(attempt)
             if attempt.has_unreadable_checkpoint():
                 self._reopen_stages(attempt)

@@ -21,10 +21,10 @@ from kgorch.plan import StageSection
 from kgorch.protocol.launch_spec import NodePlace
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots.checkpoint_writer import clear_leftovers
-from kgorch.supervisor import node_saves
 from kgorch.supervisor.attempts.hang_monitor import HangMonitor
 from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
 from kgorch.supervisor.live_session import AttemptStarted, Input, LaunchFailed, LiveSession, NodesLost
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.recorder import Journal
 
 PERSIST_S = 60.0
@@ -38,7 +38,7 @@ class AttemptLauncher:
     """Of one session.
 
     Args:
-        verifier: its thread does the work, so that a launch finds verified what was saved before it.
+        saves: the thread of the verifier does the work, so that a launch finds verified what was saved before it; and the keepers.
         claim: the locks of the GPUs that the attempt gets.
         post: hands an input to the loop.
     """
@@ -47,11 +47,12 @@ class AttemptLauncher:
         self,
         live: LiveSession,
         journal: Journal,
-        verifier: Verifier,
+        saves: tuple[Verifier, NodeSaves],
         claim: GpuLocks,
         post: Callable[[Input], None],
     ) -> None:
-        self._live, self._journal, self._verifier, self._claim, self._post = live, journal, verifier, claim, post
+        self._live, self._journal, self._claim, self._post = live, journal, claim, post
+        self._verifier, self._saves = saves
         self._memory = devices.GpuMemoryBaseline(claim.environ)
         self._starting = threading.Lock()
         self._is_over = False
@@ -107,7 +108,7 @@ class AttemptLauncher:
         live = self._live
         place = live.nodes.gather(stage, devices.rank_count(stage.ranks, self._claim.environ))
         if place is not None:
-            node_saves.persist(live, live.left_s(PERSIST_S))
+            self._saves.persist(live.left_s(PERSIST_S))
             # nobody writes now; keepers of several nodes leave this to us
             clear_leftovers(attempts.checkpoint_root(live.run, stage.name))
         return place
