@@ -30,13 +30,13 @@ import psutil
 
 from kgorch import __version__
 from kgorch.hardware import devices
-from kgorch.launch import launcher
+from kgorch.launch import launcher, stack_dumps
 from kgorch.nodes import channel
 from kgorch.protocol import codec
 from kgorch.protocol.codec import LineBuffer, ProtocolError
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
 from kgorch.protocol.messages import DeadlineUpdate, DeferredFile, Hello, Message, Request
-from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart
+from kgorch.protocol.node_messages import MAX_FRAMES, NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
 from kgorch.protocol.run_files import KEEPER_SOCKET
 from kgorch.protocol.snapshot_messages import SaveConclusion
 from kgorch.snapshots import keeper_client
@@ -151,8 +151,19 @@ class NodeAgent:
             case NodeCommand("kill"):
                 if folder := self._attempt:
                     _in_background(lambda: launcher.kill(folder))
+            case NodeCommand("stacks", number):
+                _in_background(lambda: self._send_stacks(number))
             case NodeCommand("persist" | "end"):
                 _in_background(lambda: self._use_keeper(message))
+
+    def _send_stacks(self, number: int) -> None:
+        with contextlib.suppress(Exception):  # a hang that cannot be explained is one all the same
+            launch = LaunchSpec.read(self._attempt / "launch.json") if self._attempt else None
+            stacks = stack_dumps.collect(Path(launch.folder), launch.ranks_here, launch.own_folder) if launch else []
+            for stack in stacks:
+                frames = [[frame.path, str(frame.line), frame.function] for frame in stack.frames[:MAX_FRAMES]]
+                self._send(RankStack(stack.rank, stack.state, frames))
+        self._send(NodeDone(number))
 
     def _use_keeper(self, command: NodeCommand) -> None:
         (keeper_client.end if command.what == "end" else keeper_client.persist)(self._folder, timeout_s=KEEPER_S)
@@ -228,8 +239,8 @@ def main(path: Path) -> int:
         told = json.loads(path.read_text())
     except OSError as error:
         print(
-            f"{platform.node()} cannot read {path} ({error.strerror}): the run's folder must lie on a file system that all"
-            " nodes share; set KGORCH_HOME to a folder there",
+            f"{platform.node()} cannot read {path} ({error.strerror}): the state folder must lie on a file system"
+            " that all nodes share",
             file=sys.stderr,
         )
         return NOT_SHARED

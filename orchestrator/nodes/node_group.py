@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import secrets
@@ -17,15 +18,16 @@ from pathlib import Path
 from kgorch.core.codes import EventKind, Note
 from kgorch.errors import KgorchError
 from kgorch.launch import launcher
+from kgorch.launch.stack_dumps import Frame, Stack
 from kgorch.nodes import allocation, versions
-from kgorch.nodes.agent import interface_of
+from kgorch.nodes.agent import NOT_SHARED, interface_of
 from kgorch.nodes.channel import AgentListener
 from kgorch.plan import StageSection
 from kgorch.plan.nodes import SRUN, NodesSection
 from kgorch.protocol import codec
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
 from kgorch.protocol.messages import Message, Request, Response
-from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart
+from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
 from kgorch.system import files
 from kgorch.system.sockets.line_server import LineServer, Peer
 
@@ -41,9 +43,6 @@ APART_S = 5.0
 LOST_GRACE_S, FAILED_GRACE_S, END_S = 1.0, 6.0, 20.0
 """Seconds that the other nodes' ranks have to end by themselves: after a node was lost; after one node's ranks have ended, so that
 the others can record why. After the last a kill is not waited for any more."""
-
-PATIENCE_S = 70.0
-"""Seconds to wait for all nodes to write what their keepers hold: a little more than an agent waits."""
 
 
 class NodesMissing(KgorchError):
@@ -88,6 +87,10 @@ class Order:
     def is_done(self) -> bool:
         return all(self._number in node.done or not node.is_ready for node in self._asked)
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it was carried out within so many seconds."""
+        return self._group.wait(lambda: self.is_done, timeout_s)
+
 
 class NodeGroup:
     """Of one session; it does nothing for stages on one machine. Methods may be called from any thread.
@@ -120,10 +123,29 @@ class NodeGroup:
         self._place: NodePlace | None = None
         self._members: list[_Node] = []  # of the attempt, without this node, in the order of their ranks
         self._hosts: list[str] = []
+        self._stacks: dict[int, RankStack] = {}
 
     def names(self) -> list[str]:
         """Names of the machines of the attempt, the first one first; [] for one machine."""
         return list(self._hosts)
+
+    def ranks_here(self, ranks: int) -> range:
+        """The ranks of the attempt on this node. Args: ranks: of all nodes."""
+        return range(self._place.ranks[0] if self._place else ranks)
+
+    def host_of(self, rank: int) -> str:
+        """The machine of a rank; "" where there is only one."""
+        place = self._place
+        return self._hosts[bisect.bisect_right(place.leaders, rank) - 1] if place and len(self._hosts) > 1 else ""
+
+    def take_stacks(self) -> list[Stack]:
+        """The stacks that other nodes have sent since the last call."""
+        with self._changed:
+            taken, self._stacks = self._stacks, {}
+        return [
+            Stack(item.rank, item.state, tuple(Frame(path, int(line), name) for path, line, name in item.frames))
+            for _, item in sorted(taken.items())
+        ]
 
     def are_all_here(self) -> bool:
         """Whether every node of the attempt that was started last is connected."""
@@ -144,7 +166,10 @@ class NodeGroup:
             return None
         self._listen(allocation.address_of(self._section, hosts[0]))
         wanted = [self._prepared(number, host) for number, host in enumerate(hosts[1:], start=1)]
-        self._wait(lambda: all(node.is_ready or _has_failed(node) for node in wanted), CONNECT_S)
+        self.wait(lambda: all(node.is_ready or _has_failed(node) for node in wanted), CONNECT_S)
+        for node in wanted:
+            if node.process and node.process.poll() == NOT_SHARED:
+                raise KgorchError(self._failure(node), next_step="set KGORCH_HOME to a folder that all nodes share")
         ready = [node for node in wanted if node.is_ready]
         for node in ready:
             if not node.is_checked:
@@ -184,9 +209,9 @@ class NodeGroup:
 
     def finish(self) -> None:
         """The attempt's processes on this node are gone: wait until they are on all nodes; kill them where they stay."""
-        if not self._wait(lambda: not self._running(), FAILED_GRACE_S):
+        if not self.wait(lambda: not self._running(), FAILED_GRACE_S):
             self.kill()
-            self._wait(lambda: not self._running(), END_S)
+            self.wait(lambda: not self._running(), END_S)
         with self._changed:
             for node in self._nodes.values():
                 node.is_running = False
@@ -342,6 +367,9 @@ class NodeGroup:
                     case Request("ping"):
                         self._reply(peer, Response(True))
                         return
+                    case RankStack() if node and message.rank in self._ranks_of(node):
+                        self._stacks[message.rank] = message
+                        return
                     case NodeDone() if node:
                         node.done.add(message.number)
                         self._changed.notify_all()
@@ -381,6 +409,15 @@ class NodeGroup:
 
     # The attempt
 
+    def _ranks_of(self, node: _Node) -> range:
+        """The ranks that a node has in the attempt."""
+        place, number = self._place, self.number_of(node)
+        return (
+            range(place.leaders[number], place.leaders[number] + place.ranks[number])
+            if place and number > 0
+            else range(0)
+        )
+
     def _leave_alone(self) -> None:
         """The next attempt runs on this machine alone."""
         self._place, self._members, self._hosts = None, [], []
@@ -403,7 +440,8 @@ class NodeGroup:
             self.kill()
             launcher.kill(folder)
 
-    def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+    def wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether that came true within so many seconds; asked again when an agent has said something, or is gone."""
         until_s = time.monotonic() + timeout_s
         with self._changed:
             while not is_so():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart
+from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
 from kgorch.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
@@ -254,6 +254,7 @@ Message: TypeAlias = (
     Hello | Heartbeat | RankMetrics | RankProgress | CheckpointWritten | SaveFailure | Command | DeadlineUpdate | Request | Response
     | JournalEntry | RungApplied | RemedyApplied | BufferRequest | BufferGrant | SnapshotReady | PersistResult | SnapshotInfo
     | DeferredFile | PartWritten | SaveConclusion | NodeHello | NodeStart | NodeCommand | NodeDone | NodeEnded
+    | RankStack
 )  # fmt: skip
 
 MESSAGE_KINDS: Mapping[str, type[Message]] = MappingProxyType(
@@ -284,6 +285,7 @@ MESSAGE_KINDS: Mapping[str, type[Message]] = MappingProxyType(
         "NodeOrder": NodeCommand,
         "NodeDone": NodeDone,
         "NodeEnded": NodeEnded,
+        "RankStack": RankStack,
     }
 )
 """The value of a line's `message` for each class; stays as it is between versions."""

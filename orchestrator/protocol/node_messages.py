@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_TEXT = 4000
+MAX_TEXT, MAX_FRAMES = 4000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class NodeCommand:
     """An order to an agent.
 
     Attributes:
-        what: "kill" the attempt; "persist", have the keeper write its newest snapshot; "end", the same, then end keeper and agent.
+        what: "kill" the attempt; "stacks", send a RankStack of each rank; "persist", have the keeper write its newest snapshot;
+            "end", the same, then end keeper and agent.
         number: of the order; NodeDone names it. 0 for one that is not answered.
     """
 
@@ -78,6 +79,26 @@ class NodeDone:
     """An order is carried out, as far as it could be. `number`: of the order."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStack:
+    """Where a rank of another node stands.
+
+    Attributes:
+        state: of its process (launch/stack_dumps.py).
+        frames: path, line and function of each call, innermost first.
+
+    Raises: ValueError for frames that cannot be.
+    """
+
+    rank: int
+    state: str
+    frames: list[list[str]]
+
+    def __post_init__(self) -> None:
+        if len(self.frames) > MAX_FRAMES or any(len(frame) != 3 or not frame[1].isdecimal() for frame in self.frames):
+            raise ValueError("not the frames of a stack")
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,7 @@ class Supervisor:
             case Effect.PERSIST_SNAPSHOT:
                 _in_background(lambda: self._saves.persist(KEEPER_S))
             case Effect.COLLECT_STACKS if attempt and isinstance(event, events.Hung):
-                _in_background(lambda: self.post(hang_monitor.collect_stacks(attempt, event)))
+                _in_background(lambda: self.post(hang_monitor.collect_stacks(attempt, event, live.nodes)))
             case Effect.KILL_ATTEMPT if (folder := live.processes) and not live.state.phase.is_over:
                 live.nodes.kill()
                 _in_background(lambda: launcher.kill(folder))  # at a session's end `_finish` does, and waits

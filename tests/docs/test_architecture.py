@@ -221,6 +221,7 @@ MAY = {
     },
     "kgorch.admission": {
         *LOW,
+        "kgorch.nodes",
         "kgorch.admission",
         "kgorch.checkpoint",
         "kgorch.hardware",
@@ -243,6 +244,7 @@ MAY = {
     },
     "kgorch.preflight": {
         *LOW,
+        "kgorch.nodes",
         "kgorch.preflight",
         "kgorch.admission",
         "kgorch.checkpoint",
