@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -28,7 +29,6 @@ from kgorch.protocol import codec
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
 from kgorch.protocol.messages import Message, Request, Response
 from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
-from kgorch.system import files
 from kgorch.system.sockets.line_server import LineServer, Peer
 
 CONNECT_S = 60.0
@@ -301,7 +301,10 @@ class NodeGroup:
         }  # fmt: skip
         path = self._file(number)
         path.unlink(missing_ok=True)
-        files.write(path, json.dumps(told).encode(), durable=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(told, file)
+            file.flush()
+            os.fsync(file.fileno())
         words = [sys.executable, "-m", "kgorch.nodes.agent", str(path)]
         try:
             with open(self._log(node), "ab") as log:

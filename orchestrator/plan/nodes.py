@@ -15,7 +15,7 @@ HOST, SHELL, WORDS = "{host}", "{command}", "{words}"
 
 SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}", "--export=ALL", "{words}")
 
-Word = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\\0]*$")]
+Word = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 Host = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
 
 
