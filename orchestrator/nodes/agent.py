@@ -10,7 +10,6 @@ The attempt ends with the connection: without a supervisor nobody completes a ch
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -31,7 +30,7 @@ import psutil
 from kgorch import __version__
 from kgorch.hardware import devices
 from kgorch.launch import launcher, stack_dumps
-from kgorch.nodes import channel
+from kgorch.nodes import channel, versions
 from kgorch.protocol import codec
 from kgorch.protocol.codec import LineBuffer, ProtocolError
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
@@ -66,7 +65,7 @@ class NodeAgent:
     def __init__(self, told: dict[str, Any]) -> None:
         self._node, self._run_folder = int(told["node"]), Path(told["folder"])
         self._folder = node_folder(str(told["run_id"]), self._node)
-        self._connection, self._ahead_s = channel.connect(
+        self._connection, self._ahead_s = channel.connect_patiently(
             told["address"], int(told["port"]), self._node, bytes.fromhex(told["secret"])
         )
         self._sending = threading.Lock()
@@ -103,10 +102,7 @@ class NodeAgent:
     def _greet(self, probe: str) -> None:
         # the supervisor looks for it: a folder that only seems to be shared is found before any training
         (self._run_folder / probe).write_text(str(self._node))
-        try:
-            torch = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
-            torch = ""
+        torch, python = versions.installed()
         gpus = 0
         with contextlib.suppress(Exception):  # a driver that does not answer is the launch's matter
             gpus = devices.visible_gpu_count()
@@ -116,7 +112,7 @@ class NodeAgent:
                 platform.node()[:255],
                 __version__,
                 torch,
-                platform.python_version(),
+                python,
                 gpus,
                 time.time(),
                 probe,

@@ -11,18 +11,20 @@ import contextlib
 import hmac
 import json
 import queue
+import random
 import secrets
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kgorch.system.clock import boottime_s
 
-TIMEOUT_S = 5.0
+TIMEOUT_S, PATIENCE_S = 5.0, 30.0
 MAX_GREETING_BYTES = 512
-MAX_STRANGERS = 16
+MAX_STRANGERS = 64
 """Connections that have not proved anything yet; further ones are closed."""
 
 SILENT_S = 30.0
@@ -123,6 +125,19 @@ def connect(address: str, port: int, node: int, secret: bytes) -> tuple[socket.s
     except OSError:
         connection.close()
         raise
+
+
+def connect_patiently(address: str, port: int, node: int, secret: bytes) -> tuple[socket.socket, float]:
+    """As `connect`, tried again for PATIENCE_S: where hundreds of agents come at once some are closed as strangers."""
+    until_s, pause_s = time.monotonic() + PATIENCE_S, 0.1
+    while True:
+        try:
+            return connect(address, port, node, secret)
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, 2.0)
 
 
 def tune(connection: socket.socket) -> None:

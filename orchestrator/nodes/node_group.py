@@ -116,6 +116,7 @@ class NodeGroup:
             folder, run_id, section, on_message, note
         )  # fmt: skip
         self._nodes: dict[int, _Node] = {}
+        self._by_peer: dict[Peer, _Node] = {}
         self._changed = threading.Condition()
         self._server: LineServer | None = None
         self._listener: AgentListener | None = None
@@ -360,10 +361,11 @@ class NodeGroup:
         try:
             message = codec.decode(line)
             with self._changed:
-                node = next((node for node in self._nodes.values() if node.peer is peer), None)
+                node = self._by_peer.get(peer)
                 match message:
                     case NodeHello() if (new := self._nodes.get(message.node)) and new.peer is None:
                         new.hello, new.peer, peer.is_attached = message, peer, True
+                        self._by_peer[peer] = new
                         self._changed.notify_all()
                         self._note_clock(new)
                         return
@@ -393,13 +395,13 @@ class NodeGroup:
 
     def _on_close(self, peer: Peer) -> None:
         with self._changed:
-            lost = [node for node in self._nodes.values() if node.peer is peer]
-            for node in lost:
+            node = self._by_peer.pop(peer, None)
+            if node:
                 if node.is_running:
                     self._note(EventKind.NODE_LOST, {"host": node.host, "node": node.number})
                 node.peer, node.hello, node.is_running, node.is_checked = None, None, False, False
             self._changed.notify_all()
-        if lost:
+        if node:
             self.on_lost()
 
     def _send(self, node: _Node, message: Message) -> None:

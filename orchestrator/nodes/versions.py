@@ -10,20 +10,26 @@ from kgorch import __version__
 from kgorch.protocol.node_messages import NodeHello
 
 
+def installed() -> tuple[str, str]:
+    """Versions of PyTorch ("" without one) and Python on this node. PyTorch is not loaded."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""
+    return torch, platform.python_version()
+
+
 def differences(hello: NodeHello, host: str) -> list[str]:
     """What differs, in one line each; Python's last number does not count."""
     return list(_differences(hello, host))
 
 
 def _differences(hello: NodeHello, host: str) -> Iterator[str]:
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
+    torch, python = installed()
     pairs = {
         "kgorch": (__version__, hello.kgorch),
         "PyTorch": (torch, hello.torch),
-        "Python": (_minor(platform.python_version()), _minor(hello.python)),
+        "Python": (_minor(python), _minor(hello.python)),
     }
     for name, (here, there) in pairs.items():
         if here != there:

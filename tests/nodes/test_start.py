@@ -74,7 +74,9 @@ def _readable(path: Path) -> bool:
 
 def test_another_version_of_kgorch_or_pytorch_is_named(machine):
     with pytest.raises(KgorchError, match="there has other versions") as refused:
-        machine.gather("agent.__version__ = '0.0.1'; agent.importlib.metadata.version = lambda name: '1.13'")
+        machine.gather(
+            "agent.__version__ = '0.0.1'; agent.versions.installed = lambda: ('1.13', agent.platform.python_version())"
+        )
     assert len(refused.value.facts) == 2 and "PyTorch" in refused.value.facts[1]
 
 
