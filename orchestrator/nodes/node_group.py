@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
-import json
-import os
-import secrets
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +15,12 @@ from kgorch.core.codes import EventKind, Note
 from kgorch.errors import KgorchError
 from kgorch.launch import launcher
 from kgorch.launch.stack_dumps import Frame, Stack
-from kgorch.nodes import allocation, versions
+from kgorch.nodes import allocation
 from kgorch.nodes.agent import NOT_SHARED, interface_of
+from kgorch.nodes.agent_starts import AgentStarts
 from kgorch.nodes.channel import AgentListener
 from kgorch.plan import StageSection
-from kgorch.plan.nodes import SRUN, NodesSection
+from kgorch.plan.nodes import NodesSection
 from kgorch.protocol import codec
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
 from kgorch.protocol.messages import Message, Request, Response
@@ -33,9 +29,6 @@ from kgorch.system.sockets.line_server import LineServer, Peer
 
 CONNECT_S = 60.0
 """Seconds that an agent may take from its start until it has connected."""
-
-SHARED_S = 10.0
-"""Seconds until a file that an agent has written must be seen here."""
 
 APART_S = 5.0
 """Difference of the wall clocks of two nodes from which on it is reported. kgorch compares none of them."""
@@ -112,9 +105,8 @@ class NodeGroup:
         note: Note,
     ) -> None:
         self.on_lost: Callable[[], None] = lambda: None
-        self._folder, self._run_id, self._section, self._on_message, self._note = (
-            folder, run_id, section, on_message, note
-        )  # fmt: skip
+        self._starts = AgentStarts(folder, run_id, section)
+        self._section, self._on_message, self._note = section, on_message, note
         self._nodes: dict[int, _Node] = {}
         self._by_peer: dict[Peer, _Node] = {}
         self._changed = threading.Condition()
@@ -173,14 +165,14 @@ class NodeGroup:
                 raise KgorchError(self._failure(node), next_step="set KGORCH_HOME to a folder that all nodes share")
         ready = [node for node in wanted if node.is_ready]
         for node in ready:
-            if not node.is_checked:
-                self._check(node)
+            if not node.is_checked and node.hello:
+                self._starts.check(node.hello, node.host)
                 node.is_checked = True
         if 1 + len(ready) < least:
             raise NodesMissing(
                 f"{1 + len(ready)} of {len(hosts)} nodes are there, and the stage needs {least}",
                 *(self._failure(node) for node in wanted if not node.is_ready),
-                next_step=f"see {self._folder / 'nodes'}",
+                next_step=f"see {self._starts.folder}",
             )
         if len(ready) < len(wanted):
             facts = {"nodes": 1 + len(ready), "of": len(hosts)}
@@ -251,12 +243,7 @@ class NodeGroup:
         if self._server:
             self._server.close()
         for node in self._nodes.values():
-            if node.process and node.process.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    node.process.wait(timeout=5.0)
-                if node.process.poll() is None:
-                    node.process.kill()
-            self._file(node.number).unlink(missing_ok=True)
+            self._starts.end(node.number, node.process)
 
     # The agents
 
@@ -278,82 +265,28 @@ class NodeGroup:
             ) from None
 
     def _secret_of(self, number: int) -> bytes | None:
-        node = self._nodes.get(number)
-        return node.secret if node and node.secret else None
+        with self._changed:
+            node = self._nodes.get(number)
+            return node.secret if node and node.secret else None
 
     def _prepared(self, number: int, host: str) -> _Node:
         """The node with its agent started, unless it lives."""
         with self._changed:
             node = next((node for node in self._nodes.values() if node.host == host and node.is_ready), None)
+            stale = self._nodes.get(number)
         if node:
             return node
-        node = _Node(number, host, secrets.token_bytes(32))
-        with self._changed:
-            if stale := self._nodes.get(number):
-                _end(stale.process)
-            self._nodes[number] = node
+        if stale and stale.process and stale.process.poll() is None:
+            stale.process.kill()
         assert self._listener
-        folder = self._folder / "nodes"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        probe = f".probe-{number}-{secrets.token_hex(8)}"
-        told = {
-            "node": number, "address": self._address, "port": self._listener.port, "secret": node.secret.hex(),
-            "run_id": self._run_id, "folder": str(self._folder), "probe": probe,
-        }  # fmt: skip
-        path = self._file(number)
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(told, file)
-            file.flush()
-            os.fsync(file.fileno())
-        words = [sys.executable, "-m", "kgorch.nodes.agent", str(path)]
-        try:
-            with open(self._log(node), "ab") as log:
-                node.process = subprocess.Popen(
-                    allocation.command_on(host, words, self._section.start or SRUN),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise KgorchError(
-                f"the command that starts an agent on {host} cannot be run: {error}",
-                next_step='set the command in the plan: [nodes] start, for example ["ssh", "{host}", "{command}"]',
-            ) from None
+        node = _Node(number, host)
+        with self._changed:  # the agent may connect before its secret is known here
+            node.secret, node.process = self._starts.start(number, host, self._address, self._listener.port)
+            self._nodes[number] = node
         return node
 
-    def _check(self, node: _Node) -> None:
-        """Compare a node with this one before any training. Raises: KgorchError."""
-        assert node.hello
-        if differences := versions.differences(node.hello, node.host):
-            raise KgorchError(
-                f"{node.host} has other versions than this node", *differences,
-                next_step="install the same versions on all nodes, best in a folder that they share",
-            )  # fmt: skip
-        probe = self._folder / node.hello.probe
-        until_s = time.monotonic() + SHARED_S
-        while not probe.exists():
-            if time.monotonic() > until_s:
-                raise KgorchError(
-                    f"what {node.host} writes into {self._folder} is not seen on this node",
-                    "the state folder must lie on a file system that all nodes share",
-                    next_step="set KGORCH_HOME to a folder there",
-                )
-            time.sleep(0.1)
-        probe.unlink(missing_ok=True)
-
     def _failure(self, node: _Node) -> str:
-        """Why a node has not answered, in one line."""
-        lines = self._log(node).read_text(errors="replace").splitlines() if self._log(node).exists() else []
-        said = next((line for line in reversed(lines) if line.strip()), "it has not connected")
-        return f"{node.host}: {said[:500]}"
-
-    def _file(self, number: int) -> Path:
-        return self._folder / "nodes" / f"node{number}.json"
-
-    def _log(self, node: _Node) -> Path:
-        return self._folder / "nodes" / f"node{node.number}.log"
+        return self._starts.failure(node.number, node.host)
 
     # The channel
 
@@ -459,11 +392,6 @@ class NodeGroup:
 
 def _has_failed(node: _Node) -> bool:
     return node.process is not None and node.process.poll() not in (None, 0)
-
-
-def _end(process: subprocess.Popen[bytes] | None) -> None:
-    if process and process.poll() is None:
-        process.kill()
 
 
 def _ranks_on(node: _Node, stage: StageSection) -> int:
