@@ -27,8 +27,8 @@ MAX_GREETING_BYTES = 512
 MAX_STRANGERS = 64
 """Connections that have not proved anything yet; further ones are closed."""
 
-SILENT_S = 30.0
-"""Seconds without an acknowledgement after which the kernel gives a connection up. Both sides send something every two seconds."""
+SILENT_S, KEEPALIVE_S = 30.0, 5
+"""Seconds without an acknowledgement after which the kernel gives a connection up, and between two probes of a silent one."""
 
 
 class NotAuthentic(ConnectionError):
@@ -143,7 +143,10 @@ def connect_patiently(address: str, port: int, node: int, secret: bytes) -> tupl
 def tune(connection: socket.socket) -> None:
     """Send small lines at once, and notice a network that is cut."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # for a side that sends nothing just now: without unacknowledged bytes there is nothing that could time out
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_S * 1000))
 
 
