@@ -30,6 +30,7 @@ from kgorch.launch import attempts, launcher
 from kgorch.limits import fixed_walls
 from kgorch.limits.quota_ledger import Ledger
 from kgorch.limits.wall_sources import Walls, moving_walls
+from kgorch.nodes import allocation
 from kgorch.plan import Plan
 from kgorch.supervisor.live_session import OpenSession
 from kgorch.supervisor.loop import Supervisor
@@ -88,6 +89,9 @@ def _open_on(
     claim: gpu_locks.GpuLocks, context: RunContext, lock: FileLock, until: datetime | None
 ) -> ReadySession | NoSession:
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
+    for stage in attempts.open_stages(engine, run, plan):  # before a session that could train nothing
+        if stage.nodes != 1:
+            allocation.choose(stage, allocation.hosts_of(plan.nodes))
     now_s = boottime_s()
     walls = Walls(
         fixed_walls.fixed_wall(plan, profile, now_s, until),

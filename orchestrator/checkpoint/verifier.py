@@ -85,12 +85,12 @@ class Verifier:
         except CheckpointBroken as error:
             place = store.quarantine(folder, self._root)
             self.skipped(place, error)
-            self._failed(f"read back and found broken, now {place.name}")
+            self.report_failure(f"read back and found broken, now {place.name}")
         except CheckpointUnreadable as error:
-            self._failed(str(error))
+            self.report_failure(str(error))
         else:
             if manifest.run_id != self._run.id:
-                self._failed(f"{folder} belongs to another run")
+                self.report_failure(f"{folder} belongs to another run")
                 return
             took_s = 0.0 if written.rescued else written.took_s + boottime_s() - began_s
             self._post(
@@ -122,5 +122,6 @@ class Verifier:
         was = place.with_name(name) if suffix else None
         self._post(lambda: self._listener.passed_over(place, error, was))
 
-    def _failed(self, why: str) -> None:
+    def report_failure(self, why: str) -> None:
+        """A save has failed: the session is told."""
         self._post(lambda: self._listener.save_failed(why))

@@ -303,6 +303,10 @@ class EventKind(StrEnum):
     SPOT_NOTICE = "spot_notice"
     SPOT_UNREACHABLE = "spot_unreachable"
     SLURM_UNREACHABLE = "slurm_unreachable"
+    NODES_READY = "nodes_ready"
+    NODES_FEWER = "nodes_fewer"
+    NODE_LOST = "node_lost"
+    CLOCKS_APART = "clocks_apart"
 
     # noted by the driver of a run at another place
     REMOTE_PUSHED = "remote_pushed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from kgorch.launch import extension, foreign_stage, launcher, remedies, rungs
 from kgorch.launch.rungs import LaunchSettings, MemoryShortage, RungScope
 from kgorch.plan import Plan, StageSection
 from kgorch.protocol.codec import ProtocolError
-from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
 from kgorch.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
 from kgorch.protocol.snapshot_messages import SnapshotInfo
 from kgorch.services.data_cache import DataCache
@@ -130,6 +130,7 @@ class LaunchedAttempt:
     def collect_end(self, step: int) -> AttemptEnd:
         """Read what its processes recorded, after they have ended. Args: step: the newest one that they reported."""
         records = self._records()
+        others = sorted(self.folder.glob("node[0-9]*"))  # what the shims of other nodes left
         return AttemptEnd(
             ranks=self.row.ranks,
             records=records,
@@ -137,8 +138,10 @@ class LaunchedAttempt:
             made_progress=step > self.highest_step,
             without_progress=self.without_progress,
             more_stages=self.more_stages,
-            kernel_kills=launcher.kernel_kills(self.folder, self.deferred_files),
-            was_sigkilled=launcher.was_sigkilled(self.folder, self.deferred_files),
+            kernel_kills=sum(launcher.kernel_kills(folder) for folder in others)
+            + launcher.kernel_kills(self.folder, self.deferred_files),
+            was_sigkilled=any(launcher.was_sigkilled(folder) for folder in others)
+            or launcher.was_sigkilled(self.folder, self.deferred_files),
             repeats=is_same_error(self.previous_records, records),
             can_read_another=bool(self.reopened_stages or self.stages_without_best),
         )
@@ -305,18 +308,25 @@ def _newest_checkpoint(engine: Engine, run: RunInfo, stage: str, on_skip: OnSkip
 
 
 def prepare(
-    context: SessionContext, stage: StageSection, restore_point: RestorePoint, state: LifecycleState, data: DataCache
+    context: SessionContext,
+    stage: StageSection,
+    restore_point: RestorePoint,
+    state: LifecycleState,
+    data: DataCache,
+    place: NodePlace | None = None,
 ) -> tuple[LaunchedAttempt, LaunchSpec]:
     """Write the stage's next attempt into the database, and build its launch specification. Starts no process.
 
     Args:
         state: of the session's lifecycle, for the wall and the deadline.
         data: knows which data sets have a local copy.
+        place: of this node among several; None for one.
     Raises: SQLAlchemyError.
     """
     engine, run, plan, session = context.engine, context.run, context.plan, context.session
     # of a foreign program kgorch sees one process, its agent, however many the program starts
     ranks = 1 if stage.foreign else devices.rank_count(stage.ranks, context.environ)
+    ranks = sum(place.ranks) if place else ranks
     device = devices.model_name(context.environ)
     scope = RungScope(stage.name, device, ranks)
     memory = rungs.begin(engine, run, plan, session.id, scope, restore_point.step)
@@ -340,6 +350,7 @@ def prepare(
         args=data.args(arguments, workdir=run.workdir),
         foreign=foreign_stage.launch_values(engine, run, stage, devices.rank_count(stage.ranks, context.environ)),
         data=data.caches,
+        nodes=asdict(place) if place else None,
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
     )

@@ -32,10 +32,10 @@ class FailureWatch:
     """Watches the ranks of one torchrun from a thread of its own, until the process ends.
 
     Args:
-        folder: of the attempt, where ranks write rankK.status.json. ranks: how many torchrun starts.
+        folder: of the attempt, where ranks write rankK.status.json. ranks: those that this torchrun starts.
     """
 
-    def __init__(self, folder: Path, torchrun: int, ranks: int) -> None:
+    def __init__(self, folder: Path, torchrun: int, ranks: range) -> None:
         self._folder, self._torchrun, self._ranks = folder, torchrun, ranks
         self._pids: dict[int, int] = {}  # by rank
         threading.Thread(target=self._watch, name="failed-attempt", daemon=True).start()
@@ -55,11 +55,11 @@ class FailureWatch:
 
     def _has_failed(self) -> bool:
         """Whether a rank has failed by its record, or has gone without one."""
-        outcomes = {rank: self._outcome(rank) for rank in range(self._ranks)}
+        outcomes = {rank: self._outcome(rank) for rank in self._ranks}
         if RankOutcome.FAILED in outcomes.values():
             return True
         alive = _children_of(self._torchrun)
-        if len(self._pids) < self._ranks:
+        if len(self._pids) < len(self._ranks):
             self._pids |= {rank: pid for pid in alive if (rank := rank_of(pid)) is not None}
         return any(pid not in alive and not outcomes.get(rank) for rank, pid in self._pids.items())
 

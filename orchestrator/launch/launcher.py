@@ -58,7 +58,7 @@ def start(launch: LaunchSpec, gpus: GpuLocks | None = None) -> subprocess.Popen[
     gpus = gpus or GpuLocks()
     if not Path(launch.workdir).is_dir():  # checked here: the shim could only fail, without this message
         raise FileNotFoundError(f"the plan's folder {launch.workdir} is gone")
-    folder = Path(launch.folder)
+    folder = launch.own_folder
     folder.mkdir(parents=True, exist_ok=True)
     launch.write()
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -36,17 +36,18 @@ from kgorch.launch.attempt_processes import terminate_attempt
 from kgorch.launch.failed_attempt import FailureWatch
 from kgorch.launch.log_rotation import LogRotator
 from kgorch.protocol import transport
-from kgorch.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
+from kgorch.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec, NodePlace
 from kgorch.protocol.messages import JournalEntry, Request
 from kgorch.protocol.run_files import COMPILED_FOLDER, KEEPER_SOCKET
 from kgorch.system import process_protection
-from kgorch.system.attempt_files import write_attempt_file, write_json
+from kgorch.system.attempt_files import EXIT_FILE, write_attempt_file, write_json
 from kgorch.system.host_memory import oom_kill_count
 from kgorch.system.process_identity import start_ticks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-BOARD_SLOT_BYTES = 64
-"""Of a rank on the page of agreement (worker/ranks/consensus_board.py)."""
+BOARD_SLOT_BYTES, NODE_SLOTS = 64, 2
+"""Bytes of a rank on the page of agreement (worker/ranks/consensus_board.py); slots besides for what several nodes have agreed on
+(worker/ranks/node_board.py)."""
 
 PING_S = 5.0
 """Seconds between two requests by which a keeper that hangs is noticed."""
@@ -57,6 +58,8 @@ KEEPER_TIMEOUT_S = 20.0
 KEEPER_RESTARTS = Backoff(first_s=0.05, longest_s=5.0)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """PyTorch's names of one variable: the newer one counts where both are set, and every version reads the older one."""
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Variables that name the caches of torch.compile and of a script's own Triton kernels, and their folders."""
@@ -84,7 +87,7 @@ def main(folder: Path, start: Callable[..., Started] = subprocess.Popen) -> int:
     # the kernel's count is of the whole control group, which others may share: the difference is what counts
     killed_before = oom_kill_count()
     board = os.memfd_create("kgorch-board")
-    os.ftruncate(board, BOARD_SLOT_BYTES * (launch.ranks + 1))
+    os.ftruncate(board, BOARD_SLOT_BYTES * (len(launch.ranks_here) + 1 + NODE_SLOTS))
     with open(folder / "torchrun.log", "ab") as log:
         torchrun = start(
             command(launch),
@@ -98,8 +101,8 @@ def main(folder: Path, start: Callable[..., Started] = subprocess.Popen) -> int:
         )
     signal.signal(signal.SIGUSR1, functools.partial(_end, torchrun.pid))
     if launch.foreign is None:  # the agent of a foreign program ends by itself, after it has copied the last checkpoint
-        FailureWatch(folder, torchrun.pid, launch.ranks)
-    LogRotator(folder / name for name in ("torchrun.log", *(f"rank{rank}.log" for rank in range(launch.ranks))))
+        FailureWatch(Path(launch.folder), torchrun.pid, launch.ranks_here)
+    LogRotator([folder / "torchrun.log", *(Path(launch.folder, f"rank{rank}.log") for rank in launch.ranks_here)])
     keeper = KeeperMonitor(launch)  # its thread comes after the fork: what runs in the child takes no locks
     write_json(
         folder / "shim.json",
@@ -110,7 +113,7 @@ def main(folder: Path, start: Callable[..., Started] = subprocess.Popen) -> int:
     terminate_attempt(folder)  # helpers that another sub-reaper has adopted are no children of ours
     killed = oom_kill_count() - killed_before
     end = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
-    write_attempt_file(launch, "exit.json", end)
+    write_attempt_file(launch, EXIT_FILE, end)
     return 0
 
 
@@ -129,12 +132,25 @@ def command(launch: LaunchSpec) -> list[str]:
         sys.executable,
         "-m",
         "torch.distributed.run" if is_plain else "kgorch.worker.elastic_agent",
-        "--standalone",
-        f"--nproc-per-node={launch.ranks}",
+        *_rendezvous(launch.node),
+        f"--nproc-per-node={len(launch.ranks_here)}",
         "--max-restarts=0",
-        f"--log-dir={launch.folder}/torchrun",
+        f"--log-dir={launch.own_folder}/torchrun",
         "-m",
         "kgorch.worker.entry",
+    ]
+
+
+def _rendezvous(node: NodePlace | None) -> list[str]:
+    """How torchrun finds the others. Static: the nodes are known, and one that is lost ends the attempt."""
+    if node is None:
+        return ["--standalone"]
+    return [
+        f"--nnodes={len(node.ranks)}",
+        f"--node-rank={node.number}",
+        "--rdzv-backend=static",
+        f"--master-addr={node.address}",
+        f"--master-port={node.port}",
     ]
 
 
@@ -152,6 +168,8 @@ def environment(launch: LaunchSpec, folder: Path, board: int) -> dict[str, str]:
     if launch.keeper:  # else /tmp, which a new machine or a reboot empties, and where others may write
         compiled = Path(launch.keeper).parent / COMPILED_FOLDER
         defaults |= {name: str(compiled / kind) for name, kind in COMPILER_CACHES.items()}
+    if launch.node and launch.node.interface:  # by itself gloo takes the address of the host's name, often 127.0.1.1
+        defaults |= dict.fromkeys(INTERFACE_VARIABLES, launch.node.interface)
     if launch.deterministic != "off":
         defaults["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts
     return (

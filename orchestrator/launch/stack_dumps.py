@@ -102,10 +102,14 @@ class Stack:
         return ", ".join(parts) or "no stack"
 
 
-def collect(folder: Path, ranks: int) -> list[Stack]:
-    """Dump the stacks of all ranks. Called on a thread of its own: it takes up to ALL_S and DUMP_S seconds."""
-    until_s, pids = time.monotonic() + ALL_S, _pids(folder)
-    states = {rank: _state(pids.get(rank)) for rank in range(ranks)}
+def collect(folder: Path, ranks: Iterable[int], own_folder: Path | None = None) -> list[Stack]:
+    """Dump the stacks of this machine's ranks. Called on a thread of its own: it takes up to ALL_S and DUMP_S seconds.
+
+    Args:
+        folder: of the attempt. own_folder: of this node's shim; None for the same.
+    """
+    until_s, pids = time.monotonic() + ALL_S, _pids(own_folder or folder)
+    states = {rank: _state(pids.get(rank)) for rank in ranks}
     for rank, pid in pids.items():
         _write_heading(_file(folder, rank), f"rank {rank}, pid {pid}, {states[rank]}")
     stopped = {rank for rank, state in states.items() if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)}
@@ -116,7 +120,7 @@ def collect(folder: Path, ranks: int) -> list[Stack]:
             texts |= _request_dumps(folder, {rank: pids[rank]}, wake=True)
     return [
         Stack(rank, states[rank], frames_of_dump(texts.get(rank, "")) or frames_of_spy(spy_texts.get(rank, "")))
-        for rank in range(ranks)
+        for rank in states
     ]
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kgorch.core.memory.memory_ladder import Rung
 from kgorch.plan.diagnostics import problem_at
+from kgorch.plan.nodes import NodesSection
 from kgorch.plan.plan_table import PlanTable
 from kgorch.plan.quantities import Name
 from kgorch.plan.sections import (
@@ -60,6 +61,7 @@ class Plan(PlanTable):
     track: TrackSection = TrackSection()
     forecast: ForecastSection = ForecastSection()
     remote: RemoteSection = RemoteSection()
+    nodes: NodesSection = NodesSection()
 
     @model_validator(mode="before")
     @classmethod
@@ -98,7 +100,7 @@ class Plan(PlanTable):
         existed must keep their hash: it is stored in checkpoints.
         """
         include = {"stage", "seed"} | ({"deterministic"} if self.deterministic != "off" else set())
-        exclude = {"stage": {"__all__": {"inputs", "preflight", "foreign", *_NEWER_STAGE_KEYS}}}
+        exclude = {"stage": {"__all__": {"inputs", "preflight", "foreign", "nodes", *_NEWER_STAGE_KEYS}}}
         dump = self.model_dump(mode="json", include=include, exclude=exclude, exclude_none=True)
         for stage, values in zip(self.stage, dump["stage"], strict=True):
             for key in _NEWER_STAGE_KEYS:

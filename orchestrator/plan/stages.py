@@ -22,6 +22,8 @@ FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 _ENTRIES = 'expected "module:function" or the path of a script, "train.py", or "-m package.module"'
 
+MAX_NODES = 1024
+
 WEIGHTS_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """Files that PyTorch or safetensors read without running code from them. Other formats need a conversion."""
 
@@ -66,6 +68,8 @@ class StageSection(PlanTable):
             save. It inherits that stage's entry, ranks, args one by one, weights, inputs and preflight, where it gives none
             of its own; with an entry of its own it inherits no args.
         ranks (int | "auto"): number of processes; "auto" for one per visible GPU.
+        nodes (int | "auto" | str): machines that train together, each with `ranks` processes (docs/nodes.md): a number; "auto" for
+            all of the allocation; "2..4" for as many of the allocation as answer, at least 2.
         args (dict): anything that JSON can hold, for it is passed on as JSON.
         argv (list[str]): words of a program's command line, before the flags.
         flags (str): how `args` become flags (core/program_command.py).
@@ -82,6 +86,7 @@ class StageSection(PlanTable):
     entry: str
     quick_test_of: Name | None = None
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    nodes: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_NODES)] | str = 1
     args: dict[str, Any] = {}
     argv: list[str] = []
     flags: Literal["--key value", "--key=value", "key=value"] = "--key value"
@@ -91,6 +96,13 @@ class StageSection(PlanTable):
     weights: Annotated[WeightsSection | None, BeforeValidator(_as_table)] = None
     inputs: list[str] = []
     preflight: str | None = None
+
+    @field_validator("nodes")
+    @classmethod
+    def _check_nodes(cls, value: int | str) -> int | str:
+        if value != "auto" and node_bounds(value) is None:
+            raise ValueError(f'expected a number from 1 to {MAX_NODES}, "auto", or a range such as "1..4"')
+        return value
 
     @field_validator("args")
     @classmethod
@@ -142,6 +154,8 @@ class StageSection(PlanTable):
             raise problem_at(f"{problem}; found {format_value(self.entry)}", ("entry",))
         if is_function and self.argv:
             raise problem_at("a function takes no words: give them as args, by name", ("argv",))
+        if self.foreign and self.nodes != 1:
+            raise problem_at("a program of [stage.foreign] runs on one machine", ("nodes",))
         if self.foreign and self.weights:
             raise problem_at(
                 "weights are loaded by the SDK; give the program its own flag for them, in args", ("weights",)
@@ -191,7 +205,28 @@ class StageSection(PlanTable):
         return paths if all(isinstance(path, str) and path for path in paths) else []
 
 
-_INHERITED = ("entry", "ranks", "args", "argv", "flags", "launcher", "integration", "weights", "inputs", "preflight")
+def node_bounds(nodes: int | str) -> tuple[int, int] | None:
+    """The least and the most machines of a stage that names a number or a range; None for anything else."""
+    if isinstance(nodes, int):
+        return nodes, nodes
+    match = re.fullmatch(r"([1-9]\d{0,3})\.\.([1-9]\d{0,3})", nodes)
+    bounds = (int(match[1]), int(match[2])) if match else (0, 0)
+    return bounds if 1 <= bounds[0] <= bounds[1] <= MAX_NODES else None
+
+
+_INHERITED = (
+    "entry",
+    "ranks",
+    "nodes",
+    "args",
+    "argv",
+    "flags",
+    "launcher",
+    "integration",
+    "weights",
+    "inputs",
+    "preflight",
+)
 
 
 def inherit_quick_tests(stages: list[Any]) -> list[Any]:

@@ -27,12 +27,13 @@ from kgorch.core.codes import RunState
 from kgorch.core.forecast.cost_estimate import ResumePosition
 from kgorch.core.limits import quota as core
 from kgorch.db import runs
-from kgorch.errors import PlanError
+from kgorch.errors import KgorchError, PlanError
 from kgorch.hardware import devices, gpu_locks, inventory, nvml
 from kgorch.launch import attempts, inputs, requirements
 from kgorch.launch.verdicts import FAIL, PASS, WARN, CheckLine
 from kgorch.limits import quota_pools
 from kgorch.limits.quota_ledger import Terms, terms_of
+from kgorch.nodes import allocation
 from kgorch.plan import Plan, StageSection, check_entries
 from kgorch.platforms.profile import Profile
 from kgorch.preflight import resume_position
@@ -63,6 +64,7 @@ def lines(
     checks: list[tuple[str, Callable[[], Iterator[CheckLine]]]] = [
         ("software", lambda: _software(host)),
         ("gpus", lambda: _gpus(home, plan, profile.name, elsewhere=elsewhere)),
+        ("nodes", lambda: _nodes(plan, elsewhere=elsewhere)),
         ("memory", lambda: _memory(host)),
         ("shared memory", lambda: _shared_memory(host["shm_free"], plan)),
         ("paths", lambda: _paths(home, plan, workdir)),
@@ -109,6 +111,20 @@ def _gpus(home: Path, plan: Plan, platform: str, *, elsewhere: bool) -> Iterator
         busy = len(universe) - free - shared
         what = f"{busy} of {len(universe)} belong to other runs" + (f", {shared} are shared" if shared else "")
         yield CheckLine("gpus taken", WARN, what, "kgorch queue shows who waits for what")
+
+
+def _nodes(plan: Plan, *, elsewhere: bool) -> Iterator[CheckLine]:
+    """Whether the allocation has the nodes of each stage; nothing where all stages run on one machine."""
+    for stage in plan.stage:
+        if stage.nodes != 1:
+            try:
+                least, hosts = allocation.choose(stage, allocation.hosts_of(plan.nodes))
+            except KgorchError as error:
+                what = "; ".join((error.what, *error.facts))
+                yield CheckLine("nodes", WARN if elsewhere else FAIL, what, error.next_step or "")
+            else:
+                named = ", ".join(hosts) or "this machine"
+                yield CheckLine("nodes", PASS, f"stage {stage.name}: {named}; at least {least}")
 
 
 def _memory(host: dict[str, Any]) -> Iterator[CheckLine]:

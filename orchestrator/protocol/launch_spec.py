@@ -17,6 +17,37 @@ BOARD_VARIABLE = "KGORCH_BOARD"
 
 
 @dataclass(frozen=True, slots=True)
+class NodePlace:
+    """The place of one node among those of an attempt.
+
+    Attributes:
+        number: of this node, from 0.
+        ranks: number of ranks of each node; ranks are numbered through the nodes in this order.
+        address: of the first node; `port`: where its torchrun listens for the others.
+        interface: network interface of this node for the ranks' traffic; empty where the system is to choose.
+    """
+
+    number: int
+    ranks: list[int]
+    address: str
+    port: int
+    interface: str = ""
+
+    @property
+    def first_rank(self) -> int:
+        return sum(self.ranks[: self.number])
+
+    @property
+    def ranks_here(self) -> int:
+        return self.ranks[self.number]
+
+    @property
+    def leaders(self) -> list[int]:
+        """The first rank of each node."""
+        return [sum(self.ranks[:number]) for number in range(len(self.ranks))]
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """The file `launch.json` in the attempt's folder. Instants are CLOCK_BOOTTIME in seconds (system/clock.py).
 
@@ -66,6 +97,7 @@ class LaunchSpec:
         foreign: the stage's [stage.foreign] (plan/foreign.py, as_launch), with `processes`, the number that the launcher starts,
             `lead_s`, seconds before the wall (without the margin) at which the program is asked to stop, and `claims`, a folder
             (worker/foreign/claim.py); None for a program that attaches.
+        nodes: this node's place where the attempt runs on several (`node`); None for one node.
         version: of the protocol.
     """
 
@@ -111,10 +143,28 @@ class LaunchSpec:
     launcher: str = "torchrun"
     integration: str = "auto"
     foreign: dict[str, Any] | None = None
+    nodes: dict[str, Any] | None = None
     version: int = PROTOCOL_VERSION
 
+    @property
+    def node(self) -> NodePlace | None:
+        """This node's place among several; None for one node."""
+        return None if self.nodes is None else NodePlace(**self.nodes)
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of this node."""
+        node = self.node
+        return range(node.first_rank, node.first_rank + node.ranks_here) if node else range(self.ranks)
+
+    @property
+    def own_folder(self) -> Path:
+        """Folder of this node's processes: launch.json, lock, and the files of shim and torchrun. The ranks' are in `folder`."""
+        node = self.node
+        return Path(self.folder, f"node{node.number}") if node and node.number else Path(self.folder)
+
     def write(self) -> Path:
-        path = Path(self.folder) / "launch.json"
+        path = self.own_folder / "launch.json"
         path.write_text(json.dumps(asdict(self), indent=1))
         return path
 

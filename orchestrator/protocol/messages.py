@@ -1,6 +1,7 @@
 """The messages between supervisor, guard process, snapshot server, ranks and command line: one class each.
 
-Those of the snapshot server are in snapshot_messages.py; Message and MESSAGE_KINDS hold them all.
+Those of the snapshot server are in snapshot_messages.py, those of other nodes in node_messages.py; Message and MESSAGE_KINDS hold
+them all.
 
 A class may be renamed; its key in MESSAGE_KINDS and the names of its fields are what goes over the socket, and stay: a
 supervisor of this version adopts an attempt whose ranks were started by an older one. The classes hold what no annotation
@@ -15,11 +16,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
 from kgorch.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
     CheckpointWritten,
+    PartWritten,
     PersistResult,
+    SaveConclusion,
     SaveFailure,
     SnapshotInfo,
     SnapshotReady,
@@ -249,7 +253,8 @@ class Response:
 Message: TypeAlias = (
     Hello | Heartbeat | RankMetrics | RankProgress | CheckpointWritten | SaveFailure | Command | DeadlineUpdate | Request | Response
     | JournalEntry | RungApplied | RemedyApplied | BufferRequest | BufferGrant | SnapshotReady | PersistResult | SnapshotInfo
-    | DeferredFile
+    | DeferredFile | PartWritten | SaveConclusion | NodeHello | NodeStart | NodeCommand | NodeDone | NodeEnded
+    | RankStack
 )  # fmt: skip
 
 MESSAGE_KINDS: Mapping[str, type[Message]] = MappingProxyType(
@@ -273,6 +278,14 @@ MESSAGE_KINDS: Mapping[str, type[Message]] = MappingProxyType(
         "Kept": PersistResult,
         "Held": SnapshotInfo,
         "Unwritten": DeferredFile,
+        "Part": PartWritten,
+        "Concluded": SaveConclusion,
+        "NodeHello": NodeHello,
+        "NodeStart": NodeStart,
+        "NodeOrder": NodeCommand,
+        "NodeDone": NodeDone,
+        "NodeEnded": NodeEnded,
+        "RankStack": RankStack,
     }
 )
 """The value of a line's `message` for each class; stays as it is between versions."""

@@ -34,6 +34,8 @@ class BufferRequest:
         ranks: of the attempt.
         bytes: of one image.
         bound: the plan's bound on the images of all ranks, bytes; -1 for none.
+        here: ranks of the attempt on this node; 0 for all of them.
+        node: number of this node, where the attempt has several.
 
     Raises: ValueError for numbers that cannot be.
     """
@@ -46,8 +48,22 @@ class BufferRequest:
     ranks: int
     bytes: int
     bound: int = -1
+    here: int = 0
+    node: int = 0
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks whose images are in this server."""
+        return self.here or self.ranks
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other nodes have the rest of the attempt's ranks."""
+        return 0 < self.here < self.ranks
 
     def __post_init__(self) -> None:
+        if not 0 <= self.here <= self.ranks or not 0 <= self.node < MAX_RANKS:
+            raise ValueError(f"not a possible node: {self.here} of {self.ranks} ranks on node {self.node}")
         if not 0 <= self.rank < self.ranks <= MAX_RANKS or not 0 <= self.bytes <= MAX_IMAGE_BYTES or self.bound < -1:
             raise ValueError(f"not a possible buffer: rank {self.rank} of {self.ranks}, {self.bytes} bytes")
 
@@ -142,6 +158,40 @@ class CheckpointWritten:
     took_s: float
     final: bool = False
     rescued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartWritten:
+    """The shares of one node's ranks are flushed to the temporary folder of a checkpoint; the supervisor completes it.
+
+    Attributes:
+        root: folder of the stage's checkpoints.
+        node: whose ranks.
+        ranks, all_ranks: number of ranks in this part, and of the attempt.
+        blocking_s, took_s, final, rescued: as in CheckpointWritten.
+    """
+
+    attempt: str
+    root: str
+    node: int
+    step: int
+    ranks: int
+    all_ranks: int
+    blocking_s: float
+    took_s: float
+    final: bool = False
+    rescued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveConclusion:
+    """To a snapshot server: what became of a checkpoint of which it wrote a part. `error`, `errno`: as in PersistResult."""
+
+    attempt: str
+    step: int
+    final: bool
+    error: str = ""
+    errno: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -27,6 +28,7 @@ from kgorch.checkpoint.manifest import (
     LEFTOVER_PATTERN,
     MANIFEST_NAME,
     FileEntry,
+    Manifest,
     checkpoint_folder_name,
     parse_manifest,
 )
@@ -73,29 +75,69 @@ def persist(shares: list[Share], root: Path, attempt: str, is_complete: Callable
     temporary = place.with_name(f"{place.name}.tmp-{attempt}")
     root.mkdir(parents=True, exist_ok=True)
     try:
-        _check(shares, root)
+        check_tensors(json.loads(shares[0].read(TENSORS)), tensors_of(shares))
+        check_room(shares, root)
         if manifest.sharded:
-            _check_pieces(shares)
+            documents = {
+                name: json.loads(share.read(name)) for share in shares for name in share.files if is_rank_document(name)
+            }
+            check_pieces(json.loads(shares[0].read(sharding.SHARDING_NAME)), documents)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
-            parts = list(pool.map(lambda share: _write(share, temporary), shares))
-        # a rank may fill an image while it is read: what was written may be of two snapshots
-        if not is_complete():
-            raise OSError(errno.ESTALE, "an image was filled anew while it was written")
-        entries = {name: entry for part in parts for name, entry in part.items()}
-        write_manifest(temporary, replace(manifest, files=entries))
-        files.sync_folder(temporary)
-        # an earlier attempt may have written the same step and died before it reported that: the same steps give the same state
-        if place.exists():
-            shutil.rmtree(temporary)
-        else:
-            temporary.rename(place)
-        files.sync_folder(root)
+        entries = write_shares(shares, temporary, is_complete)
+        publish(temporary, place, replace(manifest, files=entries))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return place, sum(entry.bytes for entry in entries.values())
+
+
+def write_shares(shares: list[Share], folder: Path, is_complete: Callable[[], bool]) -> dict[str, FileEntry]:
+    """Write the files of the images into `folder`, flushed. Args: is_complete: as in `persist`. Raises: OSError."""
+    with ThreadPoolExecutor(min(len(shares), WRITERS)) as pool:
+        parts = list(pool.map(lambda share: _write(share, folder), shares))
+    # a rank may fill an image while it is read: what was written may be of two snapshots
+    if not is_complete():
+        raise OSError(errno.ESTALE, "an image was filled anew while it was written")
+    return {name: entry for part in parts for name, entry in part.items()}
+
+
+def publish(temporary: Path, place: Path, manifest: Manifest) -> None:
+    """Write the manifest, and give the folder its name. Raises: OSError."""
+    write_manifest(temporary, manifest)
+    files.sync_folder(temporary)
+    # an earlier attempt may have written the same step and died before it reported that: the same steps give the same state
+    if place.exists():
+        shutil.rmtree(temporary)
+    else:
+        temporary.rename(place)
+    files.sync_folder(place.parent)
+
+
+def tensors_of(shares: list[Share]) -> set[str]:
+    """Names of the tensors that the images hold, by the documents of their ranks."""
+    return {
+        tensor
+        for share in shares
+        for name in share.files
+        if is_rank_document(name)
+        for tensor in json.loads(share.read(name))["tensors"]
+    }
+
+
+def check_tensors(expected: Iterable[str], found: Iterable[str]) -> None:
+    """Raises: OSError when a tensor is in no rank's share."""
+    if missing := set(expected) - set(found):
+        # ranks divide the tensors among them by their names: with different names some are nobody's
+        raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
+
+
+def check_room(shares: list[Share], root: Path) -> None:
+    """Raises: OSError when the disk has no room."""
+    need = sum(size for share in shares for _, size in share.files.values()) + SPARE_BYTES
+    room = os.statvfs(root)
+    if (free := room.f_bavail * room.f_frsize) < need:
+        raise OSError(errno.ENOSPC, f"no room for {need} bytes (free: {free})", str(root))
 
 
 def clear_leftovers(root: Path) -> None:
@@ -106,31 +148,21 @@ def clear_leftovers(root: Path) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _check(shares: list[Share], root: Path) -> None:
-    """Raises: OSError when a tensor is in no rank's share, or the disk has no room."""
-    missing = set(json.loads(shares[0].read(TENSORS)))
-    for share in shares:
-        for name in share.files:
-            if name.endswith(".json") and name.startswith("rank"):
-                missing -= set(json.loads(share.read(name))["tensors"])
-    if missing:  # ranks divide the tensors among them by their names: with different names some are nobody's
-        raise OSError(errno.EINVAL, f"no rank has written {min(missing)}: the ranks track different tensors")
-    need = sum(size for share in shares for _, size in share.files.values()) + SPARE_BYTES
-    room = os.statvfs(root)
-    if (free := room.f_bavail * room.f_frsize) < need:
-        raise OSError(errno.ENOSPC, f"no room for {need} bytes (free: {free})", str(root))
+def is_rank_document(name: str) -> bool:
+    """Whether a file is one of those that list the tensors of a rank's share."""
+    return name.endswith(".json") and name.startswith("rank")
 
 
-def _check_pieces(shares: list[Share]) -> None:
-    """Raises: OSError when the ranks' pieces of a sharded tensor do not cover it: a checkpoint with it could not be restored."""
+def check_pieces(description: Any, documents: Mapping[str, Any]) -> None:
+    """Check that a checkpoint of sharded tensors can be restored.
+
+    Args:
+        description: content of SHARDING_NAME. documents: of the ranks, by the names of their files.
+    Raises: OSError when the ranks' pieces of a tensor do not cover it.
+    """
     try:
-        documents = {
-            name.replace(".json", ".safetensors"): json.loads(share.read(name))
-            for share in shares
-            for name in share.files
-            if name.endswith(".json") and name.startswith("rank")
-        }
-        sharding.collect(json.loads(shares[0].read(sharding.SHARDING_NAME)), documents)
+        shards = {name.replace(".json", ".safetensors"): document for name, document in documents.items()}
+        sharding.collect(description, shards)
     except (KeyError, ValueError) as error:
         raise OSError(errno.EINVAL, f"the ranks' pieces do not fit together: {error}") from None
 
@@ -147,6 +179,8 @@ def _write(share: Share, folder: Path) -> dict[str, FileEntry]:
                 if name.endswith(".json"):
                     _check_json(name, bytes(part))
                 digest = xxhash.xxh3_128(part).hexdigest()
+            # a file that is there was left by a part that was given up
+            (folder / name).unlink(missing_ok=True)
             with open(folder / name, "xb", buffering=0) as file:
                 _send(share.descriptor, file.fileno(), start, size)
                 os.fsync(file.fileno())

@@ -33,7 +33,7 @@ from pathlib import Path
 from kgorch.protocol import codec
 from kgorch.protocol.messages import Message, Request, Response
 from kgorch.protocol.run_files import KEEPER_SOCKET
-from kgorch.protocol.snapshot_messages import BufferRequest, PersistResult, SnapshotReady
+from kgorch.protocol.snapshot_messages import BufferRequest, PersistResult, SaveConclusion, SnapshotReady
 from kgorch.snapshots.snapshot_store import SnapshotStore
 from kgorch.system import priority
 from kgorch.system.clock import boottime_s
@@ -77,6 +77,7 @@ class KeeperServer:
                 for peer, job in waiting:
                     self._do(peer, job)
                 self._is_over = self._is_over or self._ends
+            self._store.check_parts(boottime_s())
             self._check_idle()
 
     def _do(self, peer: Peer | None, job: Callable[[], None]) -> None:
@@ -93,14 +94,16 @@ class KeeperServer:
         if len(self._peers):
             self._alone_since_s = boottime_s()
         elif boottime_s() - self._alone_since_s > IDLE_S and not self._store.writing:
-            self._store.write_newest()
+            if not self._store.has_part:  # which only a supervisor can complete
+                self._store.write_newest()
             self._deferred.append((None, self._end_if_alone))
 
     def _end_if_alone(self) -> None:
         """End, unless somebody has connected meanwhile, or the disk has not taken what only we hold: then try again."""
         newest, self._alone_since_s = self._store.newest(), boottime_s()
         self._tries += 1
-        self._is_over = not len(self._peers) and (newest is None or newest.on_disk or self._tries >= TRIES)
+        is_done = newest is None or newest.on_disk or self._store.has_part or self._tries >= TRIES
+        self._is_over = not len(self._peers) and is_done
 
     def _post(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -124,6 +127,8 @@ class KeeperServer:
                 return True
             case SnapshotReady():
                 self._store.add(message)
+            case SaveConclusion():
+                self._store.conclude(message)
             case Request("watch"):
                 self._watchers.add(peer)
                 peer.is_attached = True
@@ -151,7 +156,7 @@ class KeeperServer:
 
     def _send_newest(self, peer: Peer, *, with_files: bool) -> None:
         newest = self._store.newest()
-        if newest is None:
+        if newest is None or self._store.has_part:  # a part alone restores nobody
             self._send(peer, Response(False, "nothing is held"))
         else:
             descriptors = [share.descriptor for share in newest.shares()] if with_files else []

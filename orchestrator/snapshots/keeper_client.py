@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from kgorch.protocol import transport
 from kgorch.protocol.codec import LineBuffer, ProtocolError
 from kgorch.protocol.messages import Message, Request, Response
 from kgorch.protocol.run_files import KEEPER_SOCKET
-from kgorch.protocol.snapshot_messages import SnapshotInfo
+from kgorch.protocol.snapshot_messages import SaveConclusion, SnapshotInfo
 
 AGAIN_S = 0.5
 """Seconds between two tries to connect, and between two checks whether the listener is closed."""
@@ -36,6 +37,12 @@ def persist(folder: Path, *, timeout_s: float, again: bool = False) -> None:
 def forget(folder: Path, number: int) -> None:
     """Have a snapshot dropped with which a training fails."""
     _ask(folder, f"forget {number}", 5.0)
+
+
+def conclude(folder: Path, conclusion: SaveConclusion) -> None:
+    """Say what became of a checkpoint of which the keeper has written a part."""
+    with contextlib.suppress(OSError), transport.connect(folder / KEEPER_SOCKET) as connection:
+        transport.send(connection, conclusion)
 
 
 def end(folder: Path, *, timeout_s: float) -> None:

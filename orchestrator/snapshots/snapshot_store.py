@@ -24,17 +24,23 @@ from kgorch.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
     CheckpointWritten,
+    PartWritten,
     PersistResult,
+    SaveConclusion,
     SaveFailure,
     SnapshotInfo,
     SnapshotReady,
 )
 from kgorch.snapshots import checkpoint_writer
+from kgorch.snapshots.checkpoint_parts import CheckpointTarget, write_part
 from kgorch.snapshots.checkpoint_writer import Share
 from kgorch.system.clock import boottime_s
 from kgorch.system.host_memory import free_bytes
 
 PAGE_BYTES = 4096
+
+CONCLUSION_S = 120.0
+"""Seconds after which a part of a checkpoint is given up that the supervisor does not complete."""
 
 
 class SnapshotImage:
@@ -102,7 +108,7 @@ class Snapshot:
     @property
     def is_complete(self) -> bool:
         """Read from the images each time: a rank may have begun to fill one again."""
-        return len(self.files) == self.request.ranks and all(
+        return len(self.files) == self.request.ranks_here and all(
             image.stamp == self.number for image in self.images.values()
         )
 
@@ -156,11 +162,19 @@ class SnapshotStore:
         self._cleared: set[str] = set()
         self._next: Snapshot | None = None
         self.writing: Snapshot | None = None
+        self._part: Snapshot | None = None  # that is written here, and waits for the other nodes
+        self._part_until_s = 0.0
 
     def newest(self) -> Snapshot | None:
         """The newest complete snapshot."""
         complete = [snapshot for snapshot in self._slots.values() if snapshot.is_complete]
         return max(complete, key=lambda snapshot: snapshot.number, default=None)
+
+    @property
+    def has_part(self) -> bool:
+        """Whether the newest snapshot is of one node's ranks alone."""
+        newest = self.newest()
+        return newest is not None and newest.request.is_part
 
     def grant(self, request: BufferRequest) -> tuple[BufferGrant, list[int]]:
         """Images for a rank, with their descriptors.
@@ -204,6 +218,17 @@ class SnapshotStore:
         if snapshot.persist and snapshot.is_complete:
             self.write(snapshot)
 
+    def conclude(self, message: SaveConclusion) -> None:
+        """The supervisor has completed the checkpoint of which a part was written here, or has given it up."""
+        part = self._part
+        if part and (part.request.attempt, part.step, part.final) == (message.attempt, message.step, message.final):
+            self._conclude(part, message.error, message.errno)
+
+    def check_parts(self, now_s: float) -> None:
+        """Give up a part that nobody completes: its supervisor is dead, or another node has lost its snapshot."""
+        if self._part and now_s > self._part_until_s:
+            self._conclude(self._part, "the supervisor has not completed the checkpoint", 0)
+
     def forget(self, number: int) -> None:
         """Drop a snapshot with which a training fails: it is neither restored nor written any more."""
         self._slots = {slot: item for slot, item in self._slots.items() if item.number != number}
@@ -240,10 +265,10 @@ class SnapshotStore:
     def _begin_attempt(self, request: BufferRequest) -> None:
         """Images of an earlier attempt that fit are used again; the others are freed with their snapshot."""
         bound = request.bound if request.bound >= 0 else None
-        count, why = buffer_count(request.bytes * request.ranks, free_bytes() + self._allocated_bytes(), bound)
+        count, why = buffer_count(request.bytes * request.ranks_here, free_bytes() + self._allocated_bytes(), bound)
         if why:
             self._report(JournalEntry(request.attempt, EventKind.SNAPSHOTS_OFF, {"what": why}))
-        if count != self._count or set(self._requests) != set(range(request.ranks)):
+        if count != self._count or len(self._requests) != request.ranks_here or request.rank not in self._requests:
             self._images.clear()  # a snapshot holds its own images, so none that is complete is lost
         self._requests.clear()
         self._count, self._first = count, self._last + 1
@@ -251,18 +276,40 @@ class SnapshotStore:
     def _write(self, snapshot: Snapshot) -> None:
         """Runs on the writer's thread."""
         root, error, number = Path(snapshot.request.root), "", 0
-        place, size = root, 0
+        place, size, is_part = root, 0, snapshot.request.is_part
         try:
-            if snapshot.request.root not in self._cleared:
+            # where others write, too, the supervisor clears up before it starts an attempt
+            if not is_part and snapshot.request.root not in self._cleared:
                 checkpoint_writer.clear_leftovers(root)
                 self._cleared.add(snapshot.request.root)
-            place, size = checkpoint_writer.persist(
-                snapshot.shares(), root, snapshot.request.attempt, lambda: snapshot.is_complete
-            )
+            target = CheckpointTarget(root, snapshot.request.attempt, snapshot.step, snapshot.final)
+            if is_part:
+                write_part(snapshot.shares(), target, snapshot.request.node, lambda: snapshot.is_complete)
+            else:
+                place, size = checkpoint_writer.persist(
+                    snapshot.shares(), root, snapshot.request.attempt, lambda: snapshot.is_complete
+                )
         except Exception as problem:  # whatever it is, the supervisor is told, and the next snapshot can be written
             error, number = f"{type(problem).__name__}: {problem}", getattr(problem, "errno", None) or 0
         took_s = boottime_s() - snapshot.began_s
-        self._post(lambda: self._finish_write(snapshot, place, size, took_s, error, number))
+        if is_part and not error:
+            self._post(lambda: self._await_others(snapshot, took_s))
+        else:
+            self._post(lambda: self._finish_write(snapshot, place, size, took_s, error, number))
+
+    def _await_others(self, snapshot: Snapshot, took_s: float) -> None:
+        request = snapshot.request
+        self._part, self._part_until_s = snapshot, boottime_s() + CONCLUSION_S
+        self._report(
+            PartWritten(
+                request.attempt, request.root, request.node, snapshot.step, request.ranks_here, request.ranks,
+                snapshot.blocking_s, took_s, snapshot.final, snapshot.rescued,
+            )
+        )  # fmt: skip
+
+    def _conclude(self, part: Snapshot, error: str, number: int) -> None:
+        self._part, part.on_disk = None, not error
+        self._end_write(part, error, number)
 
     def _finish_write(self, snapshot: Snapshot, place: Path, size: int, took_s: float, error: str, number: int) -> None:
         attempt, step = snapshot.request.attempt, snapshot.step
@@ -275,7 +322,10 @@ class SnapshotStore:
                     attempt, str(place), step, size, snapshot.blocking_s, took_s, snapshot.final, snapshot.rescued
                 )
             )
-        self._confirm(attempt, PersistResult(snapshot.number, error, number))
+        self._end_write(snapshot, error, number)
+
+    def _end_write(self, snapshot: Snapshot, error: str, number: int) -> None:
+        self._confirm(snapshot.request.attempt, PersistResult(snapshot.number, error, number))
         self.writing, following, self._next = None, self._next, None
         if following and following.is_complete:  # else ranks have filled its images again
             self.write(following)

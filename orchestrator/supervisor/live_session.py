@@ -18,6 +18,7 @@ from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch.attempts import LaunchedAttempt, RestorePoint
 from kgorch.launch.standby import ForkedShim
 from kgorch.limits.wall_sources import Walls
+from kgorch.nodes.node_group import NodeGroup
 from kgorch.plan import Plan
 from kgorch.protocol.messages import RankMetrics
 from kgorch.system.clock import Clock
@@ -58,6 +59,7 @@ class LiveSession:
         is_attached: whether a rank of the attempt has called `attach`.
         saved_step: the newest step of the stage that is on disk.
         environ: in which the session's GPUs are the visible ones.
+        nodes: the other nodes of the session.
         recorded: folders of the checkpoints that are verified and written down, or about to be.
     """
 
@@ -69,6 +71,7 @@ class LiveSession:
     clock: Clock
     environ: Mapping[str, str]
     recorded: set[str]
+    nodes: NodeGroup
     saved_step: int = 0
     attempt: LaunchedAttempt | None = None
     last_attempt: LaunchedAttempt | None = None
@@ -107,6 +110,13 @@ class LaunchFailed:
 
     why: str
     is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodesLost:
+    """Fewer nodes are there than the stage needs: the session ends here, and its resume waits for others."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,17 @@ class Refined:
     event: Event
 
 
-Input = Event | AttemptStarted | LaunchFailed | AttemptGone | AttemptEnded | StacksCollected | RungOrdered | Refined
+Input = (
+    Event
+    | AttemptStarted
+    | LaunchFailed
+    | NodesLost
+    | AttemptGone
+    | AttemptEnded
+    | StacksCollected
+    | RungOrdered
+    | Refined
+)
 
 
 class SupervisorLoop(Protocol):

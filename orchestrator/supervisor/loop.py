@@ -33,7 +33,8 @@ from kgorch.hardware import telemetry
 from kgorch.launch import launcher
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.limits import quota_ledger
-from kgorch.protocol.messages import Command, DeadlineUpdate, RankMetrics
+from kgorch.nodes.node_group import NodeGroup
+from kgorch.protocol.messages import Command, DeadlineUpdate, Message, RankMetrics
 from kgorch.services import mirror, notifications, trackers
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots import keeper_client
@@ -50,19 +51,21 @@ from kgorch.supervisor.live_session import (
     Input,
     LaunchFailed,
     LiveSession,
+    NodesLost,
     OpenSession,
     Refined,
     RungOrdered,
     StacksCollected,
 )
 from kgorch.supervisor.messages import MessageHandler
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.observers import Listener, Observer, Observers
 from kgorch.supervisor.recorder import Journal, Recorder, say
 from kgorch.supervisor.refinement import Refinement
 from kgorch.supervisor.run_forecast import ForecastRecorder
 from kgorch.system import signals
 from kgorch.system.clock import Clock, SystemClock
-from kgorch.system.sockets.control_socket import ControlSocket
+from kgorch.system.sockets.control_socket import ControlSocket, Reply
 from kgorch.system.sockets.listener import raise_descriptor_limit
 
 SLEEP_S = 5.0
@@ -94,21 +97,27 @@ class Supervisor:
     ) -> None:
         run, plan = opened.run, opened.plan
         self._opened, self._queue = opened, queue.SimpleQueue[Job | Input]()
+        self._journal = Journal(engine, run.id, opened.row.id)
         self._live = live = LiveSession(
             engine, run, plan, opened.row, opened.session, clock or SystemClock(), opened.claim.environ,
-            recorded=checkpoint_rows.verified_paths(engine, run.id), saved_step=opened.row.first_step,
+            recorded=checkpoint_rows.verified_paths(engine, run.id), nodes=self._node_group(opened),
+            saved_step=opened.row.first_step,
         )  # fmt: skip
         self._clock = live.clock
-        self._journal = Journal(engine, run.id, opened.row.id)
         self._recorder = Recorder(live, self._journal, opened.walls.ledger)
         self._checkpoints = CheckpointRecords(live, self._journal, self.dispatch, self.post)
-        self._attempts = AttemptControl(self, live, self._journal, self._checkpoints, opened.claim)
+        self._saves = NodeSaves(live, self._checkpoints.verifier, self.post)
+        self._attempts = AttemptControl(self, live, self._journal, (self._checkpoints, self._saves), opened.claim)
         self._refinement = Refinement(live, self._journal, self._checkpoints, self.post)
         self._forecasts = ForecastRecorder(engine, run, self._journal.note)
         self._observers = Observers(observer, listener, lambda error: self._note_bug(error, ""))
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._sent_deadline_s: float | None = None
         self._sigint_count = self._signal_count = 0
+
+    def _node_group(self, opened: OpenSession) -> NodeGroup:
+        run = opened.run
+        return NodeGroup(Path(run.folder), run.id, opened.plan.nodes, self._on_node_message, self._journal.note)
 
     def run(self) -> LifecycleState:
         """Until the session is over; what ran is gone then. Returns where it ended."""
@@ -126,10 +135,9 @@ class Supervisor:
         messages = MessageHandler(
             self, live, self._journal, self._checkpoints, (self._attempts.hangs, self._attempts.memory)
         )
-        self._channel = ControlSocket(live.folder / "control.sock", messages.handle, post=self.post)
-        self._watcher = keeper_client.KeeperListener(
-            live.folder, lambda message: self.post(lambda: messages.handle(message, lambda _: None))
-        )
+        self._channel = ControlSocket(live.folder / "control.sock", self._on_rank_message, post=self.post)
+        self._messages = messages
+        self._watcher = keeper_client.KeeperListener(live.folder, lambda message: self._on_node_message(message, 0))
         try:
             with signals.handlers(on_terminate=self._on_sigterm, on_interrupt=self._on_sigint):
                 self._begin()
@@ -154,6 +162,15 @@ class Supervisor:
             self.dispatch(events.Adopted())
         else:
             self.dispatch(events.SessionOpened())
+
+    def _on_rank_message(self, message: Message, reply: Reply) -> None:
+        self._saves.take(message, 0)
+        self._messages.handle(message, reply)
+
+    def _on_node_message(self, message: Message, node: int) -> None:
+        """From any thread: what a keeper says, or a rank of another node."""
+        if not self._saves.take(message, node):
+            self.post(lambda: self._messages.handle(message, lambda _: None))
 
     # The loop
 
@@ -204,6 +221,9 @@ class Supervisor:
                 self._observers.show(live.row)
             case LaunchFailed():
                 self._attempts.on_launch_failed(item)
+            case NodesLost(why):
+                say(f"kgorch: {why}; the run goes on when they are there")
+                self.dispatch(events.StopRequested(Reason.LOST))
             case AttemptGone() | AttemptEnded() if self._refinement.is_killing:
                 pass
             case AttemptGone(attempt, step):
@@ -261,10 +281,11 @@ class Supervisor:
             case Effect.ASK_TO_STOP:
                 self._channel.broadcast(Command("stop", live.state.why, live.state.wall_s))
             case Effect.PERSIST_SNAPSHOT:
-                _in_background(lambda: keeper_client.persist(live.folder, timeout_s=KEEPER_S))
+                _in_background(lambda: self._saves.persist(KEEPER_S))
             case Effect.COLLECT_STACKS if attempt and isinstance(event, events.Hung):
-                _in_background(lambda: self.post(hang_monitor.collect_stacks(attempt, event)))
+                _in_background(lambda: self.post(hang_monitor.collect_stacks(attempt, event, live.nodes)))
             case Effect.KILL_ATTEMPT if (folder := live.processes) and not live.state.phase.is_over:
+                live.nodes.kill()
                 _in_background(lambda: launcher.kill(folder))  # at a session's end `_finish` does, and waits
 
     # The end
@@ -322,6 +343,8 @@ class Supervisor:
         for service in (self._notices, self._sampler, self._data, self._mirror, self._trackers):
             if service:
                 service.stop()
+        live.nodes.close()
+        self._saves.close()
         self._checkpoints.verifier.close()
         self._channel.close()
         self._watcher.close()
@@ -374,6 +397,7 @@ class Supervisor:
         if at_s != sent_s and (at_s is None or sent_s is None or abs(at_s - sent_s) > 0.05):
             self._sent_deadline_s = at_s
             self._channel.broadcast(DeadlineUpdate(at_s))
+            self._live.nodes.broadcast(DeadlineUpdate(at_s))
 
     def _on_sigterm(self) -> None:
         """Of the platform. No source of time limits reports this wall: after a stop they only come nearer."""

@@ -149,7 +149,8 @@ class SaveCoordinator:
         if self._state.probe.is_probe:  # whose state is never resumed from
             return capture_boundary(self._state)
         return capture_boundary(
-            self._state, lambda tensors: self._guard.check_state(tensors, self._state.position.step, self._board.vote)
+            self._state,
+            lambda tensors: self._guard.check_state(tensors, self._state.position.step, self._board.vote_everywhere),
         )
 
     def save(self, slot: int, boundary: BoundaryState | None, *, persist: bool, final: bool = False) -> bool:

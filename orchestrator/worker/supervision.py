@@ -22,6 +22,8 @@ from kgorch.worker.memory.oom_retry import StepGuards
 from kgorch.worker.probe.estimate_probe import EstimateProbe
 from kgorch.worker.probe.probe import Probe
 from kgorch.worker.ranks.consensus_board import Board
+from kgorch.worker.ranks.node_board import LeaderGroup, NodeBoard
+from kgorch.worker.ranks.process_group import RankInfo
 from kgorch.worker.ranks.supervisor_link import SupervisorLink
 from kgorch.worker.save_coordinator import SaveCoordinator
 from kgorch.worker.session_end import SaveLost
@@ -65,6 +67,14 @@ class StatusReporter:
         )
 
 
+def _join_board(launch: LaunchSpec, member: RankInfo) -> Board:
+    """The board of this node's ranks. On several nodes all ranks call this together."""
+    path, node = os.environ[BOARD_VARIABLE], launch.node
+    if node is None:
+        return Board(path, member.rank, member.world_size)
+    return NodeBoard(path, member.rank, member.rank - node.first_rank, node.ranks_here, LeaderGroup(node.leaders))
+
+
 class Supervision:
     """The connections of a rank to the other ranks, the supervisor and the keeper.
 
@@ -82,7 +92,7 @@ class Supervision:
     def __init__(self, state: SessionState, launch: LaunchSpec) -> None:
         self._state, self._launch = state, launch
         member, reporter = state.member, StatusReporter(state, launch)
-        self.board = Board(os.environ[BOARD_VARIABLE], member.rank, member.world_size)
+        self.board = _join_board(launch, member)
         self.link = SupervisorLink(launch, self.board, reporter.hello, reporter.messages)
         state.events.connect(launch.attempt, self.link.send)
         self.writer = SnapshotWriter(launch, member.rank, member.world_size, self.board, self.link.send)
@@ -95,7 +105,8 @@ class Supervision:
             why = f"{member.world_size} ranks share {torch.cuda.device_count()} GPUs; NCCL takes one rank a GPU"
             self.link.send(JournalEntry(launch.attempt, EventKind.GLOO_INSTEAD_OF_NCCL, {"why": why}))
         self.ladder = Ladder(launch, member.device, self.link.send)
-        late = member.device.type == "cuda"
+        # Without a vote of all ranks a step cannot be dropped together: the next attempt leaves its batch out, as on CUDA.
+        late = member.device.type == "cuda" or self.board.spans_nodes
         self.loss_guard = LossGuard(launch, member.rank, self.ladder, self.link.send, late=late)
         self.metric_log: MetricLog | None = None
         if launch.probe is not None:
@@ -136,6 +147,7 @@ class Supervision:
                 state.probe.saved(state.exactness.facts)
                 self.board.leave()
         finally:
+            self.board.settle()
             state.marker.enter("end")
             if self.metric_log:
                 self.metric_log.close()

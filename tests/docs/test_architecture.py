@@ -200,9 +200,19 @@ MAY = {
         "kgorch",
         "kgorch.db",
     },
+    "kgorch.nodes": {
+        *LOW,
+        "kgorch.nodes",
+        "kgorch.hardware",
+        "kgorch.launch",
+        "kgorch.plan",
+        "kgorch.snapshots",
+        "kgorch",  # its version
+    },
     "kgorch.supervisor": {
         *LOW,
         "kgorch.supervisor",
+        "kgorch.nodes",
         "kgorch.checkpoint",
         "kgorch.hardware",
         "kgorch.launch",
@@ -214,6 +224,7 @@ MAY = {
     },
     "kgorch.admission": {
         *LOW,
+        "kgorch.nodes",
         "kgorch.admission",
         "kgorch.checkpoint",
         "kgorch.hardware",
@@ -236,6 +247,7 @@ MAY = {
     },
     "kgorch.preflight": {
         *LOW,
+        "kgorch.nodes",
         "kgorch.preflight",
         "kgorch.admission",
         "kgorch.checkpoint",

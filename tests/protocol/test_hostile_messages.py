@@ -38,6 +38,8 @@ values = plain | {
     "dict[str, str]": st.dictionaries(st.text(max_size=5), plain["str"] | odd, max_size=2),
     "dict[str, float]": st.dictionaries(st.text(max_size=5), plain["float"] | odd, max_size=2),
     "dict[str, list[int]]": spans,
+    "list[int]": st.lists(plain["int"] | odd, max_size=3),
+    "list[list[str]]": st.lists(st.lists(plain["str"] | odd, max_size=3) | odd, max_size=3),
     "list[dict[str, list[int]]]": st.lists(spans | odd, max_size=2),
 }
 

@@ -101,7 +101,7 @@ def test_a_stopped_rank_that_nobody_can_read_is_woken_to_tell_where_it_stood(tmp
         monkeypatch.setattr(
             stack_dumps, "_run_py_spy", lambda *_: ""
         )  # as where py-spy is not installed, or not allowed
-        [told, gone] = stack_dumps.collect(tmp_path, 2)
+        [told, gone] = stack_dumps.collect(tmp_path, range(2))
         assert told.state == "stopped" and re.search(r"rank_of_a_test.py:[45] in <module>", str(told))
         assert gone.state == "gone"
     finally:

@@ -25,6 +25,7 @@ from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
 from kgorch.supervisor.checkpoint_records import CheckpointRecords
 from kgorch.supervisor.live_session import AttemptEnded, AttemptStarted, LaunchFailed, LiveSession, SupervisorLoop
 from kgorch.supervisor.metric_curves import CurveImporter
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.recorder import Journal
 
 ATTACH_S = 60.0
@@ -38,19 +39,26 @@ class AttemptControl:
     """Of one session; called in its loop.
 
     Args:
+        saves: what was verified, and what the keepers write.
         claim: the locks of the GPUs that the attempts get.
     Attributes:
         hangs, memory: watch the attempt that runs. curves: import its metrics.
     """
 
     def __init__(
-        self, loop: SupervisorLoop, live: LiveSession, journal: Journal, checkpoints: CheckpointRecords, claim: GpuLocks
+        self,
+        loop: SupervisorLoop,
+        live: LiveSession,
+        journal: Journal,
+        saves: tuple[CheckpointRecords, NodeSaves],
+        claim: GpuLocks,
     ) -> None:
+        checkpoints, self._saves = saves
         self._loop, self._live, self._journal, self._checkpoints = loop, live, journal, checkpoints
         self.hangs, self.memory = HangMonitor(live, journal.note), MemoryMonitor(live)
         self.curves = CurveImporter(live.engine, checkpoints.verifier.submit, journal.write)
-        self._launcher = AttemptLauncher(live, journal, checkpoints.verifier, claim, loop.post)
-        self._ends = AttemptEnds(live, journal, checkpoints, self.curves, loop.post)
+        self._launcher = AttemptLauncher(live, journal, (checkpoints.verifier, self._saves), claim, loop.post)
+        self._ends = AttemptEnds(live, journal, saves, self.curves, loop.post)
         self._tries = 0
 
     def launch(self, data: DataCache) -> None:
@@ -129,7 +137,7 @@ class AttemptControl:
         self._launcher.end()
         # The session may have ended between the start of an attempt and AttemptStarted: nobody would close that row.
         self._journal.write(lambda: sessions.delete_open_attempts(live.engine, live.row.id))
-        keeper_client.end(self._live.folder, timeout_s=self._live.left_s())
+        self._saves.end(live.left_s())
         if attempt := self._live.last_attempt:
             self._checkpoints.verify_now(attempt)
             self.curves.import_now(attempt.row)

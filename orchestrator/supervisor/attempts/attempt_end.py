@@ -11,10 +11,10 @@ from kgorch.core.session.events import AttemptCrashed
 from kgorch.launch import attempts, launcher
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.standby import ForkedShim
-from kgorch.snapshots import keeper_client
 from kgorch.supervisor.checkpoint_records import CheckpointRecords
 from kgorch.supervisor.live_session import AttemptEnded, AttemptGone, Input, LiveSession
 from kgorch.supervisor.metric_curves import CurveImporter
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.recorder import Journal
 
 WRITTEN_S = 60.0
@@ -28,11 +28,12 @@ class AttemptEnds:
         self,
         live: LiveSession,
         journal: Journal,
-        checkpoints: CheckpointRecords,
+        saves: tuple[CheckpointRecords, NodeSaves],
         curves: CurveImporter,
         post: Callable[[Input], None],
     ) -> None:
-        self._live, self._journal, self._checkpoints = live, journal, checkpoints
+        self._live, self._journal = live, journal
+        self._checkpoints, self._saves = saves
         self._curves, self._post = curves, post
 
     def watch(self, attempt: LaunchedAttempt, process: Popen[bytes] | ForkedShim | None) -> None:
@@ -42,6 +43,7 @@ class AttemptEnds:
             launcher.wait(attempt.folder)
             if process is not None:
                 process.wait()
+            self._live.nodes.finish()
             self._checkpoints.verifier.submit(lambda: self._collect(attempt))
 
         threading.Thread(target=until_gone, name=f"wait-{attempt.name}", daemon=True).start()
@@ -63,14 +65,14 @@ class AttemptEnds:
 
     def _collect(self, attempt: LaunchedAttempt) -> None:
         """Take in what the attempt saved and nobody reported."""
-        live, folder = self._live, self._live.folder
+        live = self._live
         try:
             if live.state.phase is Phase.STOPPING:
-                keeper_client.persist(folder, timeout_s=live.left_s())
+                self._saves.persist(live.left_s())
             self._checkpoints.verify_left_by(attempt)
             final = attempt.final_checkpoint(live.run)
             if final and not final.exists():  # quarantined as broken: the keeper may still hold what it was to be
-                keeper_client.persist(folder, timeout_s=live.left_s(), again=True)
+                self._saves.persist(live.left_s(), again=True)
                 self._checkpoints.verify_left_by(attempt)
             if attempt.has_unreadable_checkpoint():
                 self._reopen_stages(attempt)

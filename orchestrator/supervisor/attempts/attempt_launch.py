@@ -16,12 +16,19 @@ from kgorch.errors import CheckpointUnreadable, KgorchError
 from kgorch.hardware import devices
 from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch import attempts, launcher, standby
+from kgorch.nodes.node_group import NodesMissing
 from kgorch.plan import StageSection
+from kgorch.protocol.launch_spec import NodePlace
 from kgorch.services.data_cache import DataCache
+from kgorch.snapshots.checkpoint_writer import clear_leftovers
 from kgorch.supervisor.attempts.hang_monitor import HangMonitor
 from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
-from kgorch.supervisor.live_session import AttemptStarted, Input, LaunchFailed, LiveSession
+from kgorch.supervisor.live_session import AttemptStarted, Input, LaunchFailed, LiveSession, NodesLost
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.recorder import Journal
+
+PERSIST_S = 60.0
+"""Seconds that keepers of several nodes may take to write what a crashed attempt has left in memory."""
 
 FLUSH_S = 1.0
 """Seconds to wait for the journal: what it has yet to write decides which stage comes next, and on what settings."""
@@ -31,7 +38,7 @@ class AttemptLauncher:
     """Of one session.
 
     Args:
-        verifier: its thread does the work, so that a launch finds verified what was saved before it.
+        saves: the thread of the verifier does the work, so that a launch finds verified what was saved before it; and the keepers.
         claim: the locks of the GPUs that the attempt gets.
         post: hands an input to the loop.
     """
@@ -40,11 +47,12 @@ class AttemptLauncher:
         self,
         live: LiveSession,
         journal: Journal,
-        verifier: Verifier,
+        saves: tuple[Verifier, NodeSaves],
         claim: GpuLocks,
         post: Callable[[Input], None],
     ) -> None:
-        self._live, self._journal, self._verifier, self._claim, self._post = live, journal, verifier, claim, post
+        self._live, self._journal, self._claim, self._post = live, journal, claim, post
+        self._verifier, self._saves = saves
         self._memory = devices.GpuMemoryBaseline(claim.environ)
         self._starting = threading.Lock()
         self._is_over = False
@@ -79,17 +87,31 @@ class AttemptLauncher:
                 self._post(RunFinished())
                 return
             self._free_devices()
+            place = self._gather_nodes(stages[0])
             found = attempts.find_restore_point(live.engine, live.run, stages[0].name, self._verifier.skipped)
+        except NodesMissing as error:
+            self._post(NodesLost("; ".join((error.what, *error.facts))))
+            return
         except Exception as error:
             is_final = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
             self._post(LaunchFailed(str(error), is_final))
             return
         try:
-            self._start(stages[0], found, recorded, data, monitors)
+            self._start(stages[0], (found, place), recorded, data, monitors)
         except Exception as error:  # whatever it is: a session that waits for nothing would be worse
             session_id = live.row.id
             self._journal.write(lambda: sessions.delete_open_attempts(live.engine, session_id))
             self._post(LaunchFailed(f"an attempt could not be started: {type(error).__name__}: {error}"))
+
+    def _gather_nodes(self, stage: StageSection) -> NodePlace | None:
+        """The other nodes of the stage, with what their keepers hold on disk. Raises: NodesMissing, KgorchError, OSError."""
+        live = self._live
+        place = live.nodes.gather(stage, devices.rank_count(stage.ranks, self._claim.environ))
+        if place is not None:
+            self._saves.persist(live.left_s(PERSIST_S))
+            # nobody writes now; keepers of several nodes leave this to us
+            clear_leftovers(attempts.checkpoint_root(live.run, stage.name))
+        return place
 
     def _free_devices(self) -> None:
         """Wait for what an attempt before this one may have left. Raises: OSError where its processes do not end."""
@@ -102,16 +124,16 @@ class AttemptLauncher:
     def _start(
         self,
         stage: StageSection,
-        found: attempts.RestorePoint,
+        beginning: tuple[attempts.RestorePoint, NodePlace | None],
         recorded: frozenset[str],
         data: DataCache,
         monitors: tuple[HangMonitor | MemoryMonitor, ...],
     ) -> None:
-        live = self._live
+        live, (found, place) = self._live, beginning
         self._claim.check()
         gone = recorded - checkpoint_rows.verified_paths(live.engine, live.run.id)
         context = attempts.SessionContext(live.engine, live.run, live.plan, live.row, self._claim.environ)
-        attempt, launch = attempts.prepare(context, stage, found, live.state, data)
+        attempt, launch = attempts.prepare(context, stage, found, live.state, data, place)
         try:
             for monitor in monitors:
                 monitor.begin(attempt)
@@ -124,5 +146,6 @@ class AttemptLauncher:
                 return
             live.processes = attempt.folder
             process = launcher.start(launch, self._claim)
+            live.nodes.start(launch)
         standby.renew()
         self._post(AttemptStarted(attempt, process, found, gone))

@@ -15,11 +15,15 @@ from kgorch.core.session.lifecycle import CAN_HANG
 from kgorch.db import sessions
 from kgorch.launch import launcher, stack_dumps
 from kgorch.launch.attempts import LaunchedAttempt
+from kgorch.nodes.node_group import NodeGroup
 from kgorch.protocol.messages import RankProgress
 from kgorch.supervisor.live_session import LiveSession, StacksCollected
 
 LONGEST = EventKind.LONGEST_WAITS
 REMEMBER_S = 300.0
+STACKS_S = 5.0
+"""Seconds to wait for the stacks of other nodes, after this node's: they are collected at the same time."""
+
 WORDS = {
     "start": "its start",
     "first_step": "its first step",
@@ -91,18 +95,22 @@ class HangMonitor:
             self._note(LONGEST, {"stage": attempt.row.stage, "longest_s": rounded})
 
 
-def collect_stacks(attempt: LaunchedAttempt, hung: Hung) -> StacksCollected:
+def collect_stacks(attempt: LaunchedAttempt, hung: Hung, nodes: NodeGroup) -> StacksCollected:
     """Where the ranks of an attempt stand that hangs. Takes seconds; not for the loop."""
+    others = nodes.order("stacks")
     cause = f"hung for {hung.for_s:.0f} s in {WORDS.get(hung.where, hung.where)}"
     facts: dict[str, Any] = {"attempt": attempt.name, "folder": str(attempt.folder)}
     try:
-        stacks = stack_dumps.collect(attempt.folder, attempt.row.ranks)
+        stacks = stack_dumps.collect(attempt.folder, nodes.ranks_here(attempt.row.ranks))
+        others.wait(STACKS_S)
+        stacks += nodes.take_stacks()
     except Exception as error:  # a hang that cannot be explained is one all the same
         facts["why"] = f"{type(error).__name__}: {error}"
     else:
         facts |= {f"rank{stack.rank}": str(stack) for stack in stacks}
         if first := stack_dumps.culprit(stacks):
-            cause += f"; rank {first.rank}: {first}"
+            host = nodes.host_of(first.rank)
+            cause += f"; rank {first.rank}{f' on {host}' if host else ''}: {first}"
     return StacksCollected(attempt, cause, facts)
 
 

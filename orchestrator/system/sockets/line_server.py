@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kgorch.protocol import transport
 from kgorch.protocol.codec import MAX_LINE_BYTES, LineBuffer, ProtocolError
-from kgorch.system.sockets.listener import SocketListener
+from kgorch.system.sockets.listener import Listener, SocketListener
 
 CHECK_S = 2.0
 """Longest wait of a turn in seconds; the socket file is checked after each turn."""
@@ -68,11 +68,12 @@ class Peer:
 
 
 class Peers:
-    """The connections to a socket file. No method waits for a peer.
+    """The connections to a socket file, or to another listener. No method waits for a peer.
 
     `send`, `broadcast`, `complete`, `wake` and `len` may be called from any thread, all else from the one that calls `turn`.
 
     Args:
+        path: of the socket file; a function makes another listener for a selector.
         on_line: takes a line and its peer, within `turn`. It must not block, and leads to `complete(peer)` once that line is
             handled. An exception drops that peer alone.
         on_close: called for each peer that is gone.
@@ -81,7 +82,7 @@ class Peers:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | Callable[[selectors.BaseSelector], Listener],
         on_line: Callable[[bytes, Peer], None],
         *,
         on_close: Callable[[Peer], None] = lambda _: None,
@@ -99,7 +100,7 @@ class Peers:
         for end in (self._wake_reader, self._wake_writer):
             end.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._listener = SocketListener(path, self._selector)
+        self._listener = SocketListener(path, self._selector) if isinstance(path, Path) else path(self._selector)
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -166,8 +167,9 @@ class Peers:
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
-        with contextlib.suppress(OSError):  # read-only by now; the next server there replaces it
-            self._path.unlink(missing_ok=True)
+        if isinstance(self._path, Path):
+            with contextlib.suppress(OSError):  # read-only by now; the next server there replaces it
+                self._path.unlink(missing_ok=True)
 
     def drop(self, peer: Peer) -> None:
         with self._guard:
@@ -295,20 +297,24 @@ class LineServer:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | Callable[[selectors.BaseSelector], Listener],
         on_line: Callable[[bytes, Peer, Callable[[], None]], None],
         *,
+        on_close: Callable[[Peer], None] = lambda _: None,
         line_bytes: int = MAX_LINE_BYTES,
         clients: int = MAX_CLIENTS,
     ) -> None:
         self.peers = Peers(
             path,
             lambda line, peer: on_line(line, peer, lambda: self.peers.complete(peer)),
+            on_close=on_close,
             line_bytes=line_bytes,
             clients=clients,
         )
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=path.stem, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=path.stem if isinstance(path, Path) else "agents", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import selectors
 import socket
 import time
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from kgorch.protocol import transport
 
@@ -31,6 +32,27 @@ def raise_descriptor_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+Connection: TypeAlias = socket.socket
+
+
+class Listener(Protocol):
+    """What a server takes its connections from.
+
+    Attributes:
+        socket: readable when a connection waits; registered with the server's selector.
+    """
+
+    socket: Connection
+
+    def check(self) -> None:
+        """Called regularly."""
+
+    def accept(self) -> Connection | None:
+        """The next connection, non-blocking; None when there is none."""
+
+    def close(self) -> None: ...
 
 
 class SocketListener:

@@ -86,10 +86,15 @@ class BestCheckpoint:
         Raises:
             PeersLost: a rank has died.
         """
-        return self._board.vote(self._decide(step, saved_at))
+        return self._board.vote_everywhere(self._decide(step, saved_at))
 
     def after_step(self, step: int, saved_at: int | None) -> int:
-        """The same at the boundary after a step, where only the ranks that have reported wait. Raises: PeersLost."""
+        """The same at the boundary after a step, where only the ranks that have reported wait. Raises: PeersLost.
+
+        Over several nodes nothing is saved here: the ranks would wait for the network at each report.
+        """
+        if self._board.spans_nodes:
+            return 0
         in_series = self._last == step - 1 and step % SERIES
         if self._reported != step or in_series or self._is_alone:
             self._board.pass_step(step)

@@ -307,6 +307,7 @@ class SnapshotWriter:
         spec = self._launch
         # The message has integers alone: -1 means no limit of host memory.
         bound = -1 if spec.memory_bytes is None else spec.memory_bytes
+        node = spec.node
         transport.send(
             self._keeper,
             BufferRequest(
@@ -318,6 +319,8 @@ class SnapshotWriter:
                 self._world,
                 need,
                 bound,
+                node.ranks_here if node else 0,
+                node.number if node else 0,
             ),
         )
         answer, descriptors = self._answer(BufferGrant, patience_s)

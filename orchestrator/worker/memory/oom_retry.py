@@ -161,7 +161,8 @@ class OomRetry:
         except Exception as error:
             if not oom.is_out_of_memory(error):
                 raise
-            if not oom.can_retry(error):
+            # Ranks of other nodes take part in no vote of a step: they would go on while this one repeats the step.
+            if not oom.can_retry(error) or self._board.spans_nodes:
                 raise oom.LadderEnds(oom.first_line(error)) from None
             message = oom.first_line(error)
         # Outside of the `except`: inside, the traceback would keep the failed step's tensors alive.

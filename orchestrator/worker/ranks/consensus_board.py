@@ -39,9 +39,13 @@ class PeersLost(RuntimeError):
     """Another rank has died, or has not reached a step boundary for too long. The launcher ends this attempt."""
 
 
+NODE_SLOTS = 2
+"""Slots behind those of the ranks, for what several nodes have agreed on (node_board.py)."""
+
+
 def size(world_size: int) -> int:
     """Bytes of a board."""
-    return SLOT_BYTES * (world_size + 1)
+    return SLOT_BYTES * (world_size + 1 + NODE_SLOTS)
 
 
 class Board:
@@ -52,9 +56,12 @@ class Board:
         patience_s: seconds to wait for the acknowledgement of the others.
 
     Attributes:
+        spans_nodes: there are ranks on other nodes, which see nothing of this page.
         admit: on rank 0, maps the requests that are pending to those that all ranks are asked now; 0 for not yet.
         worst_rank: the first rank that gave the highest flag of the last vote.
     """
+
+    spans_nodes = False
 
     def __init__(self, path: str, rank: int, world_size: int, *, patience_s: float = 120.0) -> None:
         self.admit: Callable[[int], int] = lambda pending: pending
@@ -107,7 +114,7 @@ class Board:
             self._request, self._acked_at, self._target = word, step, None
             # The step first: a reader that sees the number must find the step that belongs to it.
             self._write(self._rank, _ACK_STEP, step)
-            self._write(self._rank, _ACK_ID, word >> 8)
+            self.acknowledge(word >> 8)
         if self._target is None:
             self._target = self._agree(step)
         if step != self._target:
@@ -130,6 +137,10 @@ class Board:
         worst = max(flags)
         self.worst_rank = flags.index(worst)
         return worst
+
+    def vote_everywhere(self, flag: int) -> int:
+        """The same of the ranks of all nodes. It may wait for the network, so it is not for the midst of a step."""
+        return self.vote(flag)
 
     def pass_step(self, step: int) -> None:
         """Mark this step boundary as passed without a comparison, so that no rank waits here for this one."""
@@ -183,10 +194,21 @@ class Board:
                     raise PeersLost(f"rank {rank} has died")
             time.sleep(NAP_S)
 
+    def acknowledge(self, number: int) -> None:
+        """This rank has seen what has this number."""
+        self._write(self._rank, _ACK_ID, number)
+
+    def acknowledged(self, rank: int) -> int:
+        """The highest number that a rank has acknowledged."""
+        return self._read(rank, _ACK_ID)
+
     def leave(self) -> None:
         """This rank is done: the others need not wait for it."""
         self._write(self._rank, _ACK_STEP, 0)
-        self._write(self._rank, _ACK_ID, GONE)
+        self.acknowledge(GONE)
+
+    def settle(self) -> None:
+        """At the end of this rank: leave nothing open that other nodes wait for."""
 
     def save_failed(self, number: int) -> None:
         """This rank's part of the save with this number has failed, so rank 0 need not wait for it."""
@@ -211,7 +233,7 @@ class Board:
     def _agree(self, step: int) -> int | None:
         number, until = self._request >> 8, None
         while True:
-            if all(self._read(rank, _ACK_ID) >= number for rank in range(self._world)):
+            if all(self.acknowledged(rank) >= number for rank in range(self._world)):
                 return max(self._read(rank, _ACK_STEP) for rank in range(self._world)) + HORIZON
             # Not yet at the limit: train on, and look again at the next boundary.
             if step < self._acked_at + HORIZON:

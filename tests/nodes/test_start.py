@@ -1,0 +1,122 @@
+"""What is found before any training, when the agents of other nodes have connected."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Notes, wait_until
+
+from kgorch.errors import KgorchError
+from kgorch.nodes.node_group import NodeGroup, NodesMissing
+from kgorch.plan.nodes import NodesSection
+from kgorch.plan.stages import StageSection
+
+AGENT = """
+import json, sys, time
+from kgorch.nodes import agent
+%s
+sys.exit(agent.main(agent.Path(sys.argv[1])))
+"""
+
+
+class Machine:
+    """A NodeGroup whose agents are `kgorch.nodes.agent` with one thing changed: by `change`, statements of Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.notes, self.groups = folder, Notes(), list[NodeGroup]()
+
+    def gather(self, change: str = "", nodes: int | str = 2, start: list[str] | None = None, ranks: int | str = 1):
+        stage = StageSection(name="train", entry="train.py", nodes=nodes, ranks=ranks)
+        program = self.folder / "agent.py"
+        program.write_text(AGENT % change)
+        # the last word of the command is the agent's file
+        start = start or ["sh", "-c", f'set -- {{command}}; shift 3; exec {sys.executable} {program} "$@"']
+        section = NodesSection(hosts=["here", "there"], start=start, address="127.0.0.1")
+        run_folder = self.folder / "run"
+        run_folder.mkdir(exist_ok=True)
+        group = NodeGroup(run_folder, "test" + os.urandom(8).hex(), section, lambda *_: None, self.notes)
+        self.groups.append(group)
+        return group.gather(stage, 1)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    for group in made.groups:
+        group.close()
+
+
+def test_a_node_that_answers_has_its_place_and_no_secret_or_probe_is_left(machine):
+    place = machine.gather()
+    assert place.ranks == [1, 1] and place.leaders == [0, 1] and place.interface == "lo"
+    assert machine.notes.get(timeout=1) == ("nodes_ready", {"hosts": ["here", "there"], "ranks": [1, 1]})
+    file = machine.folder / "run/nodes/node1.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    secret = json.loads(file.read_text())["secret"]
+    assert not any(secret in path.read_text() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path))
+    machine.groups[0].close()
+    assert not file.exists() and not list((machine.folder / "run").glob(".probe*"))
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def test_another_version_of_kgorch_or_pytorch_is_named(machine):
+    with pytest.raises(KgorchError, match="there has other versions") as refused:
+        machine.gather(
+            "agent.__version__ = '0.0.1'; agent.versions.installed = lambda: ('1.13', agent.platform.python_version())"
+        )
+    assert len(refused.value.facts) == 2 and "PyTorch" in refused.value.facts[1]
+
+
+def test_clocks_that_are_minutes_apart_are_reported_and_nothing_depends_on_them(machine):
+    assert machine.gather("now = time.time; agent.time.time = lambda: now() + 300")
+    kind, facts = machine.notes.get(timeout=1)
+    assert kind == "clocks_apart" and 290 < facts["ahead_s"] < 310
+
+
+def test_an_agent_that_cannot_read_its_file_says_that_the_folder_is_not_shared(machine):
+    with pytest.raises(KgorchError, match="file system that all nodes share"):
+        machine.gather("sys.argv[1] = '/nowhere' + sys.argv[1]")
+
+
+def test_a_folder_in_which_the_other_nodes_files_are_not_seen_is_not_shared(machine, monkeypatch):
+    monkeypatch.setattr("kgorch.nodes.agent_starts.SHARED_S", 1.0)
+    with pytest.raises(KgorchError, match="is not seen on this node"):
+        machine.gather(
+            "read = json.loads; folder = agent.tempfile.mkdtemp(); agent.json.loads = lambda text:"
+            " {**read(text), 'folder': folder} if isinstance(text, str) and 'folder' in text else read(text)"
+        )
+
+
+def test_a_node_that_does_not_answer_is_missing_unless_the_plan_allows_fewer(machine):
+    dead = ["sh", "-c", "echo no route to {host}; false {command}"]
+    with pytest.raises(NodesMissing, match="1 of 2 nodes") as missing:
+        machine.gather(start=dead)
+    assert missing.value.facts == ("there: no route to there",)
+    assert machine.gather(start=dead, nodes="1..2") is None
+    kind, facts = machine.notes.get(timeout=1)
+    assert kind == "nodes_fewer" and facts["there"] == "there: no route to there"
+
+
+def test_a_command_that_does_not_exist_is_named(machine):
+    with pytest.raises(KgorchError, match="cannot be run"):
+        machine.gather(start=["/nowhere/srun", "{words}"])
+
+
+def test_an_agent_ends_when_its_supervisor_is_gone(machine):
+    machine.gather()
+    process = machine.groups[0]._nodes[1].process
+    machine.groups[0]._server.close()
+    assert wait_until(lambda: process.poll() is not None, within_s=30)

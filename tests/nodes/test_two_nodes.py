@@ -1,0 +1,99 @@
+"""A training over two nodes, both of them this machine: an agent with shim, torchrun, keeper and sockets is the second one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import Kgorch, processes_of, wait_until
+
+HOSTS = '[nodes]\nhosts = ["first", "second"]\nstart = ["env", "KGORCH_TEST_NODE={host}", "{words}"]\naddress = "127.0.0.1"\n'
+PROBLEM = {"epochs": 8, "pad": 3}
+
+
+def plan_of(kgorch: Kgorch, nodes: str = "2", **changes: object) -> Path:
+    return kgorch.plan(ranks=f"1\nnodes = {nodes}", extra=HOSTS, **{"args": PROBLEM, **changes})
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of the training, uncut, over two nodes."""
+    place = tmp_path_factory.mktemp("uncut")
+    (place / "work").mkdir()
+    made = Kgorch(place / "work", place / "home")
+    made("start", str(plan_of(made)))
+    assert made.status()["state"] == "finished", made.logs()
+    return made.export()
+
+
+def test_a_training_runs_over_two_nodes_to_its_end(kgorch, uncut):
+    assert uncut
+    # the same training on one node of two ranks has the same bits: both add two ranks' gradients
+    kgorch("start", str(kgorch.plan(ranks=2, args=PROBLEM)))
+    assert kgorch.export() == uncut
+
+
+def processes_on(kgorch: Kgorch, node: str) -> list[psutil.Process]:
+    """Agent, shim, torchrun, ranks and keeper of a node that is played on this machine."""
+    found = []
+    for process in processes_of(kgorch.home):
+        try:
+            if process.environ().get("KGORCH_TEST_NODE") == node:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_a_stop_and_a_second_session_have_the_bits_of_an_uncut_training(kgorch, uncut):
+    slow = PROBLEM | {"sleep": 0.15}
+    supervisor = kgorch.background("start", str(plan_of(kgorch, args=slow)))
+    kgorch.wait_for_step(10)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    wait_until(lambda: not processes_of(kgorch.home), what="all processes of both nodes end")
+    stopped_at = kgorch.status()["step"]
+    [newest] = [path for path in kgorch.checkpoints() if int(path.name.split("-")[1]) == stopped_at]
+    assert sorted(path.name for path in newest.glob("rank*.safetensors")) == ["rank0.safetensors", "rank1.safetensors"]
+    kgorch("start", str(kgorch.folder / "plan.toml"), "--set", "stage.train.args.sleep=0.0")
+    assert kgorch.export() == uncut
+
+
+@pytest.mark.slow
+def test_a_wall_is_met_by_a_save_of_both_nodes_and_the_next_session_has_the_same_bits(kgorch, uncut):
+    slow = PROBLEM | {"sleep": 0.8}
+    assert kgorch("start", str(plan_of(kgorch, args=slow, wall="40s", margin="5s")), code=10)
+    [session] = kgorch.history()
+    assert session["phase"] == "suspended" and 0 < kgorch.status()["step"] < 48, kgorch.logs()
+    kgorch("start", str(kgorch.folder / "plan.toml"), "--set", "stage.train.args.sleep=0.0")
+    assert kgorch.export() == uncut
+
+
+@pytest.mark.slow
+def test_sigkill_of_everything_on_one_node_ends_the_attempt_everywhere_and_the_next_one_has_the_same_bits(
+    kgorch, uncut
+):
+    supervisor = kgorch.background("start", str(plan_of(kgorch, args=PROBLEM | {"sleep": 0.15})))
+    kgorch.wait_for_step(12)
+    for process in processes_on(kgorch, "second"):
+        process.kill()
+    wait_until(lambda: kgorch.attempt().name == "1.2", within_s=30, what="another attempt")
+    assert [event["facts"]["host"] for event in kgorch.events("node_lost")] == ["second"]
+    assert supervisor.wait(timeout=90) == 0
+    assert kgorch.export() == uncut
+
+
+@pytest.mark.slow
+def test_a_crash_of_a_rank_costs_no_step_that_all_nodes_hold_in_memory(kgorch, uncut):
+    supervisor = kgorch.background("start", str(plan_of(kgorch, args=PROBLEM | {"sleep": 0.25}, every="10m")))
+    kgorch.wait_for_step(20)
+    wait_until(lambda: kgorch.pids().get("rank0"))
+    psutil.Process(kgorch.pids()["rank0"]).kill()
+    assert supervisor.wait(timeout=120) == 0
+    again = kgorch.events("launched")[-1]["facts"]
+    assert again["from"] == "disk" and again["step"] > 0 and again["lost_steps"] < 20, again
+    assert json.loads((kgorch.attempt() / "launch.json").read_text())["resume"]
+    assert kgorch.export() == uncut
