@@ -119,7 +119,8 @@ def main(o: argparse.Namespace) -> None:
         except SessionOver:
             print(f"stopped {session.step} {digest(net, optimizer)}", flush=True)
             raise
-        print(f"end {session.step} {digest(net, optimizer)}", flush=True)
+        again = sum("forward" in vars(block) for block in net.blocks)
+        print(f"end {session.step} {digest(net, optimizer)} blocks computed again: {again}", flush=True)
 
 
 if __name__ == "__main__":
