@@ -118,6 +118,10 @@ def _refuse_taken(orm: Orm, engine: Engine, session_id: int, phase: Phase | None
         raise SessionTaken(f"session {session_id} is {found} by another machine's word")
 
 
+def _now(orm: Orm, engine: Engine) -> datetime:
+    return fleet.utc_now(orm) if machine_of(engine) else now()
+
+
 def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(**columns))
@@ -127,7 +131,9 @@ def record_heartbeat(engine: Engine, session_id: int, attempt_id: int, **columns
     """The live figures, about once a second."""
     with Orm(engine) as orm, orm.begin():
         _refuse_taken(orm, engine, session_id)
-        orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(heartbeat_at=now(), **columns))
+        orm.execute(
+            update(SessionRow).where(SessionRow.id == session_id).values(heartbeat_at=_now(orm, engine), **columns)
+        )
         orm.execute(update(Attempt).where(Attempt.id == attempt_id).values(last_step=columns["step"]))
 
 

@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.codes import NotStarted
 from kgorch.core.scheduling import TRIES, back_off_s
-from kgorch.db import queue, runs
+from kgorch.db import fleet, queue, runs
 from kgorch.db.queue import Claimant
 from kgorch.db.rows import ResumeInfo
 from kgorch.errors import KgorchError
@@ -109,7 +109,7 @@ def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *,
     """
     failed_starts = row.failed_starts + 1
     wait_s = 0.0 if immediate else back_off_s(failed_starts, random.random())
-    due_at = None if failed_starts >= TRIES else datetime.now(UTC) + timedelta(seconds=wait_s)
+    due_at = None if failed_starts >= TRIES else fleet.server_now(engine) + timedelta(seconds=wait_s)
     is_ours = queue.put_back(engine, row.id, claimant, due_at=due_at, failed_starts=failed_starts, error=error)
     if is_ours and due_at is None:
         _notify_of_failure(row.run_id)
@@ -138,8 +138,8 @@ def _put_back_after_error(engine: Engine, resume_id: int, error: Exception) -> N
 
 def _put_back_to_wait(engine: Engine, resume_id: int, why: str) -> None:
     """Make the row due again soon. That counts as no failed start: the run had no fault, there was no room for it."""
-    due_at = datetime.now(UTC) + timedelta(seconds=WAIT_S)
     with contextlib.suppress(SQLAlchemyError):
+        due_at = fleet.server_now(engine) + timedelta(seconds=WAIT_S)
         for entry in queue.claimed_entries(engine):
             if entry.resume.id == resume_id:
                 failed_starts = entry.resume.failed_starts

@@ -21,7 +21,7 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLA
 from kgorch.core.codes import EventKind, Outcome
 from kgorch.core.session.events import AttemptDiverged, WallMoved
 from kgorch.core.session.lifecycle import NextSession, Transition
-from kgorch.db import sessions
+from kgorch.db import fleet, sessions
 from kgorch.launch import remedies
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.launcher import DiskUnwritable
@@ -222,7 +222,10 @@ class Recorder:
         """Asks the database: not for the loop."""
         if resume is None:
             return None
-        due_at: datetime | None = None if resume.when_asked else self._live.clock.utc()
+        due_at: datetime | None = None
+        if not resume.when_asked:
+            engine = self._live.engine
+            due_at = fleet.server_now(engine) if fleet.settings(engine) else self._live.clock.utc()
         if self._ledger and due_at:
             with contextlib.suppress(SQLAlchemyError):  # a session that comes too early looks again
                 due_at = self._ledger.resume_at(self._live.state.save_lead_s, on_quota=resume.on_quota)
