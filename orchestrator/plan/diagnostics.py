@@ -173,7 +173,9 @@ def label_of(path: KeyPath, values: Mapping[str, Any]) -> str:
 
 def _may_be_secret(path: KeyPath) -> bool:
     """Whether the value may be a password or a token, which no error shows: targets of notifications, mirror options."""
-    return "mirror_options" in path or (path[:1] == ("notify",) and path[1:2] != ("on",))
+    return (
+        "mirror_options" in path or path == ("fleet", "database") or (path[:1] == ("notify",) and path[1:2] != ("on",))
+    )
 
 
 def _expectation(path: KeyPath, items: Sequence[Any], values: Mapping[str, Any]) -> str:
