@@ -64,6 +64,11 @@ def lease_of(engine: Engine) -> timedelta:
     return timedelta(seconds=fleet.lease_s if fleet else LEASE_S)
 
 
+def extra_lease(engine: Engine) -> timedelta:
+    """For how long after its lease a claimant on this machine, whose process lives, does not count as hanging."""
+    return timedelta(seconds=max(0.0, LEASE_S - lease_of(engine).total_seconds()))
+
+
 def lease_end(bind: Connection | Orm, engine: Engine) -> datetime:
     """When a lease that is renewed now expires, by the server's clock."""
     return utc_now(bind) + lease_of(engine)

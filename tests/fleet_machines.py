@@ -11,7 +11,7 @@ from typing import Any
 from harness import Kgorch, processes_of, wait_until
 from postgres import PostgresServer
 
-LEASE_S = 6
+LEASE_S = 12
 
 
 @dataclass

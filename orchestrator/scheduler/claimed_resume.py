@@ -150,6 +150,6 @@ def _put_back_to_wait(engine: Engine, resume_id: int, why: str) -> None:
 
 def _renew_lease(engine: Engine, resume_id: int, is_over: threading.Event) -> None:
     """Keep the claim while the state of a run is fetched and verified, which may take longer than a lease."""
-    while not is_over.wait(RENEW_S):
+    while not is_over.wait(min(RENEW_S, fleet.lease_of(engine).total_seconds() / 5)):
         with contextlib.suppress(SQLAlchemyError):  # locked: the lease outlasts four more renewals
             queue.renew(engine, resume_id, own_identity(engine))

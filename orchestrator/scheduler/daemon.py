@@ -260,8 +260,10 @@ class Daemon:
         is_leased = row.lease_expires_at is None or row.lease_expires_at >= now
         if not is_ours:
             return self._fleet.is_dead(self._engine, is_leased=is_leased)
+        # A fleet's lease may be shorter than a process takes to begin to renew it; whether it lives is seen here.
+        hangs = row.lease_expires_at is not None and row.lease_expires_at < now - fleet.extra_lease(self._engine)
         process = row.claimant_pid or 0, row.claimant_started_ticks, row.claimant_boot_id
-        return not is_leased or not process_identity.is_alive(*process)
+        return hangs or not process_identity.is_alive(*process)
 
     def _queue_orphans(self, now: datetime) -> None:
         """Queue the runs whose supervisor has died, due now: their resume adopts what still trains."""
