@@ -290,9 +290,13 @@ def next_due_at(engine: Engine, after: datetime) -> datetime | None:
         return orm.scalar(select(func.min(Resume.due_at)).where(Resume.state == ResumeState.DUE, Resume.due_at > after))
 
 
-def claimed_entries(engine: Engine) -> list[Entry]:
+def claimed_entries(engine: Engine, *, only_ours: bool = False) -> list[Entry]:
+    """Rows that are claimed. Args: only_ours: of a fleet, those that this machine has claimed."""
     with Orm(engine) as orm:
-        return [_entry(row) for row in orm.execute(_entries().where(Resume.state == ResumeState.CLAIMED))]
+        query = _entries().where(Resume.state == ResumeState.CLAIMED)
+        if only_ours and (machine := machine_of(engine)):
+            query = query.where(Resume.claimant_machine == machine)
+        return [_entry(row) for row in orm.execute(query)]
 
 
 def newest_session_id(engine: Engine) -> int:

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from kgorch.core import fleet as core_fleet
 from kgorch.core import scheduling as core
 from kgorch.core.scheduling import FreeDevices, QueuedRun
-from kgorch.db import fleet, queue
+from kgorch.db import queue
 from kgorch.db.queue import Claimant, Entry, QueueSnapshot
 from kgorch.db.rows import ResumeInfo
 from kgorch.scheduler.claimed_resume import BY_DAEMON
@@ -47,8 +47,7 @@ def claim_next(
     # The snapshot is read before the lists: what is claimed or opened in between makes the claim fail, instead of a GPU being
     # given away twice.
     newest_session = queue.newest_session_id(engine)
-    claimed = [entry.resume for entry in queue.claimed_entries(engine)]
-    claims = [row for row in claimed if not fleet.is_elsewhere(engine, row.claimant_machine)]
+    claims = [entry.resume for entry in queue.claimed_entries(engine, only_ours=True)]
     active = [session for session in queue.active_sessions(engine) if not session.is_elsewhere]
     live = [session for session in active if has_supervisor(session)]
     orphans = [session for session in active if session not in live and is_training(engine, session.run_id)]
