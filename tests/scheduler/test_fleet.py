@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from fleet_machines import TestFleet
 from harness import Kgorch, wait_until
+from sqlalchemy.exc import SQLAlchemyError
 
-from kgorch.db import checkpoints, runs, sessions
+from kgorch.db import charges, checkpoints, fleet, runs, sessions
 from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
+from kgorch.limits.quota_ledger import LOOK_S
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +35,6 @@ def engine(machines, tmp_path):
     made = open_fleet(Fleet(machines.url, "observer"), tmp_path / "observer")
     yield made
     made.dispose()
-
-
-def session_of(engine, name: str):
-    run = runs.newest(engine, name)
-    return sessions.last(engine, run.id) if run else None
 
 
 def wait_for_checkpoint_in_mirror(machines: TestFleet, name: str) -> Path:
@@ -87,3 +87,86 @@ def test_an_outage_of_the_database_loses_no_step_no_checkpoint_and_no_session(ma
     assert {Path(one.path).name for one in checkpoints.of_run(engine, run.id, "verified")} == {
         path.name for path in only.checkpoints()
     }
+
+
+def asked(engine, question):
+    """The answer of the database; None while it cannot be used."""
+    try:
+        return question(engine)
+    except SQLAlchemyError:
+        engine.dispose()
+        return None
+
+
+def training(engine) -> list:
+    """Sessions that train, of any machine."""
+    return [one for one in asked(engine, fleet.live_sessions) or [] if one.phase == "training" and one.step > 0]
+
+
+def do_harm(kind: str, machines: TestFleet, engine, chance: random.Random) -> None:
+    """One fault, while something trains: a daemon, a whole machine, or the server; it is back a moment later."""
+    names = wait_until(lambda: [one.machine for one in training(engine)], within_s=240, what="something trains")
+    victim = machines.machines[chance.choice(names)]
+    if kind == "server":
+        machines.server.stop(chance.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
+        machines.server.start()
+        return
+    if kind == "daemon":
+        victim.kill_daemon()
+    else:
+        victim.die()
+    victim.start_daemon()
+
+
+def all_states(engine) -> dict[str, str]:
+    return {run.name: str(run.state) for run in asked(engine, runs.all_runs) or []}
+
+
+def check_hours(engine) -> None:
+    """What was charged is what the sessions took, and no two sessions of a run were charged for the same time."""
+    total_s = 0.0
+    for run in runs.all_runs(engine):
+        until_at = None
+        for row in sessions.of_run(engine, run.id):
+            charge = charges.newest(engine, row.id)
+            assert charge is not None, f"session {row.number} of {run.name} was not charged"
+            end_at = charge.started_at + timedelta(seconds=charge.used_s)
+            assert until_at is None or charge.started_at >= until_at - timedelta(seconds=3), "charged twice"
+            assert row.ended_at is not None and end_at <= row.ended_at + timedelta(seconds=3), "charged beyond its end"
+            if row.phase == "finished":
+                took_s = (row.ended_at - row.started_at).total_seconds()
+                assert charge.used_s == pytest.approx(took_s, abs=5.0)
+            elif row.heartbeat_at:
+                assert end_at >= row.heartbeat_at - timedelta(seconds=2 * LOOK_S), "a part was not charged"
+            until_at, total_s = end_at, total_s + charge.used_s
+    begin = datetime(2020, 1, 1, tzinfo=UTC)
+    assert charges.used_s(engine, "shared", begin) == pytest.approx(total_s, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("count", "harm"),
+    [
+        pytest.param(3, ("machine", "server", "daemon"), id="three-runs"),
+        pytest.param(10, ("daemon", "machine", "server") * 4, id="ten-runs", marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_three_daemons_finish_all_runs_under_random_kills_with_exact_hours(machines, engine, tmp_path, count, harm):
+    chance = random.Random(os.environ.get("KGORCH_FLEET_SEED", "7"))
+    several = [machines.machine(name, tmp_path) for name in ("a", "b", "c")]
+    plans = [
+        machines.plan(f"run{number}", epochs=12, sleep=0.1, every="2s", quota_hours=20.0) for number in range(count)
+    ]
+    for number, plan in enumerate(plans):
+        several[number % 3]("queue", "add", str(plan))
+    for machine in several:
+        machine.start_daemon()
+    for kind in chance.sample(harm, len(harm)):
+        if set(all_states(engine).values()) == {"finished"}:
+            break
+        do_harm(kind, machines, engine, chance)
+    expected = {f"run{number}": "finished" for number in range(count)}
+    wait_until(lambda: all_states(engine) == expected, within_s=180 * count, what=f"all finish: {all_states(engine)}")
+    for run in runs.all_runs(engine):
+        assert sessions.last(engine, run.id).step == 84
+    check_hours(engine)
