@@ -1,7 +1,8 @@
 """Opens the database: creates or migrates it where needed, and configures each SQLite connection.
 
-Connections use the write-ahead log, so that readers do not block writers, and enforce foreign keys. Only the owner may read the
-file. A database of an older version is migrated when it is opened; one of a newer version is refused.
+It is the SQLite file of the state folder, or the PostgreSQL that the machines of a fleet share (db/location.py, db/postgres.py).
+Connections to SQLite use the write-ahead log, so that readers do not block writers, and enforce foreign keys. Only the owner may
+read the file. A database of an older version is migrated when it is opened; one of a newer version is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, inspect, text
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
 
+from kgorch.db import location
 from kgorch.db.migrations import HEAD, REVISIONS, SCHEMA_FILE
 from kgorch.errors import StateUnusable
 
@@ -31,10 +33,12 @@ SET_UP_MS = 60_000
 
 
 def open_database(home: Path) -> Engine:
-    """The database of a state folder, created or migrated where needed.
+    """The database of a state folder, created or migrated where needed: its SQLite file, or that of the fleet it belongs to.
 
-    Raises: StateUnusable when it cannot be read or written, or was written by a newer kgorch.
+    Raises: StateUnusable when it cannot be read or written, or was written by a newer kgorch; ConfigError.
     """
+    if fleet := location.fleet():
+        return open_fleet(fleet, home)
     path = home / "kgorch.db"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -46,6 +50,26 @@ def open_database(home: Path) -> Engine:
             next_step="point KGORCH_HOME at a folder that can be written",
         ) from None
     return open_url(f"sqlite:///{path}", home)
+
+
+def open_fleet(fleet: location.Fleet, home: Path) -> Engine:
+    """The PostgreSQL of a fleet, its tables created or migrated where needed.
+
+    Args:
+        home: this machine's state folder: the paths of its runs are relative to it, as in SQLite.
+    Raises: StateUnusable.
+    """
+    from kgorch.db import postgres
+
+    engine = postgres.create(fleet.url)
+    engine.dialect.kgorch_home = str(home)  # type: ignore[attr-defined]  # read by tables.StatePath
+    engine.dialect.kgorch_fleet = fleet  # type: ignore[attr-defined]  # read by fleet.py
+    try:
+        _migrate(engine)
+    except (SQLAlchemyError, OSError) as error:
+        engine.dispose()
+        raise postgres.unusable(engine, error) from None
+    return engine
 
 
 def _create_file(path: Path) -> None:
@@ -148,7 +172,7 @@ def _migrate(engine: Engine) -> None:
         raise StateUnusable(
             f"the database {engine.url.database} was written by a newer kgorch",
             f"its schema is {revision}, this kgorch knows up to {HEAD}",
-            next_step="install that newer kgorch, or use another KGORCH_HOME",
+            next_step="install that newer kgorch, or use another KGORCH_HOME (another KGORCH_DATABASE for a fleet)",
         )
     if revision is None and _create_tables(engine):
         return
@@ -159,7 +183,8 @@ def _migrate(engine: Engine) -> None:
 
 
 def _create_tables(engine: Engine) -> bool:
-    """Create the tables of a new SQLite database from SCHEMA_FILE. False where it is not new, or not SQLite."""
+    """Create the tables of a new SQLite database from SCHEMA_FILE. False where it is not new, or not SQLite: Alembic creates
+    those of a PostgreSQL, once for a fleet."""
     if engine.dialect.name != "sqlite":
         return False
     with engine.begin() as connection:

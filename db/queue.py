@@ -7,17 +7,18 @@ request (priority, ranks, share), and each later row inherits it: no second tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Select, delete, func, select, true, update
+from sqlalchemy import ColumnElement, Engine, Select, case, delete, func, or_, select, true, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
 from kgorch.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, RunState
+from kgorch.db import fleet
 from kgorch.db.rows import ResumeInfo
-from kgorch.db.runs import now, to_info
+from kgorch.db.runs import machine_of, now, to_info
 from kgorch.db.tables import Attempt, Resume, Run, SessionRow
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
@@ -27,30 +28,42 @@ LEASE = timedelta(minutes=5)
 MAX_CLOCK_ERROR = timedelta(hours=1)
 """A row that was created further in the future comes from a clock that was wrong and has been corrected since."""
 
-INHERITED = ("priority", "ranks", "share")
+INHERITED = ("priority", "ranks", "share", "mirrored")
 
 
 class Claimant(NamedTuple):
-    """The identity of a process: pid, start time in clock ticks, boot id. A pid alone may be reused."""
+    """The identity of a process: pid, start time in clock ticks, boot id. A pid alone may be reused.
+
+    Attributes:
+        machine: of a fleet; else empty.
+    """
 
     pid: int
     ticks: int | None
     boot: str
+    machine: str = ""
 
 
 class Entry(NamedTuple):
-    """A row of the queue with the name, number and folder of its run."""
+    """A row of the queue with the name, number and folder of its run.
+
+    Attributes:
+        machine: of a fleet, which has the run's newest files; else empty.
+    """
 
     resume: ResumeInfo
     run: str
     number: int
     folder: str
+    machine: str = ""
 
 
 class QueueSnapshot(NamedTuple):
     """The state of the queue when a scheduler decided what to claim.
 
     `claim` compares it again in its UPDATE, so that two schedulers cannot both fill the last free place.
+
+    Of a fleet only this machine's rows and sessions count: another machine's take no place here.
 
     Attributes:
         claimed: number of claimed rows.
@@ -71,6 +84,9 @@ class ActiveSession(NamedTuple):
         is_waiting: the run has a row that waits in the queue.
         share: the run shares its GPUs.
         started_by: `claimed_by` of the row that led to it; empty where a user started it.
+        machine: of a fleet, on which it runs; else empty.
+        is_elsewhere: that is another machine than this one.
+        is_leased: its supervisor has renewed its lease in time.
     """
 
     run_id: str
@@ -83,6 +99,9 @@ class ActiveSession(NamedTuple):
     is_waiting: bool
     share: bool
     started_by: str
+    machine: str = ""
+    is_elsewhere: bool = False
+    is_leased: bool = False
 
 
 def queue_resume(
@@ -191,10 +210,11 @@ def mark_started(
         if row is None:
             row = Resume(run_id=run_id, why="", created_at=now(), failed_starts=0)
             orm.add(row)
-        is_claimant = row.state == ResumeState.CLAIMED and (row.claimant_pid, row.claimant_started_ticks) == process[:2]
+        claimant = row.claimant_pid, row.claimant_started_ticks, row.claimant_machine
+        is_claimant = row.state == ResumeState.CLAIMED and claimant == (process.pid, process.ticks, process.machine)
         row.state, row.failed_starts, row.lease_expires_at = ResumeState.DONE, row.failed_starts + 1, None
         row.claimed_by = row.claimed_by if is_claimant else by
-        row.claimant_pid, row.claimant_started_ticks, row.claimant_boot_id = process
+        row.claimant_pid, row.claimant_started_ticks, row.claimant_boot_id, row.claimant_machine = process
         row.claimed_at = now()
         for name, value in (resource_request or {}).items():
             setattr(row, name, value)
@@ -214,14 +234,38 @@ def entries(engine: Engine) -> list[Entry]:
         return [_entry(row) for row in orm.execute(query)]
 
 
-def due_entries(engine: Engine, at: datetime, *, limit: int, only_sharing: bool = False) -> list[Entry]:
-    """Rows that are due, in the order to start them: by priority, then the run whose last session is longest ago, then `due_at`."""
+def due_entries(
+    engine: Engine,
+    at: datetime,
+    *,
+    limit: int,
+    only_sharing: bool = False,
+    reachable: Collection[str] = (),
+    but: Collection[str] = (),
+) -> list[Entry]:
+    """Rows that are due, in the order to start them: by priority, then the run whose last session is longest ago, then `due_at`.
+
+    Args:
+        reachable: of a fleet, the machines whose runs have their files here. Of the others only runs whose files may be had
+            here: those with a mirror or a checkpoint folder of their own, and those without a session yet.
+        but: ids of runs that are left out.
+    """
     with Orm(engine) as orm:
         query = _entries().where(Resume.state == ResumeState.DUE, Resume.due_at <= at, Run.state == RunState.ACTIVE)
         if only_sharing:
             query = query.where(Resume.share == true())
-        ordered = query.order_by(Resume.priority.desc(), Resume.last_session_at, Resume.due_at, Resume.id)
+        if reachable:
+            query = query.where(_may_be_here(reachable))
+        if but:
+            query = query.where(Resume.run_id.not_in(but))
+        longest_ago = Resume.last_session_at.nulls_first()  # as SQLite sorts by itself
+        ordered = query.order_by(Resume.priority.desc(), longest_ago, Resume.due_at, Resume.id)
         return [_entry(row) for row in orm.execute(ordered.limit(limit))]
+
+
+def _may_be_here(reachable: Collection[str]) -> ColumnElement[bool]:
+    is_ours = Run.machine.in_({"", *reachable})
+    return or_(is_ours, Resume.mirrored == true(), Run.checkpoints.like("/%"), Resume.last_session_at.is_(None))
 
 
 def due_entry(engine: Engine, run_id: str, at: datetime) -> Entry | None:
@@ -246,47 +290,79 @@ def next_due_at(engine: Engine, after: datetime) -> datetime | None:
         return orm.scalar(select(func.min(Resume.due_at)).where(Resume.state == ResumeState.DUE, Resume.due_at > after))
 
 
-def claimed_entries(engine: Engine) -> list[Entry]:
+def claimed_entries(engine: Engine, *, only_ours: bool = False) -> list[Entry]:
+    """Rows that are claimed. Args: only_ours: of a fleet, those that this machine has claimed."""
     with Orm(engine) as orm:
-        return [_entry(row) for row in orm.execute(_entries().where(Resume.state == ResumeState.CLAIMED))]
+        query = _entries().where(Resume.state == ResumeState.CLAIMED)
+        if only_ours and (machine := machine_of(engine)):
+            query = query.where(Resume.claimant_machine == machine)
+        return [_entry(row) for row in orm.execute(query)]
 
 
 def newest_session_id(engine: Engine) -> int:
-    """0 before there is a session."""
+    """Of this machine; 0 before there is a session."""
     with Orm(engine) as orm:
-        return orm.scalar(select(func.max(SessionRow.id))) or 0
+        return orm.scalar(_newest_session(machine_of(engine))) or 0
+
+
+def _newest_session(machine: str) -> Select[Any]:
+    query = select(func.max(SessionRow.id))
+    return query.where(SessionRow.machine == machine) if machine else query
 
 
 def claim(engine: Engine, resume_id: int, claimant: Claimant, *, by: str, snapshot: QueueSnapshot) -> bool:
-    """Claim a due row. One UPDATE, so that exactly one of any number of claimants succeeds.
+    """Claim a due row; see `claim_first`."""
+    return claim_first(engine, [resume_id], claimant, by=by, snapshot=snapshot) is not None
 
-    False also where another row was claimed or a session was opened since the snapshot: there may be no GPU left.
+
+def claim_first(
+    engine: Engine, resume_ids: Sequence[int], claimant: Claimant, *, by: str, snapshot: QueueSnapshot
+) -> int | None:
+    """Claim the first of these rows that is due still. One UPDATE, so that of any number of claimants one gets a row.
+
+    None also where this machine has claimed another row or opened a session since the snapshot: there may be no GPU left.
+
+    Args:
+        resume_ids: in the order of the queue. Claimants that meet at its head take different rows, and none waits.
     """
     other = aliased(Resume)
-    claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED).scalar_subquery()
-    newest_session = func.coalesce(select(func.max(SessionRow.id)).scalar_subquery(), 0)
-    with Orm(engine) as orm, orm.begin():
+    claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED)
+    if claimant.machine:
+        claimed = claimed.where(other.claimant_machine == claimant.machine)
+    newest_session = func.coalesce(_newest_session(claimant.machine).scalar_subquery(), 0)
+    with Orm(engine) as orm, orm.begin(), fleet.one_at_a_time(orm, f"claims of {claimant.machine}"):
         claimable = update(Resume).where(
-            Resume.id == resume_id,
+            Resume.id == _free_row(resume_ids, is_fleet=bool(claimant.machine)),
             Resume.state == ResumeState.DUE,
-            claimed <= snapshot.claimed,
+            claimed.scalar_subquery() <= snapshot.claimed,
             newest_session <= snapshot.newest_session,
         )
-        return _count(orm.execute(claimable.values(state=ResumeState.CLAIMED, **_claim_columns(claimant, by)))) == 1
+        values = _claim_columns(orm, engine, claimant, by)
+        return orm.scalar(claimable.values(state=ResumeState.CLAIMED, **values).returning(Resume.id))
+
+
+def _free_row(resume_ids: Sequence[int], *, is_fleet: bool) -> Any:
+    """The id of the first of these rows that nobody has claimed or is just claiming."""
+    if not is_fleet:
+        return resume_ids[0]
+    row = aliased(Resume)
+    places = {resume_id: place for place, resume_id in enumerate(resume_ids)}
+    free = select(row.id).where(row.id.in_(resume_ids), row.state == ResumeState.DUE)
+    return free.order_by(case(places, value=row.id)).limit(1).with_for_update(skip_locked=True).scalar_subquery()
 
 
 def hand_over(engine: Engine, resume_id: int, before: Claimant, claimant: Claimant, *, by: str) -> bool:
     """Transfer a claim from the daemon to the process that it started. False where `before` no longer has the claim."""
     with Orm(engine) as orm, orm.begin():
         query = update(Resume).where(Resume.id == resume_id, *_is_claimed_by(before))
-        return _count(orm.execute(query.values(**_claim_columns(claimant, by)))) == 1
+        return _count(orm.execute(query.values(**_claim_columns(orm, engine, claimant, by)))) == 1
 
 
 def renew(engine: Engine, resume_id: int, claimant: Claimant) -> bool:
     """Extend the lease. False where the claimant no longer has the claim."""
     with Orm(engine) as orm, orm.begin():
         query = update(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))
-        return _count(orm.execute(query.values(lease_expires_at=now() + LEASE))) == 1
+        return _count(orm.execute(query.values(lease_expires_at=_lease_end(orm, engine)))) == 1
 
 
 def put_back(
@@ -331,12 +407,21 @@ def active_sessions(engine: Engine) -> list[ActiveSession]:
                 waiting,
                 func.coalesce(Resume.share, False),
                 func.coalesce(Resume.claimed_by, ""),
+                SessionRow.machine,
+                SessionRow.lease_expires_at,
             )
             .join(Run, Run.id == SessionRow.run_id)
             .outerjoin(Resume, Resume.id == newest.scalar_subquery())
             .where(SessionRow.phase.in_(LIVE))
         )
-        return [ActiveSession._make(row) for row in orm.execute(query)]
+        at = fleet.utc_now(orm)
+        return [_active(engine, tuple(row), at) for row in orm.execute(query)]
+
+
+def _active(engine: Engine, row: Sequence[Any], at: datetime) -> ActiveSession:
+    *columns, machine, lease_expires_at = row
+    is_leased = lease_expires_at is not None and lease_expires_at > at
+    return ActiveSession._make([*columns, machine, fleet.is_elsewhere(engine, machine), is_leased])
 
 
 def _newest(run_id: str) -> Select[Any]:
@@ -344,21 +429,26 @@ def _newest(run_id: str) -> Select[Any]:
 
 
 def _entries() -> Any:
-    return select(Resume, Run.name, Run.number, Run.folder).join(Run, Run.id == Resume.run_id)
+    return select(Resume, Run.name, Run.number, Run.folder, Run.machine).join(Run, Run.id == Resume.run_id)
 
 
 def _entry(row: Any) -> Entry:
     return Entry(to_info(ResumeInfo, row[0]), *row[1:])
 
 
-def _claim_columns(claimant: Claimant, by: str) -> dict[str, Any]:
-    at = now()
+def _claim_columns(orm: Orm, engine: Engine, claimant: Claimant, by: str) -> dict[str, Any]:
     process = {
         "claimant_pid": claimant.pid,
         "claimant_started_ticks": claimant.ticks,
         "claimant_boot_id": claimant.boot,
+        "claimant_machine": claimant.machine,
     }
-    return {**process, "claimed_by": by, "claimed_at": at, "lease_expires_at": at + LEASE}
+    return {**process, "claimed_by": by, "claimed_at": now(), "lease_expires_at": _lease_end(orm, engine)}
+
+
+def _lease_end(orm: Orm, engine: Engine) -> datetime:
+    """By the server's clock in a fleet, else by this machine's."""
+    return fleet.lease_end(orm, engine) if fleet.settings(engine) else now() + LEASE
 
 
 def _is_claimed_by(claimant: Claimant) -> tuple[Any, ...]:
@@ -367,6 +457,7 @@ def _is_claimed_by(claimant: Claimant) -> tuple[Any, ...]:
         Resume.claimant_pid == claimant.pid,
         Resume.claimant_started_ticks == claimant.ticks,
         Resume.claimant_boot_id == claimant.boot,
+        Resume.claimant_machine == claimant.machine,
     )
 
 

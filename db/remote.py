@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import REMOTE_OPEN, RunState
 from kgorch.db.rows import RemoteBundleInfo, RemoteSessionInfo
-from kgorch.db.runs import now, to_info
+from kgorch.db.runs import machine_of, now, to_info
 from kgorch.db.tables import RemoteBundle, RemoteSessionRow, Run
 
 Columns = Mapping[str, Any]
@@ -114,6 +114,8 @@ def due_runs(engine: Engine, at: datetime) -> list[DueRun]:
             RemoteSessionRow, Run.id == RemoteSessionRow.run_id
         )
         query = query.where(RemoteSessionRow.state.in_(REMOTE_OPEN), RemoteSessionRow.due_at <= at)
+        if machine := machine_of(engine):  # of a fleet, the machine that began the run pushes all of its sessions
+            query = query.where(Run.machine.in_(("", machine)))
         return [
             DueRun._make(row)
             for row in orm.execute(query.where(Run.state == RunState.ACTIVE).order_by(RemoteSessionRow.due_at))

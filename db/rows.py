@@ -38,6 +38,7 @@ class RunInfo(NamedTuple):
     created_at: datetime
     finished_at: datetime | None
     pool: str = ""
+    machine: str = ""
 
 
 class StageInfo(NamedTuple):
@@ -78,6 +79,8 @@ class SessionInfo(NamedTuple):
     fixed_wall_kind: Reason = Reason.NONE
     pool: str = ""
     reason: Reason = Reason.NONE
+    machine: str = ""
+    lease_expires_at: datetime | None = None
 
 
 class AttemptInfo(NamedTuple):
@@ -134,6 +137,8 @@ class ResumeInfo(NamedTuple):
     last_session_at: datetime | None = None
     claimed_by: str = ""
     reason: Reason = Reason.NONE
+    claimant_machine: str = ""
+    mirrored: bool = False
 
 
 class PoolInfo(NamedTuple):

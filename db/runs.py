@@ -16,6 +16,12 @@ from kgorch.db.tables import Base, Resume, Run, Stage
 Info = TypeVar("Info")
 
 
+def machine_of(engine: Engine) -> str:
+    """The name of this machine in a fleet; empty without one."""
+    fleet = getattr(engine.dialect, "kgorch_fleet", None)
+    return fleet.machine if fleet else ""
+
+
 def to_info(kind: type[Info], row: Base) -> Info:
     """An ORM object as a named tuple of db/rows.py, whose fields are columns of its table."""
     return kind(**{name: getattr(row, name) for name in kind._fields})  # type: ignore[attr-defined]
@@ -27,7 +33,8 @@ def now() -> datetime:
 
 def create(engine: Engine, *, stages: Sequence[str], **columns: Any) -> RunInfo:
     with Orm(engine) as orm, orm.begin():
-        run = Run(created_at=now(), state=RunState.ACTIVE, why="", **columns)
+        values = {"machine": machine_of(engine), **columns}
+        run = Run(created_at=now(), state=RunState.ACTIVE, why="", **values)
         orm.add(run)
         orm.flush()
         orm.add_all(Stage(run_id=run.id, position=position, name=name) for position, name in enumerate(stages))

@@ -10,18 +10,25 @@ from sqlalchemy import Engine, Select, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import OVER, EventKind, Outcome, Phase
-from kgorch.db import event_facts, rungs
+from kgorch.db import event_facts, fleet, rungs
 from kgorch.db.queue import queue_resume
 from kgorch.db.rows import AttemptInfo, EventInfo, SessionInfo
-from kgorch.db.runs import now, stage_finished, to_info
-from kgorch.db.tables import Attempt, EventRow, SessionRow
+from kgorch.db.runs import machine_of, now, stage_finished, to_info
+from kgorch.db.tables import Attempt, EventRow, Run, SessionRow
 
 UNCOUNTED = (Outcome.LOST, Outcome.STOPPED, Outcome.OUT_OF_MEMORY)
+
+
+class SessionTaken(Exception):
+    """Another machine of the fleet has ended this session, because nothing was heard of it for a lease."""
 
 
 def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
     with Orm(engine) as orm, orm.begin():
         last = orm.scalar(select(func.max(SessionRow.number)).where(SessionRow.run_id == run_id)) or 0
+        if machine := machine_of(engine):
+            columns = {"machine": machine, "lease_expires_at": fleet.lease_end(orm, engine), **columns}
+            orm.execute(update(Run).where(Run.id == run_id).values(machine=machine))
         row = SessionRow(run_id=run_id, number=last + 1, phase=Phase.QUEUED, started_at=now(), **columns)
         orm.add(row)
         orm.flush()
@@ -68,6 +75,7 @@ def record(
         adjustment: what the next attempt does otherwise, as kgorch.db.rungs.add takes it.
     """
     with Orm(engine) as orm, orm.begin():
+        _refuse_taken(orm, engine, session_id, phase)
         if closes:
             orm.execute(_closing(**closes))
         if finishes:
@@ -88,6 +96,32 @@ def add_event(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], ses
         orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase="", facts=facts))
 
 
+def has_ended_as(engine: Engine, session_id: int, phase: Phase) -> bool:
+    """Whether a session's own end was written. In a fleet another machine may have ended it: then the run is no more ours."""
+    if not machine_of(engine):
+        return True
+    with Orm(engine) as orm:
+        return orm.scalar(select(SessionRow.phase).where(SessionRow.id == session_id)) == phase
+
+
+def _refuse_taken(orm: Orm, engine: Engine, session_id: int, phase: Phase | None = None) -> None:
+    """In a fleet another machine ends a session of which it has heard nothing for a lease. Its supervisor may come back then.
+
+    Args:
+        phase: that is to be written; what was written in a try whose answer was lost is no end by another.
+    Raises: SessionTaken.
+    """
+    if not machine_of(engine):
+        return
+    found = orm.scalar(select(SessionRow.phase).where(SessionRow.id == session_id).with_for_update())
+    if found in OVER and found != phase:
+        raise SessionTaken(f"session {session_id} is {found} by another machine's word")
+
+
+def _now(orm: Orm, engine: Engine) -> datetime:
+    return fleet.utc_now(orm) if machine_of(engine) else now()
+
+
 def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(**columns))
@@ -96,7 +130,10 @@ def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
 def record_heartbeat(engine: Engine, session_id: int, attempt_id: int, **columns: Any) -> None:
     """The live figures, about once a second."""
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(heartbeat_at=now(), **columns))
+        _refuse_taken(orm, engine, session_id)
+        orm.execute(
+            update(SessionRow).where(SessionRow.id == session_id).values(heartbeat_at=_now(orm, engine), **columns)
+        )
         orm.execute(update(Attempt).where(Attempt.id == attempt_id).values(last_step=columns["step"]))
 
 

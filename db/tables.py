@@ -27,6 +27,7 @@ from kgorch.core.codes import (
     ResumeState,
     RunState,
 )
+from kgorch.db.postgres import JsonText
 
 
 class Utc(TypeDecorator[datetime]):
@@ -88,6 +89,9 @@ def state_folder(dialect: Dialect) -> str:
     return str(getattr(dialect, "kgorch_home", ""))
 
 
+DOCUMENT = JSON().with_variant(JsonText(), "postgresql")
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(
         naming_convention={
@@ -99,9 +103,10 @@ class Base(DeclarativeBase):
     )
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         datetime: Utc,
-        dict[str, Any]: JSON,
-        dict[str, float]: JSON,
-        list[str]: JSON,
+        dict[str, Any]: DOCUMENT,
+        dict[str, float]: DOCUMENT,
+        list[str]: DOCUMENT,
+        list[Any]: DOCUMENT,
     }
 
 
@@ -125,6 +130,7 @@ class Run(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
     finished_at: Mapped[datetime | None]
     pool: Mapped[str] = mapped_column(String(64), default="")  # the quota that it uses or waits for; empty for none
+    machine: Mapped[str] = mapped_column(String(64), default="")  # of a fleet, which has its newest files; else empty
 
 
 class Stage(Base):
@@ -180,6 +186,8 @@ class SessionRow(Base):
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     heartbeat_at: Mapped[datetime | None]
     exactness: Mapped[dict[str, Any]] = mapped_column(default=dict)  # unused: events of the kind `exactness` hold it
+    machine: Mapped[str] = mapped_column(String(64), default="")  # of a fleet, on which it runs or ran; else empty
+    lease_expires_at: Mapped[datetime | None]  # of a fleet: by the server's clock, renewed while its supervisor lives
 
 
 class Attempt(Base):
@@ -282,6 +290,7 @@ class Resume(Base):
             "run_id",
             unique=True,
             sqlite_where=text("state IN ('due', 'claimed')"),
+            postgresql_where=text("state IN ('due', 'claimed')"),
         ),
         Index("ix_resumes_state_due_at", "state", "due_at"),
         Index("ix_resumes_share_state_due_at", "share", "state", "due_at"),
@@ -301,10 +310,12 @@ class Resume(Base):
     claimant_pid: Mapped[int | None]
     claimant_started_ticks: Mapped[int | None] = mapped_column(BigInteger)
     claimant_boot_id: Mapped[str] = mapped_column(String(64), default="")
+    claimant_machine: Mapped[str] = mapped_column(String(64), default="")  # of a fleet; else empty
     lease_expires_at: Mapped[datetime | None]
     last_error: Mapped[str] = mapped_column(Text, default="")
     ranks: Mapped[int | None]  # GPUs that it needs; NULL for all that are visible
     share: Mapped[bool] = mapped_column(default=False)  # other runs that share may use them, too
+    mirrored: Mapped[bool] = mapped_column(default=False)  # its plan has a checkpoint.mirror
     last_session_at: Mapped[datetime | None]  # when the run's last session started
     created_at: Mapped[datetime]
 
@@ -395,7 +406,7 @@ class RemoteSessionRow(Base):
     __tablename__ = "remote_sessions"
     __table_args__ = (
         UniqueConstraint("run_id", "number"),
-        Index("uq_remote_sessions_open", "run_id", unique=True, sqlite_where=_IS_OPEN),
+        Index("uq_remote_sessions_open", "run_id", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
         Index("ix_remote_sessions_state_due_at", "state", "due_at"),
     )
 
@@ -457,3 +468,19 @@ class RemoteBundle(Base):
     bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     stored_at: Mapped[datetime]
     ready_at: Mapped[datetime | None]
+
+
+class Machine(Base):
+    """A machine of a fleet, as its daemon or one of its supervisors registered it last. Empty in SQLite."""
+
+    __tablename__ = "machines"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255), default="")
+    boot_id: Mapped[str] = mapped_column(String(64))
+    home: Mapped[str] = mapped_column(Text)  # its state folder, absolute
+    state_id: Mapped[str] = mapped_column(String(64))  # of the state folder; machines that share one have the same
+    version: Mapped[str] = mapped_column(String(64), default="")
+    gpus: Mapped[list[Any]] = mapped_column(default=list)  # models
+    daemon_pid: Mapped[int | None]
+    seen_at: Mapped[datetime]  # by the server's clock

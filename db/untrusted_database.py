@@ -89,7 +89,7 @@ COLUMNS: Mapping[str, Mapping[str, ColumnRule]] = {
     "runs": {
         "id": _R.NAME, "name": _R.NAME, "number": _R.ORDINAL, "folder": _R.LOCAL, "workdir": _R.CONSENT, "checkpoints": _R.LOCAL,
         "plan": _R.CONSENT, "overrides": _R.CONSENT, "plan_hash": _R.NAME, "state": _R.CODE, "why": _R.TEXT,
-        "created_at": _R.INSTANT, "finished_at": _R.INSTANT, "pool": _R.LOCAL,
+        "created_at": _R.INSTANT, "finished_at": _R.INSTANT, "pool": _R.LOCAL, "machine": _R.LOCAL,
     },
     "stages": {
         "id": _R.KEY, "run_id": _R.LOCAL, "position": _R.COUNT, "name": _R.NAME, "finished_at": _R.INSTANT, "note": _R.TEXT,
@@ -102,6 +102,7 @@ COLUMNS: Mapping[str, Mapping[str, ColumnRule]] = {
         "supervisor_pid": _R.LOCAL, "supervisor_started_ticks": _R.LOCAL, "stage": _R.NAME, "first_step": _R.COUNT,
         "epoch": _R.COUNT, "epochs_total": _R.COUNT, "step": _R.COUNT, "steps_total": _R.COUNT, "samples": _R.COUNT,
         "step_s": _R.SECONDS, "metrics": _R.METRICS, "heartbeat_at": _R.INSTANT, "exactness": _R.TABLE,
+        "machine": _R.LOCAL, "lease_expires_at": _R.LOCAL,
     },
     "attempts": {
         "id": _R.KEY, "session_id": _R.KEY, "number": _R.ORDINAL, "stage": _R.NAME, "folder": _R.LOCAL, "ranks": _R.COUNT,

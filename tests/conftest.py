@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from harness import Kgorch, processes_of, wait_until
+from postgres import IS_INSTALLED, PostgresServer
 from sqlalchemy import Engine
 
 from kgorch.db.engine import open_database
@@ -44,6 +45,25 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     made = open_database(tmp_path / "home")
     yield made
     made.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real server, one for each process of pytest; each test takes a database of its own from it."""
+    if not IS_INSTALLED:
+        pytest.skip("needs PostgreSQL: apt-get install postgresql")
+    made = PostgresServer()
+    yield made
+    made.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same test on both databases: `open_database` opens this kind, in processes that the test starts, too."""
+    if request.param == "postgresql":
+        monkeypatch.setenv("KGORCH_DATABASE", request.getfixturevalue("postgres").new_database())
+        monkeypatch.setenv("KGORCH_MACHINE", "here")
+    return str(request.param)
 
 
 @pytest.fixture

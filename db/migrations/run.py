@@ -8,6 +8,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Engine, create_engine
 
+from kgorch.db import postgres
 from kgorch.db.migrations import HEAD, SCHEMA_FILE
 
 
@@ -29,6 +30,8 @@ def upgrade(engine: Engine, to: str = "head", *, busy_ms: int = 0) -> None:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql(f"PRAGMA busy_timeout={busy_ms}")
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            postgres.lock_set_up(connection)
         alembic = config()
         alembic.attributes["connection"] = connection
         command.upgrade(alembic, to)

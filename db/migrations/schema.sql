@@ -78,6 +78,19 @@ CREATE TABLE events (
 	CONSTRAINT fk_events_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE CASCADE
 );
 
+CREATE TABLE machines (
+	name VARCHAR(64) NOT NULL, 
+	host VARCHAR(255) NOT NULL, 
+	boot_id VARCHAR(64) NOT NULL, 
+	home TEXT NOT NULL, 
+	state_id VARCHAR(64) NOT NULL, 
+	version VARCHAR(64) NOT NULL, 
+	gpus JSON NOT NULL, 
+	daemon_pid INTEGER, 
+	seen_at DATETIME NOT NULL, 
+	CONSTRAINT pk_machines PRIMARY KEY (name)
+);
+
 CREATE TABLE pools (
 	name VARCHAR(64) NOT NULL, 
 	total_s DOUBLE NOT NULL, 
@@ -168,7 +181,7 @@ CREATE TABLE "resumes" (
 	last_error TEXT DEFAULT '' NOT NULL, 
 	ranks INTEGER, 
 	share BOOLEAN DEFAULT 0 NOT NULL, 
-	last_session_at DATETIME, reason VARCHAR(16) DEFAULT '' NOT NULL, 
+	last_session_at DATETIME, reason VARCHAR(16) DEFAULT '' NOT NULL, claimant_machine VARCHAR(64) DEFAULT '' NOT NULL, mirrored BOOLEAN DEFAULT 0 NOT NULL, 
 	CONSTRAINT pk_resumes PRIMARY KEY (id), 
 	CONSTRAINT fk_resumes_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
 );
@@ -206,7 +219,7 @@ CREATE TABLE runs (
 	state VARCHAR(16) NOT NULL, 
 	why TEXT NOT NULL, 
 	created_at DATETIME NOT NULL, 
-	finished_at DATETIME, pool VARCHAR(64) DEFAULT '' NOT NULL, 
+	finished_at DATETIME, pool VARCHAR(64) DEFAULT '' NOT NULL, machine VARCHAR(64) DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_runs PRIMARY KEY (id), 
 	CONSTRAINT uq_runs_name UNIQUE (name, number)
 );
@@ -245,7 +258,7 @@ CREATE TABLE sessions (
 	samples BIGINT NOT NULL, 
 	step_s DOUBLE NOT NULL, 
 	metrics JSON NOT NULL, 
-	heartbeat_at DATETIME, exactness JSON DEFAULT '{}' NOT NULL, wall_kind VARCHAR(64) DEFAULT '' NOT NULL, fixed_wall_boottime_s DOUBLE, fixed_wall_kind VARCHAR(64) DEFAULT '' NOT NULL, pool VARCHAR(64) DEFAULT '' NOT NULL, reason VARCHAR(16) DEFAULT '' NOT NULL, 
+	heartbeat_at DATETIME, exactness JSON DEFAULT '{}' NOT NULL, wall_kind VARCHAR(64) DEFAULT '' NOT NULL, fixed_wall_boottime_s DOUBLE, fixed_wall_kind VARCHAR(64) DEFAULT '' NOT NULL, pool VARCHAR(64) DEFAULT '' NOT NULL, reason VARCHAR(16) DEFAULT '' NOT NULL, machine VARCHAR(64) DEFAULT '' NOT NULL, lease_expires_at DATETIME, 
 	CONSTRAINT pk_sessions PRIMARY KEY (id), 
 	CONSTRAINT fk_sessions_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
 	CONSTRAINT uq_sessions_run_id UNIQUE (run_id, number)
@@ -313,4 +326,4 @@ CREATE UNIQUE INDEX uq_remote_sessions_open ON remote_sessions (run_id) WHERE st
 
 CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
-INSERT INTO alembic_version VALUES ('0010');
+INSERT INTO alembic_version VALUES ('0011');

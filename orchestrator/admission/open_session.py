@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kgorch.admission import ownership
+from kgorch.admission import fleet_member, ownership
 from kgorch.admission.requests import RunContext
 from kgorch.admission.resolve_run import NoSession
 from kgorch.checkpoint import registry, store
@@ -22,7 +22,7 @@ from kgorch.core.codes import NotStarted, Phase, Reason, RunState
 from kgorch.core.limits.wall import Wall, nearest
 from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
-from kgorch.db import queue, runs, sessions
+from kgorch.db import fleet, queue, runs, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError, PlanError
 from kgorch.hardware import gpu_locks
@@ -58,9 +58,11 @@ class ReadySession(OpenSession):
                 ended = Supervisor(engine, self, observer=observer, listener=listener).run()
             kept.check()
             try:
-                conclude(engine, self.run, ended.phase, ended.why)
-            except OperationalError as error:  # the next start does it
-                say(f"kgorch: that {self.run.name} is {ended.phase.value} cannot be written down: {error.orig}")
+                if sessions.has_ended_as(engine, self.row.id, ended.phase):
+                    conclude(engine, self.run, ended.phase, ended.why)
+            except SQLAlchemyError as error:  # the next start does it
+                cause = getattr(error, "orig", error)
+                say(f"kgorch: that {self.run.name} is {ended.phase.value} cannot be written down: {cause}")
             return ended
         finally:
             self.claim.release()
@@ -136,22 +138,26 @@ def _open_on(
     if not lock.refresh():  # its file was deleted while a source was copied, say, and another has begun a session
         return NoSession(run, NotStarted.LIVE)
     wall_at = None if session.wall_s is None else datetime.now(UTC) + timedelta(seconds=session.wall_s - now_s)
-    row = sessions.open_session(
-        engine,
-        run.id,
-        site="local",
-        boot_id=process_identity.boot_id(),
-        wall_boottime_s=session.wall_s,
-        wall_kind=session.wall_kind,
-        fixed_wall_boottime_s=walls.fixed.at_s if walls.fixed else None,
-        fixed_wall_kind=walls.fixed.kind if walls.fixed else Reason.NONE,
-        wall_at=wall_at,
-        save_lead_s=session.save_lead_s,
-        first_step=_last_step(engine, run),
-        step=_last_step(engine, run),
-        pool=ledger.terms.quota.pool if ledger else "",
-        **_us(),
-    )
+    fleet_member.register(engine, context.home)
+    try:
+        row = sessions.open_session(
+            engine,
+            run.id,
+            site="local",
+            boot_id=process_identity.boot_id(),
+            wall_boottime_s=session.wall_s,
+            wall_kind=session.wall_kind,
+            fixed_wall_boottime_s=walls.fixed.at_s if walls.fixed else None,
+            fixed_wall_kind=walls.fixed.kind if walls.fixed else Reason.NONE,
+            wall_at=wall_at,
+            save_lead_s=session.save_lead_s,
+            first_step=_last_step(engine, run),
+            step=_last_step(engine, run),
+            pool=ledger.terms.quota.pool if ledger else "",
+            **_us(),
+        )
+    except IntegrityError:  # another machine of the fleet has opened one since
+        return NoSession(run, NotStarted.LIVE)
     if ledger:
         ledger.begin(run.id, row.id)
     _leave_queue(engine, run, plan)
@@ -163,7 +169,7 @@ def _leave_queue(engine: Engine, run: RunInfo, plan: Plan) -> None:
     queue.mark_started(
         engine,
         run.id,
-        queue.Claimant(pid, process_identity.start_ticks(pid), process_identity.boot_id()),
+        queue.Claimant(pid, process_identity.start_ticks(pid), process_identity.boot_id(), runs.machine_of(engine)),
         by=f"pid {pid}",
         resource_request=gpu_locks.resource_request(plan),
     )
@@ -238,6 +244,7 @@ def adopt(
         why=last.why,
         has_saved=last.id in checkpoint_rows.newest_by_session(engine, [last.id]),
     )
+    fleet.renew_session(engine, last.id)
     columns: dict[str, Any] = {
         **_us(),
         "fixed_wall_boottime_s": fixed.at_s if fixed else None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from kgorch.core.codes import OVER
-from kgorch.db import runs, sessions
+from kgorch.db import fleet, runs, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError, StateUnusable
 from kgorch.launch import launcher
@@ -38,7 +38,8 @@ class InUseElsewhere(KgorchError):
 
 
 def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bool:
-    """Whether a living process supervises the newest run of that name although we hold its lock: the lock file was deleted.
+    """Whether a living process supervises the newest run of that name although we hold its lock: the lock file was deleted, or
+    the process is on another machine of the fleet.
 
     Args:
         fresh: a new run of the name is to begin. That is allowed in a copy of the state folder, too.
@@ -48,6 +49,8 @@ def is_live(engine: Engine, home: Path, name: str, *, fresh: bool = False) -> bo
     last = sessions.last(engine, run.id) if run else None
     if run is None or last is None or last.phase in OVER:
         return False
+    if fleet.is_elsewhere(engine, last.machine):
+        return fleet.is_leased(engine, last.id)
     lock, pid = lock_path(home, name), last.supervisor_pid
     if pid and pid != os.getpid() and process_identity.is_alive(pid, last.supervisor_started_ticks, last.boot_id):
         if process_identity.has_open_file(pid, lock):

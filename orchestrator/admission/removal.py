@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from kgorch.core.codes import OVER, REMOTE_OPEN, ResumeState, RunState
 from kgorch.core.names import NAME_PATTERN
-from kgorch.db import queue, remote, runs, sessions
+from kgorch.db import fleet, queue, remote, runs, sessions
 from kgorch.db.rows import ResumeInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError
 from kgorch.limits import quota_ledger
@@ -76,10 +76,10 @@ def hold_locks(engine: Engine, home: Path, removals: Sequence[RunInfo]) -> Itera
             is_open = run.state == RunState.ACTIVE or (last is not None and last.phase not in OVER)
             if is_open and run.name not in ours:
                 raise _alive_error(run)
-            if _is_training(run_folder(home, run.name, run.number)) or (last and _is_supervised(last)):
+            if _is_training(run_folder(home, run.name, run.number)) or (last and _is_supervised(engine, last)):
                 raise _alive_error(run)
             resume = queue.pending_resume(engine, run.id)
-            if resume and resume.state == ResumeState.CLAIMED and _is_claimant_alive(resume):
+            if resume and resume.state == ResumeState.CLAIMED and _is_claimant_alive(engine, resume):
                 raise KgorchError(f"{_title(run)} is being started just now", next_step=f"kgorch stop {run.name}")
         yield
     finally:
@@ -227,12 +227,17 @@ def _is_training(folder: Path) -> bool:
     return any(is_locked(lock) for lock in folder.glob("attempts/*/lock"))
 
 
-def _is_supervised(last: SessionInfo) -> bool:
+def _is_supervised(engine: Engine, last: SessionInfo) -> bool:
+    if fleet.is_elsewhere(engine, last.machine):
+        return last.phase not in OVER and fleet.is_leased(engine, last.id)
     alive = process_identity.is_alive(last.supervisor_pid, last.supervisor_started_ticks, last.boot_id)
     return last.phase not in OVER and alive
 
 
-def _is_claimant_alive(resume: ResumeInfo) -> bool:
+def _is_claimant_alive(engine: Engine, resume: ResumeInfo) -> bool:
+    if fleet.is_elsewhere(engine, resume.claimant_machine):
+        expires_at = resume.lease_expires_at
+        return expires_at is not None and expires_at > fleet.server_now(engine)
     return process_identity.is_alive(resume.claimant_pid, resume.claimant_started_ticks, resume.claimant_boot_id)
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from kgorch.admission import import_files, ownership, remote_sessions, resolve_run
+from kgorch.admission import import_files, moved_state, ownership, remote_sessions, resolve_run
 from kgorch.admission.open_session import ReadySession, adopt, conclude, open_session
 from kgorch.admission.requests import (
     SILENT,
@@ -21,7 +21,7 @@ from kgorch.admission.requests import (
 from kgorch.admission.resolve_run import NoSession
 from kgorch.admission.source_run import SourceRun
 from kgorch.core.codes import OVER, NotStarted, Phase, Reason, RunState
-from kgorch.db import queue, runs, sessions
+from kgorch.db import fleet, queue, runs, sessions
 from kgorch.errors import KgorchError, PlanError
 from kgorch.hardware import devices
 from kgorch.launch import attempts, launcher, requirements, rungs, standby
@@ -127,11 +127,17 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
     remote_sessions.refuse_here(engine, run)
     mirror.check(plan)
+    moved_state.bring(context, context.home, request.watcher)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if last and last.phase not in OVER:
         # Training does not end with its supervisor: it is adopted as it runs, without losing a step.
+        is_elsewhere = fleet.is_elsewhere(engine, last.machine)
+        if is_elsewhere and fleet.is_leased(engine, last.id):  # it was heard of again while its files were fetched
+            return NoSession(run, NotStarted.LIVE)
         if attempt and attempt.outcome is None and launcher.is_running(Path(attempt.folder)):
+            if is_elsewhere:  # a shared state folder: its machine cannot reach the database, and trains
+                return NoSession(run, NotStarted.LIVE)
             ownership.refuse_moved(home_of_folder(run.folder), run, attempt)
             return adopt(context, last, attempt, lock, request.until)
         before = last.reason

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgorch.core.codes import RunState
-from kgorch.errors import NotFound, PlanError, nearest
+from kgorch.errors import NotFound, PlanError, StateUnusable, nearest
 from kgorch.platforms.detect import detect
 from kgorch.platforms.profile import Profile
+from kgorch.system.file_lock import is_locked
 from kgorch.system.paths import check_permissions, state_home
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ def open_state() -> tuple[Profile, Path, Engine]:
     profile = detect()
     home = state_home(profile.home)
     check_permissions(home)  # a folder that others may write to decides what code runs
-    return profile, home, open_database(home)
+    try:
+        return profile, home, open_database(home)
+    except StateUnusable as error:
+        if names := [path.parent.name for path in sorted(home.glob("runs/*/lock")) if is_locked(path)]:
+            error.facts += (f"trained here meanwhile, without it: {', '.join(names)}",)
+        raise
 
 
 def find_run(engine: Engine, name: str | None) -> RunInfo:

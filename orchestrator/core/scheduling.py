@@ -9,7 +9,7 @@ than is free lets smaller ones pass, but not for ever: after RESERVE_AFTER_S the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kgorch.core.backoff import Backoff
@@ -69,12 +69,16 @@ def choose(waiting: Iterable[QueuedRun], machine: FreeDevices) -> int | None:
     Args:
         waiting: in the order of the queue.
     """
+    return next(fitting(waiting, machine), None)
+
+
+def fitting(waiting: Iterable[QueuedRun], machine: FreeDevices) -> Iterator[int]:
+    """The ids of the runs of which one may start next, the first one first; the others where another machine took that."""
     for run in waiting:
         if fits(run, machine):
-            return run.id
-        if run.waits_s >= RESERVE_AFTER_S and not run.share:
-            return None
-    return None
+            yield run.id
+        elif run.waits_s >= RESERVE_AFTER_S and not run.share:
+            return
 
 
 def has_room(machine: FreeDevices, *, share: bool) -> bool:

@@ -128,7 +128,8 @@ def resource_request(plan: Any) -> dict[str, Any]:
     """What a plan needs of a machine, as the queue stores it. `ranks`: None for one a visible GPU."""
     ranks = [stage.ranks for stage in plan.stage]
     most = None if "auto" in ranks else max(ranks)
-    return {"priority": plan.session.priority, "ranks": most, "share": plan.session.share}
+    mirrored = plan.checkpoint.mirror is not None
+    return {"priority": plan.session.priority, "ranks": most, "share": plan.session.share, "mirrored": mirrored}
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[LockableGpu]:

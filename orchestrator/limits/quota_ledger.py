@@ -3,7 +3,7 @@
 A charge is a row for a session and window (and hour, of a rolling window). Every few seconds its duration is *set* to what it is by
 now. So a SIGKILL of everything loses no more than those seconds, the next write makes up for one that failed, and a repeated one
 changes nothing. The duration of a session is read on CLOCK_BOOTTIME. Its instants are those of the wall clock when the session was
-opened or adopted, so setting the wall clock later moves no wall.
+opened or adopted, so setting the wall clock later moves no wall. In a fleet that is the clock of the database's server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kgorch.core.limits import quota_windows
 from kgorch.core.limits.quota import Quota, Usage
 from kgorch.core.limits.quota_windows import Never, Window
 from kgorch.core.limits.wall import Wall
-from kgorch.db import charges
+from kgorch.db import charges, fleet
 from kgorch.db.charges import OwnCharges
 from kgorch.db.rows import AttemptInfo, PoolInfo, SessionInfo
 from kgorch.hardware import devices, nvml
@@ -130,7 +130,7 @@ class Ledger:
         terms = terms_of(plan, profile, environ)
         if terms is None:
             return None
-        now_s, utc = boottime_s(), datetime.now(UTC)
+        now_s, utc = boottime_s(), fleet.server_now(engine)
         # else charges that a clock running far ahead has written count in every window up to their date
         charges.repair_future_timestamps(engine, utc)
         began_s = process_identity.start_time_s(1) or now_s if profile.began == "container" else now_s
@@ -151,7 +151,7 @@ class Ledger:
         terms = terms_of(plan, profile, environ)
         if terms is None:
             return None
-        now_s, utc = boottime_s(), datetime.now(UTC)
+        now_s, utc = boottime_s(), fleet.server_now(engine)
         last = charges.newest(engine, row.id)
         started_at, used_s = (last.started_at, last.used_s) if last else (row.started_at, 0.0)
         uncharged_s = (utc - started_at).total_seconds() - used_s
@@ -167,7 +167,7 @@ class Ledger:
     def record_pool(self, run_id: str) -> None:
         """Write the pool with these terms, and make it the run's."""
         quota = self.terms.quota
-        pool = PoolInfo(quota.pool, quota.total_s, self.terms.resets, quota.reserve_s, datetime.now(UTC))
+        pool = PoolInfo(quota.pool, quota.total_s, self.terms.resets, quota.reserve_s, fleet.server_now(self._engine))
         charges.set_pool(self._engine, run_id, pool)
 
     def wall(self, now_s: float) -> Wall | None:
@@ -220,7 +220,7 @@ class Ledger:
             if at is None or at > now:
                 return at
         # Due at once. Whoever waits for it reads the wall clock, which may have been put back behind ours meanwhile.
-        return min(now, datetime.now(UTC))
+        return min(now, fleet.server_now(self._engine))
 
     def stop(self) -> None:
         """Charge the rest. What the database does not take now is lost: LOOK_S at most."""
@@ -265,9 +265,12 @@ def complete(engine: Engine, row: SessionInfo, attempt: AttemptInfo | None, term
     if heartbeat_at is not None:
         heartbeat_at = min(heartbeat_at, last.started_at + timedelta(seconds=last.used_s) + SLACK)
     if ended_at is not None and row.boot_id == process_identity.boot_id():
+        ended_at += fleet.server_now(engine) - datetime.now(UTC) if row.machine else timedelta()
         ended_at = min(ended_at, last.started_at + timedelta(seconds=boottime_s()))
     until_at = max(at for at in (heartbeat_at, ended_at, last.started_at) if at is not None)
-    if row.wall_at is not None:  # nothing of the session ran after that, whatever the wall clock says by now
+    if (
+        row.wall_at is not None and not row.machine
+    ):  # nothing of the session ran after that, whatever the wall clock says by now
         until_at = min(until_at, row.wall_at)
     spans = _spans_of(terms.quota.window if terms else Never(), last.started_at, until_at)
     if sum(span_s for _, span_s in spans) > last.used_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -12,11 +12,15 @@ from kgorch.core.limits import quota as core
 from kgorch.core.limits import quota_windows
 from kgorch.core.limits.quota import Quota, Usage
 from kgorch.core.limits.quota_windows import PIECE_S, Never, Rolling
-from kgorch.db import charges, sessions
+from kgorch.db import charges, fleet, sessions
 from kgorch.db.charges import OwnCharges
-from kgorch.db.rows import PoolInfo, SessionInfo
+from kgorch.db.rows import ChargeInfo, PoolInfo, SessionInfo
 from kgorch.system import process_identity
 from kgorch.system.file_lock import is_locked
+
+SILENT_S = 10.0
+"""A session of another machine of the fleet that was not charged for so long cannot reach the database, or is dead. It may train up
+to its wall all the same, so all of that time counts as used."""
 
 RECENT_CHARGE_S = 120.0
 """A session of another machine whose processes cannot be looked at is taken to run if it was charged this recently. Sessions are
@@ -70,9 +74,23 @@ def live_usage(engine: Engine, pool: str, now: datetime, *, but: int | None = No
             continue
         until_at = last.started_at + timedelta(seconds=last.used_s)
         ago_s = max(0.0, (now - until_at).total_seconds())
-        if _is_running(engine, row, ago_s):
+        if fleet.is_elsewhere(engine, row.machine):
+            usage.append(_elsewhere(row, last, until_at, ago_s))
+        elif _is_running(engine, row, ago_s):
             usage.append(LiveUsage(row, Usage(until_at, ago_s, ago_s * last.factor), last.factor))
     return usage
+
+
+def _elsewhere(row: SessionInfo, last: ChargeInfo, until_at: datetime, ago_s: float) -> LiveUsage:
+    """The usage of a session of another machine: at its rate while it is charged, else all that it may use up to its wall.
+
+    Its own wall was computed when the database could be reached last, from the joint rate of the sessions that lived then. So what
+    it may use is its share, and the others keep theirs.
+    """
+    if ago_s < SILENT_S or row.wall_at is None:
+        return LiveUsage(row, Usage(until_at, ago_s, ago_s * last.factor), last.factor)
+    reserved_s = max(ago_s, (row.wall_at - until_at).total_seconds())
+    return LiveUsage(row, Usage(until_at, ago_s, reserved_s * last.factor), 0.0)
 
 
 def _is_running(engine: Engine, row: SessionInfo, charged_ago_s: float) -> bool:
@@ -94,7 +112,7 @@ def correct(engine: Engine, name: str, used_s: float, *, source: str = "a person
         source: who says so.
     Returns: `computed_s`, the usage before the correction; `resumed`, the number of these runs.
     """
-    now, pool = datetime.now(UTC), charges.pool(engine, name)
+    now, pool = fleet.server_now(engine), charges.pool(engine, name)
     quota = quota_of(pool) if pool else Quota(name, 0.0, Never())
     usage = [*uses(engine, quota, now), *(item.unwritten for item in live_usage(engine, name, now))]
     computed_s = core.used_s(quota, usage, now)

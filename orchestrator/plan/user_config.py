@@ -1,7 +1,8 @@
 """The user's configuration for all plans: `$KGORCH_CONFIG`, else `$XDG_CONFIG_HOME/kgorch/config.toml`.
 
-It has the tables [platform], [quota] and [notify] of a plan. A key of the plan wins over the same key here, and this over the
-platform's profile. Each command reads it anew, and it is no part of a run: neither the stored plan nor its hash contains it.
+It has the tables [platform], [quota] and [notify] of a plan, and [fleet] for machines that share a database (db/location.py). A
+key of the plan wins over the same key here, and this over the platform's profile. Each command reads it anew, and it is no part of
+a run: neither the stored plan nor its hash contains it.
 
 The state folder cannot be set here, because it must be known before any plan is: $KGORCH_HOME sets it, else the platform does.
 """
@@ -12,12 +13,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from pydantic import Field
 
 from kgorch.errors import ConfigError, PlanError
 from kgorch.plan.diagnostics import validate
 from kgorch.plan.model import Plan
 from kgorch.plan.plan_table import PlanTable
+from kgorch.plan.quantities import Seconds
 from kgorch.plan.sections import NotifySection, PlatformSection, QuotaSection
 from kgorch.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
 from kgorch.platforms.detect import BY_NAME
@@ -29,8 +33,22 @@ CONFIGURATION = DocumentKind(
     noun="configuration",
     error=ConfigError,
     if_unreadable="make it a readable text file in UTF-8, move it away, or set KGORCH_CONFIG to another one",
-    if_invalid="a configuration has the tables [platform], [quota] and [notify], with the same keys as in a plan",
+    if_invalid="a configuration has the tables [platform], [quota] and [notify], with the same keys as in a plan, and [fleet]",
 )
+
+
+class FleetSection(PlanTable):
+    """`[fleet]`: the database that several machines share. It is read by db/location.py, and validated here.
+
+    Attributes:
+        database (str | None): URL of a PostgreSQL, `postgresql+psycopg://USER@HOST/NAME`; None for SQLite in the state folder.
+        machine (str | None): name of this machine, unique in the fleet; None for its host name.
+        lease (float): seconds without a sign of life after which a machine counts as dead.
+    """
+
+    database: Annotated[str, Field(pattern=r"^postgresql(\+psycopg)?://")] | None = None
+    machine: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    lease: Seconds = 300.0
 
 
 class UserConfig(PlanTable):
@@ -39,6 +57,7 @@ class UserConfig(PlanTable):
     platform: PlatformSection = PlatformSection()
     quota: QuotaSection = QuotaSection()
     notify: NotifySection = NotifySection()
+    fleet: FleetSection = FleetSection()
 
 
 def load(environ: Mapping[str, str] = os.environ) -> UserConfig:

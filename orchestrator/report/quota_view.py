@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from sqlalchemy import Engine
 
-from kgorch.db import charges, runs
+from kgorch.db import charges, fleet, runs
 from kgorch.db.rows import RunInfo
 from kgorch.report.json_fields import View, stamp
 
@@ -23,7 +23,7 @@ def of_run(engine: Engine, run: RunInfo, now: datetime) -> View | None:
 
 
 def all_pools(engine: Engine, now: datetime | None = None) -> list[View]:
-    now = now or datetime.now(UTC)
+    now = now or fleet.server_now(engine)
     return [of_pool(engine, name, now) | {"needs": _needs(engine, name)} for name in charges.pool_names(engine)]
 
 

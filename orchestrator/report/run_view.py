@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from kgorch.checkpoint import store
 from kgorch.core.codes import OVER, EventKind, Phase, Reason, RunState
-from kgorch.db import checkpoints, queue, rungs, runs, samples, sessions
+from kgorch.db import checkpoints, fleet, queue, rungs, runs, samples, sessions
 from kgorch.db.rows import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
 from kgorch.report import forecast, quota_view, remote_view, run_notices
 from kgorch.report.json_fields import View, finite_metrics, stamp
@@ -37,7 +37,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     newest = checkpoints.newest_verified(engine, run.id)
     resume = queue.pending_resume(engine, run.id)
     max_steps = sessions.max_steps(engine, run.id)
-    is_alive = row is not None and is_supervised(row)
+    is_alive = row is not None and is_supervised(engine, row)
     # Training outlives its supervisor: a later resume adopts it.
     is_training = row is not None and not is_alive and row.phase not in OVER and _is_training(engine, row)
     elsewhere = remote_view.of_run(engine, run)
@@ -136,7 +136,10 @@ def _stages(attempts: Sequence[AttemptInfo]) -> list[View]:
     ]
 
 
-def is_supervised(row: SessionInfo) -> bool:
+def is_supervised(engine: Engine, row: SessionInfo) -> bool:
+    """Whether its supervisor lives; on another machine of the fleet, by its lease."""
+    if fleet.is_elsewhere(engine, row.machine):
+        return row.phase not in OVER and fleet.is_leased(engine, row.id)
     return row.phase not in OVER and process_identity.is_alive(
         row.supervisor_pid, row.supervisor_started_ticks, row.boot_id
     )

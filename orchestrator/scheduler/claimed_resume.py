@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.codes import NotStarted
 from kgorch.core.scheduling import TRIES, back_off_s
-from kgorch.db import queue
+from kgorch.db import fleet, queue, runs
 from kgorch.db.queue import Claimant
 from kgorch.db.rows import ResumeInfo
 from kgorch.errors import KgorchError
@@ -44,14 +44,15 @@ WAIT_S = 5.0
 """Seconds until the next attempt for a run whose GPUs another session locked at the last moment, or that is live."""
 
 
-def own_identity() -> Claimant:
+def own_identity(engine: Engine) -> Claimant:
     """This process as a claimant."""
-    return Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
+    pid = os.getpid()
+    return Claimant(pid, process_identity.start_ticks(pid), process_identity.boot_id(), runs.machine_of(engine))
 
 
 def token(resume_id: int, claimant: Claimant) -> str:
     """The claim as text, for the command line of the process that is started for it."""
-    return f"{resume_id}:{claimant.pid}:{claimant.ticks}:{claimant.boot}"
+    return f"{resume_id}:{claimant.pid}:{claimant.ticks}:{claimant.boot}:{claimant.machine}"
 
 
 def resume(
@@ -66,14 +67,15 @@ def resume(
     """
     # imported here: the daemon, which imports this module, would keep in memory for months what only its children need
     from kgorch.admission import resolve_run, session_start
+    from kgorch.admission.moved_state import StateElsewhere
     from kgorch.admission.requests import LocalState, ResumeRequest
 
     try:
-        number, pid, ticks, boot = claim.split(":")
-        resume_id, before = int(number), Claimant(int(pid), int(ticks), boot)
+        number, pid, ticks, boot, machine = claim.split(":")
+        resume_id, before = int(number), Claimant(int(pid), int(ticks), boot, machine)
     except ValueError:
         raise KgorchError(f"--claimed {claim!r} is not a claim of a daemon") from None
-    if not queue.hand_over(engine, resume_id, before, own_identity(), by=BY_DAEMON):
+    if not queue.hand_over(engine, resume_id, before, own_identity(engine), by=BY_DAEMON):
         return None
     is_over = threading.Event()
     threading.Thread(target=_renew_lease, args=(engine, resume_id, is_over), name="lease", daemon=True).start()
@@ -81,7 +83,7 @@ def resume(
         result = session_start.resume(
             LocalState(engine, home, profile), ResumeRequest(name, by_user=False), watcher=watcher
         )
-    except GpusUnavailable as error:
+    except (GpusUnavailable, StateElsewhere) as error:
         _put_back_to_wait(engine, resume_id, str(error.what))
         return None
     except Exception as error:
@@ -91,7 +93,7 @@ def resume(
         is_over.set()
     if isinstance(result, resolve_run.NoSession):
         if result.why is NotStarted.FINISHED:
-            queue.mark_started(engine, result.run.id, own_identity(), by=BY_DAEMON)
+            queue.mark_started(engine, result.run.id, own_identity(engine), by=BY_DAEMON)
         elif result.why is NotStarted.LIVE:  # a run that waits for its quota has a new row (open_session)
             _put_back_to_wait(engine, resume_id, "it is live under another supervisor")
     return result
@@ -107,7 +109,7 @@ def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *,
     """
     failed_starts = row.failed_starts + 1
     wait_s = 0.0 if immediate else back_off_s(failed_starts, random.random())
-    due_at = None if failed_starts >= TRIES else datetime.now(UTC) + timedelta(seconds=wait_s)
+    due_at = None if failed_starts >= TRIES else fleet.server_now(engine) + timedelta(seconds=wait_s)
     is_ours = queue.put_back(engine, row.id, claimant, due_at=due_at, failed_starts=failed_starts, error=error)
     if is_ours and due_at is None:
         _notify_of_failure(row.run_id)
@@ -131,21 +133,23 @@ def _put_back_after_error(engine: Engine, resume_id: int, error: Exception) -> N
     with contextlib.suppress(SQLAlchemyError):  # the daemon puts the row back when this process has ended
         for entry in queue.claimed_entries(engine):
             if entry.resume.id == resume_id:
-                put_back(engine, entry.resume, own_identity(), text)
+                put_back(engine, entry.resume, own_identity(engine), text)
 
 
 def _put_back_to_wait(engine: Engine, resume_id: int, why: str) -> None:
     """Make the row due again soon. That counts as no failed start: the run had no fault, there was no room for it."""
-    due_at = datetime.now(UTC) + timedelta(seconds=WAIT_S)
     with contextlib.suppress(SQLAlchemyError):
+        due_at = fleet.server_now(engine) + timedelta(seconds=WAIT_S)
         for entry in queue.claimed_entries(engine):
             if entry.resume.id == resume_id:
                 failed_starts = entry.resume.failed_starts
-                queue.put_back(engine, resume_id, own_identity(), due_at=due_at, failed_starts=failed_starts, error=why)
+                queue.put_back(
+                    engine, resume_id, own_identity(engine), due_at=due_at, failed_starts=failed_starts, error=why
+                )
 
 
 def _renew_lease(engine: Engine, resume_id: int, is_over: threading.Event) -> None:
     """Keep the claim while the state of a run is fetched and verified, which may take longer than a lease."""
-    while not is_over.wait(RENEW_S):
+    while not is_over.wait(min(RENEW_S, fleet.lease_of(engine).total_seconds() / 5)):
         with contextlib.suppress(SQLAlchemyError):  # locked: the lease outlasts four more renewals
-            queue.renew(engine, resume_id, own_identity())
+            queue.renew(engine, resume_id, own_identity(engine))

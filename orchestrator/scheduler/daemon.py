@@ -23,16 +23,18 @@ from pathlib import Path
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core import scheduling as core
 from kgorch.core.codes import Reason
-from kgorch.db import queue
+from kgorch.db import fleet, queue
 from kgorch.db.queue import ActiveSession, Claimant, Entry
+from kgorch.db.rows import ResumeInfo
 from kgorch.errors import KgorchError, StateUnusable
 from kgorch.scheduler import claimed_resume, daemon_api, daemon_status, run_selection
 from kgorch.scheduler.daemon_api import Reply
 from kgorch.scheduler.database_watch import DatabaseWatch
+from kgorch.scheduler.fleet_membership import FleetMembership
 from kgorch.scheduler.local_devices import LocalDevices
 from kgorch.scheduler.remote_visits import RemoteVisits
 from kgorch.scheduler.session_processes import has_supervisor, is_training
@@ -89,11 +91,12 @@ class Daemon:
         self._start = start or self._starter
         self._database = DatabaseWatch(engine, home)
         self._devices = LocalDevices(home, self._clock, at_once)
+        self._fleet = FleetMembership(self._clock, home)
         self._remote_visits = RemoteVisits(self._clock, SYSTEMD_VARIABLES)
         self._jobs = queues.SimpleQueue[Job]()  # its put() is reentrant, so signal handlers may call it
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by the row that each was started for
         self._scheduler = BackgroundScheduler(timezone="UTC", daemon=True)
-        self._identity = claimed_resume.own_identity()
+        self._identity = claimed_resume.own_identity(engine)
         self._live_sessions: list[ActiveSession] = []  # at the last look
         self._repair_at_s: float | None = None
         self._look_at_s = self._watchdog_at_s = float("-inf")
@@ -148,7 +151,12 @@ class Daemon:
             if self._may_have_work():
                 self.tick()
                 self._report_recovery()
-        except (DBAPIError, OSError, StateUnusable) as error:  # locked, full, read-only: that may last for a while
+        except (
+            SQLAlchemyError,
+            OSError,
+            StateUnusable,
+        ) as error:  # locked, full, read-only, gone: that may last for a while
+            self._fleet.disconnect()
             self.report_trouble(error)
         except Exception:  # our own bug: the row of one run must not keep all others from being started
             log.exception("a look at the queue failed")
@@ -192,12 +200,16 @@ class Daemon:
 
     def tick(self) -> None:
         """Look at the queue: bring its rows and the processes that live together, SLICE_S for each kind of work."""
-        now, self._look_at_s, self._is_look_requested = self._clock.utc(), self._clock.now_s(), False
+        self._look_at_s, self._is_look_requested = self._clock.now_s(), False
+        now = fleet.server_now(self._engine) if fleet.settings(self._engine) else self._clock.utc()
+        reachable = self._fleet.tick(self._engine)
         self._repair(now)
         self._release_claims(now)
         self._queue_orphans(now)
         until_s = time.monotonic() + SLICE_S
-        while (entry := run_selection.claim_next(self._engine, self._devices, self._identity, now)) is not None:
+        while (
+            entry := run_selection.claim_next(self._engine, self._devices, self._identity, now, reachable)
+        ) is not None:
             self._resume(entry)
             if not self._may_go_on(until_s):
                 break
@@ -223,15 +235,16 @@ class Daemon:
         until_s = time.monotonic() + SLICE_S
         for entry in queue.claimed_entries(self._engine):
             row = entry.resume
-            claimant = Claimant(row.claimant_pid or 0, row.claimant_started_ticks, row.claimant_boot_id)
+            claimant = Claimant(
+                row.claimant_pid or 0, row.claimant_started_ticks, row.claimant_boot_id, row.claimant_machine
+            )
+            is_ours = not fleet.is_elsewhere(self._engine, row.claimant_machine)
             child = self._children.get(row.id)
-            if child and child.poll() is not None and claimant.pid in (self._identity.pid, child.pid):
+            if is_ours and child and child.poll() is not None and claimant.pid in (self._identity.pid, child.pid):
                 error = f"its process ended with {child.returncode}: see {entry.folder}/supervisor.log"
                 if claimed_resume.put_back(self._engine, row, claimant, error):
                     log.warning("%s: %s", entry.run, error, extra={"run": entry.run})
-            elif not process_identity.is_alive(*claimant) or (
-                row.lease_expires_at is not None and row.lease_expires_at < now
-            ):
+            elif self._is_claim_over(row, is_ours, now):
                 error = "the process that claimed it died or its lease expired"
                 # without a pause: a daemon that was killed, or a reboot, is not the run's fault
                 if claimed_resume.put_back(self._engine, row, claimant, error, immediate=True):
@@ -243,13 +256,25 @@ class Daemon:
         for row_id in [row_id for row_id, child in self._children.items() if child.poll() is not None]:
             del self._children[row_id]
 
+    def _is_claim_over(self, row: ResumeInfo, is_ours: bool, now: datetime) -> bool:
+        is_leased = row.lease_expires_at is None or row.lease_expires_at >= now
+        if not is_ours:
+            return self._fleet.is_dead(self._engine, is_leased=is_leased)
+        # A fleet's lease may be shorter than a process takes to begin to renew it; whether it lives is seen here.
+        hangs = row.lease_expires_at is not None and row.lease_expires_at < now - fleet.extra_lease(self._engine)
+        process = row.claimant_pid or 0, row.claimant_started_ticks, row.claimant_boot_id
+        return hangs or not process_identity.is_alive(*process)
+
     def _queue_orphans(self, now: datetime) -> None:
         """Queue the runs whose supervisor has died, due now: their resume adopts what still trains."""
         active = queue.active_sessions(self._engine)
-        self._live_sessions = [session for session in active if has_supervisor(session)]
+        self._live_sessions = [session for session in active if has_supervisor(session) and not session.is_elsewhere]
         until_s = time.monotonic() + SLICE_S
         for session in active:
-            if session.is_active and not session.is_waiting and not has_supervisor(session):
+            is_dead = not has_supervisor(session)
+            if session.is_elsewhere:
+                is_dead = self._fleet.is_dead(self._engine, is_leased=session.is_leased)
+            if session.is_active and not session.is_waiting and is_dead:
                 queue.put(self._engine, session.run_id, reason=Reason.LOST, due_at=now)
                 log.info("%s has lost its supervisor", session.run, extra={"run": session.run})
                 if not self._may_go_on(until_s):
@@ -263,6 +288,7 @@ class Daemon:
             error = f"{failures} consecutive sessions ended without progress"
             claimed_resume.put_back(self._engine, entry.resume, self._identity, error)
             return
+        self._fleet.note_try(self._engine, entry)
         try:
             child = self._start(entry, claimed_resume.token(entry.resume.id, self._identity))
         except OSError as error:

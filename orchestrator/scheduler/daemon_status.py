@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.db import queue
 from kgorch.scheduler.daemon_api import Answer
@@ -22,8 +22,12 @@ def describe(engine: Engine, devices: LocalDevices, now: datetime, trouble: str)
     """
     try:
         due, waiting, next_due_at = queue.counts(engine, now)
-        names = [session.run for session in queue.active_sessions(engine) if has_supervisor(session)]
-    except DBAPIError as error:
+        names = [
+            session.run
+            for session in queue.active_sessions(engine)
+            if has_supervisor(session) and not session.is_elsewhere
+        ]
+    except SQLAlchemyError as error:
         return {"ok": False, "error": str(getattr(error, "orig", error))}
     return {
         "ok": True,

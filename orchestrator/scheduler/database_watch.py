@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
 from kgorch.db.engine import file_ids, open_url
+
+FLEET_POLL_S = 2.0
+"""Seconds between two looks at the queue of a fleet: fifty daemons then ask the server for 25 looks a second."""
 
 
 class DatabaseWatch:
@@ -20,6 +24,7 @@ class DatabaseWatch:
     def __init__(self, engine: Engine, home: Path) -> None:
         self.engine, self._home = engine, home
         self._data_version: Any = None
+        self._looked_s = float("-inf")
         self._file_ids: tuple[tuple[int, int] | None, ...] = ()
 
     @property
@@ -29,14 +34,21 @@ class DatabaseWatch:
     def open(self) -> None:
         """Open the connection that watches. It stays open: SQLite deletes the log when the last connection closes, so a log
         that is missing or new was replaced by a person."""
+        if not self._is_sqlite:
+            return
         self._connection = self.engine.raw_connection()
         self.has_changed()
-        self._file_ids = file_ids(self.engine) if self._is_sqlite else ()
+        self._file_ids = file_ids(self.engine)
 
     def has_changed(self) -> bool:
-        """Whether any other connection has committed since the last call; True where that cannot be determined."""
+        """Whether any other connection has committed since the last call; True where that cannot be determined.
+
+        A PostgreSQL is not asked: a fleet commits all the time. The queue is then looked at every FLEET_POLL_S.
+        """
         if not self._is_sqlite:
-            return True
+            is_due = time.monotonic() - self._looked_s >= FLEET_POLL_S
+            self._looked_s = time.monotonic() if is_due else self._looked_s
+            return is_due
         # A pragma instead of a query of the tables: an idle daemon asks twice a second. Only the connection that asked before
         # can tell, for the number that it returns is the connection's own.
         try:

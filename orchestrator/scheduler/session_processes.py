@@ -1,4 +1,4 @@
-"""Which processes of a session live on this machine: its supervisor, and its training, which may outlive the supervisor."""
+"""Which processes of a session live: its supervisor, and its training, which may outlive the supervisor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from kgorch.system import process_identity
 
 
 def has_supervisor(session: ActiveSession) -> bool:
+    """Whether its supervisor lives; on another machine of the fleet, by its lease."""
+    if session.is_elsewhere:
+        return session.is_leased
     return process_identity.is_alive(session.pid, session.ticks, session.boot)
 
 

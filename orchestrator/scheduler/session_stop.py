@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.db import queue
 from kgorch.db.queue import ActiveSession
@@ -107,14 +107,15 @@ class SessionStop:
         """
         try:
             active: Sequence[ActiveSession] = queue.active_sessions(self._engine)
-        except DBAPIError as error:  # sessions are saved all the same
+        except SQLAlchemyError as error:  # sessions are saved all the same
             self._loop.report_trouble(error)
             active = self._recent
         pids = {child.pid for child in self._children}
         return [
             session
             for session in active
-            if (
+            if not session.is_elsewhere
+            and (
                 session.pid in pids
                 or (session.started_by == BY_DAEMON and (processes is None or _process(session) in processes))
             )
@@ -127,7 +128,7 @@ class SessionStop:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(session.pid or 0, signal.SIGKILL)
             # the training outlives its supervisor, so it is killed besides
-            with contextlib.suppress(DBAPIError):
+            with contextlib.suppress(SQLAlchemyError):
                 if folder := attempt_folder(self._engine, session.run_id):
                     launcher.kill(folder)
         for child in self._children:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,8 +24,10 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import Engine
 
-from kgorch.checkpoint.folder import CHUNK_BYTES, read_checkpoint
+from kgorch.checkpoint import store
+from kgorch.checkpoint.folder import CHUNK_BYTES, MAX_MANIFEST_BYTES, read_checkpoint, read_manifest
 from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
+from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.backoff import Backoff
 from kgorch.core.codes import CheckpointState, EventKind, Note
 from kgorch.db import checkpoints as rows
@@ -195,6 +199,47 @@ class Mirror:
         self._enter(kind, facts | {"holds": self._newest})
 
 
+class MirrorReader:
+    """Reads checkpoints of a run back from its mirror: another machine has put them there.
+
+    All methods raise the errors of fsspec's library; OSError for a local folder.
+    """
+
+    def __init__(self, run: RunInfo, url: str, options: dict[str, Any]) -> None:
+        self._run_id = run.id
+        place = url if "://" in url else str(Path(run.workdir, url))
+        self._folder = _RemoteFolder(place, options, f"{run.name}-{run.id}", threading.Event())
+
+    def holds(self, row: CheckpointInfo) -> bool:
+        """Whether the mirror has the whole checkpoint."""
+        return self._folder.is_complete(_name(row))
+
+    def fetch(self, row: CheckpointInfo, root: Path) -> None:
+        """Copy a checkpoint to its path on this machine, unless it is there.
+
+        Args:
+            root: of the run's checkpoints.
+        Raises: CheckpointBroken where its bytes do not match its manifest, or it is one of another run.
+        """
+        target = Path(row.path)
+        if target.exists():
+            if self._folder.has_same_manifest(_name(row), target):
+                return
+            store.quarantine(target, root)  # this machine went on by itself from an earlier one
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}.tmp-mirror")
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            part.mkdir()
+            self._folder.download(_name(row), part)
+            if verify_checkpoint(part).run_id != self._run_id:
+                raise CheckpointBroken(f"{_name(row)} of the mirror is a checkpoint of another run")
+            part.rename(target)
+            files.sync_folder(target.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
 class _Stopped(Exception):
     """The mirror was stopped in the middle of a file."""
 
@@ -238,6 +283,34 @@ class _RemoteFolder:
         self._write(io.BytesIO(content), f"{copy}/{MANIFEST_NAME}")
         self._fs.rm_file(f"{copy}/{UNDER_WAY}")
         return sent_bytes
+
+    def is_complete(self, name: str) -> bool:
+        return self._read(f"{self._root}/{name}/{MANIFEST_NAME}") is not None
+
+    def has_same_manifest(self, name: str, folder: Path) -> bool:
+        """Whether a checkpoint on this machine is the one in the mirror."""
+        try:
+            return (folder / MANIFEST_NAME).read_bytes() == self._read(f"{self._root}/{name}/{MANIFEST_NAME}")
+        except OSError:
+            return False
+
+    def download(self, name: str, target: Path) -> None:
+        """Copy a checkpoint into an empty folder; its manifest names the files and bounds their sizes.
+
+        Raises: CheckpointBroken, CheckpointUnreadable for a manifest that is none.
+        """
+        content = self._read(f"{self._root}/{name}/{MANIFEST_NAME}")
+        if content is None or len(content) > MAX_MANIFEST_BYTES:
+            raise CheckpointBroken(f"the mirror has no whole {name}")
+        files.write(target / MANIFEST_NAME, content, durable=True)
+        for file, entry in read_manifest(target).files.items():
+            left = entry.bytes + 1  # one more than there may be, so that a longer file is noticed
+            with self._fs.open(f"{self._root}/{name}/{file}", "rb") as source, open(target / file, "xb") as sink:
+                while left > 0 and (piece := source.read(min(CHUNK_BYTES, left))):
+                    left -= len(piece)
+                    sink.write(piece)
+                sink.flush()
+                os.fsync(sink.fileno())
 
     def names(self, stages: Iterable[str]) -> set[str]:
         """The entries of these stages' folders, as STAGE/FOLDER."""

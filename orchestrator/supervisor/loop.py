@@ -8,6 +8,7 @@ The loop itself sleeps until the next instant at which the lifecycle has somethi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.checkpoint.verifier import Job
 from kgorch.core.codes import EventKind, Phase, Reason
@@ -27,7 +29,7 @@ from kgorch.core.session.events import Event
 from kgorch.core.session.lifecycle import Effect
 from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
-from kgorch.db import sessions
+from kgorch.db import fleet, sessions
 from kgorch.db.rows import SessionInfo
 from kgorch.hardware import telemetry
 from kgorch.launch import launcher
@@ -156,6 +158,8 @@ class Supervisor:
         opened.walls.watch(wall, self._clock, self._journal.note, self.post)
         if ledger := opened.walls.ledger:
             self._duties.every(quota_ledger.LOOK_S, ledger.look)
+        if fleet.settings(live.engine):
+            self._duties.every(fleet.lease_of(live.engine).total_seconds() / 5, self._renew_lease)
         self._duties.every(HANG_LOOK_S, lambda: self._attempts.hangs.look(self.post))
         if opened.adopted:
             self._attempts.adopt(opened.adopted)
@@ -398,6 +402,12 @@ class Supervisor:
             self._sent_deadline_s = at_s
             self._channel.broadcast(DeadlineUpdate(at_s))
             self._live.nodes.broadcast(DeadlineUpdate(at_s))
+
+    def _renew_lease(self) -> None:
+        """A periodic duty in a fleet. Where another machine has ended the session meanwhile, this one stops at once."""
+        with contextlib.suppress(SQLAlchemyError):  # an outage: the others wait for a lease after it
+            if not fleet.renew_session(self._live.engine, self._live.row.id) and not self._live.state.phase.is_over:
+                self.post(events.StopRequested(Reason.LOST, self._clock.now_s()))
 
     def _on_sigterm(self) -> None:
         """Of the platform. No source of time limits reports this wall: after a stop they only come nearer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -16,7 +16,7 @@ from kgorch.core.session import events
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
-from kgorch.db import sessions
+from kgorch.db import fleet, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
 from kgorch.errors import CheckpointBroken, CheckpointUnreadable
 from kgorch.launch import attempts, remedies
@@ -88,7 +88,7 @@ def _row(engine: Engine, run: RunInfo) -> SessionInfo:
 
 def _due_at(engine: Engine, last: SessionInfo, terms: Terms | None) -> datetime | None:
     """When the next session may begin: now, or when the quota has hours again."""
-    now = datetime.now(UTC)
+    now = fleet.server_now(engine)
     return Ledger(engine, terms, now, boottime_s()).resume_at(last.save_lead_s) if terms else now
 
 

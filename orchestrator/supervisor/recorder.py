@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError, TimeoutError
 
 from kgorch.core.codes import EventKind, Outcome
 from kgorch.core.session.events import AttemptDiverged, WallMoved
 from kgorch.core.session.lifecycle import NextSession, Transition
-from kgorch.db import sessions
+from kgorch.db import fleet, sessions
 from kgorch.launch import remedies
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.launcher import DiskUnwritable
@@ -52,13 +52,15 @@ class Journal:
         self._waiting: deque[Write] = deque()
         self._newest: dict[str, Write] = {}
         self._changed = threading.Condition()
-        self._is_closed, self._said_s = False, -SAY_S
+        self._is_closed, self._is_taken, self._said_s = False, False, -SAY_S
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def write(self, entry: Write) -> None:
         """An entry is a whole transaction."""
         with self._changed:
+            if self._is_taken:
+                return
             self._waiting.append(entry)
             self._changed.notify_all()
 
@@ -103,7 +105,8 @@ class Journal:
         """It stays first while the database does not take it."""
         if self._attempted(self._waiting[0]):
             with self._changed:
-                self._waiting.popleft()
+                if self._waiting:
+                    self._waiting.popleft()
                 self._changed.notify_all()
         else:
             time.sleep(AGAIN_S)
@@ -115,7 +118,9 @@ class Journal:
         """Whether there is no sense in trying it again."""
         try:
             entry()
-        except (OperationalError, DiskUnwritable) as error:
+        except sessions.SessionTaken:
+            self._drop_all()
+        except (OperationalError, InterfaceError, InternalError, TimeoutError, DiskUnwritable) as error:
             if time.monotonic() - self._said_s >= SAY_S:
                 self._said_s = time.monotonic()
                 cause = getattr(error, "orig", error)
@@ -124,6 +129,15 @@ class Journal:
         except Exception as error:  # it would fail again and hold up what comes after it
             say(f"kgorch: an entry cannot be written down: {type(error).__name__}: {error}")
         return True
+
+    def _drop_all(self) -> None:
+        """Another machine trains the run now: what this session did since belongs to nobody."""
+        say("kgorch: another machine of the fleet has taken this run over; this session ends, and writes nothing more")
+        with self._changed:
+            self._is_taken = True
+            self._waiting.clear()
+            self._newest.clear()
+            self._changed.notify_all()
 
 
 def columns_of(move: Transition, attempt: LaunchedAttempt | None, step: int) -> dict[str, Any]:
@@ -208,7 +222,10 @@ class Recorder:
         """Asks the database: not for the loop."""
         if resume is None:
             return None
-        due_at: datetime | None = None if resume.when_asked else self._live.clock.utc()
+        due_at: datetime | None = None
+        if not resume.when_asked:
+            engine = self._live.engine
+            due_at = fleet.server_now(engine) if fleet.settings(engine) else self._live.clock.utc()
         if self._ledger and due_at:
             with contextlib.suppress(SQLAlchemyError):  # a session that comes too early looks again
                 due_at = self._ledger.resume_at(self._live.state.save_lead_s, on_quota=resume.on_quota)

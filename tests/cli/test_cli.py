@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from harness import wait_until, weekly_reset
 from sqlalchemy import text
 
+from kgorch.admission import fleet_member
 from kgorch.cli import cli
 from kgorch.cli.commands import VERBS
 from kgorch.cli.display import render
@@ -22,7 +23,8 @@ from kgorch.core.codes import Phase, Reason
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
 from kgorch.db import charges, checkpoints, curves, queue, rungs, runs, samples, sessions
-from kgorch.db.engine import open_database
+from kgorch.db.engine import open_database, open_fleet
+from kgorch.db.location import Fleet
 from kgorch.db.rows import PoolInfo
 from kgorch.errors import NotFound
 from kgorch.plan import check_entries, load
@@ -618,3 +620,21 @@ def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(
     foreground._print_end({"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED)
     said = capsys.readouterr().err
     assert expected in said and ("kgorch start PLAN" in said) == bool(environ)
+
+
+def test_the_fleets_fields_are_those_that_were_promised(kgorch, postgres):
+    assert json.loads(kgorch("fleet", "--json").stdout) is None
+    kgorch.extra_env = {"KGORCH_DATABASE": postgres.new_database(), "KGORCH_MACHINE": "gpu-a"}
+    engine = open_fleet(Fleet(kgorch.extra_env["KGORCH_DATABASE"], "gpu-a"), kgorch.home)
+    run = runs.create(
+        engine, id="r", name="ink", number=1, folder=f"{kgorch.home}/runs/ink/1", workdir="/w", checkpoints="/c", plan="",
+        overrides=[], plan_hash="h", stages=["train"],
+    )  # fmt: skip
+    fleet_member.register(engine, kgorch.home)
+    sessions.open_session(engine, run.id, boot_id="b", stage="train", step=4, steps_total=9)
+    engine.dispose()
+    found = json.loads(kgorch("fleet", "--json").stdout)
+    found["machines"][0]["gpus"] = ["Tesla T4"]  # this machine's
+    assert _shape(found) == json.loads((PROMISES / "fleet.json").read_text())
+    shown = kgorch("fleet").stdout
+    assert "gpu-a (this one)" in shown and "ink (train 4/9)" in shown

@@ -33,7 +33,7 @@ def rows(home: Path) -> dict[str, list[dict[str, object]]]:
     """All rows of all tables that version 0008 had, by column name."""
     with closing(sqlite3.connect(home / "kgorch.db")) as database:
         database.row_factory = sqlite3.Row
-        tables = [table for table in Base.metadata.tables if not table.startswith("remote_")]
+        tables = [table for table in Base.metadata.tables if not table.startswith("remote_") and table != "machines"]
         return {table: [dict(row) for row in database.execute(f"SELECT * FROM {table}")] for table in tables}
 
 
@@ -72,7 +72,8 @@ def test_each_value_stands_in_the_renamed_column_of_its_row(home):
     for table, now in rows(home).items():
         names = MIGRATION.COLUMNS.get(table, {})
         assert before[table], f"the table {table} is compared with nothing"
-        assert now == [{names.get(name, name): value for name, value in row.items()} for row in before[table]]
+        expected = [{names.get(name, name): value for name, value in row.items()} for row in before[table]]
+        assert [{name: row[name] for name in expected[0]} for row in now] == expected
 
 
 def test_every_renamed_column_is_one_of_today():

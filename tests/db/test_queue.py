@@ -7,11 +7,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from kgorch.core.codes import REASON_TEXT, Reason
 from kgorch.db import queue, runs, sessions
 from kgorch.db.queue import LEASE, Claimant, QueueSnapshot
 from kgorch.system import process_identity
 
+pytestmark = pytest.mark.usefixtures("database")
 ANY = QueueSnapshot(10**6, 10**6)
 WE = Claimant(os.getpid(), process_identity.start_ticks(os.getpid()), process_identity.boot_id())
 OTHER = Claimant(1, 2, "another boot")
@@ -129,6 +132,7 @@ def test_tries_count_on_while_sessions_come_no_step_further(engine):
         queue.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
         session = sessions.open_session(engine, run, boot_id="b")
         queue.mark_started(engine, run, WE, by="x")
+        sessions.update_session(engine, session.id, phase="cut_off")
         queue.put(engine, run, reason=Reason.LOST, due_at=datetime.now(UTC))
         assert queue.pending_resume(engine, run).failed_starts == expected
     attempted(engine, session.id, "train", 0, 5, made_progress=True)
@@ -159,6 +163,7 @@ def test_a_session_that_ends_in_a_shorter_stage_than_it_began_in_has_come_furthe
         session = sessions.open_session(engine, run, boot_id="b", first_step=8000, step=steps)
         attempted(engine, session.id, "train", 8000, 8100, made_progress=True, outcome="finished")
         attempted(engine, session.id, "tune", 0, steps, made_progress=steps == 600)
+        sessions.update_session(engine, session.id, phase="suspended")
         queue.put(engine, run, reason=Reason.TIME_LIMIT, due_at=datetime.now(UTC))
         assert queue.pending_resume(engine, run).failed_starts == 0
 
@@ -172,6 +177,7 @@ def test_a_session_that_was_killed_with_all_else_has_come_further_by_the_steps_t
         queue.mark_started(engine, run, WE, by="x")
         row = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
         sessions.record_heartbeat(engine, session.id, row.id, step=step)
+        sessions.update_session(engine, session.id, phase="cut_off")
         queue.put(engine, run, reason=Reason.LOST, due_at=datetime.now(UTC))
         assert queue.pending_resume(engine, run).failed_starts == expected
 

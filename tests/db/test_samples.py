@@ -23,7 +23,7 @@ T4S, RANKS = 2, 2
 
 
 @pytest.fixture
-def engine(tmp_path):
+def engine(database, tmp_path):
     made = open_database(tmp_path)
     yield made
     made.dispose()
@@ -120,7 +120,7 @@ def test_rolling_up_goes_on_where_it_left_off_and_twice_is_as_once(engine, open_
 
 def test_a_living_session_keeps_an_hour_of_seconds_and_one_that_is_over_none(engine, open_session):
     now = datetime.now(UTC)
-    living, over = open_session(), open_session(over=True)
+    over, living = open_session(over=True), open_session()
     for session in (living, over):
         samples.write(engine, session, [(now - timedelta(minutes=age), {"host.cpu": 5.0}) for age in (100, 61, 59, 1)])
     samples.roll_up(engine, living)
@@ -140,7 +140,7 @@ def test_the_oldest_minutes_go_first_and_hours_stay(engine, open_session):
         samples.write(engine, session, seconds(BEGIN, 120, random.Random(session)))
     samples.prune_ended_sessions(engine)
     with engine.connect() as connection:
-        length = connection.scalar(select(func.avg(func.length(Sample.values))).where(Sample.span_s == MINUTE))
+        length = float(connection.scalar(select(func.avg(func.length(Sample.values))).where(Sample.span_s == MINUTE)))
     samples.prune_ended_sessions(engine, minutes_bytes=int(2 * 2 * 1.1 * (length + samples.ROW_BYTES)))
     assert [MINUTE in spans(engine, session) for session in ids] == [False, False, True, True]
     assert all(spans(engine, session)[HOUR] == 1 for session in ids)
@@ -187,6 +187,7 @@ def test_a_check_is_held_against_the_hours_of_the_newest_sessions(engine, open_s
     assert len(statements) <= check_comparison.MAX_SESSIONS + 5
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_hundred_sessions_of_nine_hours_stay_below_200_mb_and_status_is_as_quick_as_at_first(engine, open_session):
     """One session through the verbs, second by second; its rows again for the other ninety-nine."""
     chance, first = random.Random(0), open_session(over=True)
@@ -242,6 +243,7 @@ def _look_s(engine, session: int) -> float:
     return statistics.median(once() for _ in range(50))
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_looking_for_samples_reads_a_range_of_the_index(engine, open_session):
     session = open_session()
     looked = samples.newest_row(session, SECOND), samples._rows(session, MINUTE).where(Sample.at >= BEGIN)

@@ -235,6 +235,7 @@ MAY = {
         "kgorch.services",
         "kgorch.supervisor",
         "kgorch.db",
+        "kgorch",  # its version
     },
     "kgorch.scheduler": {
         *LOW,

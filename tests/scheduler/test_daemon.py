@@ -48,10 +48,10 @@ from kgorch.scheduler import claimed_resume
 home, run, token = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(":")
 engine = open_database(home)
 before = Claimant(int(token[1]), int(token[2]), token[3])
-if queue.hand_over(engine, int(token[0]), before, claimed_resume.own_identity(), by="daemon"):
+if queue.hand_over(engine, int(token[0]), before, claimed_resume.own_identity(engine), by="daemon"):
     with open(home / "done", "a") as file:
         file.write(run + "\\\\n")
-    queue.mark_started(engine, "id-" + run, claimed_resume.own_identity(), by="x")
+    queue.mark_started(engine, "id-" + run, claimed_resume.own_identity(engine), by="x")
 '''
 Daemon(open_database(home), home, at_once=2, start=start).run()
 """
@@ -111,7 +111,7 @@ def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     plan = kgorch.plan(extra=f"""[notify]\ncommand = ["sh", "-c", "cat > {told}"]""").read_text()
     run = make(engine, kgorch.home, "hopeless", plan=plan)
     queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
-    row, us = queue.pending_resume(engine, run), claimed_resume.own_identity()
+    row, us = queue.pending_resume(engine, run), claimed_resume.own_identity(engine)
     assert queue.claim(engine, row.id, us, by="x", snapshot=queue.QueueSnapshot(0, queue.newest_session_id(engine)))
     for name, value in kgorch.env().items():
         monkeypatch.setenv(name, value)

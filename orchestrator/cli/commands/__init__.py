@@ -35,6 +35,7 @@ TOPICS = {
     "Unattended": {
         "queue": "List or change the runs that wait to be started.",
         "daemon": "Start each queued run when it is due.",
+        "fleet": "List the machines of a fleet and their runs.",
         "systemd": "Install the daemon as a systemd service.",
         "notify": "Send a test notification.",
         "prometheus": "Offer the state of all runs to Prometheus.",

@@ -93,7 +93,7 @@ def command(
         if not attempt and Path(newest.folder) != path.parent:
             at, path = 0, Path(newest.folder, name)
             render.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
-        elif last is None or not run_view.is_supervised(last):
+        elif last is None or not run_view.is_supervised(engine, last):
             _print_from(path, at, output)
             output.end()
             return 0

@@ -90,7 +90,7 @@ def _wait(engine: Engine, run: RunInfo) -> int:
     from kgorch.report import run_view
     from kgorch.supervisor import ending_files
 
-    while (last := sessions.last(engine, run.id)) and run_view.is_supervised(last):
+    while (last := sessions.last(engine, run.id)) and run_view.is_supervised(engine, last):
         time.sleep(0.1)
     if last and last.phase not in OVER:
         # a supervisor that cannot write the database at its end leaves a file instead

@@ -1,0 +1,91 @@
+"""Which database is used: SQLite in the state folder, or the PostgreSQL of a fleet.
+
+The environment decides, else the table [fleet] of the user's configuration (plan/user_config.py validates it; it is read here
+without pydantic, because `kgorch status` should answer at once):
+
+    [fleet]
+    database = "postgresql+psycopg://kgorch@db.example/kgorch"
+    machine = "gpu-a"
+    lease = "5m"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kgorch.errors import ConfigError
+
+LEASE_S = 300.0
+"""Seconds without a sign of life after which a machine, or the claimant of a row, counts as dead."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_BYTES = 1 << 20
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Fleet(NamedTuple):
+    """Attributes:
+    url: of the PostgreSQL that its machines share; it may hold a password.
+    machine: name of this machine, unique in the fleet.
+    lease_s: seconds without a sign of life after which a machine counts as dead.
+    """
+
+    url: str
+    machine: str
+    lease_s: float = LEASE_S
+
+
+def fleet(environ: Mapping[str, str] = os.environ) -> Fleet | None:
+    """The fleet of this machine; None where its database is the SQLite file of the state folder.
+
+    Raises: ConfigError.
+    """
+    table = _table(environ)
+    url = environ.get("KGORCH_DATABASE") or table.get("database")
+    if not url:
+        return None
+    if not isinstance(url, str) or url.partition("://")[0] not in ("postgresql", "postgresql+psycopg"):
+        raise ConfigError(
+            "the database of a fleet is a PostgreSQL",
+            f"expected postgresql+psycopg://USER@HOST/NAME, found {str(url).partition(':')[0]}:…",
+            next_step="correct KGORCH_DATABASE, or fleet.database of the configuration; without either SQLite is used",
+        )
+    name = environ.get("KGORCH_MACHINE") or table.get("machine") or socket.gethostname()
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{str(name)[:80]!r} cannot name a machine of the fleet",
+            "expected up to 64 letters, digits, dots, underscores and hyphens",
+            next_step="set KGORCH_MACHINE, or fleet.machine of the configuration",
+        )
+    return Fleet("postgresql+psycopg" + url[url.index("://") :], name, _seconds(table.get("lease", LEASE_S)))
+
+
+def config_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's configuration: `$KGORCH_CONFIG`, else `$XDG_CONFIG_HOME/kgorch/config.toml`."""
+    if variable := environ.get("KGORCH_CONFIG"):
+        return Path(variable).expanduser()
+    base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
+    return Path(base) / "kgorch" / "config.toml"
+
+
+def _table(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The table [fleet]. A file that cannot be read or parsed has none: whoever reads all of it reports that."""
+    try:
+        with open(config_path(environ), "rb") as file:
+            table = tomllib.loads(file.read(MAX_BYTES).decode()).get("fleet", {})
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _seconds(value: Any) -> float:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smh]?)", str(value))
+    if not match or (seconds := float(match[1]) * UNITS[match[2]]) < 1.0:
+        raise ConfigError(f'fleet.lease: expected a duration such as "5m", found {value!r}')
+    return seconds

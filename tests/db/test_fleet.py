@@ -1,0 +1,184 @@
+"""Several machines on one PostgreSQL: claims, leases by the server's clock, sessions that another machine has taken."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kgorch.core.codes import EventKind, Phase, Reason
+from kgorch.db import fleet, queue, runs, sessions
+from kgorch.db.engine import open_fleet
+from kgorch.db.location import Fleet
+from kgorch.db.queue import Claimant, QueueSnapshot
+
+LEASE_S = 60.0
+
+
+@pytest.fixture
+def machines(postgres, tmp_path):
+    """The same database as the machines `a` and `b` see it."""
+    url = postgres.new_database()
+    engines = {name: open_fleet(Fleet(url, name, LEASE_S), tmp_path / name) for name in "ab"}
+    for name, engine in engines.items():
+        register(engine, name)
+    yield engines
+    for engine in engines.values():
+        engine.dispose()
+
+
+def register(engine, state_id: str) -> None:
+    columns = {
+        "host": "h",
+        "boot_id": "b",
+        "home": "/h",
+        "state_id": state_id,
+        "version": "1",
+        "gpus": ["Tesla T4"] * 2,
+    }
+    fleet.register(engine, columns)
+
+
+def queued(engine, name: str, **resource_request) -> int:
+    run = runs.create(
+        engine, id=f"id-{name}", name=name, number=1, folder=f"/home/x/runs/{name}/1", workdir="/w", checkpoints="runs/c",
+        plan="", overrides=[], plan_hash="h", stages=["train"],
+    )  # fmt: skip
+    queue.put(
+        engine, run.id, reason=Reason.QUEUED, due_at=datetime.now(UTC) - timedelta(seconds=5),
+        resource_request={"ranks": 1, **resource_request},
+    )  # fmt: skip
+    return queue.pending_resume(engine, run.id).id
+
+
+def claimant(name: str, pid: int = 1) -> Claimant:
+    return Claimant(pid, 1, "same boot", name)
+
+
+def snapshot_of(engine) -> QueueSnapshot:
+    claimed = [row for row in queue.claimed_entries(engine) if row.resume.claimant_machine == runs.machine_of(engine)]
+    return QueueSnapshot(len(claimed), queue.newest_session_id(engine))
+
+
+def test_each_row_goes_to_one_of_many_claimants_that_meet_at_the_head_of_the_queue(machines):
+    ids = [queued(machines["a"], f"run{number:02}") for number in range(40)]
+    taken: list[int] = []
+
+    def take(name: str, number: int) -> None:
+        me = claimant(name, number)
+        while (row := queue.claim_first(machines[name], ids, me, by="x", snapshot=QueueSnapshot(10**6, 0))) is not None:
+            taken.append(row)
+
+    threads = [threading.Thread(target=take, args=("ab"[number % 2], number)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert sorted(taken) == sorted(ids)
+
+
+def test_another_machines_claims_take_no_place_here_and_ones_own_do(machines):
+    first, second, third = (queued(machines["a"], name) for name in ("one", "two", "three"))
+    before = {name: snapshot_of(engine) for name, engine in machines.items()}
+    assert queue.claim(machines["a"], first, claimant("a"), by="daemon", snapshot=before["a"])
+    assert queue.claim(machines["b"], second, claimant("b"), by="daemon", snapshot=before["b"])
+    assert not queue.claim(machines["b"], third, claimant("b"), by="daemon", snapshot=before["b"])
+
+
+def test_two_daemons_of_a_machine_do_not_both_fill_its_last_place(machines):
+    """Each claims another row; their UPDATEs would not see each other."""
+    rows = [queued(machines["a"], f"run{number}") for number in range(8)]
+    snapshot, taken = snapshot_of(machines["a"]), []
+    start = threading.Barrier(8)
+
+    def take(row: int) -> None:
+        start.wait()
+        taken.append(queue.claim(machines["a"], row, claimant("a", row), by="daemon", snapshot=snapshot))
+
+    threads = [threading.Thread(target=take, args=(row,)) for row in rows]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(taken) == [False] * 7 + [True]
+
+
+def test_the_process_of_another_machine_with_the_same_pid_is_another_claimant(machines):
+    row = queued(machines["a"], "ink")
+    assert queue.claim(machines["a"], row, claimant("a"), by="daemon", snapshot=snapshot_of(machines["a"]))
+    assert not queue.renew(machines["b"], row, claimant("b"))
+    assert not queue.hand_over(machines["b"], row, claimant("b"), claimant("b", 2), by="daemon")
+    assert queue.renew(machines["a"], row, claimant("a"))
+
+
+def test_leases_are_those_of_the_servers_clock_whatever_the_machines_say(machines, monkeypatch):
+    for module in (queue, sessions, runs):
+        monkeypatch.setattr(module, "now", lambda: datetime.now(UTC) - timedelta(minutes=7))
+    row = queued(machines["a"], "ink")
+    queue.claim(machines["a"], row, claimant("a"), by="daemon", snapshot=snapshot_of(machines["a"]))
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
+    left = queue.pending_resume(machines["b"], "id-ink").lease_expires_at - fleet.server_now(machines["b"])
+    assert timedelta(seconds=LEASE_S - 30) < left <= timedelta(seconds=LEASE_S)
+    [seen] = queue.active_sessions(machines["b"])
+    assert (seen.machine, seen.is_elsewhere, seen.is_leased) == ("a", True, True)
+    sessions.update_session(machines["a"], session.id, lease_expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    assert not queue.active_sessions(machines["b"])[0].is_leased
+    assert fleet.renew_session(machines["a"], session.id) and fleet.is_leased(machines["b"], session.id)
+
+
+def test_a_session_that_another_machine_has_ended_writes_nothing_more(machines):
+    queued(machines["a"], "ink")
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot", step=7)
+    attempt = sessions.open_attempt(machines["a"], session.id, stage="train", ranks=1, first_step=0, folder_of=str)
+    lost = {"kind": EventKind.SESSION_LOST, "phase": Phase.CUT_OFF, "facts": {}}
+    sessions.record(machines["b"], "id-ink", session.id, **lost)
+    following = sessions.open_session(machines["b"], "id-ink", boot_id="another boot")
+    with pytest.raises(sessions.SessionTaken):
+        sessions.record_heartbeat(machines["a"], session.id, attempt.id, step=9)
+    late = {"kind": EventKind.RUN_FINISHED, "phase": Phase.FINISHED, "facts": {}}
+    with pytest.raises(sessions.SessionTaken):
+        sessions.record(machines["a"], "id-ink", session.id, **late)
+    assert not fleet.renew_session(machines["a"], session.id)
+    assert not sessions.has_ended_as(machines["a"], session.id, Phase.FINISHED)
+    first, second = sessions.of_run(machines["a"], "id-ink")
+    assert (first.phase, first.step, second.id, second.phase) == ("cut_off", 7, following.id, "queued")
+    assert runs.by_id(machines["a"], "id-ink").machine == "b"
+
+
+def test_an_entry_that_is_written_again_because_its_answer_was_lost_is_no_end_by_another(machines):
+    queued(machines["a"], "ink")
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
+    ended = {"kind": EventKind.EXIT_OVERDUE, "phase": Phase.SUSPENDED, "facts": {}}
+    for _ in range(2):
+        sessions.record(machines["a"], "id-ink", session.id, **ended)
+    assert sessions.last(machines["a"], "id-ink").phase == "suspended"
+
+
+def names(engine, reachable=frozenset("b")) -> list[str]:
+    found = queue.due_entries(engine, fleet.server_now(engine), limit=99, reachable=reachable)
+    return sorted(entry.run for entry in found)
+
+
+def test_a_machine_looks_at_its_own_runs_at_new_ones_and_at_those_whose_files_may_be_had(machines):
+    for name in ("plain", "mirrored", "new"):
+        queued(machines["a"], name, mirrored=name == "mirrored")
+        if name != "new":
+            session = sessions.open_session(machines["a"], f"id-{name}", boot_id="b")
+            sessions.update_session(machines["a"], session.id, phase="suspended")
+            queue.put(machines["a"], f"id-{name}", reason=Reason.QUEUED, due_at=datetime.now(UTC))
+    assert names(machines["b"]) == ["mirrored", "new"]
+    assert names(machines["b"], frozenset("ab")) == ["mirrored", "new", "plain"]
+    assert names(machines["a"], frozenset("a")) == ["mirrored", "new", "plain"]
+    register(machines["b"], "a")  # the same state folder
+    assert fleet.sharing_state(machines["b"]) == {"a", "b"}
+
+
+def test_the_machines_of_a_fleet_are_known_with_what_they_run(machines):
+    queued(machines["a"], "ink")
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="b", step=3)
+    assert [row.name for row in fleet.machines(machines["b"])] == ["a", "b"]
+    assert fleet.machines(machines["b"])[0].gpus == ["Tesla T4", "Tesla T4"]
+    [seen] = fleet.live_sessions(machines["b"])
+    assert (seen.machine, seen.run, seen.number, seen.step, seen.is_leased) == ("a", "ink", session.number, 3, True)
+    assert fleet.alive_machines(machines["b"]) == {"a", "b"}

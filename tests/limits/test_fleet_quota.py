@@ -1,0 +1,95 @@
+"""A pool that sessions of several machines spend from is never overspent, also where one of them is not heard of."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kgorch.core.limits.quota import Quota
+from kgorch.core.limits.quota_windows import Never
+from kgorch.db import charges, fleet, runs, sessions
+from kgorch.db.engine import open_fleet
+from kgorch.db.location import Fleet
+from kgorch.limits import quota_ledger, quota_pools
+from kgorch.limits.quota_ledger import Ledger, Terms
+from kgorch.system.clock import boottime_s
+
+TERMS = Terms(Quota("t4", 1000.0, Never()), "never", 1.0, "cpu")
+
+
+@pytest.fixture
+def machines(postgres, tmp_path):
+    url = postgres.new_database()
+    engines = {name: open_fleet(Fleet(url, name), tmp_path / name) for name in "ab"}
+    for name, engine in engines.items():
+        runs.create(
+            engine, id=f"id-{name}", name=name, number=1, folder="/f", workdir="/w", checkpoints="/c", plan="",
+            overrides=[], plan_hash="h", stages=["train"],
+        )  # fmt: skip
+    yield engines
+    for engine in engines.values():
+        engine.dispose()
+
+
+def spending(engine, *, used_s: float, silent_s: float = 0.0) -> tuple[Ledger, int]:
+    """A session that has used so much, and was charged last so long ago."""
+    now = fleet.server_now(engine) - timedelta(seconds=silent_s)
+    row = sessions.open_session(engine, f"id-{runs.machine_of(engine)}", boot_id="another boot", pool="t4")
+    ledger = Ledger(engine, TERMS, now - timedelta(seconds=used_s), boottime_s() - used_s - silent_s, row.id)
+    charges.charge(engine, row.id, "t4", [(now - timedelta(seconds=used_s), used_s)], factor=1.0, accelerator="cpu")
+    return ledger, row.id
+
+
+def left_s(ledger: Ledger) -> float:
+    ledger.look()
+    wall = ledger.wall(boottime_s())
+    return wall.at_s - boottime_s()
+
+
+def test_sessions_of_two_machines_share_what_is_left(machines):
+    first, _ = spending(machines["a"], used_s=100.0)
+    assert left_s(first) == pytest.approx(900.0, abs=5.0)
+    second, _ = spending(machines["b"], used_s=300.0)
+    assert left_s(first) == pytest.approx(300.0, abs=5.0)
+    assert left_s(second) == pytest.approx(300.0, abs=5.0)
+
+
+def test_a_machine_that_cannot_be_heard_keeps_its_share_and_leaves_the_others_theirs(machines):
+    """It trains up to the wall that it knew: that it was cut off is no reason to give its hours to another one."""
+    _, silent = spending(machines["a"], used_s=100.0, silent_s=60.0)
+    ours, _ = spending(machines["b"], used_s=300.0)
+    share_s = (1000.0 - 100.0 - 300.0) / 2
+    wall_at = fleet.server_now(machines["a"]) + timedelta(seconds=share_s - 60.0)
+    sessions.update_session(machines["a"], silent, wall_at=wall_at)
+    assert left_s(ours) == pytest.approx(share_s, abs=5.0)
+    [other] = quota_pools.live_usage(machines["b"], "t4", fleet.server_now(machines["b"]), but=ours._session_id)
+    assert other.rate == 0.0 and other.unwritten.cost_s == pytest.approx(share_s, abs=5.0)
+
+
+def test_where_a_silent_machine_may_use_all_the_rest_no_other_session_begins(machines):
+    _, silent = spending(machines["a"], used_s=100.0, silent_s=60.0)
+    wall_at = fleet.server_now(machines["a"]) + timedelta(seconds=840.0)
+    sessions.update_session(machines["a"], silent, wall_at=wall_at)
+    ledger = Ledger(machines["b"], TERMS, fleet.server_now(machines["b"]), boottime_s())
+    assert ledger.is_spent(10.0)
+
+
+def test_instants_of_charges_are_the_servers_whatever_a_machines_clock_says(machines, monkeypatch):
+    from kgorch.plan import parse
+    from kgorch.platforms.generic import PROFILE
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) - timedelta(minutes=9)
+
+    monkeypatch.setattr(quota_ledger, "datetime", Behind)
+    plan = parse(
+        'name = "a"\n[[stage]]\nname = "train"\nentry = "x.py"\n[quota]\nhours = 1\npool = "t4"\n', "plan.toml"
+    )
+    ledger = Ledger.open(machines["a"], plan, PROFILE)
+    row = sessions.open_session(machines["a"], "id-a", boot_id="b", pool="t4")
+    ledger.begin("id-a", row.id)
+    started_at = charges.newest(machines["b"], row.id).started_at
+    assert abs(started_at - datetime.now(UTC)) < timedelta(seconds=60)
