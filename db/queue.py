@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Select, delete, func, select, true, update
+from sqlalchemy import ColumnElement, Engine, Select, delete, func, select, true, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
 from kgorch.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, RunState
 from kgorch.db.rows import ResumeInfo
 from kgorch.db.runs import now, to_info
-from kgorch.db.tables import Attempt, Resume, Run, SessionRow
+from kgorch.db.tables import Attempt, Resume, Run, SessionRow, SlurmJobRow
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
 LEASE = timedelta(minutes=5)
@@ -217,7 +217,12 @@ def entries(engine: Engine) -> list[Entry]:
 def due_entries(engine: Engine, at: datetime, *, limit: int, only_sharing: bool = False) -> list[Entry]:
     """Rows that are due, in the order to start them: by priority, then the run whose last session is longest ago, then `due_at`."""
     with Orm(engine) as orm:
-        query = _entries().where(Resume.state == ResumeState.DUE, Resume.due_at <= at, Run.state == RunState.ACTIVE)
+        query = _entries().where(
+            Resume.state == ResumeState.DUE,
+            Resume.due_at <= at,
+            Run.state == RunState.ACTIVE,
+            _is_no_job(Resume.run_id),
+        )
         if only_sharing:
             query = query.where(Resume.share == true())
         ordered = query.order_by(Resume.priority.desc(), Resume.last_session_at, Resume.due_at, Resume.id)
@@ -227,7 +232,9 @@ def due_entries(engine: Engine, at: datetime, *, limit: int, only_sharing: bool 
 def due_entry(engine: Engine, run_id: str, at: datetime) -> Entry | None:
     """The run's row, if it is due."""
     with Orm(engine) as orm:
-        query = _entries().where(Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at)
+        query = _entries().where(
+            Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at, _is_no_job(Resume.run_id)
+        )
         row = orm.execute(query).first()
         return _entry(row) if row else None
 
@@ -236,7 +243,10 @@ def counts(engine: Engine, at: datetime) -> tuple[int, int, datetime | None]:
     """Number of rows that are due, of all that wait or are claimed, and the next instant at which one becomes due."""
     with Orm(engine) as orm:
         count = select(func.count(Resume.id))
-        is_due = orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at)) or 0
+        is_due = (
+            orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at, _is_no_job(Resume.run_id)))
+            or 0
+        )
         return is_due, orm.scalar(count.where(Resume.state.in_(WAITING))) or 0, next_due_at(engine, at)
 
 
@@ -314,7 +324,8 @@ def put_back(
 
 
 def active_sessions(engine: Engine) -> list[ActiveSession]:
-    """Sessions that are not over by their rows. Whether their processes live is for the caller to check."""
+    """Sessions that are not over by their rows, but for those in a Slurm job, which belong to its node and not to a daemon.
+    Whether their processes live is for the caller to check."""
     other, done = aliased(Resume), aliased(Resume)
     waiting = select(other.id).where(other.run_id == SessionRow.run_id, other.state.in_(WAITING)).exists()
     newest = select(func.max(done.id)).where(done.run_id == SessionRow.run_id, done.state.not_in(WAITING))
@@ -334,9 +345,14 @@ def active_sessions(engine: Engine) -> list[ActiveSession]:
             )
             .join(Run, Run.id == SessionRow.run_id)
             .outerjoin(Resume, Resume.id == newest.scalar_subquery())
-            .where(SessionRow.phase.in_(LIVE))
+            .where(SessionRow.phase.in_(LIVE), _is_no_job(SessionRow.run_id))
         )
         return [ActiveSession._make(row) for row in orm.execute(query)]
+
+
+def _is_no_job(run_id: Any) -> ColumnElement[bool]:
+    """The run of this column has no Slurm job that waits or runs."""
+    return ~select(SlurmJobRow.id).where(SlurmJobRow.run_id == run_id, SlurmJobRow.ended_at.is_(None)).exists()
 
 
 def _newest(run_id: str) -> Select[Any]:

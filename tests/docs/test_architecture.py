@@ -55,6 +55,7 @@ MAY = {
         "kgorch.core.memory",
         "kgorch.core.codes",
     },
+    "kgorch.core.slurm": {"kgorch.core.slurm", "kgorch.core.scheduling", "kgorch.core.codes"},
     "kgorch.core": {"kgorch.core.backoff", "kgorch.core.codes", "kgorch.core.former_names"},
     "kgorch.platforms": {"kgorch.platforms"},
     # the packages of the worker, the lowest first
@@ -186,6 +187,7 @@ MAY = {
         "kgorch.platforms",
         "kgorch.db",
     },
+    "kgorch.slurm": {*LOW, "kgorch.slurm", "kgorch.db"},
     "kgorch.launch": {
         *LOW,
         "kgorch.launch",
@@ -212,6 +214,7 @@ MAY = {
     "kgorch.admission": {
         *LOW,
         "kgorch.admission",
+        "kgorch.slurm",
         "kgorch.checkpoint",
         "kgorch.hardware",
         "kgorch.launch",
@@ -225,6 +228,7 @@ MAY = {
     "kgorch.scheduler": {
         *LOW,
         "kgorch.scheduler",
+        "kgorch.slurm",
         "kgorch.admission",
         "kgorch.hardware",
         "kgorch.launch",
@@ -256,6 +260,7 @@ MAY = {
     "kgorch.remote": {
         *LOW,
         "kgorch.remote",
+        "kgorch.slurm",
         "kgorch.admission",
         "kgorch.checkpoint",
         "kgorch.limits",
@@ -268,6 +273,7 @@ MAY = {
     "kgorch.report": {
         *LOW,
         "kgorch.report",
+        "kgorch.slurm",
         "kgorch.admission",
         "kgorch.checkpoint",
         "kgorch.hardware",
