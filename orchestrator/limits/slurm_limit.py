@@ -61,8 +61,10 @@ class JobEnd:
         self._woken.set()
 
     def _listen(self) -> None:
-        """Slurm warns with SIGUSR1 before the time limit, and on some sites when a preemption begins (`sbatch --signal`). The signal
-        says only that the end is near, so the end is queried. Python allows handlers in the main thread alone."""
+        """Slurm warns with SIGUSR1 before the time limit, and on some sites when a preemption begins (`sbatch --signal`).
+
+        The signal says only that the end is near, so the end is queried. Python allows handlers in the main thread alone.
+        """
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR1, lambda *_: self.look_now())
 

@@ -1,7 +1,8 @@
 """A Slurm job as `scontrol show job` describes it, and what has happened to the job that a process runs in.
 
-While Slurm ends a job, whatever the cause, it shows the state COMPLETING. The cause is seen from other fields (measured on 22.05.8):
-a job that is requeued has one more restart, one at its time limit has the reason TimeLimit, and one that scancel ended has neither.
+While Slurm ends a job, whatever the cause, it shows the state COMPLETING. The cause is seen from other fields (measured on
+22.05.8): a job that is requeued has one more restart, one at its time limit has the reason TimeLimit, and one that scancel ended
+has neither.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LINES = (
     "BatchHost",
     "ArrayJobId",
 )
-"""First fields of the lines that are read. Other lines hold text of users (JobName, Comment, Command), which may look like fields."""
+"""First fields of the lines that are read. Other lines hold text of users (JobName, Comment), which may look like fields."""
 
 _NO_INSTANT = ("Unknown", "N/A", "None", "NONE")
 
