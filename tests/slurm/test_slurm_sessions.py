@@ -29,12 +29,12 @@ def submit(kgorch: Kgorch, *words: str, **changes: Any) -> str:
 
 
 def training(kgorch: Kgorch, cluster: Cluster, session: int = 1) -> dict[str, Any]:
-    """The status, once that session trains."""
+    """The status, once that session, or one after it, trains."""
     found: dict[str, Any] = wait_until(
         lambda: (
             (view := kgorch.try_status())
             and view["session"]
-            and view["session"]["number"] == session
+            and view["session"]["number"] >= session
             and view["phase"] in ("training", "saving")
             and view
         ),
@@ -62,6 +62,7 @@ def ended(kgorch: Kgorch) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_session_requeues_its_job_and_the_login_node_stops_what_it_cannot_reach(cluster, kgorch):
     job = submit(kgorch)
     view = training(kgorch, cluster)
@@ -69,8 +70,7 @@ def test_a_session_requeues_its_job_and_the_login_node_stops_what_it_cannot_reac
     assert view["session"]["supervisor"]["alive"] and view["next"]["what"] == "train"
     [entry] = kgorch.look("queue")
     assert (entry["state"], entry["why"]) == ("slurm", f"job {job}: RUNNING on {view['slurm']['node']}")
-    refused = kgorch("resume", "test", code=ExitCode.MISTAKE).stderr
-    assert f"is trained by the Slurm job {job}" in refused and "kgorch stop test" in refused
+    assert "nothing was started" in kgorch("resume", "test").stdout
 
     suspend(kgorch)
     second = training(kgorch, cluster, 2)
@@ -99,12 +99,15 @@ def test_a_job_that_waits_is_cancelled_and_a_second_one_refused(cluster, kgorch)
     )
     assert "PENDING (JobHeldUser)" in kgorch("status").stdout
     assert f"job {job}: PENDING" in kgorch("slurm", "submit", str(plan), code=ExitCode.MISTAKE).stderr
+    refused = kgorch("resume", "test", code=ExitCode.MISTAKE).stderr
+    assert f"is trained by the Slurm job {job}" in refused and "kgorch stop test" in refused
     assert "it is cancelled" in kgorch("stop").stdout
     assert cluster.state(job) == "CANCELLED" and not kgorch.status()["slurm"]["is_open"]
     assert "invalid partition" in kgorch("slurm", "submit", str(plan), "--", "-pnone", code=ExitCode.MISTAKE).stderr
     assert kgorch.status()["slurm"]["job"] == job, "what Slurm refuses leaves no job behind"
 
 
+@pytest.mark.slow
 def test_scancel_is_a_users_stop_and_a_killed_supervisor_gets_a_successor(cluster, kgorch):
     job = submit(kgorch)
     view = training(kgorch, cluster)
@@ -127,6 +130,7 @@ def test_scancel_is_a_users_stop_and_a_killed_supervisor_gets_a_successor(cluste
     wait_until(lambda: cluster.state(job) == "CANCELLED", what="it is not requeued")
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_does_not_requeue_is_succeeded_by_another(cluster, kgorch):
     job = submit(kgorch)
     training(kgorch, cluster)
@@ -157,7 +161,8 @@ def test_three_time_limits_and_a_preemption_later_the_run_is_finished_with_the_s
     training(kgorch, cluster, 3)
     preempted = training(kgorch, cluster, 4)
     urgent = cluster.submit("sleep 2", "--partition=urgent", "--nodes=2", "--exclusive", "--time=1")
-    fifth = training(kgorch, cluster, 5)
+    number, restarts = preempted["session"]["number"], preempted["slurm"]["restarts"]
+    after = training(kgorch, cluster, number + 1)
     assert cluster.state(urgent) == "COMPLETED"
     # further time limits may come on a slow machine; a longer one is allowed while the job runs
     cluster.ask("scontrol", "update", f"JobId={told['job']}", "TimeLimit=15")
@@ -165,8 +170,8 @@ def test_three_time_limits_and_a_preemption_later_the_run_is_finished_with_the_s
 
     reasons = [entry["reason"] for entry in kgorch.history()]
     assert reasons[:3] == [Reason.SLURM] * 3, reasons
-    assert kgorch.history()[3]["reason"] == Reason.SIGTERM and preempted["slurm"]["restarts"] == 3
-    assert fifth["slurm"]["restarts"] == 4
+    assert kgorch.history()[number - 1]["reason"] == Reason.SIGTERM, "the preempted one"
+    assert after["slurm"]["job"] == told["job"] and after["slurm"]["restarts"] > restarts >= 3
     assert kgorch.export() == calm.export(), "the same bits as one session that nothing has cut"
     over = ended(kgorch)
     assert over["slurm"]["why"] == "there is nothing left to train"

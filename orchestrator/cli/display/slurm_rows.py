@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kgorch.cli.display import render
+from kgorch.core.slurm.job_state import JobState
 
 View = dict[str, Any]
 
@@ -21,14 +22,17 @@ def rows(view: View) -> list[tuple[str, str]]:
 
 def sentence(view: View) -> str:
     """`12: PENDING (Resources), starts at 18:30`."""
-    where = f" on {view['node']}" if view["node"] and view["is_open"] and view["state"] != "PENDING" else ""
-    text = f"{view['job'] or view['name']}: {view['state']}{where}" + (f" ({view['reason']})" if view["reason"] else "")
+    job = view["job"] or view["name"]
+    if not view["is_open"]:
+        # its process closes it while Slurm still shows it as running
+        state = f"over ({view['state']})" if JobState(view["state"]).is_over else "over"
+        return render.printable(f"{job}: {state}; nothing follows it: {view['why']}")
+    where = f" on {view['node']}" if view["node"] and JobState(view["state"]).is_running else ""
+    text = f"{job}: {view['state']}{where}" + (f" ({view['reason']})" if view["reason"] else "")
     if view["starts_at"]:
         text += f", starts at {render.clock(view['starts_at'])}"
     if view["restarts"]:
         text += f", requeued {view['restarts']} time{'s' if view['restarts'] != 1 else ''}"
-    if not view["is_open"]:
-        text += f"; nothing follows it: {view['why']}"
     return render.printable(text)
 
 

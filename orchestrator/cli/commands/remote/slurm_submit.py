@@ -108,7 +108,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         if options.as_json:
             render.as_json({"run": None, "job": None, "script": None, "text": script})
         else:
-            click.echo(script, nl=False)
+            render.echo(script.rstrip("\n"))
         return 0
     with ImportProgress() as watcher:
         run, row, path = slurm_submission.submit(state, request, job, watcher)

@@ -83,7 +83,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
 
 
 def _unknown_time(item: dict[str, Any]) -> str:
-    return "" if item["state"] == "slurm" else "on request"
+    return "on request" if item["state"] == ResumeState.DUE else ""
 
 
 @command.command("add")
