@@ -84,7 +84,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     \b
     Example:
-      kgorch slurm submit plan.toml --nodes 2 --gpus 4 --time 9h --dry-run -- --partition=gpu --cpus-per-task=32
+      kgorch slurm submit plan.toml --gpus 4 --time 9h --dry-run -- -p gpu
     """
     from kgorch.admission import slurm_submission
     from kgorch.admission.requests import Consent, LocalState, StartRequest
