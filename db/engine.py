@@ -1,8 +1,9 @@
 """Opens the database: creates or migrates it where needed, and configures each SQLite connection.
 
 It is the SQLite file of the state folder, or the PostgreSQL that the machines of a fleet share (db/location.py, db/postgres.py).
-Connections to SQLite use the write-ahead log, so that readers do not block writers, and enforce foreign keys. Only the owner may
-read the file. A database of an older version is migrated when it is opened; one of a newer version is refused.
+Connections to SQLite use the write-ahead log, so that readers do not block writers, except where several machines share the disk
+(shared_disk.py), and enforce foreign keys. Only the owner may read the file. A database of an older version is migrated when it is
+opened; one of a newer version is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
 
-from kgorch.db import location
+from kgorch.db import location, shared_disk
 from kgorch.db.migrations import HEAD, REVISIONS, SCHEMA_FILE
 from kgorch.errors import StateUnusable
 
@@ -102,7 +103,8 @@ def open_url(url: str, home: Path | None = None, guard: Callable[[sqlite3.Connec
         event.listen(engine, "connect", lambda connection, _: guard(connection))
     if engine.dialect.name == "sqlite":
         path = Path(engine.url.database or "")
-        event.listen(engine, "connect", lambda connection, _: _configure(connection, is_new=_is_empty(path)))
+        journal = "TRUNCATE" if home and shared_disk.is_on_network(path) else "WAL"
+        event.listen(engine, "connect", lambda connection, _: _configure(connection, journal, is_new=_is_empty(path)))
     try:
         _migrate(engine)
     except (OperationalError, DatabaseError, sqlite3.Error) as error:
@@ -147,12 +149,12 @@ def _is_empty(path: Path) -> bool:
         return False
 
 
-def _configure(connection: Any, *, is_new: bool) -> None:
+def _configure(connection: Any, journal: str, *, is_new: bool) -> None:
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout={SET_UP_MS if is_new else BUSY_MS}",
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
+        f"journal_mode={journal}",
+        f"synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}",  # with a rollback journal less may break the file
         f"journal_size_limit={LOG_BYTES}",
         "foreign_keys=ON",
         "trusted_schema=OFF",

@@ -19,7 +19,7 @@ from kgorch.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, R
 from kgorch.db import fleet
 from kgorch.db.rows import ResumeInfo
 from kgorch.db.runs import machine_of, now, to_info
-from kgorch.db.tables import Attempt, Resume, Run, SessionRow
+from kgorch.db.tables import Attempt, Resume, Run, SessionRow, SlurmJobRow
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
 LEASE = timedelta(minutes=5)
@@ -251,7 +251,12 @@ def due_entries(
         but: ids of runs that are left out.
     """
     with Orm(engine) as orm:
-        query = _entries().where(Resume.state == ResumeState.DUE, Resume.due_at <= at, Run.state == RunState.ACTIVE)
+        query = _entries().where(
+            Resume.state == ResumeState.DUE,
+            Resume.due_at <= at,
+            Run.state == RunState.ACTIVE,
+            _is_no_job(Resume.run_id),
+        )
         if only_sharing:
             query = query.where(Resume.share == true())
         if reachable:
@@ -271,7 +276,9 @@ def _may_be_here(reachable: Collection[str]) -> ColumnElement[bool]:
 def due_entry(engine: Engine, run_id: str, at: datetime) -> Entry | None:
     """The run's row, if it is due."""
     with Orm(engine) as orm:
-        query = _entries().where(Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at)
+        query = _entries().where(
+            Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at, _is_no_job(Resume.run_id)
+        )
         row = orm.execute(query).first()
         return _entry(row) if row else None
 
@@ -280,7 +287,10 @@ def counts(engine: Engine, at: datetime) -> tuple[int, int, datetime | None]:
     """Number of rows that are due, of all that wait or are claimed, and the next instant at which one becomes due."""
     with Orm(engine) as orm:
         count = select(func.count(Resume.id))
-        is_due = orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at)) or 0
+        is_due = (
+            orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at, _is_no_job(Resume.run_id)))
+            or 0
+        )
         return is_due, orm.scalar(count.where(Resume.state.in_(WAITING))) or 0, next_due_at(engine, at)
 
 
@@ -390,7 +400,8 @@ def put_back(
 
 
 def active_sessions(engine: Engine) -> list[ActiveSession]:
-    """Sessions that are not over by their rows. Whether their processes live is for the caller to check."""
+    """Sessions that are not over by their rows, but for those in a Slurm job, which belong to its node and not to a daemon.
+    Whether their processes live is for the caller to check."""
     other, done = aliased(Resume), aliased(Resume)
     waiting = select(other.id).where(other.run_id == SessionRow.run_id, other.state.in_(WAITING)).exists()
     newest = select(func.max(done.id)).where(done.run_id == SessionRow.run_id, done.state.not_in(WAITING))
@@ -412,7 +423,7 @@ def active_sessions(engine: Engine) -> list[ActiveSession]:
             )
             .join(Run, Run.id == SessionRow.run_id)
             .outerjoin(Resume, Resume.id == newest.scalar_subquery())
-            .where(SessionRow.phase.in_(LIVE))
+            .where(SessionRow.phase.in_(LIVE), _is_no_job(SessionRow.run_id))
         )
         at = fleet.utc_now(orm)
         return [_active(engine, tuple(row), at) for row in orm.execute(query)]
@@ -422,6 +433,11 @@ def _active(engine: Engine, row: Sequence[Any], at: datetime) -> ActiveSession:
     *columns, machine, lease_expires_at = row
     is_leased = lease_expires_at is not None and lease_expires_at > at
     return ActiveSession._make([*columns, machine, fleet.is_elsewhere(engine, machine), is_leased])
+
+
+def _is_no_job(run_id: Any) -> ColumnElement[bool]:
+    """The run of this column has no Slurm job that waits or runs."""
+    return ~select(SlurmJobRow.id).where(SlurmJobRow.run_id == run_id, SlurmJobRow.ended_at.is_(None)).exists()
 
 
 def _newest(run_id: str) -> Select[Any]:

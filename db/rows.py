@@ -244,3 +244,22 @@ class RemoteBundleInfo(NamedTuple):
     bytes: int
     stored_at: datetime
     ready_at: datetime | None
+
+
+class SlurmJobInfo(NamedTuple):
+    id: int
+    run_id: str
+    job: str
+    name: str
+    follows: str
+    requeue: bool
+    state: str
+    reason: str
+    restarts: int
+    node: str
+    starts_at: datetime | None
+    submitted_at: datetime
+    seen_at: datetime
+    stop_at: datetime | None
+    ended_at: datetime | None
+    why: str

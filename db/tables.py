@@ -484,3 +484,39 @@ class Machine(Base):
     gpus: Mapped[list[Any]] = mapped_column(default=list)  # models
     daemon_pid: Mapped[int | None]
     seen_at: Mapped[datetime]  # by the server's clock
+
+
+class SlurmJobRow(Base):
+    """A Slurm job in which sessions of a run are trained (core/slurm/job_state.py). A requeued job is the same row.
+
+    A run has at most one that is not over, which the partial unique index enforces. While there is one, no daemon starts the run.
+    """
+
+    __tablename__ = "slurm_jobs"
+    __table_args__ = (
+        Index(
+            "uq_slurm_jobs_open",
+            "run_id",
+            unique=True,
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index("ix_slurm_jobs_run_id_id", "run_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    job: Mapped[str] = mapped_column(String(20), default="")  # Slurm's number; empty while it is submitted
+    name: Mapped[str] = mapped_column(String(128))  # by which it is found where its number was not recorded
+    follows: Mapped[str] = mapped_column(String(20), default="")  # number of the job before; empty for the first one
+    requeue: Mapped[bool] = mapped_column(default=True)  # sessions follow one another
+    state: Mapped[str] = mapped_column(String(24))  # core/slurm/job_state.py, as Slurm showed it at `seen_at`
+    reason: Mapped[str] = mapped_column(String(64), default="")  # why it waits or ended, in Slurm's word
+    restarts: Mapped[int] = mapped_column(default=0)
+    node: Mapped[str] = mapped_column(String(255), default="")
+    starts_at: Mapped[datetime | None]
+    submitted_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    stop_at: Mapped[datetime | None]  # when a user asked it to stop
+    ended_at: Mapped[datetime | None]  # NULL while it waits, runs, or is to run again
+    why: Mapped[str] = mapped_column(Text, default="")  # why nothing follows it, for people

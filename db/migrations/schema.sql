@@ -264,6 +264,27 @@ CREATE TABLE sessions (
 	CONSTRAINT uq_sessions_run_id UNIQUE (run_id, number)
 );
 
+CREATE TABLE slurm_jobs (
+	id INTEGER NOT NULL, 
+	run_id VARCHAR(32) NOT NULL, 
+	job VARCHAR(20) NOT NULL, 
+	name VARCHAR(128) NOT NULL, 
+	follows VARCHAR(20) NOT NULL, 
+	requeue BOOLEAN NOT NULL, 
+	state VARCHAR(24) NOT NULL, 
+	reason VARCHAR(64) NOT NULL, 
+	restarts INTEGER NOT NULL, 
+	node VARCHAR(255) NOT NULL, 
+	starts_at DATETIME, 
+	submitted_at DATETIME NOT NULL, 
+	seen_at DATETIME NOT NULL, 
+	stop_at DATETIME, 
+	ended_at DATETIME, 
+	why TEXT NOT NULL, 
+	CONSTRAINT pk_slurm_jobs PRIMARY KEY (id), 
+	CONSTRAINT fk_slurm_jobs_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
+);
+
 CREATE TABLE stages (
 	id INTEGER NOT NULL, 
 	run_id VARCHAR(32) NOT NULL, 
@@ -322,8 +343,12 @@ CREATE INDEX ix_samples_session_span_at ON samples (session_id, span_s, at);
 
 CREATE INDEX ix_sessions_phase ON sessions (phase);
 
+CREATE INDEX ix_slurm_jobs_run_id_id ON slurm_jobs (run_id, id);
+
 CREATE UNIQUE INDEX uq_remote_sessions_open ON remote_sessions (run_id) WHERE state IN ('planned', 'bundling', 'pushing', 'asking', 'queued', 'running', 'ended');
 
 CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due', 'claimed');
 
-INSERT INTO alembic_version VALUES ('0011');
+CREATE UNIQUE INDEX uq_slurm_jobs_open ON slurm_jobs (run_id) WHERE ended_at IS NULL;
+
+INSERT INTO alembic_version VALUES ('0014');

@@ -17,15 +17,18 @@ from kgorch.db.rows import RunInfo
 from kgorch.errors import KgorchError
 from kgorch.hardware import gpu_locks
 from kgorch.plan import Plan, user_config
+from kgorch.slurm import jobs
 from kgorch.system.file_lock import FileLock, is_locked
 from kgorch.system.paths import home_of_folder, lock_path
 
 
 def enqueue(
-    state: LocalState, request: StartRequest, *, due_at: datetime, watcher: ImportWatcher = SILENT
+    state: LocalState, request: StartRequest, *, due_at: datetime | None, watcher: ImportWatcher = SILENT
 ) -> RunInfo | NoSession:
     """Put the run of a plan into the queue, found, imported or created as session_start.start does.
 
+    Args:
+        due_at: None for a run that no daemon starts.
     Raises: as session_start.start.
     """
     engine = state.engine
@@ -66,8 +69,9 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> NoSessio
     return None
 
 
-def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime) -> None:
+def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime | None) -> None:
     remote_sessions.refuse_here(engine, run)
+    jobs.refuse_here(engine, run)
     if run.state == RunState.FAILED:
         runs.set_state(engine, run.id, RunState.ACTIVE)
     resource_request = gpu_locks.resource_request(plan) | {

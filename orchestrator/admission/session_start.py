@@ -28,6 +28,7 @@ from kgorch.launch import attempts, launcher, requirements, rungs, standby
 from kgorch.limits.quota_ledger import terms_of
 from kgorch.plan import user_config
 from kgorch.services import mirror, notifications, trackers
+from kgorch.slurm import jobs
 from kgorch.supervisor.orphan_recovery import recover_session
 from kgorch.system.file_lock import FileLock
 from kgorch.system.paths import home_of_folder, lock_path
@@ -126,6 +127,7 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
     """Adopt the run's session if its processes are alive; else recover it, check the machine, and open the next one."""
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
     remote_sessions.refuse_here(engine, run)
+    jobs.refuse_here(engine, run)
     mirror.check(plan)
     moved_state.bring(context, context.home, request.watcher)
     last = sessions.last(engine, run.id)

@@ -14,9 +14,11 @@ from kgorch.errors import PlanError
 
 
 def _plan_path(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> Path | None:
+    return None if typed is None and ctx.resilient_parsing else plan_path(ctx, typed)
+
+
+def plan_path(ctx: click.Context, typed: str | None) -> Path:
     """The plan that was typed, else plan.toml of the working folder. Raises: PlanError."""
-    if typed is None and ctx.resilient_parsing:
-        return None
     if typed is None and not os.path.lexists("plan.toml"):
         raise PlanError(
             "no plan was named, and there is no plan.toml in this folder",

@@ -316,6 +316,11 @@ class EventKind(StrEnum):
     REMOTE_ENDED = "remote_ended"
     REMOTE_GPU_REPLACED = "remote_gpu_replaced"
 
+    # noted by what submits Slurm jobs, and by the process that runs sessions in them
+    SLURM_SUBMITTED = "slurm_submitted"
+    SLURM_REQUEUED = "slurm_requeued"
+    SLURM_ENDED = "slurm_ended"
+
     # noted by ranks, the guard of an attempt, and the snapshot server
     BEST_NOT_SAVED = "best_not_saved"
     EXACTNESS = "exactness"

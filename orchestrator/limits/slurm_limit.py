@@ -7,6 +7,7 @@ machine's two clocks when the session was opened, so a later jump of the wall cl
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -43,6 +44,8 @@ class JobEnd:
         self._wall = self._end_at_launch()
         self._failure = ""
         self._has_queried, self._stopping = threading.Event(), threading.Event()
+        self._woken = threading.Event()
+        self._listen()
         threading.Thread(target=self._work, name="slurm", daemon=True).start()
         self._has_queried.wait(FIRST_S)
 
@@ -51,6 +54,19 @@ class JobEnd:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._woken.set()
+
+    def look_now(self) -> None:
+        """Query the end again without waiting: Slurm has warned of it."""
+        self._woken.set()
+
+    def _listen(self) -> None:
+        """Slurm warns with SIGUSR1 before the time limit, and on some sites when a preemption begins (`sbatch --signal`).
+
+        The signal says only that the end is near, so the end is queried. Python allows handlers in the main thread alone.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR1, lambda *_: self.look_now())
 
     def _end_at_launch(self) -> Wall | None:
         """The end by the job's environment. Newer versions of Slurm set the variable; 22.05 does not."""
@@ -71,7 +87,8 @@ class JobEnd:
                     self._failure = str(error)
                     self.news.note(EventKind.SLURM_UNREACHABLE, {"why": self._failure})
             self._has_queried.set()
-            self._stopping.wait(self._every_s)
+            self._woken.wait(self._every_s)
+            self._woken.clear()
 
 
 def job_began_s(environ: Mapping[str, str] = os.environ) -> float | None:

@@ -172,7 +172,7 @@ def label_of(path: KeyPath, values: Mapping[str, Any]) -> str:
 
 
 def _may_be_secret(path: KeyPath) -> bool:
-    """Whether the value may be a password or a token, which no error shows: targets of notifications, mirror options, an address."""
+    """Whether the value may be a password or a token, which no error shows: notification targets, mirror options, an address."""
     if path[:2] == ("track", "uri") or path == ("fleet", "database"):
         return True
     return "mirror_options" in path or (path[:1] == ("notify",) and path[1:2] != ("on",))

@@ -28,6 +28,7 @@ from kgorch.remote.place import Place
 from kgorch.remote.run_settings import RunSettings, settings_of
 from kgorch.remote.session_rows import columns_of, session_of
 from kgorch.services import notifications
+from kgorch.slurm import jobs
 from kgorch.system.file_lock import FileLock
 from kgorch.system.paths import home_of_folder, lock_path
 
@@ -114,6 +115,7 @@ def _plan_next(engine: Engine, found: RemoteRun) -> None:
             )
         remote.hurry(engine, run.id)
         return
+    jobs.refuse_here(engine, run)
     _refuse_local_progress(engine, run, found.settings.place)
     if run.state == RunState.FAILED:
         runs.set_state(engine, run.id, RunState.ACTIVE)

@@ -15,10 +15,12 @@ from sqlalchemy import Engine
 
 from kgorch.checkpoint import store
 from kgorch.core.codes import OVER, EventKind, Phase, Reason, RunState
+from kgorch.core.slurm.job_state import JobState
 from kgorch.db import checkpoints, fleet, queue, rungs, runs, samples, sessions
 from kgorch.db.rows import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
-from kgorch.report import forecast, quota_view, remote_view, run_notices
+from kgorch.report import forecast, quota_view, remote_view, run_notices, slurm_view
 from kgorch.report.json_fields import View, finite_metrics, stamp
+from kgorch.slurm import jobs
 from kgorch.snapshots import keeper_client
 from kgorch.system import process_identity
 from kgorch.system.clock import boottime_s
@@ -37,7 +39,11 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     newest = checkpoints.newest_verified(engine, run.id)
     resume = queue.pending_resume(engine, run.id)
     max_steps = sessions.max_steps(engine, run.id)
-    is_alive = row is not None and is_supervised(engine, row)
+    job = slurm_view.of_run(engine, run)
+    own_boot_id = process_identity.boot_id()
+    is_alive = row is not None and (
+        is_supervised(engine, row) or (row.phase not in OVER and slurm_view.is_alive(job, row.boot_id, own_boot_id))
+    )
     # Training outlives its supervisor: a later resume adopts it.
     is_training = row is not None and not is_alive and row.phase not in OVER and _is_training(engine, row)
     elsewhere = remote_view.of_run(engine, run)
@@ -73,8 +79,10 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "quota": quota_view.of_run(engine, run, now),
         "notices": list(run_notices.of_run(engine, run, row, newest)),
         "remote": elsewhere,
+        "slurm": job,
         "next": _next(run, row, resume, is_alive, is_training)
-        | (remote_view.following(run, elsewhere, is_here=row is not None) if elsewhere else {}),
+        | (remote_view.following(run, elsewhere, is_here=row is not None) if elsewhere else {})
+        | (slurm_view.following(run, job) if job and not is_alive else {}),
         "folder": run.folder,
     }
 
@@ -134,6 +142,16 @@ def _stages(attempts: Sequence[AttemptInfo]) -> list[View]:
         }
         for name in names
     ]
+
+
+def is_live(engine: Engine, row: SessionInfo) -> bool:
+    """Whether a session is supervised: on this machine, or on the node of its Slurm job."""
+    if is_supervised(engine, row):
+        return True
+    if row.phase in OVER or row.boot_id == process_identity.boot_id():
+        return False
+    job, _ = jobs.newest(engine, row.run_id)
+    return job is not None and job.ended_at is None and JobState(job.state).is_running
 
 
 def is_supervised(engine: Engine, row: SessionInfo) -> bool:

@@ -112,11 +112,11 @@ def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *,
     due_at = None if failed_starts >= TRIES else fleet.server_now(engine) + timedelta(seconds=wait_s)
     is_ours = queue.put_back(engine, row.id, claimant, due_at=due_at, failed_starts=failed_starts, error=error)
     if is_ours and due_at is None:
-        _notify_of_failure(row.run_id)
+        notify_of_failure(row.run_id)
     return is_ours
 
 
-def _notify_of_failure(run_id: str) -> None:
+def notify_of_failure(run_id: str) -> None:
     """Start the process that notifies users: the daemon reads no plans, and must not wait for a webhook."""
     with contextlib.suppress(OSError):
         subprocess.Popen(

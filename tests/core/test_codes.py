@@ -30,6 +30,7 @@ OF_OTHERS = {
     "orchestrator/plan/diagnostics.py",
     "db/engine.py",
     "orchestrator/platforms/gcp.py",
+    "orchestrator/slurm/commands.py",
     "orchestrator/report/failure.py",
 }
 """Where what PyTorch, pydantic, SQLite, a firmware or a traceback says is told apart, once: they have no codes for it."""

@@ -33,7 +33,11 @@ def rows(home: Path) -> dict[str, list[dict[str, object]]]:
     """All rows of all tables that version 0008 had, by column name."""
     with closing(sqlite3.connect(home / "kgorch.db")) as database:
         database.row_factory = sqlite3.Row
-        tables = [table for table in Base.metadata.tables if not table.startswith("remote_") and table != "machines"]
+        tables = [
+            table
+            for table in Base.metadata.tables
+            if not table.startswith(("remote_", "slurm_")) and table != "machines"
+        ]
         return {table: [dict(row) for row in database.execute(f"SELECT * FROM {table}")] for table in tables}
 
 

@@ -57,6 +57,7 @@ MAY = {
         "kgorch.core.memory",
         "kgorch.core.codes",
     },
+    "kgorch.core.slurm": {"kgorch.core.slurm", "kgorch.core.scheduling", "kgorch.core.codes"},
     "kgorch.core": {"kgorch.core.backoff", "kgorch.core.codes", "kgorch.core.former_names"},
     "kgorch.platforms": {"kgorch.platforms"},
     # the packages of the worker, the lowest first
@@ -189,6 +190,7 @@ MAY = {
         "kgorch.platforms",
         "kgorch.db",
     },
+    "kgorch.slurm": {*LOW, "kgorch.slurm", "kgorch.db"},
     "kgorch.launch": {
         *LOW,
         "kgorch.launch",
@@ -226,6 +228,7 @@ MAY = {
         *LOW,
         "kgorch.nodes",
         "kgorch.admission",
+        "kgorch.slurm",
         "kgorch.checkpoint",
         "kgorch.hardware",
         "kgorch.launch",
@@ -240,6 +243,7 @@ MAY = {
     "kgorch.scheduler": {
         *LOW,
         "kgorch.scheduler",
+        "kgorch.slurm",
         "kgorch.admission",
         "kgorch.hardware",
         "kgorch.launch",
@@ -272,6 +276,7 @@ MAY = {
     "kgorch.remote": {
         *LOW,
         "kgorch.remote",
+        "kgorch.slurm",
         "kgorch.admission",
         "kgorch.checkpoint",
         "kgorch.limits",
@@ -284,6 +289,7 @@ MAY = {
     "kgorch.report": {
         *LOW,
         "kgorch.report",
+        "kgorch.slurm",
         "kgorch.admission",
         "kgorch.checkpoint",
         "kgorch.hardware",

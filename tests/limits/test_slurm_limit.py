@@ -2,130 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import socket
-import stat
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness import Kgorch, wait_until
+from slurm_cluster import Cluster, running_cluster
 
 from kgorch.core.codes import Reason
 from kgorch.limits import slurm_limit
 from kgorch.system.clock import boottime_s
 
-DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
-CONF = """\
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-ReturnToService=2
-MpiDefault=none
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes=n1 Default=YES MaxTime=60 State=UP
-"""
-
-
-class Cluster:
-    """One controller and one node, all of it below one folder and on ports of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.processes = folder, list[subprocess.Popen[bytes]]()
-        self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        text = CONF.format(host=socket.gethostname(), ports=_free_ports(2), folder=folder, cpus=os.cpu_count())
-        (folder / "slurm.conf").write_text(text)
-        (folder / "state").mkdir()
-        key = folder / "munge.key"
-        key.write_bytes(os.urandom(128))
-        key.chmod(stat.S_IRUSR | stat.S_IWUSR)
-
-    def start(self) -> None:
-        folder = self.folder
-        files = {"socket": "munge.sock", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
-        munge = [f"--{option}={folder / name}" for option, name in files.items()]
-        self._run("munged", "--foreground", "--force", f"--log-file={folder}/munge.log", *munge)
-        wait_until((folder / "munge.sock").exists, what="munge")
-        self._run("slurmctld", "-D")
-        self._run("slurmd", "-D", "-N", "n1")
-        wait_until(lambda: "idle" in self.ask("sinfo", "-h", "-o", "%T"), what=f"a node: {self.logs()}")
-
-    def _run(self, name: str, *options: str) -> None:
-        path = shutil.which(name, path=_path())
-        assert path
-        log = open(self.folder / f"{name}.out", "wb")
-        self.processes.append(subprocess.Popen([path, *options], env=self.env, stdout=log, stderr=log))
-
-    def ask(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
-        return done.stdout.strip()
-
-    def submit(self, script: str, *options: str) -> str:
-        path = self.folder / "job.sh"
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        log = self.folder / "job.out"
-        return self.ask("sbatch", "--parsable", "--overcommit", f"--output={log}", *options, str(path))
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out"))
-
-    def stop(self) -> None:
-        self.ask("scancel", "--user=root")
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: not self.ask("squeue", "-h"), within_s=30, what="no job left")
-        for process in reversed(self.processes):
-            process.terminate()
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def _free_ports(count: int) -> list[int]:
-    bound = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in bound]
-    for one in bound:
-        one.close()
-    return ports
-
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    if missing := [name for name in DAEMONS if not shutil.which(name, path=_path())]:
-        pytest.skip(f"no Slurm here: {', '.join(missing)} missing (apt-get install slurm-wlm munge)")
-    if os.geteuid():
-        pytest.skip("Slurm's daemons need root")
-    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
-        made = Cluster(Path(folder))
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    with running_cluster() as made:
+        yield made
 
 
 def _squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -198,11 +93,6 @@ def test_a_controller_that_hangs_holds_the_opening_up_for_a_moment_only(tmp_path
     job.stop()
 
 
-def job_state(cluster: Cluster, job: str) -> str:
-    fields = cluster.ask("scontrol", "show", "job", job).split()
-    return next((field.removeprefix("JobState=") for field in fields if field.startswith("JobState=")), "")
-
-
 @pytest.mark.slow
 def test_a_real_jobs_end_is_the_wall_it_moves_and_a_session_in_it_saves_before(
     cluster, kgorch: Kgorch, tmp_path, monkeypatch
@@ -236,5 +126,5 @@ def test_a_real_jobs_end_is_the_wall_it_moves_and_a_session_in_it_saves_before(
     assert (over["phase"], over["reason"]) == ("suspended", Reason.SLURM)
     assert over["checkpoint"]["verified"] and over["checkpoint"]["step"] == over["step"] > 0
     is_over = {"COMPLETED", "TIMEOUT", "FAILED", "CANCELLED", "NODE_FAIL"}
-    ends = wait_until(lambda: (state := job_state(cluster, job)) in is_over and state, what="the job's end")
+    ends = wait_until(lambda: (state := cluster.state(job)) in is_over and state, what="the job's end")
     assert ends == "COMPLETED", "it ended at its limit, not before"

@@ -43,6 +43,7 @@ TOPICS = {
     },
     "Remote": {
         "remote": "Run the sessions of a plan at another place.",
+        "slurm": "Run the sessions of a plan as Slurm jobs.",
     },
     "General": {
         "help": "Show what a verb does, and its options.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kgorch.cli.display import remote_rows, render, telemetry_rows
+from kgorch.cli.display import remote_rows, render, slurm_rows, telemetry_rows
 
 View = dict[str, Any]
 
@@ -17,12 +17,16 @@ def rows(view: View) -> list[tuple[str, str]]:
         ("run", f"{view['run']}" + (f" (number {view['run_number']})" if view["run_number"] > 1 else "")),
         *([("phase", _phase(view))] if session or not view["remote"] else []),
         *(remote_rows.rows(view["remote"]) if view["remote"] else []),
+        *(slurm_rows.rows(view["slurm"]) if view["slurm"] else []),
         ("stages", " → ".join(_stage(item, view["stage"]) for item in view["stages"])),
     ]
     if view["step"]:
         lines.append(("step", _step(view, is_training=is_training)))
     if session:
-        lines += [("session", _session(session)), ("supervisor", _supervisor(session))]
+        lines += [
+            ("session", _session(session)),
+            ("supervisor", _supervisor(session, (view["slurm"] or {}).get("node"))),
+        ]
     if session or not view["remote"]:
         lines.append(("checkpoint", _checkpoint(view)))
     if best := view["best"]:
@@ -72,6 +76,8 @@ def next_step(view: View) -> str:
             return f"fix the cause, then {following['command']}"
         case "remote" | "fetch":
             return remote_rows.next_step(view["run"], view["remote"], daemon_alive=following["daemon_alive"])
+        case "slurm":
+            return slurm_rows.next_step(view["slurm"])
         case "adopt":
             return f"{following['command']} adopts the training"
     # a daemon continues a session that was cut off, but not one that the user stopped
@@ -126,12 +132,12 @@ def _session(session: View) -> str:
     return f"{start}, wall in {render.duration(session['left_s'])} ({lead})"
 
 
-def _supervisor(session: View) -> str:
+def _supervisor(session: View, node: str | None) -> str:
     if session["ended_at"]:
         return "none: the session is over"
     pid = session["supervisor"]["pid"]
     if session["supervisor"]["alive"]:
-        return f"alive, pid {pid}"
+        return f"alive, pid {pid}" + (f" on {node}" if node else "")
     heartbeat = f"last heartbeat {render.ago(session['heartbeat_at'])}"
     if session["training_alive"]:
         return f"dead (pid {pid}); training continues without it, {heartbeat}"

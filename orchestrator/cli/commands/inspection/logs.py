@@ -18,7 +18,9 @@ from kgorch.errors import NotFound
 from kgorch.launch.log_rotation import older_part
 
 if TYPE_CHECKING:
-    from kgorch.db.rows import RemoteSessionInfo
+    from sqlalchemy import Engine
+
+    from kgorch.db.rows import RemoteSessionInfo, RunInfo
 
 BLOCK_BYTES = 64 << 10
 LINE_BYTES = 10_000
@@ -27,6 +29,8 @@ BACK_BYTES = 32 << 20
 """Read back from the end of a log at most, to find where its last lines begin."""
 INTERVAL_S = 0.3
 """Between two reads of --follow."""
+JOB_INTERVAL_S = 5.0
+"""The same of a session on another node, in a Slurm job."""
 
 
 @click.command("logs")
@@ -37,6 +41,7 @@ INTERVAL_S = 0.3
 @click.option("--stacks", "of_stacks", is_flag=True, help="The stack traces of all ranks in the newest hang instead.")
 @click.option("-n", "--lines", metavar="N", default=50, show_default=True, help="Lines from the end; 0 for all.")
 @click.option("--raw", is_flag=True, help="Print bytes unchanged, control characters too (default: colours only).")
+@click.option("--job", "of_job", is_flag=True, help="The output of the run's newest Slurm job instead.")
 @click.option("--attempt", metavar="SESSION.NUMBER", help="An attempt other than the newest.")
 def command(
     run: str | None,
@@ -46,6 +51,7 @@ def command(
     of_stacks: bool,
     lines: int,
     raw: bool,
+    of_job: bool,
     attempt: str | None,
 ) -> int:
     """Print the output of a rank of RUN, standard output and standard error in their order.
@@ -65,6 +71,8 @@ def command(
     name = "torchrun.log" if of_launcher else f"rank{rank}.log"
     attempts = sessions.attempts(engine, info.id)
     elsewhere = remote.newest(engine, info.id)
+    if of_job:
+        return _print_job(engine, info, lines, raw=raw)
     if elsewhere and not attempt and (elsewhere.state in REMOTE_OPEN or not attempts):
         return _print_elsewhere(home, elsewhere, lines, follow=follow, raw=raw)
     if attempt:
@@ -93,12 +101,13 @@ def command(
         if not attempt and Path(newest.folder) != path.parent:
             at, path = 0, Path(newest.folder, name)
             render.echo(f"── attempt {path.parent.name}, stage {newest.stage}", err=True)
-        elif last is None or not run_view.is_supervised(engine, last):
+        elif last is None or not run_view.is_live(engine, last):
             _print_from(path, at, output)
             output.end()
             return 0
         else:
-            time.sleep(INTERVAL_S)
+            # Slurm must not be asked several times a second
+            time.sleep(INTERVAL_S if run_view.is_supervised(engine, last) else JOB_INTERVAL_S)
 
 
 def _print_elsewhere(home: Path, row: RemoteSessionInfo, lines: int, *, follow: bool, raw: bool) -> int:
@@ -118,6 +127,20 @@ def _print_elsewhere(home: Path, row: RemoteSessionInfo, lines: int, *, follow: 
                 output.show(line.encode(errors="replace"))
     finally:
         place.close()
+    output.end()
+    return 0
+
+
+def _print_job(engine: Engine, run: RunInfo, lines: int, *, raw: bool) -> int:
+    """What the run's newest Slurm job has printed: how its sessions ended, and what followed. Raises: NotFound."""
+    from kgorch.db import slurm_jobs
+    from kgorch.slurm import jobs
+
+    row, output = slurm_jobs.newest(engine, run.id), Output(raw=raw)
+    path = jobs.job_folder(run) / f"{row.job}.log" if row and row.job else None
+    if path is None or not path.exists():
+        raise NotFound(f"no Slurm job of {run.name} has begun", next_step=f"kgorch status {run.name}")
+    _print_from(path, _start_of_last(path, lines)[0] if lines else 0, output)
     output.end()
     return 0
 

@@ -16,7 +16,10 @@ from kgorch.errors import KgorchError
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from kgorch.db.rows import RunInfo
+    from kgorch.db.rows import RunInfo, SlurmJobInfo
+
+JOB_POLL_S = 2.0
+"""Seconds between two questions to Slurm while a job ends."""
 
 
 @click.command("stop")
@@ -25,13 +28,14 @@ if TYPE_CHECKING:
 def command(run: str | None, wait: bool) -> int:
     """Save a checkpoint of RUN, then end its session; `kgorch resume` continues it later.
 
-    Of a run at another place no further session is pushed; whether the place ends the present one, it says.
+    Of a run at another place no further session is pushed; whether the place ends the present one, it says. A Slurm job that
+    waits is cancelled, one that runs on another node saves and ends.
 
     \b
     Example:
       kgorch stop surface-demo
     """
-    from kgorch.db import remote, sessions
+    from kgorch.db import remote, sessions, slurm_jobs
     from kgorch.launch import launcher
     from kgorch.system.sockets import control_socket
 
@@ -40,6 +44,8 @@ def command(run: str | None, wait: bool) -> int:
     newest = remote.newest(engine, info.id)
     if newest and newest.state in REMOTE_OPEN:
         return _stop_elsewhere(engine, home, info, newest.place)
+    if job := slurm_jobs.open_job(engine, info.id):
+        return _stop_job(engine, info, job, wait=wait)
     answer = control_socket.ask(Path(info.folder) / "control.sock", "stop")
     if answer is None:
         last = sessions.last(engine, info.id)
@@ -79,6 +85,26 @@ def _stop_elsewhere(engine: Engine, home: Path, run: RunInfo, place_name: str) -
     if told:
         render.echo(render.printable(told))
     render.echo("next: kgorch remote start PLAN, when it is to go on")
+    return 0
+
+
+def _stop_job(engine: Engine, run: RunInfo, job: SlurmJobInfo, *, wait: bool) -> int:
+    """Cancel the run's Slurm job if it waits; if it runs, have its session save and end. Raises: KgorchError."""
+    import time
+
+    from kgorch.db import sessions
+    from kgorch.slurm import jobs
+
+    job, text = jobs.stop(engine, job)
+    render.echo(f"{run.name}: {text}")
+    while wait and job.ended_at is None:
+        time.sleep(JOB_POLL_S)
+        job = jobs.newest_row(engine, job)
+    if job.ended_at:
+        last = sessions.last(engine, run.id)
+        if last and last.phase in OVER:
+            render.echo(f"{run.name}: {render.words(last.phase)} at step {last.step}")
+        render.echo("next: kgorch slurm submit PLAN, when it is to go on")
     return 0
 
 

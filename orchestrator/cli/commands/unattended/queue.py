@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, as_json: bool) -> int:
     """List the runs that wait to be started: when each is due, and why it waits.
 
-    Of a run at another place: when it is looked at next.
+    Of a run at another place: when it is looked at next. Of a Slurm job: its state, and when Slurm expects to start it.
 
     \b
     Example:
@@ -37,10 +37,12 @@ def command(ctx: click.Context, as_json: bool) -> int:
     if ctx.invoked_subcommand:
         return 0
     from kgorch.db import queue
-    from kgorch.report import remote_view
+    from kgorch.report import remote_view, slurm_view
     from kgorch.report.json_fields import stamp
 
     _, _, engine = open_state()
+    jobs = slurm_view.queue_entries(engine)
+    in_jobs = {(item["run"], item["run_number"]) for item in jobs}
     entries = [
         {
             "run": entry.run,
@@ -56,8 +58,9 @@ def command(ctx: click.Context, as_json: bool) -> int:
             "share": entry.resume.share,
         }
         for entry in queue.entries(engine)
+        if (entry.run, entry.number) not in in_jobs
     ]
-    entries += remote_view.queue_entries(engine)
+    entries += [*remote_view.queue_entries(engine), *jobs]
     if as_json:
         render.as_json(entries)
         return 0
@@ -67,7 +70,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
     rows = [
         [
             str(item["run"]),
-            "on request" if item["due_at"] is None else render.clock(str(item["due_at"])),
+            _unknown_time(item) if item["due_at"] is None else render.clock(str(item["due_at"])),
             str(item["state"]),
             str(item["priority"]),
             str(item["failed_starts"]),
@@ -77,6 +80,10 @@ def command(ctx: click.Context, as_json: bool) -> int:
     ]
     render.table(["run", "due", "state", "priority", "failed starts", "why"], rows)
     return 0
+
+
+def _unknown_time(item: dict[str, Any]) -> str:
+    return "on request" if item["state"] == ResumeState.DUE else ""
 
 
 @command.command("add")

@@ -1,0 +1,95 @@
+"""Verbs on the Slurm jobs that run sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session as Orm
+
+from kgorch.core.codes import EventKind, ResumeState
+from kgorch.db.rows import SlurmJobInfo
+from kgorch.db.runs import now, to_info
+from kgorch.db.tables import EventRow, Resume, Run, SlurmJobRow
+
+
+def newest(engine: Engine, run_id: str) -> SlurmJobInfo | None:
+    with Orm(engine) as orm:
+        query = select(SlurmJobRow).where(SlurmJobRow.run_id == run_id).order_by(SlurmJobRow.id.desc()).limit(1)
+        row = orm.scalars(query).first()
+        return to_info(SlurmJobInfo, row) if row else None
+
+
+def open_job(engine: Engine, run_id: str) -> SlurmJobInfo | None:
+    """The run's job that waits, runs, or is to run again."""
+    row = newest(engine, run_id)
+    return row if row and row.ended_at is None else None
+
+
+def open_jobs(engine: Engine) -> list[tuple[str, int, SlurmJobInfo]]:
+    """Name and number of the run of each job that waits, runs, or is to run again."""
+    with Orm(engine) as orm:
+        query = select(Run.name, Run.number, SlurmJobRow).join(Run, Run.id == SlurmJobRow.run_id)
+        rows = orm.execute(query.where(SlurmJobRow.ended_at.is_(None)).order_by(SlurmJobRow.id))
+        return [(name, number, to_info(SlurmJobInfo, row)) for name, number, row in rows]
+
+
+def begin(
+    engine: Engine, run_id: str, *, name: str, state: str, requeue: bool, follows: SlurmJobInfo | None = None
+) -> SlurmJobInfo | None:
+    """A job that is about to be submitted. None where the run has an open one.
+
+    Args:
+        follows: the job that it succeeds, which is closed in the same transaction.
+    """
+    at = now()
+    try:
+        with Orm(engine) as orm, orm.begin():
+            if follows:
+                closing = update(SlurmJobRow).where(SlurmJobRow.id == follows.id)
+                orm.execute(closing.values(ended_at=at, why="another job follows it"))
+            row = SlurmJobRow(
+                run_id=run_id,
+                name=name,
+                state=state,
+                requeue=requeue,
+                follows=follows.job if follows else "",
+                submitted_at=at,
+                seen_at=at,
+            )
+            orm.add(row)
+            orm.flush()
+            return to_info(SlurmJobInfo, row)
+    except IntegrityError:
+        return None
+
+
+def save(engine: Engine, row_id: int, **columns: Any) -> SlurmJobInfo:
+    with Orm(engine) as orm, orm.begin():
+        row = orm.get_one(SlurmJobRow, row_id)
+        for name, value in columns.items():
+            setattr(row, name, value)
+        orm.flush()
+        return to_info(SlurmJobInfo, row)
+
+
+def close(engine: Engine, row: SlurmJobInfo, why: str, **columns: Any) -> SlurmJobInfo:
+    """The job is over and none follows it: the run waits for a user, and no daemon starts it on another machine."""
+    with Orm(engine) as orm, orm.begin():
+        waits = Resume.run_id == row.run_id, Resume.state == ResumeState.DUE
+        orm.execute(update(Resume).where(*waits).values(due_at=None))
+        facts = {"job": row.job, "state": columns.get("state", row.state), "why": why}
+        orm.add(EventRow(run_id=row.run_id, at=now(), kind=EventKind.SLURM_ENDED, phase="", facts=facts))
+        job = orm.get_one(SlurmJobRow, row.id)
+        job.ended_at, job.why = now(), why
+        for name, value in columns.items():
+            setattr(job, name, value)
+        orm.flush()
+        return to_info(SlurmJobInfo, job)
+
+
+def forget(engine: Engine, row: SlurmJobInfo) -> None:
+    """It was never submitted: Slurm refused it."""
+    with Orm(engine) as orm, orm.begin():
+        orm.delete(orm.get_one(SlurmJobRow, row.id))

@@ -1,0 +1,107 @@
+"""What follows a session in a Slurm job: nothing, another session in the same job, or the job again.
+
+A session that ended before its run is finished is followed by the next one, unless a user has stopped it. A user stops with
+`kgorch stop`, or with scancel: both end the chain. Preemption, the time limit and a failed node do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from kgorch.core.codes import Reason
+from kgorch.core.scheduling import TRIES
+from kgorch.core.slurm.job_state import JobEvent
+
+FINISHED, MISTAKE, SUSPENDED, QUOTA_SPENT, FAILED = 0, 2, 10, 11, 20
+"""Exit codes of `kgorch resume` (errors.ExitCode); any other one means that the supervisor was killed, or has a bug."""
+
+SUPERVISORS = 3
+"""Supervisors of one session that may die before the job gives up: one whose bug is deterministic dies each time."""
+
+
+class Follow(StrEnum):
+    """What follows a session."""
+
+    NOTHING = "nothing"
+    SUPERVISOR = "supervisor"
+    """Another supervisor in this job, which adopts the training or recovers its session."""
+    SLURM = "slurm"
+    """The same job, which Slurm requeues by itself."""
+    REQUEUE = "requeue"
+    """The same job, or a successor where Slurm does not requeue it."""
+    SUCCESSOR = "successor"
+    """Another job that begins at a given time: the quota has hours again then."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """How a session ended.
+
+    Attributes:
+        exit_code: of its process; negative for a signal.
+        reason: of the run's newest session.
+        is_stop_requested: a user has asked for a stop through Slurm.
+        supervisors: that have run in this job for this session.
+        fruitless: consecutive sessions without progress, this one included.
+        resume_at: when the quota has hours again; None for never, or without a quota.
+    """
+
+    exit_code: int
+    reason: Reason = Reason.NONE
+    is_stop_requested: bool = False
+    supervisors: int = 1
+    fruitless: int = 0
+    resume_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows, and why, in words for the job's log.
+
+    Attributes:
+        begins_at: of a SUCCESSOR.
+        gives_up: the run has failed.
+    """
+
+    follow: Follow
+    why: str
+    begins_at: datetime | None = None
+    gives_up: bool = False
+
+
+def next_step(end: SessionEnd, event: JobEvent, *, chains: bool) -> Step:
+    """What follows a session. Args: chains: whether sessions follow one another (--requeue)."""
+    if end.exit_code == FINISHED:
+        return Step(Follow.NOTHING, "there is nothing left to train")
+    if end.exit_code in (FAILED, MISTAKE):
+        return Step(Follow.NOTHING, "the session failed, and would fail again")
+    # Before all else that may follow: a job that was cancelled can still be requeued, which would undo the user's stop.
+    if end.is_stop_requested or end.reason is Reason.USER:
+        return Step(Follow.NOTHING, "stopped by the user")
+    if event is JobEvent.CANCELLED:
+        return Step(Follow.NOTHING, "the job was cancelled with scancel")
+    if event is JobEvent.REQUEUED:
+        return Step(Follow.SLURM, "Slurm has requeued the job")
+    is_over = end.exit_code in (SUSPENDED, QUOTA_SPENT)
+    if not is_over and event in (JobEvent.RUNNING, JobEvent.UNKNOWN):
+        if end.supervisors < SUPERVISORS:
+            return Step(Follow.SUPERVISOR, f"the supervisor ended with {end.exit_code}; another one takes over")
+        return Step(Follow.NOTHING, f"{end.supervisors} supervisors ended with {end.exit_code}")
+    if not chains:
+        return Step(Follow.NOTHING, "the job was submitted with --no-requeue")
+    if end.exit_code == QUOTA_SPENT:
+        if end.resume_at is None:
+            return Step(Follow.NOTHING, "the quota is exhausted and not renewed")
+        return Step(Follow.SUCCESSOR, "the quota is exhausted", end.resume_at)
+    if end.fruitless >= TRIES:
+        return Step(Follow.NOTHING, f"{end.fruitless} consecutive sessions ended without progress", gives_up=True)
+    return Step(Follow.REQUEUE, _WHY.get(event, "the session is over and the run is not finished"))
+
+
+_WHY = {
+    JobEvent.PREEMPTED: "the job was preempted",
+    JobEvent.TIME_LIMIT: "the job reached its time limit",
+    JobEvent.NODE_FAILED: "a node of the job failed",
+}

@@ -1,0 +1,236 @@
+"""The process of a Slurm job that runs the sessions of a run: the supervisor is its child, and it decides what follows a session.
+
+A process of its own, so that it outlives a supervisor that is killed: another one then adopts the training, as anywhere else. What
+it decides is core/slurm/chain.py. Slurm signals: USR1, the warning before the time limit, and TERM go on to the supervisor; USR2
+(commands.STOP_SIGNAL) is `kgorch stop` from another node, which cannot reach the supervisor's socket.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kgorch.core.codes import EventKind, Reason, RunState
+from kgorch.core.slurm import chain
+from kgorch.core.slurm.chain import Follow, SessionEnd, Step
+from kgorch.core.slurm.job_state import JobState, JobView, job_event
+from kgorch.db import queue, runs, sessions, slurm_jobs
+from kgorch.db.rows import RunInfo, SlurmJobInfo
+from kgorch.db.runs import now
+from kgorch.errors import ExitCode, KgorchError
+from kgorch.scheduler.claimed_resume import notify_of_failure
+from kgorch.slurm import commands, jobs
+from kgorch.slurm.batch_script import job_name
+from kgorch.slurm.commands import SlurmError, SlurmUnavailable
+from kgorch.system.sockets import control_socket
+
+ASK_S = 0.5
+"""Seconds between two requests to stop, until the supervisor listens."""
+
+IGNORING = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
+"""Starts a program that ignores these signals until it has handlers for them: by default they would end it."""
+
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.environ) -> int:
+    """Run sessions of a run in this Slurm job. Returns: the exit code of the job. Raises: KgorchError."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job.isdecimal():
+        raise KgorchError("this is no Slurm job: there is no SLURM_JOB_ID", next_step=f"kgorch resume {run.name}")
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        raise KgorchError(
+            f"job {job} is a task of an array: all its tasks would train {run.name}",
+            next_step="submit one plan for each task, with a name of its own: kgorch slurm submit PLAN",
+        )
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    row = _enter(engine, run, job, int(restarts) if restarts.isdecimal() else 0, environ.get("SLURMD_NODENAME", ""))
+    return _JobProcess(engine, run, row).run()
+
+
+def _enter(engine: Engine, run: RunInfo, job: str, restarts: int, node: str) -> SlurmJobInfo:
+    """The row of this job, which the submission may not have written yet, or which was closed before a user requeued the job.
+
+    Raises: KgorchError.
+    """
+    if run.state == RunState.SUPERSEDED:
+        raise KgorchError(f"another run has taken the place of {run.name}/{run.number}: {run.why}")
+    columns: dict[str, Any] = {"state": JobState.RUNNING, "reason": "", "restarts": restarts, "node": node[:255]}
+    row = slurm_jobs.newest(engine, run.id)
+    if row and row.ended_at is None and row.job not in ("", job):
+        raise KgorchError(
+            f"{run.name} is trained by the Slurm job {row.job}: {jobs.described(row)}",
+            next_step=f"kgorch status {run.name}",
+        )
+    if row is None or row.ended_at:
+        row = slurm_jobs.begin(
+            engine, run.id, name=job_name(run.name, run.id), state=JobState.RUNNING, requeue=row is None or row.requeue
+        )
+    if row is None:
+        raise KgorchError(f"another Slurm job trains {run.name}", next_step=f"kgorch status {run.name}")
+    return slurm_jobs.save(engine, row.id, job=job, seen_at=now(), **columns)
+
+
+class _JobProcess:
+    """See the head of this file."""
+
+    def __init__(self, engine: Engine, run: RunInfo, row: SlurmJobInfo) -> None:
+        self._engine, self._run, self._row = engine, run, row
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stop = threading.Event()
+
+    def run(self) -> int:
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: self._forward(number))
+        for number in (signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        # a request that came before there was a handler is in the row
+        if (newest := slurm_jobs.newest(self._engine, self._run.id)) and newest.stop_at and self._is_this_start(newest):
+            self._stop.set()
+        threading.Thread(target=self._pass_stop_on, name="stop", daemon=True).start()
+        supervisors = 0
+        while True:
+            if self._stop.is_set():  # before anything was started
+                return self._conclude(Step(Follow.NOTHING, "stopped by the user"), int(ExitCode.SUSPENDED), None)
+            code, supervisors = self._run_session(), supervisors + 1
+            view = self._view()
+            event = job_event(view, self._row.restarts)
+            step = chain.next_step(self._session_end(code, supervisors), event, chains=self._row.requeue)
+            say(f"the session ended with {code}, the job is {event.value}; {_FOLLOWS[step.follow]}: {step.why}")
+            if step.follow is not Follow.SUPERVISOR:
+                return self._conclude(step, code, view)
+
+    def _is_this_start(self, row: SlurmJobInfo) -> bool:
+        return row.id == self._row.id and row.ended_at is None
+
+    def _run_session(self) -> int:
+        command: Sequence[str] = [
+            *IGNORING, sys.executable, "-m", "kgorch.cli", "resume", self._run.name, "--progress", "none"
+        ]  # fmt: skip
+        self._child = subprocess.Popen(command)
+        return self._child.wait()
+
+    def _forward(self, number: int) -> None:
+        """Slurm signals this process alone, or all of the job: then the supervisor gets it twice, which does no harm."""
+        child = self._child
+        if child and child.poll() is None:
+            child.send_signal(number)
+
+    def _pass_stop_on(self) -> None:
+        """Ask the supervisor to stop, once it listens."""
+        self._stop.wait()
+        pause = threading.Event()
+        while True:
+            try:
+                answer = control_socket.ask(Path(self._run.folder) / "control.sock", "stop")
+            except KgorchError as error:
+                say(error.what)
+                answer = None
+            if answer and answer.ok:
+                return
+            pause.wait(ASK_S)
+
+    def _view(self) -> JobView | None:
+        try:
+            return commands.show(self._row.job)
+        except SlurmUnavailable as error:
+            say(f"Slurm does not answer: {error.what}")
+            return None
+
+    def _session_end(self, code: int, supervisors: int) -> SessionEnd:
+        try:
+            last = sessions.last(self._engine, self._run.id)
+            waits = queue.pending_resume(self._engine, self._run.id)
+        except SQLAlchemyError as error:  # what follows then depends on Slurm and the exit code alone
+            say(f"the database cannot be read: {error}")
+            last = waits = None
+        return SessionEnd(
+            code,
+            last.reason if last else Reason.NONE,
+            is_stop_requested=self._stop.is_set(),
+            supervisors=supervisors,
+            fruitless=waits.failed_starts if waits else 0,
+            resume_at=waits.due_at if waits else None,
+        )
+
+    # What follows
+
+    def _conclude(self, step: Step, code: int, view: JobView | None) -> int:
+        match step.follow:
+            case Follow.SLURM:
+                columns = jobs.columns_of(view) if view else {}
+                self._note_requeued(step.why)
+                slurm_jobs.save(self._engine, self._row.id, **columns)
+                return 0
+            case Follow.REQUEUE:
+                return self._requeue(step)
+            case Follow.SUCCESSOR:
+                return self._submit_successor(step)
+        if step.gives_up:
+            self._fail(step.why)
+            code = int(ExitCode.FAILED)
+        state = {"state": view.state, "reason": view.reason} if view and not view.state.is_running else {}
+        slurm_jobs.close(self._engine, self._row, step.why, **state)
+        return code if code >= 0 else int(ExitCode.BUG)
+
+    def _requeue(self, step: Step) -> int:
+        # Recorded first: Slurm ends this process as soon as it has accepted.
+        self._note_requeued(step.why)
+        slurm_jobs.save(self._engine, self._row.id, state=JobState.REQUEUED, reason="", node="", seen_at=now())
+        try:
+            commands.requeue(self._row.job)
+            return 0
+        except SlurmError as error:  # its partition, or the site, does not allow it
+            say(f"{error.what}; a successor is submitted instead")
+            return self._submit_successor(step)
+
+    def _submit_successor(self, step: Step) -> int:
+        options = [f"--dependency=afterany:{self._row.job}"]
+        if step.begins_at:
+            options.append(commands.time_option(step.begins_at))
+        try:
+            row = jobs.submit(
+                self._engine, self._run, self._row.name, *options, requeue=self._row.requeue, follows=self._row
+            )
+        except KgorchError as error:
+            why = f"no Slurm job could be submitted that continues it: {error.what}"
+            say(why)
+            newest = slurm_jobs.newest(self._engine, self._run.id)
+            if newest and newest.ended_at is None:
+                slurm_jobs.close(self._engine, newest, why)
+            self._fail(why)
+            return int(ExitCode.FAILED)
+        say(f"job {row.job} follows")
+        return 0
+
+    def _fail(self, why: str) -> None:
+        """The run waits for a user, who is notified: nothing else would tell of it."""
+        runs.set_state(self._engine, self._run.id, RunState.FAILED, why)
+        notify_of_failure(self._run.id)
+
+    def _note_requeued(self, why: str) -> None:
+        facts = {"job": self._row.job, "restarts": self._row.restarts + 1, "why": why}
+        sessions.add_event(self._engine, self._run.id, EventKind.SLURM_REQUEUED, facts)
+
+
+_FOLLOWS = {
+    Follow.NOTHING: "nothing follows",
+    Follow.SUPERVISOR: "another supervisor follows",
+    Follow.SLURM: "the job runs again",
+    Follow.REQUEUE: "the job is requeued",
+    Follow.SUCCESSOR: "another job follows later",
+}
+
+
+def say(text: str) -> None:
+    """A line in the job's output."""
+    print(f"kgorch: {text}", flush=True)

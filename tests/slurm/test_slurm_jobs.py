@@ -1,0 +1,168 @@
+"""What is made of Slurm's answers, where no cluster gives them: commands that are missing, hang, refuse or forget a job.
+
+The stand-ins answer what Slurm 22.05.8 answered; with a real one: test_slurm_sessions.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from harness import wait_until
+from sqlalchemy import Engine
+
+from kgorch.core.slurm.job_state import JobState
+from kgorch.db import runs, slurm_jobs
+from kgorch.errors import ExitCode, KgorchError
+from kgorch.limits import slurm_limit
+from kgorch.report import run_view
+from kgorch.slurm import commands, jobs
+from kgorch.slurm.commands import SlurmError, SlurmUnavailable
+
+ABSENT = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+RUNNING = "printf '   JobState=RUNNING Reason=None\\n   Requeue=1 Restarts=2\\n   BatchHost=n7\\n'"
+TIMEOUT = "printf '   JobState=TIMEOUT Reason=TimeLimit\\n   Requeue=1 Restarts=2\\n'"
+PROMISE = Path(__file__).parents[1] / "promises" / "slurm.json"
+
+
+@pytest.fixture
+def answers(tmp_path, monkeypatch):
+    """Commands of Slurm that answer as their scripts do."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def answer(**scripts: str) -> None:
+        for name, script in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+
+    return answer
+
+
+@pytest.fixture
+def run(engine: Engine, tmp_path):
+    folder = tmp_path / "home" / "runs" / "far" / "1"
+    (folder / "slurm").mkdir(parents=True)
+    (folder / "slurm" / "job.sh").write_text("#!/bin/bash\n")
+    return runs.create(
+        engine, id="0123456789ab", name="far", number=1, folder=str(folder), workdir=str(tmp_path),
+        checkpoints=str(folder / "checkpoints"), plan="", plan_hash="", overrides=(), stages=["train"],
+    )  # fmt: skip
+
+
+def job_of(engine: Engine, run, job: str = "7"):
+    row = slurm_jobs.begin(engine, run.id, name="kgorch-far", state=JobState.SUBMITTING, requeue=True)
+    return slurm_jobs.save(engine, row.id, job=job, state=JobState.PENDING)
+
+
+def test_a_machine_without_slurm_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmUnavailable, match="there is no sbatch on this machine"):
+        commands.submit(tmp_path / "job.sh")
+
+
+def test_a_controller_that_hangs_is_not_waited_for(answers, monkeypatch):
+    monkeypatch.setattr(commands, "TIMEOUT_S", 0.2)
+    answers(scontrol="exec sleep 20")
+    with pytest.raises(SlurmUnavailable, match="has not answered"):
+        commands.show("7")
+
+
+def test_a_submission_that_is_refused_leaves_no_job(answers, engine, run):
+    answers(sbatch="echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1")
+    with pytest.raises(SlurmError, match="Invalid qos"):
+        jobs.submit(engine, run, "kgorch-far", requeue=True)
+    assert slurm_jobs.newest(engine, run.id) is None
+
+
+@pytest.mark.parametrize("answer", ["", "hello", "7;rm -rf"])
+def test_the_answer_of_sbatch_is_a_number_or_an_error(answers, tmp_path, answer):
+    answers(sbatch=f"echo '{answer}'")
+    if answer.startswith("7"):
+        assert commands.submit(tmp_path / "job.sh") == "7", "a number and the cluster's name"
+    else:
+        with pytest.raises(SlurmError, match="expected the number of a job"):
+            commands.submit(tmp_path / "job.sh")
+
+
+def test_a_job_does_not_hand_its_own_limits_to_its_successor(answers, tmp_path, monkeypatch):
+    answers(sbatch=f"env > {tmp_path}/seen; echo 8")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    commands.submit(tmp_path / "job.sh")
+    seen = (tmp_path / "seen").read_text()
+    assert "SLURM_CPUS_PER_TASK" not in seen and "SBATCH_TIMELIMIT" not in seen and "SLURM_CONF=" in seen
+
+
+def test_a_job_that_ended_before_it_could_decide_is_closed_and_says_so(answers, engine, run):
+    job_of(engine, run)
+    answers(scontrol=RUNNING)
+    row, trouble = jobs.newest(engine, run.id)
+    assert (row.state, row.node, row.restarts, trouble) == ("RUNNING", "n7", 2, "")
+    answers(scontrol=TIMEOUT)
+    row, _ = jobs.newest(engine, run.id)
+    assert row.ended_at and "TIMEOUT, TimeLimit" in row.why
+    answers(scontrol="exit 1")
+    assert jobs.newest(engine, run.id) == (row, ""), "Slurm is not asked about it any more"
+
+
+def test_a_job_that_slurm_has_forgotten_is_over(answers, engine, run):
+    job_of(engine, run)
+    answers(scontrol=ABSENT)
+    row, _ = jobs.newest(engine, run.id)
+    assert row.state == JobState.ABSENT and row.ended_at
+    jobs.refuse_here(engine, run, {})
+
+
+def test_while_slurm_does_not_answer_nothing_changes_and_nothing_starts_here(answers, engine, run):
+    row = job_of(engine, run)
+    answers(scontrol=AWAY)
+    assert jobs.newest(engine, run.id)[0] == row
+    with pytest.raises(KgorchError, match="is trained by the Slurm job 7") as refused:
+        jobs.refuse_here(engine, run, {})
+    assert "Slurm does not answer" in str(refused.value)
+    jobs.refuse_here(engine, run, {"SLURM_JOB_ID": "7"})
+    view = run_view.of_run(engine, run)
+    assert view["slurm"]["trouble"] and view["next"]["what"] == "slurm"
+
+
+def test_a_job_whose_number_was_not_recorded_is_found_by_its_name(answers, engine, run, monkeypatch):
+    slurm_jobs.begin(engine, run.id, name="kgorch-far", state=JobState.SUBMITTING, requeue=True)
+    answers(squeue="echo 3; echo 12", scontrol=RUNNING)
+    assert jobs.newest(engine, run.id)[0].job == "", "its submission may still be under way"
+    monkeypatch.setattr(jobs, "SUBMITTING", jobs.SUBMITTING * 0)
+    assert jobs.newest(engine, run.id)[0].job == "12"
+
+
+def test_the_fields_of_a_job_are_those_that_were_promised(answers, engine, run):
+    job_of(engine, run)
+    answers(scontrol=RUNNING)
+    found = json.loads(json.dumps(run_view.of_run(engine, run)["slurm"]))
+    shape = {name: "null" if value is None else type(value).__name__ for name, value in sorted(found.items())}
+    assert shape == json.loads(PROMISE.read_text()), "a new field is written into tests/promises and docs/json.md"
+
+
+def test_the_sessions_of_an_array_and_those_outside_a_job_are_refused(kgorch):
+    plan = kgorch.plan()
+    kgorch("queue", "add", str(plan))
+    assert "this is no Slurm job" in kgorch("slurm", "session", "test", code=ExitCode.MISTAKE).stderr
+    kgorch.extra_env |= {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert "a name of its own" in kgorch("slurm", "session", "test", code=ExitCode.MISTAKE).stderr
+
+
+def test_slurms_warning_has_the_end_of_the_job_looked_up_at_once(answers, tmp_path):
+    answers(squeue=f"echo x >> {tmp_path}/asked; date -d '+10 minutes' +%Y-%m-%dT%H:%M:%S")
+    former = signal.getsignal(signal.SIGUSR1)
+    try:
+        job = slurm_limit.JobEnd({**os.environ, "SLURM_JOB_ID": "7"}, every_s=3600)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: (tmp_path / "asked").read_text().count("x") == 2)
+        job.stop()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
