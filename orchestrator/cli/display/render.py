@@ -12,11 +12,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kgorch.core import text as texts
+from kgorch.errors import KgorchError
 
 printable = texts.printable
 
@@ -155,6 +157,20 @@ def _write(safe: str, *, err: bool = False, nl: bool = True, colours: bool | Non
 
 def as_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))  # needs no `printable`: json writes ASCII, a control character as \\u001b
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a page whole or not at all, and print where it is. Raises: KgorchError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise KgorchError(
+            f"{path} could not be written: {error.strerror}", next_step="name another file with -o"
+        ) from None
+    echo(f"{path.absolute()} ({size(len(text.encode('utf-8', 'replace')))})")
 
 
 def labelled(rows: Iterable[tuple[str, str]], *, err: bool = False) -> None:
