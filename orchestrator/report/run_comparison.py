@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from kgorch.core.metrics import metric_curve
 from kgorch.db.rows import RunInfo
 from kgorch.report import run_report
 from kgorch.report.json_fields import View
@@ -56,7 +57,9 @@ def _result(report: View) -> View:
 
 
 def _metrics(reports: Sequence[View]) -> list[View]:
-    """Each metric with its best value in each run, null where a run has not reported it; `winner`: index of the best run."""
+    """Each metric with its best value in each run, null where a run has not reported it; `winner`: index of the best run, where
+    the metric's name or a plan's `keep.best` says which values are better."""
+    by_plan = {best["by"].rpartition(":")[0] for report in reports if (best := report["status"]["best"])}
     by_run = [{(item["stage"], item["name"]): item for item in report["metrics"]} for report in reports]
     rows = []
     for stage, name in dict.fromkeys(key for metrics in by_run for key in metrics):
@@ -65,7 +68,10 @@ def _metrics(reports: Sequence[View]) -> list[View]:
         best = [item["best"] if item else None for item in found]
         known = [(value, index) for index, value in enumerate(best) if value is not None]
         chosen = (min if mode == "min" else max)(known, default=None, key=lambda pair: pair[0])
-        is_distinct = chosen is not None and len(known) > 1 and [value for value, _ in known].count(chosen[0]) == 1
+        is_judged = name in by_plan or metric_curve.has_known_direction(name)
+        is_distinct = (
+            is_judged and chosen is not None and len(known) > 1 and [value for value, _ in known].count(chosen[0]) == 1
+        )
         rows.append(
             {
                 "stage": stage,
@@ -80,12 +86,12 @@ def _metrics(reports: Sequence[View]) -> list[View]:
 
 
 def _curves(reports: Sequence[View]) -> list[View]:
-    """Each metric that at least one run has a curve of: `lines` with the run's label and its points as [step, hours, value]."""
+    """Each stage's metric that a run has a curve of, those of most runs first: `lines` with the run's label, `x` (steps), `y`."""
     entries: dict[tuple[str, str], View] = {}
     for report in reports:
         for item in report["curves"]:
-            entry = entries.setdefault(
-                (item["stage"], item["name"]), {"stage": item["stage"], "name": item["name"], "lines": []}
-            )
-            entry["lines"].append({"run": label(report), "points": item["points"]})
+            for series in item["series"]:
+                key = (series["stage"], item["name"])
+                entry = entries.setdefault(key, {"stage": key[0], "name": key[1], "lines": []})
+                entry["lines"].append({"run": label(report), "x": series["x"], "y": series["y"]})
     return sorted(entries.values(), key=lambda entry: -len(entry["lines"]))[: run_report.MAX_CURVES]

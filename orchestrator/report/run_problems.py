@@ -8,15 +8,11 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from kgorch.core.codes import EventKind, Outcome, Phase
+from kgorch.core.codes import EventKind, Phase
 from kgorch.db import rungs, sessions
 from kgorch.db.rows import AttemptInfo, EventInfo, RunInfo, SessionInfo
+from kgorch.report import timeline
 from kgorch.report.json_fields import View, stamp
-
-FAILED = frozenset(
-    {Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.HUNG, Outcome.LOST, Outcome.UNSAVED}
-)
-"""Outcomes of attempts that nobody wanted."""
 
 EVENTS: Mapping[EventKind, str] = {
     EventKind.SAVE_FAILED: "the next save was tried at its time",
@@ -44,7 +40,10 @@ def of_run(engine: Engine, run: RunInfo, rows: Sequence[SessionInfo], attempts: 
         rows, attempts: the run's sessions, and their attempts, oldest first.
     """
     numbers = {row.id: row.number for row in rows}
-    entries = [*_of_attempts(attempts, numbers), *_of_sessions(rows, attempts)]
+    whole = {row.id: row.why for row in rows if row.phase in (Phase.CUT_OFF, Phase.FAILED)}
+    # What ended a session is told once, with the steps that it cost.
+    alone = [item for item in attempts if not item.cause or item.cause not in whole.get(item.session_id, "")]
+    entries = [*_of_attempts(alone, attempts, numbers), *_of_sessions(rows, attempts)]
     for rung in rungs.of_run(engine, run.id):
         entry = _entry(rung.at, numbers.get(rung.session_id or 0), rung.stage, rung.step, rung.why, rung.rung)
         entries.append(entry | {"changes_result": rung.changes_result})
@@ -53,11 +52,13 @@ def of_run(engine: Engine, run: RunInfo, rows: Sequence[SessionInfo], attempts: 
     return sorted(entries, key=lambda entry: entry["at"] or "")
 
 
-def _of_attempts(attempts: Sequence[AttemptInfo], numbers: Mapping[int, int]) -> Iterator[View]:
-    for index, attempt in enumerate(attempts):
-        if attempt.outcome not in FAILED:
+def _of_attempts(
+    shown: Sequence[AttemptInfo], attempts: Sequence[AttemptInfo], numbers: Mapping[int, int]
+) -> Iterator[View]:
+    for attempt in shown:
+        if attempt.outcome not in timeline.BAD:
             continue
-        later = next((item for item in attempts[index + 1 :] if item.stage == attempt.stage), None)
+        later = next((item for item in attempts if item.id > attempt.id and item.stage == attempt.stage), None)
         what = attempt.outcome.replace("_", " ") + (f": {attempt.cause}" if attempt.cause else "")
         yield _entry(
             attempt.ended_at,

@@ -7,7 +7,6 @@ theirs: `status`, `sessions`, `metrics` and `checks` are what `kgorch status`, `
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,28 +16,22 @@ from sqlalchemy import Engine
 
 from kgorch.admission.resolve_run import load_stored_plan
 from kgorch.checkpoint import folder as checkpoint_folder
-from kgorch.core.codes import CheckpointState, EventKind
-from kgorch.core.metrics import metric_curve
-from kgorch.core.metrics.curve_decimation import decimate
+from kgorch.core.codes import CheckpointState
 from kgorch.core.plan_compatibility import shown_value, shown_values
 from kgorch.db import checkpoints, sessions
 from kgorch.db.rows import AttemptInfo, CheckpointInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError
 from kgorch.protocol.codec import ProtocolError
 from kgorch.protocol.launch_spec import LaunchSpec
-from kgorch.report import check_comparison, forecast, metrics, run_problems, run_view
+from kgorch.report import check_comparison, curves, forecast, metrics, run_problems, run_view, timeline
 from kgorch.report.json_fields import View, stamp
-from kgorch.report.metrics import RunMetrics
 from kgorch.system.paths import home_of_folder
 
 MAX_SESSIONS, MAX_CHECKPOINTS, MAX_PROBLEMS = 200, 100, 200
 """Newest of each in a report."""
 
 MAX_CURVES = 24
-"""Pairs of stage and metric that have a curve; the table of metrics has all."""
-
-CURVE_POINTS = 600
-"""Of one curve."""
+"""Metrics that have a curve; the table of metrics has all."""
 
 MAX_FORECASTS = 400
 
@@ -62,9 +55,9 @@ def of_run(engine: Engine, run: RunInfo, now: datetime | None = None) -> View:
         "status": run_view.of_run(engine, run, now=now),
         "sessions": run_view.history(engine, run, limit=MAX_SESSIONS),
         "sessions_total": len(rows),
-        "timeline": _timeline(rows[-MAX_SESSIONS:], attempts, saved, problems, now),
+        "timeline": timeline.of_run(engine, run, now),
         "metrics": metrics.table(curve),
-        "curves": curves(curve),
+        "curves": curves.charts(curve, axis="step", names=tuple(curve.names[:MAX_CURVES]))["charts"],
         "resumes": _resumes(attempts),
         "problems": problems[-MAX_PROBLEMS:],
         "problems_total": len(problems),
@@ -83,92 +76,10 @@ def of_run(engine: Engine, run: RunInfo, now: datetime | None = None) -> View:
     }
 
 
-def curves(curve: RunMetrics) -> list[View]:
-    """One entry a stage and metric: points as [step, hours since the run was created, value]; null for NaN and infinities."""
-    entries: list[View] = []
-    for stage, records in curve.stages.items():
-        points = metric_curve.points(records)
-        for name in dict.fromkeys(name for point in points for name in point.values):
-            if len(entries) == MAX_CURVES:
-                return entries
-            values = [(point.step, point.values[name]) for point in points if name in point.values]
-            hours = {point.step: _hours(point.at_s, curve.created_at) for point in points}
-            entries.append(
-                {
-                    "stage": stage,
-                    "name": name,
-                    "points": [
-                        [int(step), hours[int(step)], value if math.isfinite(value) else None]
-                        for step, value in decimate(values, CURVE_POINTS)
-                    ],
-                    "values": len(values),
-                }
-            )
-    return entries
-
-
-def _hours(at_s: float, since: datetime) -> float:
-    return round((at_s - since.timestamp()) / 3600, 6)
-
-
 def _lasted_s(row: SessionInfo, now: datetime) -> float:
     """Never less than 0: the wall clock may have been set back."""
     until = row.ended_at or row.heartbeat_at or row.started_at
     return max(0.0, (until - row.started_at).total_seconds())
-
-
-def _timeline(
-    rows: Sequence[SessionInfo],
-    attempts: Sequence[AttemptInfo],
-    saved: Sequence[CheckpointInfo],
-    problems: Sequence[View],
-    now: datetime,
-) -> list[View]:
-    """Of each session: its attempts and marks, in hours since its start; the wall is null without one."""
-    entries = []
-    for row in rows:
-
-        def hours(at: datetime | None, start: datetime = row.started_at) -> float:
-            return round(max(0.0, ((at or start) - start).total_seconds()) / 3600, 6)
-
-        own = [item for item in attempts if item.session_id == row.id]
-        last = row.started_at if row.ended_at is None and not own else (row.ended_at or row.heartbeat_at or now)
-        marks = [
-            {
-                "at_h": hours(item.verified_at or item.created_at),
-                "kind": "checkpoint",
-                "what": f"checkpoint {item.step}",
-            }
-            for item in saved
-            if item.session_id == row.id
-        ]
-        marks += [
-            {"at_h": hours(datetime.fromisoformat(item["at"])), "kind": "problem", "what": item["what"]}
-            for item in problems
-            if item["session"] == row.number and item["at"]
-        ]
-        entries.append(
-            {
-                "session": row.number,
-                "started_at": stamp(row.started_at),
-                "phase": row.phase,
-                "lasted_h": hours(last),
-                "wall_h": hours(row.wall_at) if row.wall_at else None,
-                "attempts": [
-                    {
-                        "from_h": hours(item.started_at),
-                        "to_h": hours(item.ended_at or last),
-                        "stage": item.stage,
-                        "outcome": item.outcome,
-                        "first_step": item.first_step,
-                        "last_step": item.last_step,
-                    }
-                    for item in own
-                ],
-                "marks": marks,
-            }
-        )
-    return entries
 
 
 def _resumes(attempts: Sequence[AttemptInfo]) -> list[View]:
@@ -177,28 +88,13 @@ def _resumes(attempts: Sequence[AttemptInfo]) -> list[View]:
 
 
 def _forecasts(engine: Engine, run: RunInfo) -> View:
-    """The forecasts that were made, beside the end: hours since the run was created; null for an end that was not to be seen."""
-    past = forecast.accuracy(engine, run)
-    events = sessions.events_of_kind(engine, run.id, EventKind.FORECAST, limit=forecast.MAX_FORECASTS)
-
-    def hours(text: str | None) -> float | None:
-        return _hours(datetime.fromisoformat(text).timestamp(), run.created_at) if text else None
-
+    """The forecasts that were made, and how they compare with the end."""
+    past, made = forecast.accuracy(engine, run), forecast.course(engine, run)
     return {
-        "count": past.forecasts if past else len(events),
+        "count": past.forecasts if past else len(made),
         "in_range": past.in_range if past else None,
         "median_error": round(past.median_error, 4) if past else None,
-        "ended_h": _hours(run.finished_at.timestamp(), run.created_at) if run.finished_at else None,
-        "made": [
-            {
-                "stage": event.facts["stage"],
-                "at_h": _hours(event.at.timestamp(), run.created_at),
-                "end_h": hours(event.facts["end_at"]),
-                "earliest_h": hours(event.facts["earliest_at"]),
-                "latest_h": hours(event.facts["latest_at"]),
-            }
-            for event in events[-MAX_FORECASTS:]
-        ],
+        "made": made[-MAX_FORECASTS:],
     }
 
 

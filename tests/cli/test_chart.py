@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +10,16 @@ from kgorch.cli.pages import chart
 from kgorch.cli.pages.chart import Stretch, line_chart, number, timeline
 
 finite_or_not = st.floats(allow_nan=True, allow_infinity=True)
+value_or_none = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**62), finite_or_not), max_size=50))
+@given(st.lists(st.tuples(st.integers(0, 2**62), value_or_none), max_size=50))
 def test_every_point_of_any_curve_lies_in_the_picture(points):
-    drawn = line_chart("loss", {"loss": [(float(x), y) for x, y in sorted(points)]}, x_label="step")
+    drawn = line_chart(
+        "loss", {"loss": [(float(x), y) for x, y in sorted(points, key=lambda point: point[0])]}, x_label="step"
+    )
     if drawn is None:
-        assert not [y for _, y in points if math.isfinite(y)]
+        assert not [y for _, y in points if y is not None]
         return
     pairs = [
         tuple(map(float, pair.split(","))) for line in drawn.lines for part in line.polylines for pair in part.split()
@@ -43,6 +44,13 @@ def test_the_axis_has_round_numbers_and_is_logarithmic_over_many_magnitudes():
 )
 def test_numbers_of_an_axis_are_short(value, text):
     assert number(value) == text
+
+
+def test_a_curve_of_nothing_but_gaps_has_no_chart_and_a_gap_cuts_the_line():
+    assert line_chart("loss", {"loss": [(0.0, None), (1.0, None)]}, x_label="step") is None
+    points = [(0.0, 1.0), (1.0, 1.0), (2.0, None), (3.0, 1e308), (4.0, None)]
+    [line] = line_chart("loss", {"loss": points}, x_label="step").lines
+    assert len(line.polylines) == 1 and len(line.dots) == 1
 
 
 def test_a_mark_outside_of_the_curve_is_left_out():

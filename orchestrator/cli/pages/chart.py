@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kgorch.core.metrics.curve_decimation import Point, decimate, segments
+from kgorch.core.metrics.downsample import Point, thin_series
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
@@ -23,6 +23,12 @@ LOG_RATIO = 1000
 
 MAX_MARKS = 60
 """Vertical lines; more would be a grey area."""
+
+
+LIMIT = 1e300
+"""Values are drawn up to this magnitude: the difference of two larger ones may be infinite."""
+
+Position = tuple[float, float]
 
 
 class Tick(NamedTuple):
@@ -39,7 +45,7 @@ class Line(NamedTuple):
 
     label: str
     polylines: tuple[Coordinates, ...]
-    dots: tuple[Point, ...]
+    dots: tuple[Position, ...]
 
 
 class Chart(NamedTuple):
@@ -65,10 +71,10 @@ def line_chart(
     """Curves over a common x axis; None if they have no finite value.
 
     Args:
-        curves: points by the curve's label. A value that is not finite makes a gap.
+        curves: points by the curve's label. None makes a gap.
         marks: x of vertical lines, and their names; those outside of the curves are left out.
     """
-    pieces = {label: list(segments(decimate(points, MAX_POINTS))) for label, points in curves.items()}
+    pieces = {label: list(_segments(thin_series(points, MAX_POINTS))) for label, points in curves.items()}
     drawn = [point for parts in pieces.values() for part in parts for point in part]
     if not drawn:
         return None
@@ -84,12 +90,25 @@ def line_chart(
         for label, parts in pieces.items()
     ]
     inside = [Tick(round(x_scale(x), 1), name) for x, name in marks if x_scale.low < x < x_scale.high]
-    gaps = sum(not math.isfinite(y) for points in curves.values() for _, y in points)
+    gaps = sum(y is None for points in curves.values() for _, y in points)
     shown = tuple(inside[-MAX_MARKS:])
     return Chart(title, x_label, tuple(lines), x_scale.ticks(6), y_scale.ticks(5), shown, y_scale.is_log, gaps)
 
 
-def _coordinates(points: Sequence[Point], x_scale: Scale, y_scale: Scale) -> Coordinates:
+def _segments(points: Sequence[Point]) -> Iterator[list[Position]]:
+    """The pieces between gaps, values bounded by LIMIT."""
+    piece: list[Position] = []
+    for x, y in points:
+        if y is not None and math.isfinite(x) and math.isfinite(y):
+            piece.append((max(-LIMIT, min(x, LIMIT)), max(-LIMIT, min(y, LIMIT))))
+        elif piece:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _coordinates(points: Sequence[Position], x_scale: Scale, y_scale: Scale) -> Coordinates:
     return Coordinates(" ".join(f"{x_scale(x):.1f},{y_scale(y):.1f}" for x, y in points))
 
 

@@ -19,10 +19,7 @@ def html(comparison: View) -> str:
 
 def _charts(comparison: View) -> Iterator[chart.Chart]:
     for item in comparison["curves"]:
-        lines = {
-            line["run"]: [(step, float("nan") if value is None else value) for step, _, value in line["points"]]
-            for line in item["lines"]
-        }
+        lines = {line["run"]: list(zip(line["x"], line["y"], strict=True)) for line in item["lines"]}
         if drawn := chart.line_chart(f"{item['stage']}: {item['name']}", lines, x_label="step"):
             yield drawn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
 from kgorch.cli.display import render
@@ -11,29 +12,38 @@ from kgorch.cli.pages import chart
 from kgorch.cli.pages.chart import Chart, Stretch, Timeline
 from kgorch.cli.pages.html import date, number, page
 from kgorch.core import text as texts
-from kgorch.core.metrics.curve_decimation import Point
+from kgorch.report import timeline
 
 View = dict[str, Any]
 
 MAX_ROWS = 60
 """Newest sessions that the timeline draws; the table below has the others."""
 
-FAILED = frozenset({"crashed", "out_of_memory", "diverged", "hung", "lost", "unsaved"})
+MARKS = {
+    "save": "checkpoint",
+    "wall": "wall",
+    "stage_finished": "checkpoint",
+    "run_finished": "checkpoint",
+    "plan_changed": "rung",
+    "rung": "rung",
+    "remedy": "rung",
+}
+"""Kinds of marks (report/timeline.py) as the style sheet knows them; all others are problems."""
 
 
 def html(report: View) -> str:
     """The report as one self-contained page."""
     charts = list(_charts(report))
-    drawn = {(item["stage"], item["name"]) for item in report["curves"]}
+    drawn = {item["name"] for item in report["curves"]}
     return page(
         "run_report.html",
         report=report,
         summary=summary(report),
         figures=figures(report),
         charts=charts,
-        curves_left=sum((item["stage"], item["name"]) not in drawn for item in report["metrics"]),
+        curves_left=len({item["name"] for item in report["metrics"]} - drawn),
         timeline=_timeline(report),
-        forecast_chart=_forecast_chart(report["forecasts"]),
+        forecast_chart=_forecast_chart(report),
     )
 
 
@@ -74,54 +84,62 @@ def figures(report: View) -> list[tuple[str, str]]:
 
 
 def _charts(report: View) -> Iterator[tuple[Chart, str]]:
-    several = len({item["stage"] for item in report["curves"]}) > 1
+    several = len(report["status"]["stages"]) > 1
     marks: dict[str, list[tuple[float, str]]] = {}
     for item in report["resumes"]:
         marks.setdefault(item["stage"], []).append((item["step"], f"continued from step {item['step']}"))
     for item in report["curves"]:
-        title = f"{item['stage']}: {item['name']}" if several else item["name"]
-        points = _points((step, value) for step, _, value in item["points"])
-        drawn = chart.line_chart(title, {title: points}, x_label="step", marks=marks.get(item["stage"], ()))
-        if drawn:
-            yield drawn, f"{item['values']} values"
-
-
-def _points(pairs: Any) -> list[Point]:
-    return [(x, float("nan") if value is None else value) for x, value in pairs]
+        for series in item["series"]:
+            title = f"{series['stage']}: {item['name']}" if several else item["name"]
+            points = list(zip(series["x"], series["y"], strict=True))
+            drawn = chart.line_chart(title, {title: points}, x_label="step", marks=marks.get(series["stage"], ()))
+            if drawn:
+                yield drawn._replace(gaps=series["not_finite"]), f"{series['points']} values"
 
 
 def _timeline(report: View) -> Timeline | None:
     rows = []
-    for item in report["timeline"][-MAX_ROWS:]:
+    line = report["timeline"]
+    for session in line["sessions"][-MAX_ROWS:]:
+        start, number_ = session["from"], session["number"]
+        lasted_h = _hours(session["to"], start)
         parts = [
             Stretch(
-                attempt["from_h"],
-                attempt["to_h"],
-                "failed" if attempt["outcome"] in FAILED else "attempt",
-                f"{attempt['stage']} {attempt['first_step']}→{attempt['last_step']}: {attempt['outcome'] or 'running'}",
+                _hours(item["from"], start),
+                _hours(item["to"], start),
+                "failed" if item["outcome"] in timeline.BAD else "attempt",
+                f"{item['stage']} {item['first_step']}→{item['last_step']}: {item['outcome'] or 'running'}",
             )
-            for attempt in item["attempts"]
+            for item in line["attempts"]
+            if item["session"] == number_
         ]
-        parts += [Stretch(mark["at_h"], mark["at_h"], mark["kind"], mark["what"]) for mark in item["marks"]]
-        if (
-            item["wall_h"] is not None and item["wall_h"] <= 1.5 * item["lasted_h"]
-        ):  # a far wall would leave no room for the rest
-            parts.append(Stretch(item["wall_h"], item["wall_h"], "wall", "wall"))
-        label = f"{item['session']} · {(item['started_at'] or '')[5:16].replace('T', ' ')}"
-        rows.append((label, parts))
+        for mark in line["marks"]:
+            at_h = _hours(mark["at"], start)
+            # a far wall would leave no room for the rest
+            if mark["session"] == number_ and (mark["kind"] != "wall" or at_h <= 1.5 * lasted_h):
+                parts.append(Stretch(at_h, at_h, MARKS.get(mark["kind"], "problem"), mark["text"]))
+        rows.append((f"{number_} · {start[5:16].replace('T', ' ')}", parts))
     return chart.timeline(rows)
 
 
-def _forecast_chart(forecasts: View) -> Chart | None:
-    made = forecasts["made"]
-    curves = {
-        label: _points((item["at_h"], item[key]) for item in made)
-        for label, key in (("predicted end", "end_h"), ("earliest", "earliest_h"), ("latest", "latest_h"))
-    }
-    if made and forecasts["ended_h"] is not None:
-        curves["actual end"] = [(made[0]["at_h"], forecasts["ended_h"]), (forecasts["ended_h"], forecasts["ended_h"])]
+def _hours(at: str, since: str) -> float:
+    """Never less than 0: the wall clock may have been set back."""
+    return max(0.0, (datetime.fromisoformat(at) - datetime.fromisoformat(since)).total_seconds() / 3600)
+
+
+def _forecast_chart(report: View) -> Chart | None:
+    made, created_at = report["forecasts"]["made"], report["created_at"]
+
+    def end(item: View, name: str) -> tuple[float, float | None]:
+        return _hours(item["at"], created_at), _hours(item[name], created_at) if item[name] else None
+
+    names = {"predicted end": "end_at", "earliest": "earliest_at", "latest": "latest_at"}
+    lines = {label: [end(item, name) for item in made] for label, name in names.items()}
+    if made and report["finished_at"]:
+        ended_h = _hours(report["finished_at"], created_at)
+        lines["actual end"] = [(_hours(made[0]["at"], created_at), ended_h), (ended_h, ended_h)]
     return chart.line_chart(
-        "predicted end, by the time of the forecast", curves, x_label="hours since the run was created"
+        "predicted end, by the time of the forecast", lines, x_label="hours since the run was created"
     )
 
 
