@@ -16,6 +16,7 @@ from kgorch.report.json_fields import View, stamp
 
 EVENTS: Mapping[EventKind, str] = {
     EventKind.SAVE_FAILED: "the next save was tried at its time",
+    EventKind.LAST_SAVE_LATE: "the newest snapshot in memory was written as the checkpoint",
     EventKind.CHECKPOINT_QUARANTINED: "set aside; the checkpoint before it was used",
     EventKind.MIRROR_FAILED: "tried again; the checkpoints stay here",
     EventKind.LAUNCH_FAILED: "launched again",

@@ -21,6 +21,7 @@ TOPICS = {
     },
     "Inspection": {
         "status": "Show the state of a run, also without a supervisor.",
+        "top": "Show all runs on the whole screen.",
         "logs": "Print the output of the ranks.",
         "history": "List the sessions or the events of a run.",
         "metrics": "Show reported metrics as a table, CSV or plot.",
