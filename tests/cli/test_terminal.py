@@ -18,7 +18,7 @@ from harness import wait_until
 
 from kgorch.checkpoint.folder import write_manifest
 from kgorch.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
-from kgorch.cli.display import render, watch
+from kgorch.cli.display import bars, render, watch
 from kgorch.core import text
 from kgorch.core.codes import Reason
 from kgorch.db import checkpoints, runs, sessions
