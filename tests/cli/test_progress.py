@@ -210,7 +210,9 @@ def test_a_trend_of_nine_hours_stays_small_and_leaves_out_what_is_not_finite():
     trends = Trends()
     for step in range(100_000):
         value = float("nan") if step % 7 == 3 else float(step)
-        trends.add(NOW._replace(step=step, metrics={"loss": value, "none": None, "accuracy": 1.0, "third": 1.0}))
+        trends.add(
+            NOW._replace(step=step, metrics={"loss": value, "none": None, "lr": 1.0, "accuracy": 1.0, "f1": 1.0})
+        )
     assert set(trends.values) == {"loss", "accuracy"} and len(trends.values["loss"]) <= Trends.MAX_VALUES
     assert trends.values["loss"][-1] == 99_999
 

@@ -28,6 +28,7 @@ from kgorch.cli.display import bars, render, telemetry_rows
 from kgorch.cli.display.live_block import LiveBlock
 from kgorch.core import text as texts
 from kgorch.core.codes import Phase
+from kgorch.core.metrics import metric_curve
 
 if TYPE_CHECKING:
     from kgorch.db.rows import SessionInfo
@@ -136,16 +137,18 @@ class Trends:
             return
         self._step = now.step
         for name, value in now.metrics.items():
-            if (
-                value is None
-                or not math.isfinite(value)
-                or (name not in self.values and len(self.values) >= self.MAX_NAMES)
-            ):
+            if value is None or not math.isfinite(value) or not self._is_shown(name):
                 continue
             values = self.values.setdefault(name, [])
             values.append(value)
             if len(values) > self.MAX_VALUES:
                 del values[::2]
+
+    def _is_shown(self, name: str) -> bool:
+        """The first metric, and the next of which one can see whether it goes well: not a learning rate."""
+        if name in self.values or not self.values:
+            return True
+        return len(self.values) < self.MAX_NAMES and metric_curve.has_known_direction(name)
 
 
 def live_block(now: Figures, trends: Trends, telemetry: Mapping[str, float], columns: int, lines: int) -> list[str]:
