@@ -46,7 +46,7 @@ VERBS = [
     ["status", "ink"], ["status", "digits"], ["status", "--all"], ["history", "ink"], ["history", "digits"],
     ["history", "digits", "--events"], ["checkpoints", "list", "ink", "--dropped"], ["checkpoints", "list", "digits"],
     ["checkpoints", "verify", "digits"], ["checkpoints", "prune", "digits", "--dry-run"], ["quota"], ["queue"],
-    ["doctor", "digits"],
+    ["doctor", "digits"], ["report", "digits", "--md"], ["compare", "ink", "digits"], ["top"],
     ["logs", "digits"], ["logs", "digits", "--launcher"], ["stop", "digits"], ["save", "digits"], ["daemon", "status"],
     ["resume", HOSTILE], ["status", HOSTILE], ["start", f"{HOSTILE}.toml"], ["start", "plan.toml", "--set", f"{HOSTILE}=1"],
     [HOSTILE],

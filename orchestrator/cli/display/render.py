@@ -10,6 +10,7 @@ import codecs
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -161,16 +162,21 @@ def as_json(value: Any) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a page whole or not at all, and print where it is. Raises: KgorchError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    content = text.encode("utf-8", "replace")
     try:
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise KgorchError(
-            f"{path} could not be written: {error.strerror}", next_step="name another file with -o"
-        ) from None
-    echo(f"{path.absolute()} ({size(len(text.encode('utf-8', 'replace')))})")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".kgorch-", delete=False) as file:
+            partial = Path(file.name)
+            file.write(content)
+        try:
+            partial.chmod(0o644)  # to be handed on, not private as a temporary file is
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise KgorchError(f"{path} could not be written: {reason}", next_step="name another file with -o") from None
+    echo(f"{path.absolute()} ({size(len(content))})")
 
 
 def labelled(rows: Iterable[tuple[str, str]], *, err: bool = False) -> None:
