@@ -61,3 +61,5 @@ kgorch status
 say "what the run made"
 find state/runs/surface-demo/1/outputs -type f -printf '%P\t%s bytes\n'
 test -s state/runs/surface-demo/1/outputs/submission.zip
+say "its report, to be opened in a browser"
+kgorch report surface-demo -o report.html

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyte
 from click.testing import CliRunner
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -96,6 +97,10 @@ class Terminal:
         before, self.text = self.text[:at], self.text[at:]
         return before
 
+    def emulated(self, columns: int, lines: int) -> Emulator:
+        """What a terminal of this size shows of all that comes from now on."""
+        return Emulator(self, columns, lines)
+
     def end(self) -> Terminal:
         """Wait for its end."""
         while self._read():
@@ -118,6 +123,29 @@ class Terminal:
         except UnicodeDecodeError as error:
             assert error.reason == "unexpected end of data", error  # the rest of the letter comes
         return bool(content)
+
+
+class Emulator:
+    """A terminal's screen, as pyte draws it."""
+
+    def __init__(self, terminal: Terminal, columns: int, lines: int) -> None:
+        self._terminal, self.screen = terminal, pyte.Screen(columns, lines)
+        self._stream = pyte.Stream(self.screen)
+
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display]
+
+    def wait_for(self, condition: Callable[[list[str]], Any]) -> list[str]:
+        """The lines of the screen, once they fulfil the condition."""
+        while not condition(self.lines()):
+            assert self._terminal._read() or self._terminal.text, self.lines()
+            self._stream.feed(self._terminal.text)
+            self._terminal.text = ""
+        return self.lines()
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._terminal.resize(columns, lines)
+        self.screen.resize(lines, columns)
 
 
 NOTEBOOKS = ("JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG", "MPLBACKEND")

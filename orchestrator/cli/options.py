@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from kgorch.cli import completion
 from kgorch.core.limits import time_parsing
 from kgorch.errors import PlanError
+
+FC = TypeVar("FC", bound=Callable[..., Any])
+"""A function that click decorates."""
 
 
 def _plan_path(ctx: click.Context, parameter: click.Parameter, typed: str | None) -> Path | None:
@@ -68,3 +73,14 @@ until_option = click.option(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its fields are stable (docs/json.md).")
+
+
+def output_option(example: str) -> Callable[[FC], FC]:
+    """`-o FILE` of a verb that writes a page."""
+    return click.option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"Where to write: {example}.",
+    )

@@ -82,6 +82,12 @@ def compare_plans(
     )
 
 
+def shown_values(plan: PlanValues) -> dict[str, str]:
+    """Every value that a plan sets, as text by its dotted key, stages by name. Of a value that may be secret only "…" is shown."""
+    texts = {key: shown_value(key, value) for key, value in _flat(plan)}
+    return {key: text for key, text in texts.items() if text}
+
+
 def _permanent_refusals(old: PlanValues, new: PlanValues) -> Iterator[str]:
     old_folder, new_folder = old["checkpoint"]["dir"], new["checkpoint"]["dir"]
     if old_folder != new_folder:  # the run's row names the old one, and nothing moves the checkpoints
@@ -120,7 +126,7 @@ def _differences(old: PlanValues, new: PlanValues, active: Collection[str]) -> I
     for key in dict.fromkeys([*old_values, *new_values]):
         before, after = old_values.get(key), new_values.get(key)
         if before != after:
-            yield PlanDifference(key, _shown(key, before), _shown(key, after), _note(key, active))
+            yield PlanDifference(key, shown_value(key, before), shown_value(key, after), _note(key, active))
 
 
 def _note(key: str, active: Collection[str]) -> str:
@@ -132,7 +138,8 @@ def _note(key: str, active: Collection[str]) -> str:
     return "order and batch stay" if rest == "ranks" else ""
 
 
-def _shown(key: str, value: Any) -> str:
+def shown_value(key: str, value: Any) -> str:
+    """A value of a plan as text; "…" where it may be secret."""
     is_secret_argument = key.startswith("stage.") and SECRET_ARGUMENT.search(key.partition(".args.")[2])
     if is_secret_argument or any(key == secret or key.startswith(secret + ".") for secret in SECRET_KEYS):
         return "…" if value else ""

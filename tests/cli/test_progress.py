@@ -11,10 +11,12 @@ import sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
+import pyte
 import pytest
 
 from kgorch.cli.display import progress
-from kgorch.cli.display.progress import Cadence, Figures, LiveLine, live_line, mode_of, plain_line
+from kgorch.cli.display.live_block import LiveBlock, rows_taken
+from kgorch.cli.display.progress import Cadence, Figures, Trends, live_block, live_line, mode_of, plain_line
 from kgorch.cli.display.session_messages import SessionMessages
 from kgorch.core import text
 from kgorch.core.codes import Reason
@@ -129,16 +131,90 @@ def test_each_of_a_few_epochs_has_its_line():
     assert starts[0].endswith(":15:00"), "at the epoch's end, not a minute later"
 
 
-def test_the_live_line_is_written_anew_only_when_it_has_changed():
+def test_the_live_rows_are_written_anew_only_when_they_have_changed():
     terminal = Terminal()
-    line = LiveLine(terminal)
+    block = LiveBlock(terminal)
     for _ in range(10):
-        line.show("train  22%")
+        block.show(["train  22%"])
     assert terminal.getvalue() == "\r\x1b[2Ktrain  22%"
-    line.above("train: saving")
-    line.clear()
+    block.above("train: saving")
+    block.clear()
     assert terminal.getvalue().endswith("\r\x1b[2Ktrain: saving\ntrain  22%\r\x1b[2K")
     assert "\n" not in terminal.getvalue().replace("train: saving\n", ""), "one row, never two"
+
+
+def screen_of(written: str, columns: int = 80, lines: int = 24) -> list[str]:
+    """What a terminal shows after these bytes."""
+    screen = pyte.Screen(columns, lines)
+    pyte.Stream(screen).feed(written.replace("\n", "\r\n"))
+    return [line.rstrip() for line in screen.display]
+
+
+def test_several_rows_are_erased_as_one_and_messages_scroll_above_them():
+    terminal = Terminal()
+    block = LiveBlock(terminal)
+    block.show(["one", "two", "three"])
+    block.above("a message")
+    block.show(["four"])
+    block.above("another")
+    block.show(["five", "six"])
+    assert screen_of(terminal.getvalue())[:6] == ["a message", "another", "five", "six", "", ""]
+    block.clear()
+    assert screen_of(terminal.getvalue())[:4] == ["a message", "another", "", ""]
+
+
+def test_rows_that_a_narrower_terminal_has_wrapped_are_erased_as_well():
+    assert rows_taken(["x" * 79, "y" * 20], 80) == 2
+    assert rows_taken(["x" * 79, "y" * 20], 40) == 3
+    assert rows_taken(["損" * 30], 40) == 2 and rows_taken([], 80) == 1 and rows_taken(["", ""], 80) == 2
+
+
+GPU = {"gpu0.util": 97.0, "gpu0.mem_used": 12.1 * 2**30, "gpu0.mem_total": 15.0 * 2**30}
+
+
+def trends_of(*steps: dict[str, float]) -> Trends:
+    trends = Trends()
+    for step, metrics in enumerate(steps):
+        trends.add(NOW._replace(step=step, metrics=metrics))
+    return trends
+
+
+def test_the_block_has_bars_of_stage_and_session_with_what_their_ends_are():
+    trends = trends_of({"loss": 3.0}, {"loss": 2.0}, {"loss": 1.0})
+    now = NOW._replace(session_s=59_040.0)
+    assert live_block(now, trends, GPU, 100, 30) == [
+        "train       ━━━━━────────────────────  22%  epoch 8/40  step 718/3200  train ends in 1m 39s",
+        "session     ━━━━━━━━━━━━─────────────  50%  wall in 8h 12m",
+        "loss        █▅▁                             1",
+        "gpu 0       97% util, 12.1 of 15.0 GiB",
+        "train  loss 0.003086  accuracy 0.9539",
+    ]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 59, 60, 80, 200])
+@pytest.mark.parametrize("lines", [1, 8, 12, 24])
+def test_the_block_fits_and_a_small_terminal_has_one_line(columns, lines):
+    hostile = {f"größe損\x1b[2J{number}": float(number) for number in range(50)}
+    trends = trends_of(hostile, {name: value * 2 for name, value in hostile.items()})
+    rows = live_block(NOW._replace(metrics=hostile, session_s=60_000.0), trends, GPU, columns, lines)
+    assert all(text.width(row) <= columns and row.isprintable() for row in rows)
+    assert len(rows) <= max(1, lines // 2) and (len(rows) == 1) == (lines < 12 or columns < 60)
+
+
+def test_nothing_but_the_phase_is_known_before_the_first_step():
+    starting = Figures("train", "starting", 0, 0, 0, 0, 0.0, {}, None)
+    assert live_block(starting, Trends(), {}, 100, 30) == ["train starting"]
+
+
+def test_a_trend_of_nine_hours_stays_small_and_leaves_out_what_is_not_finite():
+    trends = Trends()
+    for step in range(100_000):
+        value = float("nan") if step % 7 == 3 else float(step)
+        trends.add(
+            NOW._replace(step=step, metrics={"loss": value, "none": None, "lr": 1.0, "accuracy": 1.0, "f1": 1.0})
+        )
+    assert set(trends.values) == {"loss", "accuracy"} and len(trends.values["loss"]) <= Trends.MAX_VALUES
+    assert trends.values["loss"][-1] == 99_999
 
 
 def test_what_others_write_to_stderr_comes_above_the_live_line(monkeypatch):
@@ -148,7 +224,7 @@ def test_what_others_write_to_stderr_comes_above_the_live_line(monkeypatch):
         printer.say("digits: session 1 opened")
         print("kgorch: the database \x1b[2Jcannot be written", file=sys.stderr)
     assert sys.stderr is terminal
-    plain = terminal.getvalue().replace("\r\x1b[2K", "|")
+    plain = terminal.getvalue().replace("\x1b[1A\r\x1b[2K", "").replace("\r\x1b[2K", "|")
     assert "\x1b" not in plain and "kgorch: the database ?[2Jcannot be written\n" in plain
     assert plain.startswith("|digits: session 1 opened\n") and plain.endswith("|"), "nothing of the line is left"
 

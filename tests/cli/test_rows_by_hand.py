@@ -37,7 +37,8 @@ READERS = {"pools.resets": quota_windows.parse, "runs.folder": check_stored_fold
 FUZZ = int(os.environ.get("KGORCH_FUZZ", "1"))
 
 VERBS = [
-    ["status", "ink"], ["status", "digits", "--json"], ["status", "--all"], ["history", "ink"], ["history", "digits", "--json"],
+    ["status", "ink"], ["status", "digits", "--json"], ["status", "--all"], ["top"], ["report", "ink", "--md"],
+    ["report", "digits", "--json"], ["compare", "ink", "digits"], ["history", "ink"], ["history", "digits", "--json"],
     ["history", "--events"], ["checkpoints", "list", "--dropped"], ["checkpoints", "list", "digits", "--json"],
     ["checkpoints", "prune", "ink"], ["checkpoints", "prune", "digits", "--keep", "1"], ["checkpoints", "verify"], ["quota"],
     ["quota", "kaggle", "--json"], ["quota", "set", "--used", "1h", "--pool", "kaggle"], ["queue"], ["queue", "--json"],

@@ -18,7 +18,7 @@ from harness import wait_until
 
 from kgorch.checkpoint.folder import write_manifest
 from kgorch.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position
-from kgorch.cli.display import render, watch
+from kgorch.cli.display import bars, render, watch
 from kgorch.core import text
 from kgorch.core.codes import Reason
 from kgorch.db import checkpoints, runs, sessions
@@ -46,7 +46,7 @@ VERBS = [
     ["status", "ink"], ["status", "digits"], ["status", "--all"], ["history", "ink"], ["history", "digits"],
     ["history", "digits", "--events"], ["checkpoints", "list", "ink", "--dropped"], ["checkpoints", "list", "digits"],
     ["checkpoints", "verify", "digits"], ["checkpoints", "prune", "digits", "--dry-run"], ["quota"], ["queue"],
-    ["doctor", "digits"],
+    ["doctor", "digits"], ["report", "digits", "--md"], ["compare", "ink", "digits"], ["top"],
     ["logs", "digits"], ["logs", "digits", "--launcher"], ["stop", "digits"], ["save", "digits"], ["daemon", "status"],
     ["resume", HOSTILE], ["status", HOSTILE], ["start", f"{HOSTILE}.toml"], ["start", "plan.toml", "--set", f"{HOSTILE}=1"],
     [HOSTILE],
@@ -386,11 +386,11 @@ def test_the_view_fits_and_what_matters_most_does_not_fall_off(rows, columns, li
 
 
 def test_two_bars_tell_how_far_the_run_and_the_session_are(rows):
-    bars = {line.label: line.bar for line in watch.frame(FOUND, rows, 80, 24) if line.bar}
+    shown = {line.label: line.bar for line in watch.frame(FOUND, rows, 80, 24) if line.bar}
     [session] = [line.text for line in watch.frame(FOUND, rows, 60, 24) if line.label == "session"][:1]
     assert session.startswith("wall in 4h 30m"), "what matters is not what is cut"
-    assert "41%" in bars["progress"] and "50%" in bars["session"]
-    assert bars["session"].count(watch.FULL) == bars["session"].count(watch.EMPTY)
+    assert "41%" in shown["progress"] and "50%" in shown["session"]
+    assert shown["session"].count(bars.FULL) == shown["session"].count(bars.EMPTY)
     endless = {**FOUND, "steps_total": None, "session": {**FOUND["session"], "wall_at": None, "left_s": None}}
     assert not [line.bar for line in watch.frame(endless, rows, 80, 24) if line.bar.strip()]
 

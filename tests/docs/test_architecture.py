@@ -484,7 +484,7 @@ def test_the_shim_stays_small():
     assert not loaded & {"torch", "sqlalchemy", "psutil", "pydantic", "apscheduler"}
 
 
-SCREENS = {"render", "watch", "import_progress", "check_tables"}
+SCREENS = {"render", "screen", "import_progress", "check_tables"}
 """Modules that have a rich console: tables, a whole screen, a bar of copying, and a page that is a file. What they are given has
 passed the door."""
 

@@ -21,10 +21,13 @@ TOPICS = {
     },
     "Inspection": {
         "status": "Show the state of a run, also without a supervisor.",
+        "top": "Show all runs on the whole screen.",
         "logs": "Print the output of the ranks.",
         "history": "List the sessions or the events of a run.",
         "events": "Print the journal of a run, and follow it.",
         "metrics": "Show reported metrics as a table, CSV or plot.",
+        "report": "Write a report of a run as a page, with curves.",
+        "compare": "Compare the plans, results and curves of runs.",
         "doctor": "Find what slows a run down, and what to change.",
         "quota": "Show or correct the accelerator hours used.",
     },

@@ -1,6 +1,7 @@
 """The progress of a session in the foreground, in one of three modes.
 
-`live` is one line of a terminal that is rewritten in place. A notebook stores every byte that was ever written, and a log file or
+`live` is a few lines of a terminal that are rewritten in place, one on a small terminal.
+A notebook stores every byte that was ever written, and a log file or
 a pipe has no place to rewrite: there `plain` prints a line a minute and one for each epoch, limited so that a session of 9 hours
 adds less than 100 kB to a notebook; a line that is rewritten would add 45 MB (DECISIONS.md). `none` prints messages only.
 
@@ -11,6 +12,7 @@ supervisor.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import sys
@@ -22,9 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from kgorch.cli.display import render
+from kgorch.cli.display import bars, render, telemetry_rows
+from kgorch.cli.display.live_block import LiveBlock
 from kgorch.core import text as texts
 from kgorch.core.codes import Phase
+from kgorch.core.metrics import metric_curve
 
 if TYPE_CHECKING:
     from kgorch.db.rows import SessionInfo
@@ -36,6 +40,12 @@ NOTEBOOKS = ("JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG")
 
 INTERVAL_S = 1.0
 """Between two updates of the live line."""
+
+MIN_BLOCK_LINES, MIN_BLOCK_COLUMNS = 12, 60
+"""A smaller terminal shows one line only: more would push the messages out of sight."""
+
+MAX_GPUS = 2
+"""That have a line of their own."""
 
 FIRST_S = 10.0
 """From the start to the first plain line."""
@@ -53,9 +63,6 @@ its last cell (nbclient, Kaggle's "Save & Run All") stores each line as an outpu
 
 JOIN_TIMEOUT_S = 5.0
 """The end of a session waits so long for a terminal that accepts no output."""
-
-ERASE_ROW = "\r\x1b[2K"
-"""Back to the first column, and erase the row (ECMA-48, EL)."""
 
 progress_option = click.option(
     "--progress",
@@ -77,7 +84,7 @@ def mode_of(option: str, stream: Any, environ: Mapping[str, str] = os.environ) -
 
 
 class Figures(NamedTuple):
-    """The progress of a session. `left_s`: to its wall; None without one."""
+    """The progress of a session. `left_s`: to its wall; None without one. `session_s`: its whole length; None without a wall."""
 
     stage: str
     phase: str
@@ -88,10 +95,12 @@ class Figures(NamedTuple):
     step_s: float
     metrics: Mapping[str, float | None]
     left_s: float | None
+    session_s: float | None = None
 
 
 def figures_of(row: SessionInfo, boottime_s: float) -> Figures:
     left_s = None if row.wall_boottime_s is None else row.wall_boottime_s - boottime_s
+    session_s = None if row.wall_at is None else (row.wall_at - row.started_at).total_seconds()
     return Figures(
         stage=row.stage,
         phase=row.phase,
@@ -102,16 +111,84 @@ def figures_of(row: SessionInfo, boottime_s: float) -> Figures:
         step_s=row.step_s,
         metrics=row.metrics,
         left_s=left_s,
+        session_s=session_s,
     )
 
 
 def live_line(now: Figures, columns: int) -> str:
     """`train  22%  epoch 8/40  step 718/3200  loss 0.0031  train ends in 1m 47s  wall in 8h 12m`"""
-    activity = now.stage if now.phase in (Phase.TRAINING, Phase.SAVING) else f"{now.stage} {now.phase}".strip()
+    activity = _activity(now)
     percent = f"{100 * now.step // now.steps_total}%" if now.steps_total else ""
+    return _joined([activity, percent, *_counts(now)], now.metrics, [_end(now), _wall(now)], columns)
+
+
+class Trends:
+    """The metrics of a session as they were displayed: enough for a sparkline, without reading any file."""
+
+    MAX_NAMES, MAX_VALUES = 2, 240
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+        self._step = -1
+
+    def add(self, now: Figures) -> None:
+        """Note the metrics of a new step. Beyond MAX_VALUES every second value is dropped."""
+        if now.step == self._step:
+            return
+        self._step = now.step
+        for name, value in now.metrics.items():
+            if value is None or not math.isfinite(value) or not self._is_shown(name):
+                continue
+            values = self.values.setdefault(name, [])
+            values.append(value)
+            if len(values) > self.MAX_VALUES:
+                del values[::2]
+
+    def _is_shown(self, name: str) -> bool:
+        """The first metric, and the next of which one can see whether it goes well: not a learning rate."""
+        if name in self.values or not self.values:
+            return True
+        return len(self.values) < self.MAX_NAMES and metric_curve.has_known_direction(name)
+
+
+def live_block(now: Figures, trends: Trends, telemetry: Mapping[str, float], columns: int, lines: int) -> list[str]:
+    """What `kgorch start` rewrites in place: bars of stage and session, trends, a line for each GPU, and the line with all figures.
+
+    On a terminal that is low or narrow only that last line is shown, which then has the most important figures first.
+    """
+    line = live_line(now, columns)
+    if lines < MIN_BLOCK_LINES or columns < MIN_BLOCK_COLUMNS:
+        return [line]
+    size = min(30, columns // 4)
+    rows = []
+    if now.steps_total:
+        counts = "  ".join(part for part in (*_counts(now), _end(now)) if part)
+        rows.append((now.stage or "progress", bars.bar(now.step / now.steps_total, size) + counts))
+    if now.left_s is not None and now.session_s:
+        rows.append(("session", bars.bar(1 - now.left_s / now.session_s, size) + _wall(now)))
+    for name, values in trends.values.items():
+        if shown := bars.trend(values, size):
+            rows.append((name, f"{shown:<{size}}       {values[-1]:.4g}"))
+    rows += [(label, text) for label, text in telemetry_rows.rows(telemetry) if label.startswith("gpu")][:MAX_GPUS]
+    if not rows:
+        return [line]
+    labelled = [_padded(texts.cut(texts.in_one_line(label), render.INDENT - 1)) + text for label, text in rows]
+    # Bars have the counts already; metrics, and what happens now, are left for the last line.
+    last = _joined([_activity(now)], now.metrics, [], columns)
+    return [texts.cut(texts.in_one_line(row), columns) for row in labelled] + [last]
+
+
+def _padded(label: str) -> str:
+    return label + " " * (render.INDENT - texts.width(label))
+
+
+def _activity(now: Figures) -> str:
+    return now.stage if now.phase in (Phase.TRAINING, Phase.SAVING) else f"{now.stage} {now.phase}".strip()
+
+
+def _end(now: Figures) -> str:
     rest_s = (now.steps_total - now.step) * now.step_s if now.steps_total else 0.0
-    ends = f"{now.stage} ends in {render.duration(rest_s)}" if rest_s > 0 else ""
-    return _joined([activity, percent, *_counts(now)], now.metrics, [ends, _wall(now)], columns)
+    return f"{now.stage} ends in {render.duration(rest_s)}" if rest_s > 0 else ""
 
 
 def plain_line(now: Figures, clock: str) -> str:
@@ -168,34 +245,6 @@ class Cadence:
         return True
 
 
-class LiveLine:
-    """One row of a terminal. It ends a column before the edge, because some terminals wrap a full row."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._text = stream, ""
-
-    def columns(self) -> int:
-        return max(render.terminal_width(self._stream) - 1, 20)
-
-    def show(self, line: str) -> None:
-        if line != self._text:
-            self._write(ERASE_ROW + line)
-            self._text = line
-
-    def above(self, text: str) -> None:
-        """Print lines that stay, and the row again below them."""
-        self._write(f"{ERASE_ROW}{text}\n{self._text}")
-
-    def clear(self) -> None:
-        if self._text:
-            self._write(ERASE_ROW)
-            self._text = ""
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-
 class StderrAbove:
     """Replaces sys.stderr while a live line is on it: what others write appears above that line, in whole lines."""
 
@@ -217,14 +266,21 @@ class Printer:
 
     Args:
         figures: returns the current figures; None before the first. Called in the thread.
+        telemetry: returns the newest telemetry (docs/json.md), for the GPU's line of a live display; called in the thread.
     """
 
-    def __init__(self, mode: str, figures: Callable[[], Figures | None]) -> None:
-        self._mode, self._figures = mode, figures
+    def __init__(
+        self,
+        mode: str,
+        figures: Callable[[], Figures | None],
+        telemetry: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self._mode, self._figures, self._telemetry = mode, figures, telemetry
         self._queue: queue.SimpleQueue[str | Callable[[], str] | None] = queue.SimpleQueue()
         self._cadence = Cadence(time.monotonic())
         self._stream = sys.stderr
-        self._live = LiveLine(self._stream) if mode == "live" and self._stream is not None else None
+        self._live = LiveBlock(self._stream) if mode == "live" and self._stream is not None else None
+        self._trends = Trends()
         self._drawn_s = 0.0
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -272,7 +328,10 @@ class Printer:
         if now is None or self._mode == "none":
             return
         if self._live and now_s >= self._drawn_s + INTERVAL_S:
-            self._live.show(live_line(now, self._live.columns()))
+            self._trends.add(now)
+            columns, lines = self._live.size()
+            telemetry = self._telemetry() if lines >= MIN_BLOCK_LINES else {}
+            self._live.show(live_block(now, self._trends, telemetry, columns, lines))
             self._drawn_s = now_s
         elif not self._live and self._cadence.is_due(now, now_s):
             render.echo(plain_line(now, f"{datetime.now():%H:%M:%S}"), err=True)

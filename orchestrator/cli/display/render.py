@@ -10,13 +10,16 @@ import codecs
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kgorch.core import text as texts
+from kgorch.errors import KgorchError
 
 printable = texts.printable
 
@@ -160,6 +163,25 @@ def as_json(value: Any) -> None:
 def as_json_line(value: Any) -> None:
     """One line of JSON, written at once: a program follows what a pipe brings."""
     click.echo(json.dumps(value, separators=(",", ":")))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a page whole or not at all, and print where it is. Raises: KgorchError."""
+    content = text.encode("utf-8", "replace")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".kgorch-", delete=False) as file:
+            partial = Path(file.name)
+            file.write(content)
+        try:
+            partial.chmod(0o644)  # to be handed on, not private as a temporary file is
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise KgorchError(f"{path} could not be written: {reason}", next_step="name another file with -o") from None
+    echo(f"{path.absolute()} ({size(len(content))})")
 
 
 def labelled(rows: Iterable[tuple[str, str]], *, err: bool = False) -> None:

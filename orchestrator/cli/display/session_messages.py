@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class SessionMessages:
         self._state_bytes = 0
         self._failures: dict[str, int] = {}  # cause → how often it was reported
         self._failed_saves: dict[str, tuple[float, int]] = {}  # cause → when it was reported, repetitions since then
-        self._printer = Printer(mode, self._figures)
+        self._printer = Printer(mode, self._figures, self._telemetry)
 
     def __enter__(self) -> SessionMessages:
         self._printer.__enter__()
@@ -127,6 +127,16 @@ class SessionMessages:
 
     def _figures(self) -> Figures | None:
         return figures_of(self._row, boottime_s()) if self._row else None
+
+    def _telemetry(self) -> Mapping[str, float]:
+        """The newest sample of the session; empty where the database cannot be read now."""
+        from kgorch.db import samples
+
+        try:
+            sample = samples.newest(self._engine, self._ready.row.id)
+        except Exception:  # the display goes on without it
+            return {}
+        return sample.values if sample else {}
 
 
 def _failed_save(why: str, repeated: int, folder: Path, state_bytes: int) -> Callable[[], str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -369,6 +370,32 @@ FALLING = ("loss", "err", "mae", "mse", "nll", "perplexity", "ppl", "wer", "cer"
 
 def is_falling(name: str) -> bool:
     return any(part in name.lower() for part in FALLING)
+
+
+RISING = (
+    "acc",
+    "dice",
+    "f1",
+    "iou",
+    "auc",
+    "precision",
+    "recall",
+    "map",
+    "bleu",
+    "rouge",
+    "r2",
+    "psnr",
+    "ssim",
+    "reward",
+    "score",
+)
+"""Parts of the names of metrics of which more is better."""
+
+
+def has_known_direction(name: str) -> bool:
+    """Whether the name says which values are better. Of a learning rate or a norm none is."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return is_falling(name) or any(word.startswith(part) for word in words for part in RISING)
 
 
 class Summary(NamedTuple):

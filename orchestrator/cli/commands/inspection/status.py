@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kgorch.cli.display import render, status_rows
 from kgorch.cli.lookup import find_run, open_state
 from kgorch.cli.options import json_option, run_argument
+
+if TYPE_CHECKING:
+    from kgorch.report.glance import Glance
 
 INTERVAL_S = 1.0
 """Between two reads of --watch: as often as ranks report."""
@@ -18,7 +22,7 @@ INTERVAL_S = 1.0
 @click.command("status")
 @run_argument
 @json_option
-@click.option("--watch", is_flag=True, help="Update every second until the session is over.")
+@click.option("--watch", is_flag=True, help="Update every second until the session is over; q ends it.")
 @click.option("--all", "everyone", is_flag=True, help="List all runs, one a line, the newest first.")
 @click.option(
     "-n",
@@ -41,7 +45,7 @@ def command(run: str | None, as_json: bool, watch: bool, everyone: bool, limit: 
     if watch and not as_json:
         from kgorch.cli.display import watch as screen
 
-        return screen.watch(lambda: _view(run), status_rows.rows)
+        return screen.watch(reader(run), status_rows.rows)
     while True:
         view = print_status(run, as_json=as_json)
         if not watch or not (view["session"] or {}).get("training_alive"):
@@ -58,6 +62,23 @@ def print_status(name: str | None, *, as_json: bool) -> dict[str, Any]:
     return view
 
 
+def reader(name: str | None) -> Callable[[bool], tuple[dict[str, Any], Glance]]:
+    """Reads the view of a run and its glance; the curves of a long run less often."""
+    from kgorch.report import glance, run_view
+
+    reader = glance.GlanceReader()
+
+    def read(with_glance: bool) -> tuple[dict[str, Any], Glance]:
+        _, _, engine = open_state()
+        try:
+            info = find_run(engine, name)
+            return run_view.of_run(engine, info), reader.read(engine, info) if with_glance else glance.Glance()
+        finally:
+            engine.dispose()  # the database is opened each second; its connections must not add up
+
+    return read
+
+
 def _view(name: str | None) -> dict[str, Any]:
     from kgorch.report import run_view
 
@@ -65,7 +86,7 @@ def _view(name: str | None) -> dict[str, Any]:
     try:
         return run_view.of_run(engine, find_run(engine, name))
     finally:
-        engine.dispose()  # --watch opens the database each second; its connections must not add up
+        engine.dispose()
 
 
 def _list(as_json: bool, limit: int) -> int:
