@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Self
+import re
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from kgorch.plan.diagnostics import problem_at
 from kgorch.plan.plan_table import PlanTable
@@ -15,8 +16,8 @@ HOST, SHELL, WORDS = "{host}", "{command}", "{words}"
 
 SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}", "--export=ALL", "{words}")
 
-Word = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
-Host = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?"
+"""Of a machine's name; a leading dash would be an option of ssh or srun."""
 
 
 class NodesSection(PlanTable):
@@ -29,17 +30,26 @@ class NodesSection(PlanTable):
         address (str | None): IP address of this machine at which the others reach it; None for that of the first host's name.
     """
 
-    hosts: list[Host] | None = None
-    start: list[Word] | None = None
+    hosts: list[str] | None = None
+    start: list[str] | None = None
     address: str | None = None
 
     @field_validator("start")
     @classmethod
     def _check_start(cls, value: list[str] | None) -> list[str] | None:
+        if value and ("\0" in "".join(value) or not all(value)):
+            raise ValueError("expected words that are not empty, without NUL")
         if value is not None and not any(SHELL in word for word in value) and WORDS not in value:
             raise ValueError(
                 f'expected "{SHELL}" or "{WORDS}" among its words, for example ["ssh", "{HOST}", "{SHELL}"]'
             )
+        return value
+
+    @field_validator("hosts")
+    @classmethod
+    def _check_names(cls, value: list[str] | None) -> list[str] | None:
+        if wrong := [host for host in value or () if not re.fullmatch(HOST_PATTERN, host)]:
+            raise ValueError(f"expected names or addresses of machines; one is {wrong[0]!r:.80}")
         return value
 
     @field_validator("address")

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from kgorch.worker.ranks.consensus_board import SAVE, STOP, Board
 from kgorch.worker.ranks.process_group import UNLIMITED
 
-INTERVAL_S = 0.1
-"""Seconds between two exchanges. One takes 0.1 ms of the thread that trains."""
+INTERVAL_S = 0.25
+"""Seconds between two exchanges. One takes 0.1 to 0.3 ms of the thread that trains (benchmarks/nodes.py)."""
 
 MAX_DISTANCE = 64
 """Most steps between two exchanges: a step that suddenly takes seconds must not put off a save for minutes."""
