@@ -36,6 +36,21 @@ def last(engine: Engine, run_id: str) -> SessionInfo | None:
         return to_info(SessionInfo, row) if row else None
 
 
+def newest_of_runs(engine: Engine, run_ids: Sequence[str]) -> dict[str, SessionInfo]:
+    """The newest session of each of these runs that has any."""
+    newest = (
+        select(SessionRow.run_id, func.max(SessionRow.number).label("number"))
+        .where(SessionRow.run_id.in_(run_ids))
+        .group_by(SessionRow.run_id)
+        .subquery()
+    )
+    with Orm(engine) as orm:
+        chosen = select(SessionRow).join(
+            newest, (SessionRow.run_id == newest.c.run_id) & (SessionRow.number == newest.c.number)
+        )
+        return {row.run_id: to_info(SessionInfo, row) for row in orm.scalars(chosen)}
+
+
 def of_run(engine: Engine, run_id: str, *, limit: int | None = None) -> list[SessionInfo]:
     """Oldest first; with a limit the newest ones."""
     with Orm(engine) as orm:

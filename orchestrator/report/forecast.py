@@ -113,3 +113,11 @@ def accuracy(engine: Engine, run: RunInfo) -> ForecastAccuracy | None:
 
 def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
+
+
+def course(engine: Engine, run: RunInfo) -> list[View]:
+    """The forecasts that were made of the run, oldest first: `at`, `stage`, `end_at`, `earliest_at`, `latest_at`, `steps_left`,
+    `sessions`."""
+    events = sessions.events_of_kind(engine, run.id, EventKind.FORECAST, limit=MAX_FORECASTS)
+    fields = ("stage", "end_at", "earliest_at", "latest_at", "steps_left", "sessions")
+    return [{"at": stamp(event.at)} | {name: event.facts.get(name) for name in fields} for event in events]

@@ -26,6 +26,7 @@ TOPICS = {
         "metrics": "Show reported metrics as a table, CSV or plot.",
         "doctor": "Find what slows a run down, and what to change.",
         "quota": "Show or correct the accelerator hours used.",
+        "web": "Show all runs in a browser, and act on them.",
     },
     "Storage": {
         "checkpoints": "List, verify, prune or export checkpoints.",

@@ -40,25 +40,18 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     Example:
       kgorch checkpoints list surface-demo --dropped
     """
+    from kgorch.report import checkpoint_list
     from kgorch.report.json_fields import finite_metrics, stamp
 
     rows = _rows(run)[1] if dropped else _verified_rows(run)[1]
     if as_json:
-        fields = ("stage", "step", "final", "state", "bytes", "save_duration_s", "blocking_s", "path")
-        render.as_json(
-            [
-                {name: getattr(row, name) for name in fields}
-                | {"at": stamp(row.created_at), "metrics": finite_metrics(row.metrics), "source": row.source or None}
-                | {"measured": dict(row.measured), "best": _best_by(row) or None}
-                for row in rows
-            ]
-        )
+        render.as_json(checkpoint_list.entries(rows))
         return 0
     cells = [
         [
             row.stage,
             str(row.step),
-            " ".join(word for word, is_so in (("final", row.final), ("best", _best_by(row))) if is_so),
+            " ".join(word for word, is_so in (("final", row.final), ("best", checkpoint_list.best_by(row))) if is_so),
             row.state,
             render.size(row.bytes),
             render.duration(row.save_duration_s or None),
@@ -69,11 +62,6 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     ]
     render.table(["stage", "step", "", "state", "size", "save took", "at", "metrics"], cells)
     return 0
-
-
-def _best_by(row: CheckpointInfo) -> str:
-    """The plan's keep.best by which it is the best of its stage; empty if it is not."""
-    return row.best if row.state == CheckpointState.VERIFIED else ""
 
 
 @command.command("verify")

@@ -1,0 +1,142 @@
+"""All runs of a state folder at a glance.
+
+`run_view.of_run` asks for some twenty queries and a forecast of each run, which is too much for hundreds of runs every second. A
+listing is two queries; the view of a run is made again only when its row in the listing has changed, or the run is live.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Engine
+
+from kgorch.core.codes import OVER, Phase, Reason, RunState
+from kgorch.db import queue, runs, sessions
+from kgorch.db.rows import ResumeInfo, RunInfo, SessionInfo
+from kgorch.report import curves, run_view
+from kgorch.report.curves import CurveCache
+from kgorch.report.json_fields import View, finite_metrics
+
+REFRESH_S = 30.0
+"""A view that nothing in the database has changed is made again after this: a supervisor may have died, dates pass."""
+
+
+class ListedRun(NamedTuple):
+    """A run with its newest session and its entry in the queue."""
+
+    run: RunInfo
+    session: SessionInfo | None
+    resume: ResumeInfo | None
+
+    @property
+    def is_live(self) -> bool:
+        return self.session is not None and self.session.phase not in OVER
+
+
+def listing(engine: Engine, *, limit: int) -> list[ListedRun]:
+    """Live runs first, then the newest."""
+    rows = runs.all_runs(engine, limit=limit)
+    newest = sessions.newest_of_runs(engine, [run.id for run in rows])
+    waiting = {entry.resume.run_id: entry.resume for entry in queue.entries(engine)}
+    listed = [ListedRun(run, newest.get(run.id), waiting.get(run.id)) for run in rows]
+    return sorted(listed, key=lambda item: (not item.is_live, item.run.state != RunState.ACTIVE))
+
+
+def brief(item: ListedRun) -> View:
+    """The fields of run_view.of_run that the listing knows; the others None."""
+    run, row = item.run, item.session
+    return {
+        "run": run.name,
+        "run_number": run.number,
+        "state": run.state,
+        "phase": row.phase if row else Phase.QUEUED,
+        "reason": row.reason if row else Reason.NONE,
+        "why": run.why or (row.why if row else ""),
+        "stage": row.stage if row else "",
+        "stages": None,
+        "epoch": row.epoch if row else 0,
+        "epochs_total": (row.epochs_total or None) if row else None,
+        "step": row.step if row else 0,
+        "steps_total": (row.steps_total or None) if row else None,
+        "step_s": (row.step_s or None) if row else None,
+        "session": None,
+        "checkpoint": None,
+        "metrics": finite_metrics(row.metrics) if row else {},
+        "forecast": None,
+        "quota": None,
+        "next": None,
+        "notices": [],
+    }
+
+
+def progress(view: View) -> View:
+    """`stage` (share of the stage's steps), `run` (share of all stages, each counted alike), `session` (share of its time);
+    None where it is not known."""
+    share = min(1.0, view["step"] / view["steps_total"]) if view["steps_total"] else None
+    stages = view["stages"] or []
+    whole = 1.0 if view["state"] == RunState.FINISHED else None
+    if whole is None and share is not None and stages:
+        current_done = any(item["done"] and item["name"] == view["stage"] for item in stages)
+        whole = min(1.0, (sum(item["done"] for item in stages) + (0.0 if current_done else share)) / len(stages))
+    return {"stage": share, "run": share if whole is None else whole, "session": _session_share(view["session"])}
+
+
+def _session_share(session: View | None) -> float | None:
+    if not session or session["ended_at"] or session["left_s"] is None:
+        return None
+    elapsed_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(session["started_at"])).total_seconds())
+    total_s = elapsed_s + session["left_s"]
+    return min(1.0, elapsed_s / total_s) if total_s > 0 else 1.0
+
+
+class ViewCache:
+    """Views of runs by run_view.of_run with `progress` and `headline`, made again when the listing shows a change.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, curve_cache: CurveCache) -> None:
+        self._curves, self._lock = curve_cache, threading.Lock()
+        self._views: dict[str, tuple[object, float, View]] = {}
+
+    def known(self, item: ListedRun) -> View | None:
+        """The view, if it is there and current."""
+        with self._lock:
+            found = self._views.get(item.run.id)
+        if (
+            found is None
+            or found[0] != _version(item)
+            or time.monotonic() - found[1] > (2.0 if item.is_live else REFRESH_S)
+        ):
+            return None
+        return found[2]
+
+    def of_run(self, engine: Engine, item: ListedRun) -> View:
+        if (known := self.known(item)) is not None:
+            return known
+        view: dict[str, Any] = run_view.of_run(engine, item.run)
+        view["progress"] = progress(view)
+        view["headline"] = self._headline(engine, item.run, view)
+        with self._lock:
+            self._views[item.run.id] = (_version(item), time.monotonic(), view)
+        return view
+
+    def forget(self, run_ids: set[str]) -> None:
+        """Drop the views of all runs but these."""
+        with self._lock:
+            self._views = {run_id: entry for run_id, entry in self._views.items() if run_id in run_ids}
+
+    def _headline(self, engine: Engine, run: RunInfo, view: View) -> View | None:
+        curve = self._curves.of_run(engine, run)
+        if (name := curves.headline(curve)) is None:
+            return None
+        line = curves.sparkline(curve, name)
+        return {"name": name, "value": view["metrics"].get(name, line[-1] if line else None), "line": line}
+
+
+def _version(item: ListedRun) -> object:
+    """Equal as long as no column of the three rows has changed."""
+    return (repr(item.run), repr(item.session), repr(item.resume))
