@@ -95,9 +95,7 @@ class Site:
         if page == "logs":
             extra["sources"] = log_pages.sources(self.state.engine, run)
         if page == "system":
-            extra["sessions"] = [
-                (row.number, row.started_at) for row in reversed(sessions.of_run(self.state.engine, run.id, limit=500))
-            ]
+            extra["sessions"] = self.parts.session_starts(run)
         parts = self.parts.of_run(name, number, page)
         return self.page(request, f"run_{page}.html", run=run, parts=parts, page=page, pages=PAGES, **extra)
 

@@ -17,7 +17,7 @@ from kgorch.hardware import inventory
 from kgorch.platforms.profile import Profile
 from kgorch.report.curves import CurveCache
 from kgorch.report.json_fields import View
-from kgorch.report.overview import ViewCache
+from kgorch.report.overview import ListCache
 from kgorch.scheduler.database_watch import DatabaseWatch
 
 MACHINE_S = 30.0
@@ -35,7 +35,7 @@ class WebState:
     def __init__(self, engine: Engine, home: Path, profile: Profile) -> None:
         self.home, self.profile = home, profile
         self.curves = CurveCache()
-        self.views = ViewCache(self.curves)
+        self.entries = ListCache(self.curves)
         self._watch = DatabaseWatch(engine, home)
         self._watch.open()
         self._lock = threading.Lock()
@@ -61,13 +61,19 @@ class WebState:
         view: View = self.shared("machine", MACHINE_S, lambda: inventory.describe_host(self.home))
         return view
 
-    def shared(self, key: object, max_age_s: float, build: Callable[[], Any]) -> Any:
-        """A value that is built at most once in that time, however many browsers ask for it."""
+    def shared(
+        self, key: object, max_age_s: float, build: Callable[[], Any], is_final: Callable[[Any], bool] = lambda _: True
+    ) -> Any:
+        """A value that is built at most once in that time, however many browsers ask for it.
+
+        Args:
+            is_final: False for a value that the next request builds anew.
+        """
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
         with building:
             kept = self._kept.get(key)
-            if kept is None or time.monotonic() - kept.at_s > max_age_s:
+            if kept is None or time.monotonic() - kept.at_s > max_age_s or not is_final(kept.value):
                 kept = _Kept(time.monotonic(), build())
                 self._keep(key, kept)
             return kept.value

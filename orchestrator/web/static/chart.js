@@ -49,7 +49,7 @@ export class Chart {
       legend: {show: false},
       scales: {x: {time: this.x === "time"}, y: {distr: log ? 3 : 1, range: log ? undefined : (u, min, max) => range(min, max, this.unit, this.data.series)}},
       axes: [
-        {...axis, space: 70, values: this.x === "time" ? undefined : (u, values) => values.map((v) => v === null ? "" : this.x === "hours" ? `${number(v)} h` : Intl.NumberFormat("en", {notation: "compact"}).format(v))},
+        {...axis, space: 76, size: 28, values: this.x === "time" ? (u, values) => clocks(values) : (u, values) => values.map((v) => v === null ? "" : this.x === "hours" ? `${number(v)} h` : Intl.NumberFormat("en", {notation: "compact"}).format(v))},
         {...axis, size: this.unit.startsWith("bytes") ? 74 : 56, values: (u, values) => values.map((v) => v === null ? "" : short(v))},
       ],
       series: [{}, ...series.map((one, index) => ({
@@ -132,6 +132,20 @@ export class Chart {
   }
 
   remove() { this.u?.destroy(); this.figure.remove(); all.delete(this); }
+}
+
+// 24 hours, with the date where a day begins and at the first tick.
+function clocks(values) {
+  const two = (n) => String(n).padStart(2, "0");
+  const isFine = values.length > 1 && values[1] - values[0] < 60;
+  let before = "";
+  return values.map((v) => {
+    const date = new Date(1000 * v), name = date.toLocaleDateString("en-GB", {day: "numeric", month: "short"});
+    const clock = `${two(date.getHours())}:${two(date.getMinutes())}${isFine ? `:${two(date.getSeconds())}` : ""}`;
+    const text = name === before || isFine ? clock : clock === "00:00" ? name : `${clock} ${name}`;
+    before = name;
+    return text;
+  });
 }
 
 function range(min, max, unit, series) {

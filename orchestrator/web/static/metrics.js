@@ -38,12 +38,10 @@ function show() {
 }
 
 function table() {
-  const rows = answer.charts.flatMap((curve) => curve.series.map((one) => {
-    const known = one.y.filter((y) => y !== null), best = curve.mode === "max" ? Math.max(...known) : Math.min(...known);
-    return el("tr", {}, el("td", {class: "wrap"}, el("bdi", {}, curve.name)), el("td", {}, one.stage), el("td", {}, known.length ? number(known[known.length - 1]) : "nan"),
-      el("td", {}, known.length ? number(best) : "–"), el("td", {}, number(one.points)), el("td", {}, one.not_finite ? number(one.not_finite) : "0"));
-  }));
-  const head = ["metric", "stage", "last", "best", "values", "not a number"].map((text) => el("th", {scope: "col"}, text));
+  const value = (v) => v === null ? "nan" : number(v);
+  const rows = answer.table.map((one) => el("tr", {}, el("td", {class: "wrap"}, el("bdi", {}, one.name)), el("td", {}, one.stage), el("td", {}, value(one.last)),
+    el("td", {}, number(one.last_step)), el("td", {}, `${value(one.best)} (${one.mode})`), el("td", {}, number(one.best_step)), el("td", {}, number(one.values))));
+  const head = ["metric", "stage", "last", "at step", "best", "at step", "values"].map((text) => el("th", {scope: "col"}, text));
   $("metric-table").replaceChildren(el("table", {class: "plain"}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
 }
 
