@@ -9,7 +9,7 @@ from kgorch.core.codes import CheckpointState
 from kgorch.db.rows import CheckpointInfo
 from kgorch.report.json_fields import View, finite_metrics, stamp
 
-FIELDS = ("stage", "step", "final", "state", "bytes", "save_duration_s", "blocking_s", "path")
+FIELDS = ("stage", "step", "final", "state", "bytes", "save_duration_s", "blocking_s", "path", "pinned")
 
 
 def entries(rows: Sequence[CheckpointInfo]) -> list[View]:

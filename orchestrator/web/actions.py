@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kgorch.admission import background_start, live_requests, queue_entry
 from kgorch.admission.requests import Consent, LocalState, StartRequest
 from kgorch.admission.resolve_run import NoSession
+from kgorch.checkpoint import registry
 from kgorch.checkpoint.export import export_foreign, export_safetensors
 from kgorch.checkpoint.foreign_contents import is_foreign
 from kgorch.checkpoint.verify import verify_checkpoint
@@ -159,6 +160,24 @@ def _extend(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     return _queued(state, result if isinstance(result, NoSession) else None)
 
 
+def _pin(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
+    row = find_checkpoint(state, run, values)
+    checkpoints.set_pinned(state.engine, row.path, True)
+    return f"step {row.step} stays until it is unpinned"
+
+
+def _unpin(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
+    row = find_checkpoint(state, run, values)
+    checkpoints.set_pinned(state.engine, row.path, False)
+    return f"step {row.step} stays as long as the plan keeps it"
+
+
+def _drop(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
+    row = find_checkpoint(state, run, values)
+    registry.drop(state.engine, run.id, row, Path(run.checkpoints))
+    return f"step {row.step} is deleted"
+
+
 ACTIONS: Mapping[str, Action] = {
     "save": Action(_save, "kgorch save RUN"),
     "stop": Action(_stop, "kgorch stop RUN"),
@@ -167,6 +186,9 @@ ACTIONS: Mapping[str, Action] = {
     "priority": Action(_priority_only, "kgorch queue add RUN --priority N"),
     "unqueue": Action(_drop_from_queue, "kgorch queue drop RUN"),
     "extend": Action(_extend, "kgorch start PLAN --extend --set KEY=VALUE --queue"),
+    "pin": Action(_pin, "kgorch checkpoints pin RUN --step N"),
+    "unpin": Action(_unpin, "kgorch checkpoints unpin RUN --step N"),
+    "drop": Action(_drop, "kgorch checkpoints drop RUN --step N"),
 }
 
 

@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -77,16 +76,19 @@ def url_of(bound: socket.socket, gate: Gate) -> str:
     return f"http://{host}:{port}/login" + (f"?token={gate.token}" if gate.password is None else "")
 
 
-class _Server(uvicorn.Server):
-    """Ends the streams of open pages first: uvicorn would wait for them."""
+class Server(uvicorn.Server):
+    """Ends the streams of open pages first, for which uvicorn would wait; leaves with 0 after a signal, which ends it as it should."""
 
     def handle_exit(self, sig: int, frame: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         self.config.app.state.site.is_stopping = True  # type: ignore[union-attr]
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
 
-def serve(state: WebState, gate: Gate, bound: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Answer requests until SIGINT or SIGTERM."""
+def make_server(state: WebState, gate: Gate) -> Server:
+    """A server that `run(sockets=[…])` starts; it ends with SIGINT, SIGTERM or `stop`."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         create_app(state, gate),
@@ -98,6 +100,4 @@ def serve(state: WebState, gate: Gate, bound: socket.socket, on_ready: Callable[
         timeout_graceful_shutdown=3,
         lifespan="off",
     )
-    server = _Server(config)
-    on_ready()
-    server.run(sockets=[bound])
+    return Server(config)

@@ -29,7 +29,7 @@ TOPICS = {
         "web": "Show all runs in a browser, and act on them.",
     },
     "Storage": {
-        "checkpoints": "List, verify, prune or export checkpoints.",
+        "checkpoints": "List, verify, prune, pin, drop or export checkpoints.",
         "rm": "Remove runs and their files.",
     },
     "Unattended": {

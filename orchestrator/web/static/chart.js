@@ -13,7 +13,7 @@ export class Chart {
     this.x = x; this.sync = sync; this.title = title; this.format = FORMATS[unit] ?? number; this.unit = unit;
     this.plot = el("div", {class: "plot", tabindex: "0", role: "img"});
     this.legend = el("ul", {class: "legend"});
-    this.heading = el("h3", {title}, el("bdi", {}, title));
+    this.heading = el(container.closest(".card") ? "h3" : "h2", {title}, el("bdi", {}, title));
     this.figure = el("figure", {class: "chart"}, this.heading, this.plot, this.legend);
     container.append(this.figure);
     this.plot.addEventListener("keydown", (event) => this.key(event));

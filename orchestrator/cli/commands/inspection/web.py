@@ -61,7 +61,9 @@ def command(host: str, port: int | None, no_open: bool) -> int:
         )
     render.echo(f"the page is at {url}")
     render.echo("Ctrl-C ends it; trainings go on", err=True)
-    server.serve(WebState(engine, home, profile), gate, bound, on_ready=lambda: None if no_open else _open(url))
+    if not no_open:
+        _open(url)
+    server.make_server(WebState(engine, home, profile), gate).run(sockets=[bound])
     return 0
 
 
