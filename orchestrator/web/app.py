@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from kgorch.db import sessions
-from kgorch.errors import KgorchError, NotFound
+from kgorch.errors import KgorchError, NotFound, StateUnusable
 from kgorch.report import curves, log_pages, system_charts
 from kgorch.web import actions, texts
 from kgorch.web.access import AccessMiddleware, Gate
@@ -235,7 +235,9 @@ class Site:
     # errors
 
     def failed(self, request: Request, error: Exception) -> Response:
-        status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, KgorchError) else 503
+        status = 404 if isinstance(error, NotFound) else 503
+        if isinstance(error, KgorchError) and not isinstance(error, NotFound | StateUnusable):
+            status = 400
         text, next_step = _trouble(error), getattr(error, "next_step", None)
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": text, "next": next_step}, status_code=status)

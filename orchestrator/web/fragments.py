@@ -16,6 +16,7 @@ from jinja2 import Environment
 from kgorch.core.codes import CheckpointState, RunState
 from kgorch.db import checkpoints, queue, runs, sessions
 from kgorch.db.rows import RunInfo
+from kgorch.errors import ConfigError, PlanError
 from kgorch.report import checkpoint_list, doctor, forecast, overview, plan_view, quota_view, run_view, timeline
 from kgorch.report.json_fields import View
 from kgorch.report.overview import ListedRun
@@ -104,7 +105,7 @@ class Parts:
         parts = {"head": self.render("_run_head.html", **base), "actions": self.render("_run_actions.html", **base)}
         if page == "overview":
             extra = {
-                "advice": self._state.shared(("advice", run.id), ADVICE_S, lambda: doctor.of_run(engine, run)),
+                "advice": self._state.shared(("advice", run.id), ADVICE_S, lambda: self._advice(run)),
                 "accuracy": forecast.accuracy(engine, run),
                 "course": forecast.course(engine, run)[-5:],
             }
@@ -114,6 +115,13 @@ class Parts:
         elif page == "plan":
             parts["plan"] = self.render("_plan.html", **base, plan=plan_view.of_run(engine, run))
         return parts
+
+    def _advice(self, run: RunInfo) -> View | None:
+        """None for a run whose stored plan cannot be read any more: it is shown all the same."""
+        try:
+            return doctor.of_run(self._state.engine, run)
+        except (PlanError, ConfigError):
+            return None
 
     def _checkpoints(self, run: RunInfo) -> View:
         rows = checkpoints.of_run(self._state.engine, run.id)

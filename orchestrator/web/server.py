@@ -77,7 +77,7 @@ def url_of(bound: socket.socket, gate: Gate) -> str:
 
 
 class Server(uvicorn.Server):
-    """Ends the streams of open pages first, for which uvicorn would wait; leaves with 0 after a signal, which ends it as it should."""
+    """Ends the streams of open pages first, for which uvicorn would wait. A signal is the normal end, not an error."""
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.stop()

@@ -210,13 +210,16 @@ def test_an_unknown_run_and_page_are_not_found(site):
 
 def test_a_broken_database_is_told_on_every_page_and_seen_again_once_it_is_mended(site):
     file = site.home.home / "kgorch.db"
-    whole = {path: path.read_bytes() for path in site.home.home.glob("kgorch.db*")}
+    with site.home.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     file.rename(file.with_suffix(".away"))
     file.write_bytes(b"this is no database" * 1000)
     for path in ("/", RUN):
-        assert "not a database" in site.text(path, 503)
+        assert re.search("not a database|malformed", site.text(path, 503))
+    for path in site.home.home.glob("kgorch.db-*"):
+        path.unlink()
     file.with_suffix(".away").rename(file)
-    assert whole and "surface-unet3d" in site.text("/")
+    assert "surface-unet3d" in site.text("/")
 
 
 # logs
@@ -282,7 +285,7 @@ def test_control_characters_and_progress_bars_of_a_log_are_shown_as_text(site):
         b"10%\r50%\r100%\n\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m \xff \xe2\x80\xae" + b"x" * 20_000 + b"\n"
     )
     first, second = site.json(query())["lines"]
-    assert first == "100%" and second.startswith("red ? ?x") and len(second) < 2100
+    assert first == "100%" and second.startswith("red \ufffd ?x") and len(second) < 2100
 
 
 @pytest.mark.parametrize(
