@@ -27,20 +27,19 @@ def listen(host: str, port: int | None) -> socket.socket:
     """
     try:
         return _bound(host, DEFAULT_PORT if port is None else port)
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # a name that no resolver can be asked for
+        code = getattr(error, "errno", None)
+        if port is None and code == errno.EADDRINUSE:
             return _bound(host, 0)
-        if error.errno == errno.EADDRINUSE:
+        if code == errno.EADDRINUSE:
             raise KgorchError(
                 f"another program uses port {port} of {host}", next_step="kgorch web --port 0    (takes a free one)"
             ) from None
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        if isinstance(error, socket.gaierror | UnicodeError) or code == errno.EADDRNOTAVAIL:
             raise KgorchError(
                 f"{host!r} is no address of this machine", next_step="kgorch web --host 0.0.0.0    (all addresses)"
             ) from None
-        raise KgorchError(
-            f"{host} port {port} cannot be used: {error.strerror}", next_step="kgorch web --port 0"
-        ) from None
+        raise KgorchError(f"{host} port {port} cannot be used: {error}", next_step="kgorch web --port 0") from None
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import click
 
@@ -69,12 +70,13 @@ def command(host: str, port: int | None, no_open: bool) -> int:
 
 def _password() -> str:
     """Of the environment, which children do not inherit, or as it is typed. Raises: KgorchError."""
-    password = os.environ.pop(PASSWORD, "") or click.prompt(
-        "password for the page", hide_input=True, confirmation_prompt=True, err=True
-    )
+    password = os.environ.pop(PASSWORD, "")
+    if not password and render.is_terminal(sys.stdin):
+        password = click.prompt("password for the page", hide_input=True, confirmation_prompt=True, err=True)
     if len(password) < MIN_PASSWORD:
         raise KgorchError(
-            f"the password has fewer than {MIN_PASSWORD} characters", next_step=f"{PASSWORD}=… kgorch web --host …"
+            f"a page for other machines needs a password of at least {MIN_PASSWORD} characters",
+            next_step=f"{PASSWORD}=… kgorch web --host ADDRESS",
         )
     return str(password)
 
