@@ -31,7 +31,7 @@ PAGES = {
     "plan": f"{RUN}/plan",
 }
 SIZES = {"wide": (1280, 860), "narrow": (360, 740)}
-COLOURS = 96
+COLOURS = 255
 """Of a palette: a third of the bytes, and no difference to be seen."""
 
 

@@ -3,6 +3,7 @@ import {duration, el, exact, number, size} from "/static/dom.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const all = new Set();
+const POWERS = Array.from({length: 60}, (_, power) => 2 ** power);
 const FORMATS = {
   "%": (v) => `${number(v)}%`, bytes: size, "bytes/s": (v) => `${size(v)}/s`, s: duration, W: (v) => `${number(v)} W`, "°C": (v) => `${number(v)} °C`,
 };
@@ -50,7 +51,7 @@ export class Chart {
       scales: {x: {time: this.x === "time"}, y: {distr: log ? 3 : 1, range: log ? undefined : (u, min, max) => range(min, max, this.unit, this.data.series)}},
       axes: [
         {...axis, space: 76, size: 28, values: this.x === "time" ? (u, values) => clocks(values) : (u, values) => values.map((v) => v === null ? "" : this.x === "hours" ? `${number(v)} h` : Intl.NumberFormat("en", {notation: "compact"}).format(v))},
-        {...axis, size: this.unit.startsWith("bytes") ? 74 : 56, values: (u, values) => values.map((v) => v === null ? "" : short(v))},
+        {...axis, size: this.unit.startsWith("bytes") ? 74 : 56, incrs: this.unit.startsWith("bytes") ? POWERS : undefined, values: (u, values) => values.map((v) => v === null ? "" : short(v))},
       ],
       series: [{}, ...series.map((one, index) => ({
         label: one.label, spanGaps: false, points: {show: one.y.length < 40, size: 4},
@@ -134,17 +135,15 @@ export class Chart {
   remove() { this.u?.destroy(); this.figure.remove(); all.delete(this); }
 }
 
-// 24 hours, with the date where a day begins and at the first tick.
+// 24 hours; the date where a day begins, else at the first tick.
 function clocks(values) {
-  const two = (n) => String(n).padStart(2, "0");
-  const isFine = values.length > 1 && values[1] - values[0] < 60;
-  let before = "";
-  return values.map((v) => {
-    const date = new Date(1000 * v), name = date.toLocaleDateString("en-GB", {day: "numeric", month: "short"});
+  const two = (n) => String(n).padStart(2, "0"), isFine = values.length > 1 && values[1] - values[0] < 60;
+  const dates = values.map((v) => new Date(1000 * v)), isMidnight = (date) => date.getHours() === 0 && date.getMinutes() === 0 && date.getSeconds() === 0;
+  const hasMidnight = dates.some(isMidnight);
+  return dates.map((date, index) => {
+    const name = date.toLocaleDateString("en-GB", {day: "numeric", month: "short"});
     const clock = `${two(date.getHours())}:${two(date.getMinutes())}${isFine ? `:${two(date.getSeconds())}` : ""}`;
-    const text = name === before || isFine ? clock : clock === "00:00" ? name : `${clock} ${name}`;
-    before = name;
-    return text;
+    return isMidnight(date) ? name : index === 0 && !hasMidnight && !isFine ? `${clock} ${name}` : clock;
   });
 }
 

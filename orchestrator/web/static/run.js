@@ -11,6 +11,8 @@ live(`${api}/updates?page=${encodeURIComponent(run.dataset.page)}`, ({parts}) =>
   document.dispatchEvent(new CustomEvent("kgorch:update"));
 });
 
+document.querySelector(".tabs [aria-current]").scrollIntoView({inline: "center", block: "nearest"}); // on a narrow screen
+
 const ACTIONS = {
   save: {title: "Save a checkpoint now?", text: "Training continues.", ok: "Save", verb: "save RUN"},
   stop: {title: "Stop the session?", text: "It saves a checkpoint, then ends. Resume continues at the exact sample.", ok: "Save and stop", verb: "stop RUN"},
