@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -78,6 +79,14 @@ def url_of(bound: socket.socket, gate: Gate) -> str:
 class Server(uvicorn.Server):
     """Ends the streams of open pages first, for which uvicorn would wait. A signal is the normal end, not an error."""
 
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()  # not before: until now a signal would have ended the process as by default
+
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.stop()
 
@@ -86,8 +95,12 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(state: WebState, gate: Gate) -> Server:
-    """A server that `run(sockets=[…])` starts; it ends with SIGINT, SIGTERM or `stop`."""
+def make_server(state: WebState, gate: Gate, on_ready: Callable[[], None] = lambda: None) -> Server:
+    """A server that `run(sockets=[…])` starts; it ends with SIGINT, SIGTERM or `stop`.
+
+    Args:
+        on_ready: called once it answers requests and takes signals.
+    """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         create_app(state, gate),
@@ -99,4 +112,4 @@ def make_server(state: WebState, gate: Gate) -> Server:
         timeout_graceful_shutdown=3,
         lifespan="off",
     )
-    return Server(config)
+    return Server(config, on_ready)

@@ -60,11 +60,14 @@ def command(host: str, port: int | None, no_open: bool) -> int:
             " rather use ssh -L from the other machine",
             err=True,
         )
-    render.echo(f"the page is at {url}")
-    render.echo("Ctrl-C ends it; trainings go on", err=True)
-    if not no_open:
-        _open(url)
-    server.make_server(WebState(engine, home, profile), gate).run(sockets=[bound])
+
+    def announce() -> None:
+        render.echo(f"the page is at {url}")
+        render.echo("Ctrl-C ends it; trainings go on", err=True)
+        if not no_open:
+            _open(url)
+
+    server.make_server(WebState(engine, home, profile), gate, announce).run(sockets=[bound])
     return 0
 
 
