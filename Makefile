@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs reports clean
+.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs pictures reports clean
 
 setup: $(VENV)/.ready
 
@@ -105,6 +105,10 @@ bench-workloads: setup
 OF ?=
 reports: setup
 	$(BIN)/python docs/reports.py $(OF)
+
+# the pictures of docs/looking.md, by a real Chromium
+pictures: setup
+	$(BIN)/python docs/screenshots.py
 
 docs: setup
 	$(BIN)/python docs/lifecycle.py

@@ -39,6 +39,11 @@ def set_state(engine: Engine, path: str, state: CheckpointState, why: str = "") 
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
 
 
+def set_pinned(engine: Engine, path: str, pinned: bool) -> None:
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(pinned=pinned))
+
+
 def set_metrics(engine: Engine, path: str, metrics: Mapping[str, float], measured: Mapping[str, int]) -> None:
     """Store metrics that were measured on its weights after it was recorded.
 

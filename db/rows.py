@@ -116,6 +116,7 @@ class CheckpointInfo(NamedTuple):
     source: str = ""
     measured: Mapping[str, int] = {}
     best: str = ""
+    pinned: bool = False
 
 
 class ResumeInfo(NamedTuple):

@@ -236,6 +236,7 @@ class Checkpoint(Base):
     best: Mapped[str] = mapped_column(
         String(200), default=""
     )  # the plan's keep.best, while this is the best of its stage
+    pinned: Mapped[bool] = mapped_column(default=False)  # a user keeps it, whatever the plan keeps
     created_at: Mapped[datetime]
     verified_at: Mapped[datetime | None]
     source: Mapped[str] = mapped_column(

@@ -48,7 +48,7 @@ CREATE TABLE checkpoints (
 	blocking_s DOUBLE NOT NULL, 
 	metrics JSON NOT NULL, 
 	created_at DATETIME NOT NULL, 
-	verified_at DATETIME, source TEXT DEFAULT '' NOT NULL, measured JSON DEFAULT '{}' NOT NULL, best VARCHAR(200) DEFAULT '' NOT NULL, 
+	verified_at DATETIME, source TEXT DEFAULT '' NOT NULL, measured JSON DEFAULT '{}' NOT NULL, best VARCHAR(200) DEFAULT '' NOT NULL, pinned BOOLEAN DEFAULT '0' NOT NULL, 
 	CONSTRAINT pk_checkpoints PRIMARY KEY (id), 
 	CONSTRAINT fk_checkpoints_run_id FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE, 
 	CONSTRAINT fk_checkpoints_session_id FOREIGN KEY(session_id) REFERENCES sessions (id) ON DELETE SET NULL, 
@@ -351,4 +351,4 @@ CREATE UNIQUE INDEX uq_resumes_waiting ON resumes (run_id) WHERE state IN ('due'
 
 CREATE UNIQUE INDEX uq_slurm_jobs_open ON slurm_jobs (run_id) WHERE ended_at IS NULL;
 
-INSERT INTO alembic_version VALUES ('0014');
+INSERT INTO alembic_version VALUES ('0015');

@@ -51,9 +51,11 @@ def enqueue(
         return run
 
 
-def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> NoSession | None:
+def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime, priority: int | None = None) -> NoSession | None:
     """Put a run of this state folder into the queue. Returns: None, or why it was not put there.
 
+    Args:
+        priority: instead of the plan's `session.priority`, until the run is queued anew.
     Raises: KgorchError for a superseded run; PlanError; ConfigError.
     """
     if run.state == RunState.FINISHED:
@@ -65,11 +67,11 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime) -> NoSessio
         )
     if is_locked(lock_path(home_of_folder(run.folder), run.name)):
         return NoSession(run, NotStarted.LIVE)
-    _put(engine, run, resolve_run.load_stored_plan(run), due_at)
+    _put(engine, run, resolve_run.load_stored_plan(run), due_at, priority)
     return None
 
 
-def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime | None) -> None:
+def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime | None, priority: int | None = None) -> None:
     remote_sessions.refuse_here(engine, run)
     jobs.refuse_here(engine, run)
     if run.state == RunState.FAILED:
@@ -77,4 +79,6 @@ def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime | None) -> N
     resource_request = gpu_locks.resource_request(plan) | {
         "failed_starts": 0
     }  # a user who queues it again has removed the cause of failures
+    if priority is not None:
+        resource_request["priority"] = priority
     queue.put(engine, run.id, reason=Reason.QUEUED, due_at=due_at, resource_request=resource_request)

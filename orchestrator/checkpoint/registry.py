@@ -10,13 +10,14 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from kgorch.checkpoint import store
 from kgorch.checkpoint.folder import read_manifest
 from kgorch.checkpoint.manifest import Manifest
 from kgorch.core.checkpoint import retention
 from kgorch.core.codes import CheckpointState
 from kgorch.db import checkpoints as rows
 from kgorch.db.rows import CheckpointInfo
-from kgorch.errors import CheckpointBroken, CheckpointUnreadable
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from kgorch.plan import Plan
 
 FREE_FOR_NEXT = 1.2
@@ -170,4 +171,23 @@ def _kept(order: int, number: int, row: CheckpointInfo) -> retention.RetentionCa
         final=row.final,
         metrics=row.metrics,
         measured=row.measured,
+        pinned=row.pinned,
     )
+
+
+def drop(engine: Engine, run_id: str, row: CheckpointInfo, root: Path) -> None:
+    """Delete a verified checkpoint that a user names.
+
+    Args:
+        root: the run's folder of checkpoints.
+    Raises: KgorchError for the newest one, from which the run goes on, and for a pinned one.
+    """
+    newest = rows.newest_verified(engine, run_id)
+    if newest is None or newest.path == row.path:
+        raise KgorchError(f"step {row.step} of {row.stage} is the newest verified checkpoint: the run goes on from it")
+    if row.pinned:
+        raise KgorchError(
+            f"step {row.step} of {row.stage} is pinned", next_step="unpin it first: kgorch checkpoints unpin"
+        )
+    store.delete(Path(row.path), root)
+    rows.set_state(engine, row.path, CheckpointState.DROPPED)

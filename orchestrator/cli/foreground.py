@@ -30,9 +30,6 @@ EXIT_CODES = {
     Phase.FAILED: ExitCode.FAILED,
 }
 
-READY_FD = "KGORCH_READY_FD"
-"""Environment variable: the descriptor on which `kgorch start --detach` waits for the word that a session is open."""
-
 
 def run_session(engine: Engine, ready: ReadySession, *, as_json: bool, progress: str = "auto") -> int:
     """Supervise a session until it is over, print how it ended, and return the exit code."""
@@ -144,6 +141,8 @@ def _queued(following: dict[str, Any]) -> str:
 
 def _signal_ready() -> None:
     """Tell the `kgorch start --detach` that started this process that a session is open."""
+    from kgorch.admission.background_start import READY_FD
+
     if descriptor := os.environ.pop(READY_FD, None):
         os.write(int(descriptor), b"ready")
         os.close(int(descriptor))

@@ -75,19 +75,23 @@ def charts(curve: RunMetrics, *, axis: str, smooth: float = 0.0, names: tuple[st
         axis: one of AXES. Hours count from the beginning of the run.
         smooth: weight of the past, 0 to 0.999.
         names: metrics to include; the first MAX_CURVES where it is empty.
-    Returns: `axis`, `names` (all there are), `charts`: for each metric `name`, `mode` (`min` or `max`) and `series`; of each stage
-        `stage`, `x`, `y` (None where it was not finite), `raw` (before smoothing; None without), `points`, `not_finite` (counts).
+    Returns: `axis`; `names` (all there are); `table` (as in `metrics --json`); `charts`: `name`, `mode` (by the plan), `series`:
+        for each stage `stage`, `x`, `y` (None where it was not finite), `raw` (before smoothing), `points`, `not_finite` (counts).
     """
     every = curve.names
     shown = [name for name in (names or every) if name in every][:MAX_CURVES]
     of_stage = {stage: _points(curve, stage, axis) for stage in curve.stages}
-    modes = {item["name"]: item["mode"] for item in metrics.table(curve.only(names=shown))}
     result = []
     for name in shown:
         series = [_series(stage, points[name], smooth) for stage, points in of_stage.items() if name in points]
         if series:
-            result.append({"name": name, "mode": modes.get(name), "series": series})
-    return {"axis": axis, "names": every, "charts": result}
+            result.append({"name": name, "mode": curve.modes.get(name), "series": series})
+    return {
+        "axis": axis,
+        "names": every,
+        "charts": result,
+        "table": metrics.table(curve.only(names=shown)) if shown else [],
+    }
 
 
 def sparkline(curve: RunMetrics, name: str, *, points: int = 60) -> list[float]:

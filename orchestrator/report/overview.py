@@ -1,7 +1,7 @@
-"""All runs of a state folder at a glance.
+"""All runs of a state folder at a glance, in fields of `status --json`.
 
-`run_view.of_run` asks for some twenty queries and a forecast of each run, which is too much for hundreds of runs every second. A
-listing is two queries; the view of a run is made again only when its row in the listing has changed, or the run is live.
+`run_view.of_run` takes some thirty queries, too many for hundreds of runs every second. A listing is three queries; what it lacks
+is read for each run when its rows have changed, and every few seconds while it trains.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from sqlalchemy import Engine
 from kgorch.core.codes import OVER, Phase, Reason, RunState
 from kgorch.db import queue, runs, sessions
 from kgorch.db.rows import ResumeInfo, RunInfo, SessionInfo
-from kgorch.report import curves, run_view
+from kgorch.report import curves, forecast, remote_view, run_view
 from kgorch.report.curves import CurveCache
 from kgorch.report.json_fields import View, finite_metrics
 
-REFRESH_S = 30.0
-"""A view that nothing in the database has changed is made again after this: a supervisor may have died, dates pass."""
+LIVE_S, REFRESH_S = 2.0, 300.0
+"""Until the entry of a run is made again without a change in the database, in training and else: a supervisor may have died, and
+dates of a forecast pass."""
 
 
 class ListedRun(NamedTuple):
@@ -92,51 +93,66 @@ def _session_share(session: View | None) -> float | None:
     return min(1.0, elapsed_s / total_s) if total_s > 0 else 1.0
 
 
-class ViewCache:
-    """Views of runs by run_view.of_run with `progress` and `headline`, made again when the listing shows a change.
-
-    Safe to use from several threads.
-    """
+class ListCache:
+    """Entries of runs as `entry` makes them, made again when the listing shows a change. Safe to use from several threads."""
 
     def __init__(self, curve_cache: CurveCache) -> None:
         self._curves, self._lock = curve_cache, threading.Lock()
-        self._views: dict[str, tuple[object, float, View]] = {}
+        self._entries: dict[str, tuple[object, float, View]] = {}
 
     def known(self, item: ListedRun) -> View | None:
-        """The view, if it is there and current."""
+        """The entry, if there is one and it is current."""
         with self._lock:
-            found = self._views.get(item.run.id)
-        if (
-            found is None
-            or found[0] != _version(item)
-            or time.monotonic() - found[1] > (2.0 if item.is_live else REFRESH_S)
-        ):
+            found = self._entries.get(item.run.id)
+        if found is None or found[0] != _version(item):
             return None
-        return found[2]
+        return found[2] if time.monotonic() - found[1] < (LIVE_S if item.is_live else REFRESH_S) else None
 
-    def of_run(self, engine: Engine, item: ListedRun) -> View:
-        if (known := self.known(item)) is not None:
-            return known
-        view: dict[str, Any] = run_view.of_run(engine, item.run)
-        view["progress"] = progress(view)
-        view["headline"] = self._headline(engine, item.run, view)
+    def old(self, item: ListedRun) -> View | None:
+        """The last entry, current or not."""
         with self._lock:
-            self._views[item.run.id] = (_version(item), time.monotonic(), view)
-        return view
+            return self._entries[item.run.id][2] if item.run.id in self._entries else None
+
+    def make(self, engine: Engine, item: ListedRun) -> View:
+        made = entry(engine, item, self._curves)
+        with self._lock:
+            self._entries[item.run.id] = (_version(item), time.monotonic(), made)
+        return made
 
     def forget(self, run_ids: set[str]) -> None:
-        """Drop the views of all runs but these."""
+        """Drop the entries of all runs but these."""
         with self._lock:
-            self._views = {run_id: entry for run_id, entry in self._views.items() if run_id in run_ids}
+            self._entries = {run_id: found for run_id, found in self._entries.items() if run_id in run_ids}
 
-    def _headline(self, engine: Engine, run: RunInfo, view: View) -> View | None:
-        curve = self._curves.of_run(engine, run)
-        if (name := curves.headline(curve)) is None:
-            return None
-        line = curves.sparkline(curve, name)
-        return {"name": name, "value": view["metrics"].get(name, line[-1] if line else None), "line": line}
+
+def entry(engine: Engine, item: ListedRun, curve_cache: CurveCache) -> View:
+    """The fields of `brief` with what takes queries of the run: its forecast, what comes next, `progress`, `headline`."""
+    run, row, now = item.run, item.session, datetime.now(UTC)
+    is_alive = row is not None and run_view.is_live(engine, row)
+    is_training = row is not None and not is_alive and item.is_live and run_view.is_running(engine, row)
+    view: dict[str, Any] = brief(item)
+    view["stages"] = [{"name": one.name, "done": one.finished_at is not None} for one in runs.stages(engine, run.id)]
+    if row:
+        view["session"] = run_view.session_fields(row, is_alive, is_training, now)
+        view["forecast"] = forecast.of_run(engine, run, row, now, is_live=is_alive or is_training)
+    elsewhere = remote_view.of_run(engine, run)
+    view["next"] = run_view.next_fields(run, row, item.resume, is_alive, is_training) | (
+        remote_view.following(run, elsewhere, is_here=row is not None) if elsewhere else {}
+    )
+    view["progress"] = progress(view)
+    view["headline"] = headline(engine, run, view, curve_cache)
+    return view
+
+
+def headline(engine: Engine, run: RunInfo, view: View, curve_cache: CurveCache) -> View | None:
+    """The metric that stands for the run: `name`, `value`, and `line`, a few values of it; None for a run without metrics."""
+    curve = curve_cache.of_run(engine, run)
+    if (name := curves.headline(curve)) is None:
+        return None
+    line = curves.sparkline(curve, name)
+    return {"name": name, "value": view["metrics"].get(name, line[-1] if line else None), "line": line}
 
 
 def _version(item: ListedRun) -> object:
     """Equal as long as no column of the three rows has changed."""
-    return (repr(item.run), repr(item.session), repr(item.resume))
+    return item

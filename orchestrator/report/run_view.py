@@ -45,7 +45,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         is_supervised(engine, row) or (row.phase not in OVER and slurm_view.is_alive(job, row.boot_id, own_boot_id))
     )
     # Training outlives its supervisor: a later resume adopts it.
-    is_training = row is not None and not is_alive and row.phase not in OVER and _is_training(engine, row)
+    is_training = row is not None and not is_alive and row.phase not in OVER and is_running(engine, row)
     elsewhere = remote_view.of_run(engine, run)
     return {
         "run": run.name,
@@ -65,7 +65,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "steps_total": (row.steps_total or None) if row else None,
         "step_s": (row.step_s or None) if row else None,
         "samples": row.samples if row else 0,
-        "session": _session(row, is_alive, is_training, now) if row else None,
+        "session": session_fields(row, is_alive, is_training, now) if row else None,
         "checkpoint": _checkpoint(newest),
         "best": _best(checkpoints.best(engine, run.id)),
         "on_disk": _on_disk(engine, run, row, newest) if row and not is_alive else None,
@@ -80,7 +80,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "notices": list(run_notices.of_run(engine, run, row, newest)),
         "remote": elsewhere,
         "slurm": job,
-        "next": _next(run, row, resume, is_alive, is_training)
+        "next": next_fields(run, row, resume, is_alive, is_training)
         | (remote_view.following(run, elsewhere, is_here=row is not None) if elsewhere else {})
         | (slurm_view.following(run, job) if job and not is_alive else {}),
         "folder": run.folder,
@@ -163,7 +163,7 @@ def is_supervised(engine: Engine, row: SessionInfo) -> bool:
     )
 
 
-def _session(row: SessionInfo, is_alive: bool, is_training: bool, now: datetime) -> View:
+def session_fields(row: SessionInfo, is_alive: bool, is_training: bool, now: datetime) -> View:
     over = row.phase in OVER
     left_s = None if row.wall_at is None or over else max(0.0, _left_s(row, row.wall_at, now))
     return {
@@ -285,7 +285,9 @@ def _failure(engine: Engine, run: RunInfo) -> View | None:
     return failure.of_run(engine, run)
 
 
-def _next(run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, is_alive: bool, is_training: bool) -> View:
+def next_fields(
+    run: RunInfo, row: SessionInfo | None, resume: ResumeInfo | None, is_alive: bool, is_training: bool
+) -> View:
     command: str | None = f"kgorch resume {run.name}"
     at = None
     if run.state == RunState.FINISHED:
@@ -307,7 +309,8 @@ def _is_daemon_alive(run: RunInfo) -> bool:
         return False
 
 
-def _is_training(engine: Engine, row: SessionInfo) -> bool:
+def is_running(engine: Engine, row: SessionInfo) -> bool:
+    """Whether processes of the session's last attempt live, with a supervisor or without."""
     attempt = sessions.last_attempt(engine, row.id)
     # The attempt's lock is held by its processes, not by the supervisor.
     return attempt is not None and attempt.outcome is None and is_locked(Path(attempt.folder, "lock"))

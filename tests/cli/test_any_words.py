@@ -73,6 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for verb in ("start", "resume"):
             patch.setattr(f"kgorch.cli.commands.training.{verb}.run_session", lambda *_, **__: int(ExitCode.SUSPENDED))
         patch.setattr("kgorch.scheduler.daemon.Daemon.run", lambda _: None)
+        patch.setattr("kgorch.web.server.Server.run", lambda *_, **__: None)
         patch.setattr("kgorch.cli.commands.unattended.daemon.os.execv", lambda *_: sys.exit(0))
         yield root
 

@@ -69,6 +69,12 @@ def test_every_example_of_the_help_does_what_the_help_says(kgorch, tmp_path):
             kgorch.background(*line.split()[1:])
             wait_until(lambda: '"pid"' in kgorch("daemon", "status", "--json").stdout)
             continue
+        if line.startswith("kgorch web"):
+            page = kgorch.background(*line.split()[1:])
+            assert "the page is at http://127.0.0.1:" in wait_until(page.stdout.readline)
+            page.terminate()
+            assert page.wait(timeout=60) == 0
+            continue
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", words], cwd=kgorch.folder, env=env, capture_output=True, text=True,
             stdin=subprocess.DEVNULL, timeout=300,

@@ -77,7 +77,8 @@ def test_each_value_stands_in_the_renamed_column_of_its_row(home):
         names = MIGRATION.COLUMNS.get(table, {})
         assert before[table], f"the table {table} is compared with nothing"
         expected = [{names.get(name, name): value for name, value in row.items()} for row in before[table]]
-        assert [{name: row[name] for name in expected[0]} for row in now] == expected
+        # later migrations have added columns
+        assert [{name: row[name] for name in old} for row, old in zip(now, expected, strict=True)] == expected
 
 
 def test_every_renamed_column_is_one_of_today():

@@ -320,6 +320,18 @@ MAY = {
         "kgorch.report",
         "kgorch",  # of which it is a part
     },
+    "kgorch.web": {
+        "kgorch.slurm",
+        *LOW,
+        "kgorch.web",
+        "kgorch.admission",
+        "kgorch.checkpoint",
+        "kgorch.hardware",
+        "kgorch.platforms",
+        "kgorch.report",
+        "kgorch.scheduler",
+        "kgorch.db",
+    },
     "kgorch.cli": {"kgorch"},
     "kgorch.errors": set(),
     "kgorch.protocol": {"kgorch.protocol"},

@@ -30,9 +30,10 @@ TOPICS = {
         "compare": "Compare the plans, results and curves of runs.",
         "doctor": "Find what slows a run down, and what to change.",
         "quota": "Show or correct the accelerator hours used.",
+        "web": "Show all runs in a browser, and act on them.",
     },
     "Storage": {
-        "checkpoints": "List, verify, prune or export checkpoints.",
+        "checkpoints": "List, verify, prune, pin, drop or export checkpoints.",
         "rm": "Remove runs and their files.",
     },
     "Unattended": {

@@ -94,7 +94,7 @@ def frame(views: Sequence[View], columns: int, lines: int, chosen: int = 0) -> l
     """The table of runs that fits on a screen of this size. It scrolls so that the chosen run is on it.
 
     Args:
-        views: of run_view.of_run, with `progress` and `headline` (report/overview.py).
+        views: entries of report/overview.py.
     """
     shown = columns_of(columns)
     head = ScreenLine(None, "", _cells([column.title for column in shown], shown, columns), "head")

@@ -1,4 +1,5 @@
-"""Which checkpoints are retained and which are deleted. The newest verified one and each stage's newest final one always stay.
+"""Which checkpoints are retained and which are deleted. The newest verified one, each stage's newest final one and those
+that a user has pinned always stay.
 
 The best checkpoint is the best of those whose own weights were measured: a metric that was reported earlier says nothing about
 weights that were trained on since. Of equal ones the first wins, which is trained least; values that are not finite never win. A
@@ -25,6 +26,7 @@ class RetentionCandidate:
         final: the stage ended with it.
         metrics: newest values by name.
         measured: by metric, the step of the weights on which it was measured.
+        pinned: a user keeps it.
     """
 
     key: str
@@ -37,6 +39,7 @@ class RetentionCandidate:
     final: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, int] = field(default_factory=dict)
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def to_drop(checkpoints: Sequence[RetentionCandidate], rule: RetentionRule) -> t
         return ()
     # An extended stage has an older final checkpoint, too: the newest one wins.
     finals = {item.stage: item.key for item in verified if item.final}
-    permanent = {verified[-1].key, *finals.values()}
+    permanent = {verified[-1].key, *finals.values(), *(item.key for item in verified if item.pinned)}
     wanted, best, each = set(permanent), set[str](), set[str]()
     for stage in {item.stage for item in verified}:
         of_stage = [item for item in verified if item.stage == stage]

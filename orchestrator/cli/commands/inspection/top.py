@@ -42,12 +42,13 @@ def _reader(limit: int) -> Callable[[], list[dict[str, Any]]]:
     from kgorch.report import overview
     from kgorch.report.curves import CurveCache
 
-    views = overview.ViewCache(CurveCache())
+    entries = overview.ListCache(CurveCache())
 
     def read() -> list[dict[str, Any]]:
         _, _, engine = open_state()
         try:
-            return [views.of_run(engine, item) for item in overview.listing(engine, limit=limit)]
+            runs = overview.listing(engine, limit=limit)
+            return [entries.known(item) or entries.make(engine, item) for item in runs]
         finally:
             engine.dispose()
 

@@ -1,4 +1,4 @@
-"""kgorch checkpoints list | verify | prune | export"""
+"""kgorch checkpoints list | verify | prune | pin | unpin | drop | export"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group("checkpoints", cls=Group)
 def command() -> None:
-    """List, verify, prune or export the checkpoints of a run.
+    """List, verify, prune, pin, drop or export the checkpoints of a run.
 
     \b
     Example:
@@ -40,25 +40,26 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     Example:
       kgorch checkpoints list surface-demo --dropped
     """
+    from kgorch.report import checkpoint_list
     from kgorch.report.json_fields import finite_metrics, stamp
 
     rows = _rows(run)[1] if dropped else _verified_rows(run)[1]
     if as_json:
-        fields = ("stage", "step", "final", "state", "bytes", "save_duration_s", "blocking_s", "path")
-        render.as_json(
-            [
-                {name: getattr(row, name) for name in fields}
-                | {"at": stamp(row.created_at), "metrics": finite_metrics(row.metrics), "source": row.source or None}
-                | {"measured": dict(row.measured), "best": _best_by(row) or None}
-                for row in rows
-            ]
-        )
+        render.as_json(checkpoint_list.entries(rows))
         return 0
     cells = [
         [
             row.stage,
             str(row.step),
-            " ".join(word for word, is_so in (("final", row.final), ("best", _best_by(row))) if is_so),
+            " ".join(
+                word
+                for word, is_so in (
+                    ("final", row.final),
+                    ("best", checkpoint_list.best_by(row)),
+                    ("pinned", row.pinned),
+                )
+                if is_so
+            ),
             row.state,
             render.size(row.bytes),
             render.duration(row.save_duration_s or None),
@@ -69,11 +70,6 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
     ]
     render.table(["stage", "step", "", "state", "size", "save took", "at", "metrics"], cells)
     return 0
-
-
-def _best_by(row: CheckpointInfo) -> str:
-    """The plan's keep.best by which it is the best of its stage; empty if it is not."""
-    return row.best if row.state == CheckpointState.VERIFIED else ""
 
 
 @command.command("verify")
@@ -217,6 +213,78 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
             store.delete(folder, Path(info.checkpoints))
             rows.set_state(engine, str(folder), CheckpointState.DROPPED)
     return 0
+
+
+step_option = click.option("--step", metavar="N", type=int, required=True, help="Which checkpoint.")
+stage_option = click.option("--stage", metavar="STAGE", help="Which stage (default: the last one that has that step).")
+
+
+@command.command("pin")
+@run_argument
+@step_option
+@stage_option
+def pin(run: str | None, step: int, stage: str | None) -> int:
+    """Keep a checkpoint of RUN until it is unpinned, whatever its plan keeps and whatever disk it takes.
+
+    \b
+    Example:
+      kgorch checkpoints pin surface-demo --step 400
+    """
+    return _set_pinned(run, step, stage, is_pinned=True)
+
+
+@command.command("unpin")
+@run_argument
+@step_option
+@stage_option
+def unpin(run: str | None, step: int, stage: str | None) -> int:
+    """Let the plan of RUN decide again how long a checkpoint is kept.
+
+    \b
+    Example:
+      kgorch checkpoints unpin surface-demo --step 400
+    """
+    return _set_pinned(run, step, stage, is_pinned=False)
+
+
+@command.command("drop")
+@run_argument
+@step_option
+@stage_option
+def drop(run: str | None, step: int, stage: str | None) -> int:
+    """Delete one checkpoint of RUN; not the newest verified one, from which the run goes on, and no pinned one.
+
+    \b
+    Example:
+      kgorch checkpoints drop surface-demo --step 200
+    """
+    from kgorch.checkpoint import registry
+
+    info, row = _one(run, step, stage)
+    _, _, engine = open_state()
+    registry.drop(engine, info.id, row, Path(info.checkpoints))
+    render.echo(f"dropped\t{row.path}")
+    return 0
+
+
+def _set_pinned(run: str | None, step: int, stage: str | None, *, is_pinned: bool) -> int:
+    from kgorch.db import checkpoints
+
+    info, row = _one(run, step, stage)
+    _, _, engine = open_state()
+    checkpoints.set_pinned(engine, row.path, is_pinned)
+    render.echo(f"{info.name}: step {row.step} of {row.stage} is {'pinned' if is_pinned else 'not pinned'}")
+    return 0
+
+
+def _one(run: str | None, step: int, stage: str | None) -> tuple[Any, CheckpointInfo]:
+    """The checkpoint of that step. Raises: NotFound."""
+    info, rows = _verified_rows(run)
+    if found := [row for row in rows if row.step == step and stage in (None, row.stage)]:
+        return info, found[-1]
+    raise NotFound(
+        f"{info.name} has no verified checkpoint of step {step}", next_step=f"kgorch checkpoints list {info.name}"
+    )
 
 
 @command.command("export")

@@ -35,9 +35,8 @@ def command(run: str | None, wait: bool) -> int:
     Example:
       kgorch stop surface-demo
     """
-    from kgorch.db import remote, sessions, slurm_jobs
-    from kgorch.launch import launcher
-    from kgorch.system.sockets import control_socket
+    from kgorch.admission import live_requests
+    from kgorch.db import remote, slurm_jobs
 
     _, home, engine = open_state()
     info = find_run(engine, run)
@@ -46,21 +45,14 @@ def command(run: str | None, wait: bool) -> int:
         return _stop_elsewhere(engine, home, info, newest.place)
     if job := slurm_jobs.open_job(engine, info.id):
         return _stop_job(engine, info, job, wait=wait)
-    answer = control_socket.ask(Path(info.folder) / "control.sock", "stop")
+    answer = live_requests.request_stop(engine, info)
     if answer is None:
-        last = sessions.last(engine, info.id)
-        attempt = sessions.last_attempt(engine, last.id) if last else None
-        if attempt and launcher.is_running(Path(attempt.folder)):
-            raise KgorchError(
-                f"{info.name} trains without a supervisor that could stop it",
-                next_step=f"kgorch resume {info.name} adopts it; then Ctrl-C there, or kgorch stop, saves and stops",
-            )
         render.echo(f"{info.name} is not running")
         _print_queue_entry(engine, info)
         return 0
     if wait:
         return _wait(engine, info)
-    render.echo(f"{info.name}: {answer.text}")
+    render.echo(f"{info.name}: {answer}")
     return 0
 
 

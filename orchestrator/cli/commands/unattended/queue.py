@@ -98,7 +98,13 @@ def _unknown_time(item: dict[str, Any]) -> str:
 @click.option(
     "--accept-plan", is_flag=True, help="For a PLAN: trust the settings of a run in a source, as in kgorch start."
 )
-def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> int:
+@click.option(
+    "--priority",
+    metavar="N",
+    type=click.IntRange(-100, 100),
+    help="For a RUN: instead of the plan's session.priority; the highest starts first.",
+)
+def add(what: str, at: datetime | None, required: bool, accept_plan: bool, priority: int | None) -> int:
     """Put a RUN into the queue; or the run of a PLAN, which need not exist yet.
 
     \b
@@ -111,6 +117,8 @@ def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> in
 
         plan = Path(what)
         request = StartRequest(load_plan(plan)[1], plan, consent=Consent(plan=accept_plan), required=required)
+        if priority is not None:
+            raise click.UsageError("--priority is for a RUN; a plan has session.priority")
         return add_plan(request, due_at=due_at)
     if required or accept_plan:
         raise click.UsageError(f"{what} is a run of this machine: --continue and --accept-plan need a PLAN.toml")
@@ -118,7 +126,7 @@ def add(what: str, at: datetime | None, required: bool, accept_plan: bool) -> in
 
     _, home, engine = open_state()
     run = find_run(engine, what)
-    return _print_entry(home, run, queue_entry.enqueue_known(engine, run, due_at=due_at), due_at)
+    return _print_entry(home, run, queue_entry.enqueue_known(engine, run, due_at=due_at, priority=priority), due_at)
 
 
 @command.command("drop")

@@ -1,0 +1,66 @@
+"""Takes the pictures of docs/looking.md: every page at two widths, in both schemes, of made-up runs.   python docs/screenshots.py
+
+Needs chromium and chromium-driver, and `kgorch[dev]`. The runs are those of tests/lived_in.py.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/web")]
+
+import lived_in  # noqa: E402
+import test_browser  # noqa: E402
+from harness import wait_until  # noqa: E402
+from PIL import Image  # noqa: E402
+
+OUT = ROOT / "docs" / "images" / "web"
+RUN = "/runs/surface-unet3d/1"
+PAGES = {
+    "runs": "/",
+    "overview": RUN,
+    "metrics": f"{RUN}/metrics",
+    "system": f"{RUN}/system",
+    "checkpoints": f"{RUN}/checkpoints",
+    "logs": f"{RUN}/logs",
+    "plan": f"{RUN}/plan",
+}
+SIZES = {"wide": (1280, 860), "narrow": (360, 740)}
+COLOURS = 255
+"""Of a palette: a third of the bytes, and no difference to be seen."""
+
+
+def main() -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    home = Path(tempfile.mkdtemp(prefix="kgorch-pictures-")) / "home"
+    lived_in.furnish(home)  # its live session is this process
+    with test_browser.serving(home, dict(os.environ)) as url:
+        for size, (width, height) in SIZES.items():
+            for dark in (False, True):
+                take_all(url, size, width, height, dark=dark)
+
+
+def take_all(url: str, size: str, width: int, height: int, *, dark: bool) -> None:
+    with test_browser.chromium(width, height, dark=dark) as driver:
+        driver.get(url)
+        for name, path in PAGES.items():
+            driver.get(url.split("/login")[0] + path)
+            wait_until(lambda: test_browser.shown(driver, "#link") == "live")
+            if name in ("overview", "metrics", "system"):
+                wait_until(lambda: driver.find_elements("css selector", "canvas"))
+                wait_until(
+                    lambda: driver.execute_script("return new Promise((done) => setTimeout(() => done(true), 600))")
+                )
+            path_out = OUT / f"{name}-{size}-{'dark' if dark else 'light'}.png"
+            picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+            picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path_out, optimize=True)
+            print(f"{path_out.relative_to(ROOT)}: {path_out.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()

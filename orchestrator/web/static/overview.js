@@ -1,0 +1,28 @@
+import {$, json} from "/static/dom.js";
+import {drawCurve, marksOf, newChart} from "/static/curves.js";
+import {Timeline} from "/static/timeline.js";
+
+const run = $("run"), api = run.dataset.api, started = new Date(run.dataset.started);
+const timeline = new Timeline($("timeline"), $("timeline-tip"), $("timeline-table"));
+let chart = null, busy = false, last = 0;
+
+async function load() {
+  if (busy) return;
+  busy = true;
+  last = Date.now();
+  try {
+    const told = await json(`${api}/timeline`);
+    timeline.show(told);
+    const {charts} = await json(`${api}/curves?headline=1`);
+    if (charts.length) {
+      chart ??= newChart($("headline"), charts[0], "step");
+      drawCurve(chart, charts[0], {marks: marksOf(told, "step", started), log: false});
+    } else $("headline").textContent = "No metrics yet.";
+  } catch (error) {
+    $("timeline-tip").textContent = error.message;
+  }
+  busy = false;
+}
+
+document.addEventListener("kgorch:update", () => { if (Date.now() - last > 2500) load(); });
+load();

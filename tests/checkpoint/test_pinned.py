@@ -1,0 +1,65 @@
+"""Checkpoints that a user pins or drops by name."""
+
+from __future__ import annotations
+
+import lived_in
+import pytest
+
+from kgorch.checkpoint import registry
+from kgorch.core.codes import CheckpointState
+from kgorch.db import checkpoints, runs
+from kgorch.errors import KgorchError
+from kgorch.plan import parse
+
+RUN = "surface-unet3d-1"
+
+
+@pytest.fixture
+def home(tmp_path):
+    made = lived_in.Home(tmp_path / "home")
+    lived_in.surface(made)
+    yield made
+    made.engine.dispose()
+
+
+def verified(home):
+    return {row.step: row for row in checkpoints.of_run(home.engine, RUN, CheckpointState.VERIFIED)}
+
+
+def test_a_pinned_checkpoint_stays_whatever_the_plan_keeps(home):
+    plan = parse(
+        'name = "x"\n[[stage]]\nname = "train"\nentry = "x.py"\n[checkpoint]\nkeep = { last = 1 }\ndisk = "1MiB"', "x"
+    )
+    before = {path.name for path in registry.expired_folders(home.engine, RUN, plan)}
+    assert "step-00004600" in before
+    checkpoints.set_pinned(home.engine, verified(home)[4600].path, True)
+    after = {path.name for path in registry.expired_folders(home.engine, RUN, plan)}
+    assert before - after == {"step-00004600"}
+
+
+def test_the_newest_and_a_pinned_checkpoint_are_not_dropped(home):
+    run = runs.by_id(home.engine, RUN)
+    rows = verified(home)
+    root = home.home / "runs/surface-unet3d/1/checkpoints"
+    with pytest.raises(KgorchError, match="newest verified"):
+        registry.drop(home.engine, run.id, rows[max(rows)], root)
+    checkpoints.set_pinned(home.engine, rows[4600].path, True)
+    with pytest.raises(KgorchError, match="pinned"):
+        registry.drop(home.engine, run.id, verified(home)[4600], root)
+    assert all((root / "train" / f"step-{step:08d}").is_dir() for step in rows)
+
+
+def test_a_dropped_checkpoint_is_gone_from_disk_and_marked(home):
+    root = home.home / "runs/surface-unet3d/1/checkpoints"
+    registry.drop(home.engine, RUN, verified(home)[4600], root)
+    assert 4600 not in verified(home) and not (root / "train" / "step-00004600").exists()
+
+
+def test_the_verbs_pin_and_drop_by_step(kgorch, home):
+    kgorch.home = home.home
+    assert "is pinned" in kgorch("checkpoints", "pin", "surface-unet3d", "--step", "4600").stdout
+    assert [row["step"] for row in kgorch.look("checkpoints", "list") if row["pinned"]] == [4600]
+    assert "pinned" in kgorch("checkpoints", "drop", "surface-unet3d", "--step", "4600", code=2).stderr
+    kgorch("checkpoints", "unpin", "surface-unet3d", "--step", "4600")
+    assert "step-00004600" in kgorch("checkpoints", "drop", "surface-unet3d", "--step", "4600").stdout
+    assert "no verified checkpoint" in kgorch("checkpoints", "pin", "surface-unet3d", "--step", "4600", code=2).stderr
