@@ -95,12 +95,12 @@ def unusable(engine: Engine, error: BaseException) -> StateUnusable:
     return StateUnusable(f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why))
 
 
-def _next_step(state: str, why: str) -> str:
-    if state.startswith("28") or "password authentication failed" in why or "no password supplied" in why:
+def _next_step(state: str, told: str) -> str:
+    if state.startswith("28") or "password authentication failed" in told or "no password supplied" in told:
         return "correct user and password in KGORCH_DATABASE, or in ~/.pgpass (mode 0600)"
-    if state == "3D000" or ("database" in why and "does not exist" in why):
+    if state == "3D000" or ("database" in told and "does not exist" in told):
         return "create it on the server: createdb NAME; or correct the name in KGORCH_DATABASE"
-    if state == "53100" or "No space left" in why:
+    if state == "53100" or "No space left" in told:
         return (
             "the server's disk is full: make room there. Training goes on, and records wait until they can be written"
         )

@@ -111,6 +111,7 @@ COLUMNS: Mapping[str, Mapping[str, ColumnRule]] = {
     },
     "checkpoints": {
         "id": _R.KEY, "run_id": _R.LOCAL, "session_id": _R.KEY, "stage": _R.NAME, "step": _R.COUNT, "final": _R.BOOLEAN,
+        "pinned": _R.LOCAL,
         "path": _R.LOCAL, "bytes": _R.COUNT, "state": _R.CODE, "why": _R.TEXT, "save_duration_s": _R.SECONDS,
         "blocking_s": _R.SECONDS, "metrics": _R.METRICS, "measured": _R.METRICS, "best": _R.LOCAL, "created_at": _R.INSTANT,
         "verified_at": _R.INSTANT, "source": _R.TEXT,

@@ -415,7 +415,7 @@ def test_metrics_draws_over_steps_epochs_or_hours(kgorch, run):
     [
         (["--name", "dise"], "no metric 'dise' (did you mean 'dice'?)"),
         (["--stage", "tran"], "no metrics of a stage 'tran' (did you mean 'train'?)"),
-        (["--json", "--csv"], "--json, --csv and --plot exclude each other"),
+        (["--json", "--csv"], "--json, --csv, --parquet and --plot exclude each other"),
         (["--x", "weeks"], "'weeks' is not one of"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kgorch.cli.display import bars, render
 from kgorch.cli.display.screen import Screen, ScreenLine
 from kgorch.core import text as texts
+from kgorch.core.codes import RunState
 
 View = dict[str, Any]
 
@@ -37,7 +38,7 @@ class Column(NamedTuple):
 
 def progress(view: View) -> str:
     share = (view.get("progress") or {}).get("stage")
-    if view["state"] == "finished":
+    if view["state"] == RunState.FINISHED:
         share = 1.0
     return "" if share is None else bars.bar(share, 8).rstrip()
 
@@ -52,7 +53,7 @@ def headline(view: View) -> str:
 
 def outlook(view: View) -> str:
     """When the stage ends, else what the run waits for."""
-    if view["state"] in ("finished", "failed", "superseded"):
+    if view["state"] in (RunState.FINISHED, RunState.FAILED, RunState.SUPERSEDED):
         return render.words(view["state"])
     forecast, following = view["forecast"] or {}, view["next"] or {}
     session = view["session"] or {}
@@ -135,7 +136,7 @@ def _cells(values: Sequence[str], columns: Sequence[Column], width: int) -> str:
 def _kind(view: View, is_chosen: bool) -> str:
     if is_chosen:
         return "chosen"
-    return "failed" if view["state"] == "failed" else "row"
+    return "failed" if view["state"] == RunState.FAILED else "row"
 
 
 def show(read: Callable[[], Sequence[View]], open_run: Callable[[str], object]) -> None:
