@@ -97,7 +97,7 @@ class World:
         self.kept = Disk(folder / "work" / "kept") if episode.apart else None
         self.weather = Weather.over(folder / "weather")
         self.driver = driver.build(folder) if episode.driver else None
-        self.kgorch = Kgorch(folder / "work", folder / "home", extra_env=self._env())
+        self.kgorch = Kgorch(folder / "work", folder / "home", extra_env=self._env(), own_standby=True)
         identities.boot_id = lambda: self.weather.boot.read_text().strip()  # as all its processes have it
         self.marker, self.wants_fresh = folder / "PWNED", False
         self._write_source()
