@@ -30,7 +30,7 @@ PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x8
 IN_IMAGE = ("torch", "numpy")
 """Never shipped: they are gigabytes, and must fit the image's driver and one another."""
 
-SUFFIXES = (".py", ".toml", ".md", ".sql", ".mako", ".service", ".conf")
+SUFFIXES = (".py", ".toml", ".md", ".sql", ".mako", ".service", ".conf", ".html", ".css", ".js", ".svg")
 """Of the package's files (pyproject.toml, package-data): what lies in a checkout beside them stays there."""
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -67,7 +67,9 @@ def _package_files() -> list[tuple[Path, bytes]]:
     found = []
     for folder, folders, names in os.walk(package, followlinks=True):
         folders[:] = [name for name in folders if name.isidentifier() and name != "__pycache__"]
-        found += [Path(folder, name) for name in names if Path(name).suffix in SUFFIXES or name == "py.typed"]
+        found += [
+            Path(folder, name) for name in names if Path(name).suffix in SUFFIXES or name in ("py.typed", "LICENSE")
+        ]
     return [(path.relative_to(package), path.read_bytes()) for path in found]
 
 

@@ -29,11 +29,12 @@ OF_OTHERS = {
     "orchestrator/worker/ranks/process_group.py",
     "orchestrator/plan/diagnostics.py",
     "db/engine.py",
+    "db/postgres.py",
     "orchestrator/platforms/gcp.py",
     "orchestrator/slurm/commands.py",
     "orchestrator/report/failure.py",
 }
-"""Where what PyTorch, pydantic, SQLite, a firmware or a traceback says is told apart, once: they have no codes for it."""
+"""Where what PyTorch, pydantic, SQLite, libpq, a firmware or a traceback says is told apart, once: they have no codes for it."""
 
 CODES = {"state", "phase", "outcome", "kind", "reason", "wall_kind", "code"}
 """Names of what holds a code."""
