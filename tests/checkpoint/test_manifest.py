@@ -156,7 +156,7 @@ def test_a_manifest_of_another_form_is_refused_with_a_word(folder, changes):
 
 
 def test_a_manifest_of_a_newer_kgorch_is_not_taken_for_broken(folder):
-    _altered(folder, version=2)
+    _altered(folder, version=3)
     with pytest.raises(CheckpointUnreadable, match="newer kgorch"):
         read_checkpoint(folder)
 
