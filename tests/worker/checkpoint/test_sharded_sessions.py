@@ -8,7 +8,7 @@ import time
 
 import pytest
 from harness import Kgorch, wait_until
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
