@@ -20,6 +20,8 @@ LAST = ["queue", "daemon", "systemd", "stop", "save", "rm"]
 NOT_ZERO = {
     "kgorch checkpoints export my-run model.safetensors --step 400": {2},  # the small training has no such step
     "kgorch checkpoints drop my-run --step 200": {2},  # the same
+    "kgorch checkpoints pin my-run --step 400": {2},  # the same
+    "kgorch checkpoints unpin my-run --step 400": {2},  # the same
     "kgorch checkpoints verify my-run --replay 20": {0, 2},  # where only the final checkpoint is left
     "kgorch init --from workloads/timeseries mine && kgorch check mine/plan.toml": {0, 2, 20},  # its data are not there
     "kgorch logs my-run -f --rank 1": {0, 2},  # on a CPU there is one rank
