@@ -67,13 +67,13 @@ COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "t
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Started(Protocol):
+class ChildProcess(Protocol):
     """A child process."""
 
     pid: int
 
 
-def main(folder: Path, start: Callable[..., Started] = subprocess.Popen) -> int:
+def main(folder: Path, start: Callable[..., ChildProcess] = subprocess.Popen) -> int:
     """Run the attempt whose launch.json is in `folder` to its end.
 
     Args:

@@ -25,6 +25,7 @@ from kgorch.protocol.codec import ProtocolError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.report import check_comparison, curves, forecast, metrics, run_problems, run_view, timeline
 from kgorch.report.json_fields import View, stamp
+from kgorch.report.metrics import RunMetrics
 from kgorch.system.paths import home_of_folder
 
 MAX_SESSIONS, MAX_CHECKPOINTS, MAX_PROBLEMS = 200, 100, 200
@@ -57,7 +58,7 @@ def of_run(engine: Engine, run: RunInfo, now: datetime | None = None) -> View:
         "sessions_total": len(rows),
         "timeline": timeline.of_run(engine, run, now),
         "metrics": metrics.table(curve),
-        "curves": curves.charts(curve, axis="step", names=tuple(curve.names[:MAX_CURVES]))["charts"],
+        "curves": _curves(curve),
         "resumes": _resumes(attempts),
         "problems": problems[-MAX_PROBLEMS:],
         "problems_total": len(problems),
@@ -171,3 +172,10 @@ def _commands(run: RunInfo, saved: Sequence[CheckpointInfo]) -> list[View]:
         export = f"kgorch checkpoints export {shlex.quote(run.name)} model.safetensors"
         commands.append((export, "writes the weights of the newest checkpoint to a file"))
     return [{"command": command, "what": what} for command, what in commands]
+
+
+def _curves(curve: RunMetrics) -> list[View]:
+    """Charts over steps. Where the plan does not say which direction is better, the mode is that of the table of metrics."""
+    found = curves.charts(curve, axis="step", names=tuple(curve.names[:MAX_CURVES]))
+    modes = {item["name"]: item["mode"] for item in found["table"]}
+    return [chart | {"mode": chart["mode"] or modes.get(chart["name"])} for chart in found["charts"]]
