@@ -6,6 +6,7 @@ import pytest
 from answered import make_state
 
 from kgorch.cli.display import bars, top_screen, watch
+from kgorch.cli.display.screen import keys_in
 from kgorch.core import text
 from kgorch.db import curves, sessions
 from kgorch.db.engine import open_database
@@ -113,6 +114,21 @@ def test_on_a_low_screen_the_log_goes_first_and_then_what_matters_less():
 def test_a_trend_fits_whatever_the_values_are(values, columns):
     shown = bars.trend(values, columns)
     assert len(shown) <= columns and (bool(shown) == (len(values) > 1 and columns >= bars.MIN_COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        ("\x1b[B\r", ["down", "enter"]),
+        ("\x1b[A\x1bOA\x1b[6~q", ["up", "up", "page down", "q"]),
+        ("jjé\n", ["j", "j", "é", "enter"]),
+        ("\x1b[1;5Cq", ["q"]),
+        ("\x1b", []),
+        ("\x00\x7f\ufffd", ["\ufffd"]),
+    ],
+)
+def test_keys_that_are_read_at_once_all_count(content, keys):
+    assert keys_in(content) == keys
 
 
 # On a real terminal, drawn by an emulator

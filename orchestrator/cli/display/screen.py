@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
 import time
 import tty
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -69,6 +71,7 @@ class Screen:
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._stack = contextlib.ExitStack()
         self._has_keys = False
+        self._typed: deque[str] = deque()
 
     def __enter__(self) -> Screen:
         self._has_keys = self._stack.enter_context(_single_keys())
@@ -104,13 +107,21 @@ class Screen:
         if not self._has_keys:
             time.sleep(seconds)
             return ""
-        if not select.select([sys.stdin.fileno()], [], [], seconds)[0]:
-            return ""
-        content = os.read(sys.stdin.fileno(), 32).decode(errors="replace")
-        if not content:  # the terminal is gone, and would be readable for ever
-            self._has_keys = False
-            return ""
-        return KEYS.get(content, content[0] if content[0].isprintable() else "")
+        if not self._typed:
+            if not select.select([sys.stdin.fileno()], [], [], seconds)[0]:
+                return ""
+            content = os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
+            if not content:  # the terminal is gone, and would be readable for ever
+                self._has_keys = False
+                return ""
+            self._typed.extend(keys_in(content))
+        return self._typed.popleft() if self._typed else ""
+
+
+def keys_in(content: str) -> list[str]:
+    """The keys of what was read at once: who types fast, or holds a key down, is read several at a time."""
+    found = re.findall(r"\x1b(?:\[[0-9;]*[@-~]|O.)|.", content, re.DOTALL)
+    return [KEYS.get(key, key) for key in found if key in KEYS or key.isprintable()]
 
 
 @contextlib.contextmanager
