@@ -43,7 +43,8 @@ def start(words: Sequence[str], home: Path) -> Started:
     """
     log = home / "supervisor.log"
     # no progress: the log keeps events, and `kgorch status` shows how far the training is
-    command = [sys.executable, "-m", "kgorch.cli", *words, "--progress", "none"]
+    verb, *rest = words  # which may have a "--", after which nothing is an option
+    command = [sys.executable, "-m", "kgorch.cli", verb, "--progress", "none", *rest]
     read_end, write_end = os.pipe()
     with open(log, "ab") as file:
         log_start = file.tell()
