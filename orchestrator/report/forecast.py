@@ -115,6 +115,29 @@ def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
+def lines(made: list[View], created_at: str, finished_at: str | None) -> dict[str, list[tuple[float, float | None]]]:
+    """Forecasts against what came: by label, points of (made, predicted end), in hours since the run was created.
+
+    Args:
+        made: of `course`.
+    """
+
+    def end(item: View, name: str) -> tuple[float, float | None]:
+        return hours_since(created_at, item["at"]), hours_since(created_at, item[name]) if item[name] else None
+
+    names = {"predicted end": "end_at", "earliest": "earliest_at", "latest": "latest_at"}
+    found = {label: [end(item, name) for item in made] for label, name in names.items()}
+    if made and finished_at:
+        ended_h = hours_since(created_at, finished_at)
+        found["actual end"] = [(hours_since(created_at, made[0]["at"]), ended_h), (ended_h, ended_h)]
+    return found
+
+
+def hours_since(since: str, at: str) -> float:
+    """Never less than 0: the wall clock may have been set back."""
+    return max(0.0, (datetime.fromisoformat(at) - datetime.fromisoformat(since)).total_seconds() / 3600)
+
+
 def course(engine: Engine, run: RunInfo) -> list[View]:
     """The forecasts that were made of the run, oldest first: `at`, `stage`, `end_at`, `earliest_at`, `latest_at`, `steps_left`,
     `sessions`."""

@@ -120,6 +120,9 @@ class Site:
     def timeline(self, request: Request) -> Response:
         return _json(self.parts.timeline(self._run(request)))
 
+    def forecasts(self, request: Request) -> Response:
+        return _json(self.parts.forecasts(self._run(request)))
+
     def system(self, request: Request) -> Response:
         run, query = self._run(request), request.query_params
         number = _number(query.get("session"), -1)
@@ -259,6 +262,7 @@ def create_app(state: WebState, gate: Gate) -> Starlette:
         Route(api + "/updates", site.run_updates),
         Route(api + "/curves", site.curves),
         Route(api + "/timeline", site.timeline),
+        Route(api + "/forecasts", site.forecasts),
         Route(api + "/system", site.system),
         Route(api + "/logs", site.logs),
         Route(api + "/export", site.export, methods=["POST"]),

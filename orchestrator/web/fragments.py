@@ -17,8 +17,18 @@ from kgorch.core.codes import CheckpointState, RunState
 from kgorch.db import checkpoints, queue, runs, sessions
 from kgorch.db.rows import RunInfo
 from kgorch.errors import ConfigError, PlanError
-from kgorch.report import checkpoint_list, doctor, forecast, overview, plan_view, quota_view, run_view, timeline
-from kgorch.report.json_fields import View
+from kgorch.report import (
+    checkpoint_list,
+    doctor,
+    fleet_view,
+    forecast,
+    overview,
+    plan_view,
+    quota_view,
+    run_view,
+    timeline,
+)
+from kgorch.report.json_fields import View, stamp
 from kgorch.report.overview import ListedRun
 from kgorch.web.state import WebState
 
@@ -73,7 +83,12 @@ class Parts:
         }
         pools = self._state.shared("pools", SUMMARY_S, lambda: quota_view.all_pools(engine))
         summary = self.render(
-            "_summary.html", counts=counts, pools=pools, machine=self._state.machine(), shown=len(listed)
+            "_summary.html",
+            counts=counts,
+            pools=pools,
+            machine=self._state.machine(),
+            fleet=self._state.shared("fleet", SUMMARY_S, lambda: fleet_view.view(engine)),
+            shown=len(listed),
         )
         return {"rows": rows, "summary": summary, "complete": complete}
 
@@ -141,6 +156,18 @@ class Parts:
             ("timeline", run.id), FRESH_S, lambda: timeline.of_run(self._state.engine, run, datetime.now(UTC))
         )
         return found
+
+    def forecasts(self, run: RunInfo) -> View:
+        """Curves of the predicted ends: `series`, with `label`, `x` (made) and `y` (end), both in hours since the run began."""
+        made = forecast.course(self._state.engine, run)
+        lines = forecast.lines(made, run.created_at.isoformat(), stamp(run.finished_at))
+        return {
+            "series": [
+                {"label": label, "x": [x for x, _ in points], "y": [y for _, y in points]}
+                for label, points in lines.items()
+                if points
+            ]
+        }
 
     def session_starts(self, run: RunInfo) -> list[tuple[int, datetime]]:
         """Number and start of the newest sessions, newest first."""

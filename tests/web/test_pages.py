@@ -16,8 +16,10 @@ import lived_in
 import pytest
 from starlette.testclient import TestClient
 
-from kgorch.core.codes import Phase
-from kgorch.db import runs, sessions
+from kgorch.core.codes import Phase, RunState
+from kgorch.db import fleet, runs, sessions
+from kgorch.db.engine import open_fleet
+from kgorch.db.location import Fleet
 from kgorch.platforms.detect import detect
 from kgorch.report import run_view
 from kgorch.web import access, server
@@ -125,6 +127,25 @@ def test_curves_go_over_all_sessions_without_doubles(site, axis):
     assert loss["series"][0]["points"] == {"epoch": 27}.get(axis, 799)
 
 
+def test_forecasts_are_drawn_against_the_end_once_it_is_known(site):
+    series = {one["label"]: one for one in site.json(f"/api{RUN}/forecasts")["series"]}
+    assert list(series) == ["predicted end", "earliest", "latest"] and len(series["latest"]["x"]) == 4
+    assert all(
+        made < first < end < last
+        for made, first, end, last in zip(
+            series["latest"]["x"], *(series[name]["y"] for name in ("earliest", "predicted end", "latest")), strict=True
+        )
+    )
+    runs.set_state(site.state.engine, runs.by_number(site.state.engine, "surface-unet3d", 1).id, RunState.FINISHED)
+    ended, run = (
+        site.json(f"/api{RUN}/forecasts")["series"][-1],
+        runs.by_number(site.state.engine, "surface-unet3d", 1),
+    )
+    hours = (run.finished_at - run.created_at).total_seconds() / 3600
+    assert ended["label"] == "actual end" and ended["x"] == [series["latest"]["x"][0], ended["y"][0]]
+    assert ended["y"] == [pytest.approx(hours, abs=0.001)] * 2
+
+
 def test_smoothing_keeps_the_raw_curve_beside_it(site):
     [series] = site.json(f"/api{RUN}/curves?name=loss&smooth=0.9")["charts"][0]["series"]
     spread = [sum(abs(a - b) for a, b in itertools.pairwise(ys)) for ys in (series["raw"], series["y"])]
@@ -141,6 +162,38 @@ def test_values_that_are_no_numbers_interrupt_a_curve_and_are_counted(site):
     [series] = site.json(f"/api{RUN}/curves?name=loss")["charts"][0]["series"]
     assert series["not_finite"] >= 1 and None in series["y"] and series["y"][-1] == 0.5
     assert all(y is None or math.isfinite(y) for y in series["y"])
+
+
+def test_the_machines_of_a_fleet_are_shown_with_their_gpus_and_runs(postgres, tmp_path):
+    url = postgres.new_database()
+    for name in ("left", "right<b>"):
+        columns = {
+            "host": "h",
+            "boot_id": "b",
+            "home": "/h",
+            "state_id": name,
+            "version": "1",
+            "gpus": ["Tesla T4"] * 2,
+        }
+        engine = open_fleet(Fleet(url, name, 60.0), tmp_path / name)
+        fleet.register(engine, columns)
+    made = runs.create(
+        engine, id="id", name="ink", number=1, folder="/h/runs/ink/1", workdir="/w", checkpoints="runs/c",
+        plan="", overrides=[], plan_hash="h", stages=["train"],
+    )  # fmt: skip
+    sessions.open_session(engine, made.id, boot_id="b", step=1234)
+    gate = access.Gate(1)
+    client = TestClient(create_app(WebState(engine, tmp_path, detect()), gate), base_url="http://127.0.0.1:1")
+    client.get(f"/login?token={gate.token}")
+    tile = client.get("/").text.partition('aria-label="Fleet"')[2].partition("</section>")[0]
+    for shown in (
+        "of 2 machines alive, 4 GPUs",
+        "left</bdi>: idle; Tesla T4, Tesla T4",
+        "right&lt;b&gt;",
+        "at step 1,234",
+    ):
+        assert shown in tile, (shown, tile)
+    engine.dispose()
 
 
 def test_names_and_texts_from_elsewhere_stay_text(site):

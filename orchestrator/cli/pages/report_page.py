@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from typing import Any
 
 from kgorch.cli.display import render
@@ -12,7 +11,7 @@ from kgorch.cli.pages import chart
 from kgorch.cli.pages.chart import Chart, Stretch, Timeline
 from kgorch.cli.pages.html import date, number, page
 from kgorch.core import text as texts
-from kgorch.report import timeline
+from kgorch.report import forecast, timeline
 
 View = dict[str, Any]
 
@@ -102,11 +101,11 @@ def _timeline(report: View) -> Timeline | None:
     line = report["timeline"]
     for session in line["sessions"][-MAX_ROWS:]:
         start, number_ = session["from"], session["number"]
-        lasted_h = _hours(session["to"], start)
+        lasted_h = forecast.hours_since(start, session["to"])
         parts = [
             Stretch(
-                _hours(item["from"], start),
-                _hours(item["to"], start),
+                forecast.hours_since(start, item["from"]),
+                forecast.hours_since(start, item["to"]),
                 "failed" if item["outcome"] in timeline.BAD else "attempt",
                 f"{item['stage']} {item['first_step']}→{item['last_step']}: {item['outcome'] or 'running'}",
             )
@@ -114,7 +113,7 @@ def _timeline(report: View) -> Timeline | None:
             if item["session"] == number_
         ]
         for mark in line["marks"]:
-            at_h = _hours(mark["at"], start)
+            at_h = forecast.hours_since(start, mark["at"])
             # a far wall would leave no room for the rest
             if mark["session"] == number_ and (mark["kind"] != "wall" or at_h <= 1.5 * lasted_h):
                 parts.append(Stretch(at_h, at_h, MARKS.get(mark["kind"], "problem"), mark["text"]))
@@ -122,22 +121,8 @@ def _timeline(report: View) -> Timeline | None:
     return chart.timeline(rows)
 
 
-def _hours(at: str, since: str) -> float:
-    """Never less than 0: the wall clock may have been set back."""
-    return max(0.0, (datetime.fromisoformat(at) - datetime.fromisoformat(since)).total_seconds() / 3600)
-
-
 def _forecast_chart(report: View) -> Chart | None:
-    made, created_at = report["forecasts"]["made"], report["created_at"]
-
-    def end(item: View, name: str) -> tuple[float, float | None]:
-        return _hours(item["at"], created_at), _hours(item[name], created_at) if item[name] else None
-
-    names = {"predicted end": "end_at", "earliest": "earliest_at", "latest": "latest_at"}
-    lines = {label: [end(item, name) for item in made] for label, name in names.items()}
-    if made and report["finished_at"]:
-        ended_h = _hours(report["finished_at"], created_at)
-        lines["actual end"] = [(_hours(made[0]["at"], created_at), ended_h), (ended_h, ended_h)]
+    lines = forecast.lines(report["forecasts"]["made"], report["created_at"], report["finished_at"])
     return chart.line_chart(
         "predicted end, by the time of the forecast", lines, x_label="hours since the run was created"
     )

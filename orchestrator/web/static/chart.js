@@ -5,7 +5,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const all = new Set();
 const POWERS = Array.from({length: 60}, (_, power) => 2 ** power);
 const FORMATS = {
-  "%": (v) => `${number(v)}%`, bytes: size, "bytes/s": (v) => `${size(v)}/s`, s: duration, W: (v) => `${number(v)} W`, "°C": (v) => `${number(v)} °C`,
+  "%": (v) => `${number(v)}%`, bytes: size, "bytes/s": (v) => `${size(v)}/s`, s: duration, h: (v) => `${number(Math.round(100 * v) / 100)} h`, W: (v) => `${number(v)} W`, "°C": (v) => `${number(v)} °C`,
 };
 
 export class Chart {
@@ -150,7 +150,7 @@ function clocks(values) {
 function range(min, max, unit, series) {
   if (min === null || max === null) return [0, 1];
   if (unit === "%") return [0, Math.max(100, max)];
-  if (unit && unit !== "°C") return [0, max * 1.08 || 1];
+  if (unit && !["°C", "h"].includes(unit)) return [0, max * 1.08 || 1];
   const room = (max - min || Math.abs(max) || 1) * .06;
   return [min - room, max + room];
 }

@@ -1,10 +1,11 @@
 import {$, json} from "/static/dom.js";
+import {Chart} from "/static/chart.js";
 import {drawCurve, marksOf, newChart} from "/static/curves.js";
 import {Timeline} from "/static/timeline.js";
 
 const run = $("run"), api = run.dataset.api, started = new Date(run.dataset.started);
 const timeline = new Timeline($("timeline"), $("timeline-tip"), $("timeline-table"));
-let chart = null, busy = false, last = 0;
+let chart = null, ends = null, busy = false, last = 0;
 
 async function load() {
   if (busy) return;
@@ -18,6 +19,12 @@ async function load() {
       chart ??= newChart($("headline"), charts[0], "step");
       drawCurve(chart, charts[0], {marks: marksOf(told, "step", started), log: false});
     } else $("headline").textContent = "No metrics yet.";
+    const {series} = await json(`${api}/forecasts`);
+    $("forecasts").hidden = !series.length;
+    if (series.length) {
+      ends ??= new Chart($("ends"), {title: "Predicted end", unit: "h", x: "hours"});
+      ends.draw({series: series.map((one) => ({...one, limit: one.label === "actual end", faint: ["earliest", "latest"].includes(one.label), colour: 0}))});
+    }
   } catch (error) {
     $("timeline-tip").textContent = error.message;
   }
