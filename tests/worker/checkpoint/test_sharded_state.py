@@ -308,7 +308,9 @@ def test_fewer_processes_cannot_play_the_ranks_of_a_sharded_model():
 def test_a_rank_with_fewer_samples_computes_as_many_microbatches_as_the_others(alone, samples, most, weights):
     ladder = SimpleNamespace(settings=SimpleNamespace(microbatch=4), has_rungs=False)
     health = SimpleNamespace(is_on=False, add_loss=lambda loss: None, skips=lambda step: False)
-    guards = SimpleNamespace(ladder=ladder, health=health, board=SimpleNamespace(vote=lambda flag: most), rank=0)
+    guards = SimpleNamespace(
+        ladder=ladder, health=health, board=SimpleNamespace(vote_everywhere=lambda flag: most), rank=0
+    )
     runner = MicrobatchRunner(CPU, lambda: ranks_of(1, 0, 1), lambda **facts: None, guards)
     runner.set_modules([tracked(alone)["model"]])
     computed = []
