@@ -357,7 +357,9 @@ def claim_first(
     seen = {"claimed": snapshot.claimed, "newest_session": snapshot.newest_session, "machine": claimant.machine}
     with Orm(engine) as orm, orm.begin(), fleet.one_at_a_time(orm, f"claims of {claimant.machine}"):
         values = _claim_columns(orm, engine, claimant, by)
-        return orm.connection().scalar(_claim_query(is_fleet=bool(claimant.machine)), {**ids, **seen, **values})
+        query = _claim_query(is_fleet=bool(claimant.machine))
+        claimed_id: int | None = orm.connection().scalar(query, {**ids, **seen, **values})
+        return claimed_id
 
 
 @functools.cache
@@ -380,7 +382,7 @@ def _claim_query(*, is_fleet: bool) -> Any:
         claimed.scalar_subquery() <= bindparam("claimed"),
         func.coalesce(newest_session.scalar_subquery(), 0) <= bindparam("newest_session"),
     )
-    values = {name: bindparam(name) for name in CLAIM_COLUMNS}
+    values: dict[str, Any] = {name: bindparam(name) for name in CLAIM_COLUMNS}
     return claimable.values(state=ResumeState.CLAIMED, **values).returning(Resume.id)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -29,11 +29,8 @@ def of_modules(modules: Iterable[nn.Module], world_size: int) -> VirtualRanks | 
         KgorchError: the meshes do not say it.
     """
     modules = list(modules)
-    meshes = [
-        mesh
-        for module in modules
-        if is_any_sharded(module.parameters())
-        for mesh in dict.fromkeys(weight.device_mesh for weight in module.parameters() if is_sharded(weight))
+    meshes: list[Any] = [
+        mesh for module in modules if is_any_sharded(module.parameters()) for mesh in dict.fromkeys(_meshes_of(module))
     ]
     whole = [mesh for mesh in meshes if mesh.size() == world_size]
     joint = [mesh for mesh in whole if SAME_BATCH.intersection(mesh.mesh_dim_names or ())]
@@ -52,6 +49,11 @@ def of_modules(modules: Iterable[nn.Module], world_size: int) -> VirtualRanks | 
         next_step='name the dimensions of one mesh of all ranks, init_device_mesh(…, mesh_dim_names=("dp", "tp")), and'
         ' type session.loader(…, mesh=mesh["dp"])',
     )
+
+
+def _meshes_of(module: nn.Module) -> Iterator[Any]:
+    weights: Iterable[Any] = module.parameters()
+    return (weight.device_mesh for weight in weights if is_sharded(weight))
 
 
 def _divided(mesh: Any, dimensions: Sequence[int]) -> VirtualRanks:
