@@ -62,8 +62,8 @@ class LeaderGroup:
 
     def __init__(self, leaders: Sequence[int]) -> None:
         self._group: Any = dist.new_group(list(leaders), backend="gloo", timeout=UNLIMITED)
-        self._highest: Any = dist.AllreduceOptions()
-        self._highest.reduceOp = dist.ReduceOp.MAX
+        self._highest = dist.AllreduceOptions()
+        self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 
     def start(self, numbers: torch.Tensor) -> Any:
         """Begin to replace `numbers` by the highest of all leaders. Returns what to wait for."""
