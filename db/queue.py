@@ -7,11 +7,12 @@ request (priority, ranks, share), and each later row inherits it: no second tabl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Engine, Select, case, delete, func, or_, select, true, update
+from sqlalchemy import ARRAY, ColumnElement, Engine, Select, bindparam, delete, func, or_, select, true, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
@@ -27,6 +28,11 @@ LEASE = timedelta(minutes=5)
 
 MAX_CLOCK_ERROR = timedelta(hours=1)
 """A row that was created further in the future comes from a clock that was wrong and has been corrected since."""
+
+CLAIM_COLUMNS = (
+    "claimant_pid", "claimant_started_ticks", "claimant_boot_id", "claimant_machine", "claimed_by", "claimed_at",
+    "lease_expires_at",
+)  # fmt: skip
 
 INHERITED = ("priority", "ranks", "share", "mirrored")
 
@@ -250,27 +256,34 @@ def due_entries(
             here: those with a mirror or a checkpoint folder of their own, and those without a session yet.
         but: ids of runs that are left out.
     """
+    query = _due_query(only_sharing=only_sharing, is_fleet=bool(reachable), leaves_out=bool(but))
+    parameters: dict[str, Any] = {"at": at, "most": limit}
+    if reachable:
+        parameters["machines"] = ["", *reachable]
+    if but:
+        parameters["but"] = list(but)
     with Orm(engine) as orm:
-        query = _entries().where(
-            Resume.state == ResumeState.DUE,
-            Resume.due_at <= at,
-            Run.state == RunState.ACTIVE,
-            _is_no_job(Resume.run_id),
-        )
-        if only_sharing:
-            query = query.where(Resume.share == true())
-        if reachable:
-            query = query.where(_may_be_here(reachable))
-        if but:
-            query = query.where(Resume.run_id.not_in(but))
-        longest_ago = Resume.last_session_at.nulls_first()  # as SQLite sorts by itself
-        ordered = query.order_by(Resume.priority.desc(), longest_ago, Resume.due_at, Resume.id)
-        return [_entry(row) for row in orm.execute(ordered.limit(limit))]
+        return [_entry(row) for row in orm.execute(query, parameters)]
 
 
-def _may_be_here(reachable: Collection[str]) -> ColumnElement[bool]:
-    is_ours = Run.machine.in_({"", *reachable})
-    return or_(is_ours, Resume.mirrored == true(), Run.checkpoints.like("/%"), Resume.last_session_at.is_(None))
+@functools.cache  # to build it takes as long as three round trips to the database
+def _due_query(*, only_sharing: bool, is_fleet: bool, leaves_out: bool) -> Any:
+    query = _entries().where(
+        Resume.state == ResumeState.DUE,
+        Resume.due_at <= bindparam("at"),
+        Run.state == RunState.ACTIVE,
+        _is_no_job(Resume.run_id),
+    )
+    if only_sharing:
+        query = query.where(Resume.share == true())
+    if is_fleet:
+        is_ours = Run.machine.in_(bindparam("machines", expanding=True))
+        may_be_had = or_(Resume.mirrored == true(), Run.checkpoints.like("/%"), Resume.last_session_at.is_(None))
+        query = query.where(or_(is_ours, may_be_had))
+    if leaves_out:
+        query = query.where(Resume.run_id.not_in(bindparam("but", expanding=True)))
+    longest_ago = Resume.last_session_at.nulls_first()  # as SQLite sorts by itself
+    return query.order_by(Resume.priority.desc(), longest_ago, Resume.due_at, Resume.id).limit(bindparam("most"))
 
 
 def due_entry(engine: Engine, run_id: str, at: datetime) -> Entry | None:
@@ -302,11 +315,16 @@ def next_due_at(engine: Engine, after: datetime) -> datetime | None:
 
 def claimed_entries(engine: Engine, *, only_ours: bool = False) -> list[Entry]:
     """Rows that are claimed. Args: only_ours: of a fleet, those that this machine has claimed."""
+    machine = machine_of(engine) if only_ours else ""
     with Orm(engine) as orm:
-        query = _entries().where(Resume.state == ResumeState.CLAIMED)
-        if only_ours and (machine := machine_of(engine)):
-            query = query.where(Resume.claimant_machine == machine)
-        return [_entry(row) for row in orm.execute(query)]
+        query = _claimed_query(of_machine=bool(machine))
+        return [_entry(row) for row in orm.execute(query, {"machine": machine} if machine else {})]
+
+
+@functools.cache
+def _claimed_query(*, of_machine: bool) -> Any:
+    query = _entries().where(Resume.state == ResumeState.CLAIMED)
+    return query.where(Resume.claimant_machine == bindparam("machine")) if of_machine else query
 
 
 def newest_session_id(engine: Engine) -> int:
@@ -335,30 +353,37 @@ def claim_first(
     Args:
         resume_ids: in the order of the queue. Claimants that meet at its head take different rows, and none waits.
     """
-    other = aliased(Resume)
-    claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED)
-    if claimant.machine:
-        claimed = claimed.where(other.claimant_machine == claimant.machine)
-    newest_session = func.coalesce(_newest_session(claimant.machine).scalar_subquery(), 0)
+    ids = {"ids": list(resume_ids)} if claimant.machine else {"first": resume_ids[0]}
+    seen = {"claimed": snapshot.claimed, "newest_session": snapshot.newest_session, "machine": claimant.machine}
     with Orm(engine) as orm, orm.begin(), fleet.one_at_a_time(orm, f"claims of {claimant.machine}"):
-        claimable = update(Resume).where(
-            Resume.id == _free_row(resume_ids, is_fleet=bool(claimant.machine)),
-            Resume.state == ResumeState.DUE,
-            claimed.scalar_subquery() <= snapshot.claimed,
-            newest_session <= snapshot.newest_session,
-        )
         values = _claim_columns(orm, engine, claimant, by)
-        return orm.scalar(claimable.values(state=ResumeState.CLAIMED, **values).returning(Resume.id))
+        query = _claim_query(is_fleet=bool(claimant.machine))
+        claimed_id: int | None = orm.connection().scalar(query, {**ids, **seen, **values})
+        return claimed_id
 
 
-def _free_row(resume_ids: Sequence[int], *, is_fleet: bool) -> Any:
-    """The id of the first of these rows that nobody has claimed or is just claiming."""
-    if not is_fleet:
-        return resume_ids[0]
-    row = aliased(Resume)
-    places = {resume_id: place for place, resume_id in enumerate(resume_ids)}
-    free = select(row.id).where(row.id.in_(resume_ids), row.state == ResumeState.DUE)
-    return free.order_by(case(places, value=row.id)).limit(1).with_for_update(skip_locked=True).scalar_subquery()
+@functools.cache
+def _claim_query(*, is_fleet: bool) -> Any:
+    """The UPDATE of `claim_first`: the id of the first of these rows that nobody has claimed or is just claiming."""
+    other, row = aliased(Resume), aliased(Resume)
+    claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED)
+    newest_session = select(func.max(SessionRow.id))
+    first: Any = bindparam("first", type_=Resume.id.type)
+    if is_fleet:
+        ids = bindparam("ids", type_=ARRAY(Resume.id.type))
+        claimed = claimed.where(other.claimant_machine == bindparam("machine"))
+        newest_session = newest_session.where(SessionRow.machine == bindparam("machine"))
+        free = select(row.id).where(row.id == func.any(ids), row.state == ResumeState.DUE)
+        ordered = free.order_by(func.array_position(ids, row.id)).limit(1)
+        first = ordered.with_for_update(skip_locked=True).scalar_subquery()
+    claimable = update(Resume).where(
+        Resume.id == first,
+        Resume.state == ResumeState.DUE,
+        claimed.scalar_subquery() <= bindparam("claimed"),
+        func.coalesce(newest_session.scalar_subquery(), 0) <= bindparam("newest_session"),
+    )
+    values: dict[str, Any] = {name: bindparam(name) for name in CLAIM_COLUMNS}
+    return claimable.values(state=ResumeState.CLAIMED, **values).returning(Resume.id)
 
 
 def hand_over(engine: Engine, resume_id: int, before: Claimant, claimant: Claimant, *, by: str) -> bool:
@@ -402,31 +427,35 @@ def put_back(
 def active_sessions(engine: Engine) -> list[ActiveSession]:
     """Sessions that are not over by their rows, but for those in a Slurm job, which belong to its node and not to a daemon.
     Whether their processes live is for the caller to check."""
+    with Orm(engine) as orm:
+        at = fleet.utc_now(orm)
+        return [_active(engine, tuple(row), at) for row in orm.execute(_active_query())]
+
+
+@functools.cache
+def _active_query() -> Any:
     other, done = aliased(Resume), aliased(Resume)
     waiting = select(other.id).where(other.run_id == SessionRow.run_id, other.state.in_(WAITING)).exists()
     newest = select(func.max(done.id)).where(done.run_id == SessionRow.run_id, done.state.not_in(WAITING))
-    with Orm(engine) as orm:
-        query = (
-            select(
-                SessionRow.run_id,
-                Run.name,
-                Run.folder,
-                Run.state == RunState.ACTIVE,
-                SessionRow.supervisor_pid,
-                SessionRow.supervisor_started_ticks,
-                SessionRow.boot_id,
-                waiting,
-                func.coalesce(Resume.share, False),
-                func.coalesce(Resume.claimed_by, ""),
-                SessionRow.machine,
-                SessionRow.lease_expires_at,
-            )
-            .join(Run, Run.id == SessionRow.run_id)
-            .outerjoin(Resume, Resume.id == newest.scalar_subquery())
-            .where(SessionRow.phase.in_(LIVE), _is_no_job(SessionRow.run_id))
+    return (
+        select(
+            SessionRow.run_id,
+            Run.name,
+            Run.folder,
+            Run.state == RunState.ACTIVE,
+            SessionRow.supervisor_pid,
+            SessionRow.supervisor_started_ticks,
+            SessionRow.boot_id,
+            waiting,
+            func.coalesce(Resume.share, False),
+            func.coalesce(Resume.claimed_by, ""),
+            SessionRow.machine,
+            SessionRow.lease_expires_at,
         )
-        at = fleet.utc_now(orm)
-        return [_active(engine, tuple(row), at) for row in orm.execute(query)]
+        .join(Run, Run.id == SessionRow.run_id)
+        .outerjoin(Resume, Resume.id == newest.scalar_subquery())
+        .where(SessionRow.phase.in_(LIVE), _is_no_job(SessionRow.run_id))
+    )
 
 
 def _active(engine: Engine, row: Sequence[Any], at: datetime) -> ActiveSession:

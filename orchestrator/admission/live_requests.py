@@ -13,6 +13,7 @@ from kgorch.db import checkpoints, runs, sessions
 from kgorch.db.rows import CheckpointInfo, RunInfo
 from kgorch.errors import KgorchError
 from kgorch.launch import launcher
+from kgorch.slurm import jobs
 from kgorch.system.sockets import control_socket
 
 RECENT_EVENTS = 20
@@ -33,7 +34,8 @@ class SaveRequest(NamedTuple):
 def request_save(engine: Engine, run: RunInfo) -> SaveRequest:
     """Ask the supervisor for a checkpoint; it answers before the save is done. Raises: KgorchError without a supervisor."""
     before, at = checkpoints.newest_verified(engine, run.id), runs.now()
-    if control_socket.ask(Path(run.folder) / "control.sock", "save") is None:
+    # a socket's file works on its own machine alone, and a job runs on another one
+    if not jobs.ask_to_save(engine, run) and control_socket.ask(Path(run.folder) / "control.sock", "save") is None:
         raise KgorchError(f"{run.name} is not running under a supervisor", next_step=f"kgorch status {run.name}")
     return SaveRequest(at, before.path if before else "")
 

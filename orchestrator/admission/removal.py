@@ -23,6 +23,7 @@ from kgorch.db import fleet, queue, remote, runs, sessions
 from kgorch.db.rows import ResumeInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError
 from kgorch.limits import quota_ledger
+from kgorch.slurm import jobs
 from kgorch.system import process_identity
 from kgorch.system.file_lock import FileLock, is_locked
 from kgorch.system.paths import run_folder
@@ -72,6 +73,7 @@ def hold_locks(engine: Engine, home: Path, removals: Sequence[RunInfo]) -> Itera
                     f"session {elsewhere.number} of {_title(run)} is not over at {elsewhere.place}; nothing was removed",
                     next_step=f"kgorch stop {run.name}, and try again when that session is over",
                 )
+            jobs.refuse_here(engine, run, {}, then="remove it")
             last = sessions.last(engine, run.id)
             is_open = run.state == RunState.ACTIVE or (last is not None and last.phase not in OVER)
             if is_open and run.name not in ours:

@@ -9,6 +9,7 @@ killed. Each step has a time limit.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -90,7 +91,9 @@ class Stack:
     @property
     def waits_for_others(self) -> bool:
         """Whether a frame is one in which a rank waits for other ranks (`_WAITS`)."""
-        return any(part in f"{frame.path}:{frame.function}" for frame in self.frames for part in _WAITS)
+        # a rank is a fork of torchrun, whose frames stand below those of our entry
+        frames = itertools.takewhile(lambda frame: not frame.path.endswith("/worker/entry.py"), self.frames)
+        return any(part in f"{frame.path}:{frame.function}" for frame in frames for part in _WAITS)
 
     def __str__(self) -> str:
         """The innermost frame of the user's own code, and the innermost of all."""

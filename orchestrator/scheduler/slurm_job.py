@@ -36,6 +36,9 @@ from kgorch.system.sockets import control_socket
 ASK_S = 0.5
 """Seconds between two requests to stop, until the supervisor listens."""
 
+SAVE_POLL_S = 2.0
+"""Seconds between two looks for a request of `kgorch save`: one stat of a file on a shared disk."""
+
 IGNORING = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 """Starts a program that ignores these signals until it has handlers for them: by default they would end it."""
 
@@ -97,6 +100,8 @@ class _JobProcess:
         if (newest := slurm_jobs.newest(self._engine, self._run.id)) and newest.stop_at and self._is_this_start(newest):
             self._stop.set()
         threading.Thread(target=self._pass_stop_on, name="stop", daemon=True).start()
+        jobs.save_request(self._run).unlink(missing_ok=True)  # it was for an earlier start
+        threading.Thread(target=self._pass_saves_on, name="save", daemon=True).start()
         supervisors = 0
         while True:
             if self._stop.is_set():  # before anything was started
@@ -138,6 +143,17 @@ class _JobProcess:
             if answer and answer.ok:
                 return
             pause.wait(ASK_S)
+
+    def _pass_saves_on(self) -> None:
+        """Ask the supervisor for a checkpoint whenever `kgorch save` on another node wants one."""
+        request, pause = jobs.save_request(self._run), threading.Event()
+        while True:
+            pause.wait(SAVE_POLL_S)
+            try:
+                if request.exists() and control_socket.ask(Path(self._run.folder) / "control.sock", "save"):
+                    request.unlink(missing_ok=True)
+            except (KgorchError, OSError) as error:
+                say(f"a save that was asked for: {error}")
 
     def _view(self) -> JobView | None:
         try:

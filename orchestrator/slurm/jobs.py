@@ -32,6 +32,25 @@ def job_folder(run: RunInfo) -> Path:
     return Path(run.folder) / "slurm"
 
 
+def save_request(run: RunInfo) -> Path:
+    """The file by which `kgorch save` on another node asks a job for a checkpoint; the job's process takes it away."""
+    return job_folder(run) / "save"
+
+
+def ask_to_save(engine: Engine, run: RunInfo) -> bool:
+    """Ask the run's Slurm job for a checkpoint, wherever it runs. False where the run has none. Raises: KgorchError."""
+    row, _ = newest(engine, run.id)
+    if row is None or row.ended_at:
+        return False
+    if not JobState(row.state).is_running:
+        raise KgorchError(
+            f"{run.name} does not train: job {row.job or row.name} is {described(row)}",
+            next_step=f"kgorch status {run.name}",
+        )
+    save_request(run).touch()
+    return True
+
+
 def submit(
     engine: Engine,
     run: RunInfo,
@@ -133,10 +152,15 @@ def newest_row(engine: Engine, row: SlurmJobInfo) -> SlurmJobInfo:
     return refresh(engine, now_row) if now_row else row
 
 
-def refuse_here(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a session of a run on this machine while its Slurm job waits or runs. The job itself may.
+def refuse_here(
+    engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.environ, *, then: str = "start again"
+) -> None:
+    """Refuse a session of a run on this machine, or its removal, while its Slurm job waits or runs. The job itself may.
 
     The lock of a run does not protect it everywhere: some cluster file systems have no locks across nodes.
+
+    Args:
+        then: what the user does after `kgorch stop`.
 
     Raises: KgorchError.
     """
@@ -147,7 +171,7 @@ def refuse_here(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.en
     raise KgorchError(
         f"{run.name} is trained by the Slurm job {row.job or row.name}: {described(row)}",
         *facts,
-        next_step=f"kgorch stop {run.name}, then start again",
+        next_step=f"kgorch stop {run.name}, then {then}",
     )
 
 

@@ -32,7 +32,8 @@ from kgorch.worker.data.value_cache import ProgressLog, ValueCache
 from kgorch.worker.determinism import Determinism
 from kgorch.worker.memory import activation_checkpointing
 from kgorch.worker.own_loop import OwnLoop
-from kgorch.worker.ranks import process_group
+from kgorch.worker.ranks import data_ranks, process_group
+from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 from kgorch.worker.session_end import SaveLost, SessionOver
 from kgorch.worker.session_state import SessionState
 from kgorch.worker.step_computation import StepComputation
@@ -211,7 +212,7 @@ class Session(StepComputation):
 
     def loader(
         self, dataset: Any, global_batch: int, *, shuffle: bool = True, drop_last: bool = True, is_random: bool = True,
-        **options: Any,
+        mesh: Any = None, **options: Any,
     ) -> Loader:  # fmt: skip
         """A DataLoader over this rank's share whose order is the same on any number of ranks and workers (data/keyed_loader.py).
 
@@ -219,23 +220,37 @@ class Session(StepComputation):
             global_batch: samples of one optimizer step, over all ranks.
             is_random: a sample may draw random numbers, for augmentation: the generators are seeded for each one. False saves
                 the time of that, some 15 µs a sample, and reads a batch by the dataset's `__getitems__` where it has one.
+            mesh: the data-parallel DeviceMesh, `mesh["dp"]`, over whose ranks samples are divided: ranks beside each other in
+                another dimension get the same ones. None takes it from the meshes of the tracked model by the dimensions' names
+                (ranks/data_ranks.py): those of "tp" and "cp" get the same samples, of all others their own.
             options: further arguments of torch's DataLoader (num_workers, collate_fn, prefetch_factor, …). With workers,
                 persistent_workers is true unless it is given.
 
         Raises:
-            KgorchError: the dataset has no length or index, or too few samples; more ranks than samples of a global batch. While
-                samples are read: one drew random numbers in spite of `is_random=False`.
+            KgorchError: the dataset has no length or index, or too few samples; more ranks than samples of a global batch; a
+                sharded model whose meshes do not say how to divide. While samples are read: one drew random numbers in spite of
+                `is_random=False`.
         """
         if self._supervision:
             options = self._supervision.ladder.loader_options(options)
         state = self._state
         loader = Loader(
             dataset, global_batch, seed=self._seed, shuffle=shuffle, drop_last=drop_last, is_random=is_random,
-            ranks=lambda: state.division.ranks,  # a loader may be made before session.track() restores
+            ranks=self._ranks_of_loader(mesh),
             most=state.most_batches, **options,
         )  # fmt: skip
         state.probe.add_loader(loader)
         return loader
+
+    def _ranks_of_loader(self, mesh: Any) -> Callable[[], VirtualRanks]:
+        """Returns the ranks whose samples a loader reads. It is asked again and again: session.track() may come after it."""
+        state = self._state
+        if mesh is not None:
+            state.division.refuse("session.loader() was given a mesh")
+            of_mesh = data_ranks.of_mesh(mesh)
+            return lambda: of_mesh
+        of_modules = functools.cache(lambda: data_ranks.of_modules(state.tracked.modules(), self.world_size))
+        return lambda: (of_modules() if state.tracked else None) or state.division.ranks
 
     def data(self, path: str | os.PathLike[str]) -> os.PathLike[str]:
         """`path`, or its place in the local copy of the plan's `[data] cache`.

@@ -21,6 +21,7 @@ from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.memory import oom
 from kgorch.worker.memory.microbatch import MicrobatchRunner
 from kgorch.worker.optimizer_steps import OptimizerSteps
+from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 from kgorch.worker.restore import ResumePoint
 from kgorch.worker.session_state import SessionState
 from kgorch.worker.supervision import Supervision
@@ -108,12 +109,11 @@ class StepLoop:
     def _steps_of_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         state, at, runner, device = self._state, self._state.position, self._runner, self._state.member.device
         source, batches = self._begin_epoch(loader)
-        world_size = state.member.world_size
         for parts in state.resources.timed(batches):
-            samples, ranks = source.samples_in(at.batch), state.division.ranks
+            samples, ranks = source.samples_in(at.batch), self._ranks_of(source)
             shares = [source.share_of_rank(at.batch, rank) for rank in ranks.mine]
-            # A process alone divides by the number of virtual ranks after the backward, DDP by that of processes.
-            divided_by = ranks.count if world_size == 1 else world_size
+            # A process alone divides by the number of virtual ranks after the backward, DDP and FSDP by that of processes.
+            divided_by = ranks.count if ranks.world_size == 1 else ranks.world_size
             weights = [share * divided_by / samples for share in shares]
             # Inside the loop, because the warm-up needs a batch.
             if self._point.needs_warmup:
@@ -156,9 +156,12 @@ class StepLoop:
         elif state.quick:
             at.steps_total, batches = at.step - at.batch + 1, itertools.islice(batches, max(0, 1 - at.batch))
         self._warn_if_untracked()
-        shares = (source.share_of_rank(at.batch, rank) for rank in range(state.division.ranks.count))
+        shares = (source.share_of_rank(at.batch, rank) for rank in range(self._ranks_of(source).count))
         self._enter_steps(max(shares, default=0))
         return source, batches
+
+    def _ranks_of(self, source: Loader | LoaderFastForward) -> VirtualRanks:
+        return source.ranks if isinstance(source, Loader) else self._state.division.ranks
 
     def begin_own(self, share: int) -> None:
         """Before the first step of a loop that the script owns.

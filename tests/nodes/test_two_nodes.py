@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import psutil
 import pytest
 from harness import Kgorch, processes_of, wait_until
+from two_nodes import plan_of, processes_on
 
 from kgorch.system.sockets import control_socket
 
-HOSTS = '[nodes]\nhosts = ["first", "second"]\nstart = ["env", "KGORCH_TEST_NODE={host}", "{words}"]\naddress = "127.0.0.1"\n'
 PROBLEM = {"epochs": 8, "pad": 3}
-
-
-def plan_of(kgorch: Kgorch, nodes: str = "2", **changes: object) -> Path:
-    return kgorch.plan(ranks=f"1\nnodes = {nodes}", extra=HOSTS, **{"args": PROBLEM, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +20,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("uncut")
     (place / "work").mkdir()
     made = Kgorch(place / "work", place / "home")
-    made("start", str(plan_of(made)))
+    made("start", str(plan_of(made, args=PROBLEM)))
     assert made.status()["state"] == "finished", made.logs()
     return made.export()
 
@@ -35,18 +30,6 @@ def test_a_training_runs_over_two_nodes_to_its_end(kgorch, uncut):
     # the same training on one node of two ranks has the same bits: both add two ranks' gradients
     kgorch("start", str(kgorch.plan(ranks=2, args=PROBLEM)))
     assert kgorch.export() == uncut
-
-
-def processes_on(kgorch: Kgorch, node: str) -> list[psutil.Process]:
-    """Agent, shim, torchrun, ranks and keeper of a node that is played on this machine."""
-    found = []
-    for process in processes_of(kgorch.home):
-        try:
-            if process.environ().get("KGORCH_TEST_NODE") == node:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 @pytest.mark.slow

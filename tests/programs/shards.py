@@ -20,9 +20,9 @@ from kgorch.worker.session_end import SessionOver
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.norm, self.inner, self.dropout = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Dropout(0.1)
+        self.norm, self.inner, self.dropout = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Dropout(dropout)
         self.outer = nn.Linear(2 * width, width)
 
     def forward(self, x):
@@ -30,10 +30,10 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width: int, depth: int) -> None:
+    def __init__(self, width: int, depth: int, dropout: float) -> None:
         super().__init__()
         self.first = nn.Linear(16, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
         self.last = nn.Linear(width, 3)  # fewer rows than ranks: some hold nothing of it
         self.tied = nn.Linear(width, width, bias=False)
         self.tied_again = nn.Linear(width, width, bias=False)
@@ -93,6 +93,7 @@ def train(o: argparse.Namespace, session, model, optimizer, schedule) -> None:
 
     for _ in session.epochs(o.epochs):
         for batch in session.steps(loader):
+            print(f"batch {session.step} {batch[0].sum().item():.9g}", flush=True)
             loss = session.backward(batch, loss_of)
             optimizer.step()
             optimizer.zero_grad()
@@ -107,7 +108,7 @@ def train(o: argparse.Namespace, session, model, optimizer, schedule) -> None:
 def main(o: argparse.Namespace) -> None:
     with attach(seed=3) as session:
         torch.manual_seed(7)
-        net = Net(o.width, o.depth)
+        net = Net(o.width, o.depth, o.dropout)
         torch.manual_seed(50 + session.rank)
         model = shard(net, o.mesh, session.world_size)
         optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], 1e-2)
@@ -130,6 +131,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--width", type=int, default=10)
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--fails-at", "--fails_at", type=int, default=10**9, help="step from which memory runs out")
     parser.add_argument("--measures", action="store_true", help="report a score after each epoch")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from fleet_machines import TestFleet
+from fleet_machines import LEASE_S, TestFleet
 from harness import Kgorch, wait_until
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -87,6 +88,48 @@ def test_an_outage_of_the_database_loses_no_step_no_checkpoint_and_no_session(ma
     assert {Path(one.path).name for one in checkpoints.of_run(engine, run.id, "verified")} == {
         path.name for path in only.checkpoints()
     }
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_an_outage_of_many_leases_ends_no_training_of_a_daemon_and_gives_its_run_to_nobody_else(
+    machines, engine, tmp_path
+):
+    """An hour of the default lease of five minutes is twelve leases; here they are seconds long."""
+    one, other = machines.machine("a", tmp_path), machines.machine("b", tmp_path)
+    one("queue", "add", str(machines.plan("ink", epochs=1000, sleep=0.1, every="5s")))
+    one.start_daemon()
+    one.wait_for_step(3, within_s=120)
+    other.start_daemon()
+    wait_until(lambda: "b" in fleet.alive_machines(engine), within_s=60, what="the other daemon is up")
+    machines.server.stop(signal.SIGQUIT)
+    began_s = time.monotonic()
+    try:
+        known = set(one.checkpoints())
+        wait_until(lambda: time.monotonic() - began_s > 3 * LEASE_S, within_s=4 * LEASE_S, what="three leases are over")
+        assert len(set(one.checkpoints()) - known) >= 2, "it trains and saves without the database"
+        assert one.daemon.poll() is None and other.daemon.poll() is None
+    finally:
+        machines.server.start()
+    saved = max(int(path.name.split("-")[1]) for path in one.checkpoints())
+    engine.dispose()
+    # what waited is written, and two leases later the run is still where it was
+    wait_until(lambda: (row := only_session(engine)) and row.step >= saved, within_s=60, what="the records catch up")
+    back_s = time.monotonic()
+    wait_until(lambda: time.monotonic() - back_s > 2 * LEASE_S, within_s=3 * LEASE_S, what="two leases are over")
+    row = only_session(engine)
+    assert (row.machine, row.phase) in (("a", "training"), ("a", "saving"))
+    run = runs.newest(engine, "ink")
+    assert len(sessions.attempts(engine, run.id)) == 1 and not list(other.checkpoints())
+    on_record = {Path(item.path).name for item in checkpoints.of_run(engine, run.id, "verified")}
+    assert on_record & {path.name for path in one.checkpoints()}
+    one("stop", "ink")
+    assert only_session(engine).phase == "suspended"
+
+
+def only_session(engine):
+    [row] = sessions.of_run(engine, runs.newest(engine, "ink").id)
+    return row
 
 
 def asked(engine, question):

@@ -14,6 +14,7 @@ import pytest
 from harness import wait_until
 from sqlalchemy import Engine
 
+from kgorch.admission import live_requests, removal
 from kgorch.core.slurm.job_state import JobState
 from kgorch.db import runs, slurm_jobs
 from kgorch.errors import ExitCode, KgorchError
@@ -130,6 +131,29 @@ def test_while_slurm_does_not_answer_nothing_changes_and_nothing_starts_here(ans
     jobs.refuse_here(engine, run, {"SLURM_JOB_ID": "7"})
     view = run_view.of_run(engine, run)
     assert view["slurm"]["trouble"] and view["next"]["what"] == "slurm"
+
+
+def test_a_run_whose_job_waits_or_runs_is_not_removed(answers, engine, run, tmp_path):
+    answers(scontrol=RUNNING)
+    job_of(engine, run)
+    locks = removal.hold_locks(engine, tmp_path / "home", [run])
+    with pytest.raises(KgorchError, match="trained by the Slurm job 7: RUNNING on n7") as refused, locks:
+        pass
+    assert refused.value.next_step == "kgorch stop far, then remove it"
+    answers(scontrol=TIMEOUT)
+    with removal.hold_locks(engine, tmp_path / "home", [run]):
+        pass
+
+
+def test_a_save_is_asked_of_the_job_by_a_file_and_not_of_one_that_waits(answers, engine, run):
+    answers(scontrol=RUNNING.replace("RUNNING", "PENDING").replace("BatchHost=n7", ""))
+    job_of(engine, run)
+    with pytest.raises(KgorchError, match="job 7 is PENDING"):
+        live_requests.request_save(engine, run)
+    assert not jobs.save_request(run).exists()
+    answers(scontrol=RUNNING)
+    live_requests.request_save(engine, run)
+    assert jobs.save_request(run).exists()
 
 
 def test_a_job_whose_number_was_not_recorded_is_found_by_its_name(answers, engine, run, monkeypatch):

@@ -64,13 +64,19 @@ def ended(kgorch: Kgorch) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_session_requeues_its_job_and_the_login_node_stops_what_it_cannot_reach(cluster, kgorch):
-    job = submit(kgorch)
+    job = submit(kgorch, every="10m")
     view = training(kgorch, cluster)
     assert (view["slurm"]["job"], view["slurm"]["state"]) == (job, "RUNNING") and view["slurm"]["node"] in ("n1", "n2")
     assert view["session"]["supervisor"]["alive"] and view["next"]["what"] == "train"
     [entry] = kgorch.look("queue")
     assert (entry["state"], entry["why"]) == ("slurm", f"job {job}: RUNNING on {view['slurm']['node']}")
     assert "nothing was started" in kgorch("resume", "test").stdout
+
+    assert not kgorch.checkpoints()
+    kgorch("save", "test", timeout_s=120)  # returns when the checkpoint is verified
+    assert kgorch.checkpoints()
+    wait_until(lambda: not (kgorch.home / "runs/test/1/slurm/save").exists(), what="the job takes the request away")
+    assert kgorch("rm", "test", "--yes", code=None).returncode != 0 and (kgorch.home / "runs/test/1").exists()
 
     suspend(kgorch)
     second = training(kgorch, cluster, 2)

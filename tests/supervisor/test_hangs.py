@@ -133,6 +133,15 @@ def test_a_rank_that_waits_for_its_gpu_is_not_taken_for_the_culprit(frames):
     assert stack_dumps.culprit([victim, stuck]) == stuck
 
 
+def test_a_rank_that_torchrun_has_forked_does_not_wait_for_others_because_of_the_frames_below_its_own():
+    entry = stack_dumps.Frame("/home/me/kgorch/worker/entry.py", 118, "call")
+    below = (entry, stack_dumps.Frame(f"{PACKAGES}/torch/distributed/run.py", 955, "run"))
+    waits = stack_dumps.Frame(f"{PACKAGES}/torch/autograd/graph.py", 979, "_engine_run_backward")
+    victim = stack_dumps.Stack(0, psutil.STATUS_SLEEPING, (waits, *SCRIPT, *below))
+    stuck = stack_dumps.Stack(1, psutil.STATUS_SLEEPING, (STUCK, *SCRIPT, *below))
+    assert stack_dumps.culprit([victim, stuck]) == stuck
+
+
 def test_a_rank_that_starts_cuda_waits_for_nobody():
     starting = (stack_dumps.Frame(f"{PACKAGES}/torch/cuda/__init__.py", 400, "_lazy_init"), *SCRIPT)
     assert not stack_dumps.Stack(0, psutil.STATUS_SLEEPING, starting).waits_for_others

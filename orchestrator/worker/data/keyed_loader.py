@@ -140,6 +140,11 @@ class Loader:
         """Samples of the dataset."""
         return self._order.size
 
+    @property
+    def ranks(self) -> VirtualRanks:
+        """Those whose samples this process reads."""
+        return self._order.ranks()
+
     def sample_s(self, within_s: float = 2.0) -> float:
         """Mean seconds that this process takes to read a sample: of those that it reads within the time, at most eight."""
         keyed: Any = self._inner.dataset

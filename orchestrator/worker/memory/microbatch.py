@@ -199,7 +199,7 @@ class MicrobatchRunner:
         """
         assert self._guard
         mine = -(-samples // microbatch)
-        if (most := self._guard.board.vote(min(mine, MOST_PARTS))) == MOST_PARTS:
+        if (most := self._guard.board.vote_everywhere(min(mine, MOST_PARTS))) == MOST_PARTS:
             raise KgorchError(
                 f"a microbatch of {microbatch} cuts a batch of a sharded model into {MOST_PARTS} parts or more",
                 next_step="give the plan a larger [memory] microbatch",

@@ -10,6 +10,8 @@ import pytest
 from harness import Kgorch, wait_until
 from safetensors.torch import load_file
 
+from kgorch.checkpoint.verify import verify_checkpoint
+
 pytestmark = pytest.mark.slow
 
 STEPS = 10 * 4
@@ -69,3 +71,28 @@ def test_a_rank_of_fsdp2_that_lacks_memory_has_all_start_again_with_the_next_run
     view = kgorch.status()
     assert view["step"] == 3 * 4
     assert "a rung starts the ranks again" in view["exactness"]["sharding"]
+
+
+@pytest.mark.timeout(900)
+def test_a_crash_of_a_rank_restores_from_memory_and_the_best_and_the_mirror_hold_all_pieces(kgorch, tmp_path):
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    args = TRAINING | {"epochs": 8, "sleep": 0.4, "measures": True}
+    plan = kgorch.plan("shards.py", ranks=2, args=args, every="10m")
+    keeps = ("--set", f"checkpoint.mirror={mirror}", "--set", "checkpoint.keep.best=score:min")
+    supervisor = kgorch.background("start", str(plan), *keeps)
+    kgorch.wait_for_step(13, within_s=200)
+    os.kill(kgorch.pids()["rank1"], signal.SIGKILL)
+    assert supervisor.wait(timeout=300) == 0, supervisor.communicate()
+    again = kgorch.events("launched")[-1]["facts"]
+    assert again["from"] == "memory" and again["step"] > again["step_on_disk"] == 4, again
+
+    rows = kgorch.look("checkpoints", "list", "test")
+    best = [row for row in rows if row["best"]]
+    assert [row["step"] for row in best] == [4] and best[0]["measured"]["score"] == 4, rows
+    for words in ((), ("--best",)):
+        out = kgorch.folder / f"whole{len(words)}.safetensors"
+        kgorch("checkpoints", "export", "test", str(out), *words)
+        assert load_file(out)["blocks.1.inner.weight"].shape == (20, 10)
+    copies = [path.parent for path in mirror.rglob("manifest.json")]
+    assert copies and all(verify_checkpoint(copy).sharded for copy in copies)

@@ -33,6 +33,7 @@ from kgorch.worker.checkpoint.sharded_tensors import Layout
 from kgorch.worker.checkpoint.snapshot_buffer import share
 from kgorch.worker.health import loss_guard
 from kgorch.worker.memory.microbatch import MicrobatchRunner
+from kgorch.worker.ranks import data_ranks
 from kgorch.worker.ranks.virtual_ranks import RankDivision, ranks_of
 
 CPU = torch.device("cpu")
@@ -251,6 +252,46 @@ def test_a_rank_looks_for_values_that_are_not_finite_in_its_own_pieces_alone():
         assert list(loss_guard._not_finite(tensors)) == ["rows"]
 
 
+# Which samples a rank reads
+
+
+def linear_on(mesh, placements) -> nn.Module:
+    module = nn.Linear(8, 8)
+    layout = Layout(mesh, placements, (8, 8), CPU)
+    module.weight = nn.Parameter(sharded_tensors.placed(layout, lambda region: torch.zeros(region.shape)))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("names", "shares"),
+    [
+        (("dp", "tp"), [(2, 0), (2, 0), (2, 1), (2, 1)]),
+        (("tp", "dp"), [(2, 0), (2, 1), (2, 0), (2, 1)]),
+        (("replicas", "shards"), [None] * 4),
+    ],
+)
+def test_ranks_that_hold_one_model_together_read_the_same_share_by_the_names_of_their_mesh(names, shares):
+    for rank, share_of_rank in enumerate(shares):
+        with playing(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+            found = data_ranks.of_modules([linear_on(mesh, (S0, S1)), nn.Linear(2, 2)], 4)
+            assert (found and (found.count, found.first)) == share_of_rank
+            if "dp" in names:
+                mine = data_ranks.of_mesh(mesh["dp"])
+                assert (mine.count, mine.first, mine.world_size) == (*share_of_rank, 2)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_a_mesh_that_does_not_say_which_ranks_need_the_same_samples_is_refused_with_what_to_type(shape):
+    with playing(1, 4):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp") if len(shape) == 2 else None)
+        part = mesh["tp"] if len(shape) == 2 else mesh
+        with pytest.raises(KgorchError, match="cannot know which ranks") as refused:
+            data_ranks.of_modules([linear_on(part, (S0,))], 4)
+        assert 'session.loader(…, mesh=mesh["dp"])' in str(refused.value.next_step)
+        assert data_ranks.of_modules([nn.Linear(2, 2)], 4) is None
+
+
 # Ranks that play, and microbatches
 
 
@@ -267,7 +308,9 @@ def test_fewer_processes_cannot_play_the_ranks_of_a_sharded_model():
 def test_a_rank_with_fewer_samples_computes_as_many_microbatches_as_the_others(alone, samples, most, weights):
     ladder = SimpleNamespace(settings=SimpleNamespace(microbatch=4), has_rungs=False)
     health = SimpleNamespace(is_on=False, add_loss=lambda loss: None, skips=lambda step: False)
-    guards = SimpleNamespace(ladder=ladder, health=health, board=SimpleNamespace(vote=lambda flag: most), rank=0)
+    guards = SimpleNamespace(
+        ladder=ladder, health=health, board=SimpleNamespace(vote_everywhere=lambda flag: most), rank=0
+    )
     runner = MicrobatchRunner(CPU, lambda: ranks_of(1, 0, 1), lambda **facts: None, guards)
     runner.set_modules([tracked(alone)["model"]])
     computed = []
@@ -292,7 +335,7 @@ def test_four_ranks_two_and_four_again_have_equal_values_on_meshes_of_three_kind
     assert four.codes == [0] * 4, four.said()
     first = newest(four.folder)
     assert sum(tensor_bytes(path) for path in first.glob("*.safetensors")) < 1.3 * unsharded_bytes(first, tmp_path)
-    # Its ranks get different batches, so those of the tensor-parallel mesh drift apart: only what it begins with is compared.
+    # Dropout differs between its ranks, so those of the tensor-parallel mesh drift apart: only what it begins with is compared.
     tensor_parallel = ranks.run(
         tmp_path / "2d", "shards.py", 2, {"mesh": "2d"}, stop_at=6, resume=str(first), **patience
     )
@@ -310,6 +353,23 @@ def test_four_ranks_two_and_four_again_have_equal_values_on_meshes_of_three_kind
         tmp_path / "plain", "shards.py", 1, {"mesh": "plain"}, stop_at=7, resume=str(newest(again.folder)), **patience
     )
     assert plain.lines(starting="begin ")[0].split()[1:3] == again.lines(starting="stopped ")[0].split()[1:3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_ranks_of_a_tensor_parallel_group_get_the_same_batches_and_train_what_four_data_parallel_ranks_do(tmp_path):
+    args = {"dropout": 0.0, "batch": 30}  # four shares of unequal size, two of equal size
+    both = ranks.run(tmp_path / "2d", "shards.py", 4, args | {"mesh": "2d"}, timeout_s=400)
+    fsdp = ranks.run(tmp_path / "fsdp", "shards.py", 4, args | {"mesh": "fsdp"}, timeout_s=400)
+    assert both.codes == fsdp.codes == [0] * 4, both.said() + fsdp.said()
+    batches = [both.lines(rank, starting="batch ") for rank in range(4)]
+    assert len(batches[0]) == 8 and batches[0] == batches[1] and batches[2] == batches[3] and batches[0] != batches[2]
+    exported = []
+    for attempt in (both, fsdp):
+        export_safetensors(newest(attempt.folder), attempt.folder / "whole.safetensors", None)
+        exported.append(load_file(attempt.folder / "whole.safetensors"))
+    for path, tensor in exported[0].items():
+        assert torch.allclose(tensor.float(), exported[1][path].float(), atol=1e-5), path
 
 
 def tensor_bytes(path: Path) -> int:
