@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import select
+import signal
 import sys
 import termios
 import time
@@ -72,8 +73,11 @@ class Screen:
         self._stack = contextlib.ExitStack()
         self._has_keys = False
         self._typed: deque[str] = deque()
+        self._is_interrupted = False
 
     def __enter__(self) -> Screen:
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        self._stack.callback(signal.signal, signal.SIGINT, before)
         self._has_keys = self._stack.enter_context(_single_keys())
         self._stack.enter_context(self._live)
         return self
@@ -81,14 +85,22 @@ class Screen:
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
 
+    def _interrupt(self, *_: object) -> None:
+        """Ctrl-C. It is remembered: an exception that is raised inside a callback, of a weak reference say, goes no further."""
+        self._is_interrupted = True
+        raise KeyboardInterrupt
+
     def show(self, frame: Frame, seconds: float) -> str:
         """Show a frame for so long, drawn again when the terminal's size changes; returns at once with a key that is typed.
 
         Returns: the key: a letter, or a value of KEYS; empty when the time is over.
+        Raises: KeyboardInterrupt.
         """
         until_s = time.monotonic() + seconds
         size = None
         while True:
+            if self._is_interrupted:
+                raise KeyboardInterrupt
             if self._console.size != size:
                 size = self._console.size
                 self._draw(frame(size.width, size.height))
