@@ -1,38 +1,28 @@
 """The queue of runs to resume: one row of `resumes` for each wait of a run.
 
-A row is `due` (at `due_at`, or when a user asks), `claimed` by a process, `done` once a session was opened, or `failed`. Which
-of several processes gets a row is decided by one UPDATE. The newest row of a run, whatever its state, holds its resource
+A row is `due` (at `due_at`, or when a user asks), `claimed` by a process (queue_claims.py), `done` once a session was opened, or
+`failed`. The newest row of a run, whatever its state, holds its resource
 request (priority, ranks, share), and each later row inherits it: no second table is needed for it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, ColumnElement, Engine, Select, bindparam, delete, func, or_, select, true, update
+from sqlalchemy import ColumnElement, Engine, Select, bindparam, delete, func, or_, select, true, update
 from sqlalchemy.orm import Session as Orm
-from sqlalchemy.orm import aliased
 
-from kgorch.core.codes import LIVE, REASON_TEXT, Outcome, Reason, ResumeState, RunState
-from kgorch.db import fleet
+from kgorch.core.codes import REASON_TEXT, Outcome, Reason, ResumeState, RunState
 from kgorch.db.rows import ResumeInfo
-from kgorch.db.runs import machine_of, now, to_info
+from kgorch.db.runs import now, to_info
 from kgorch.db.tables import Attempt, Resume, Run, SessionRow, SlurmJobRow
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
-LEASE = timedelta(minutes=5)
-"""A claimant that has not renewed its lease for so long hangs, or its machine does."""
-
 MAX_CLOCK_ERROR = timedelta(hours=1)
 """A row that was created further in the future comes from a clock that was wrong and has been corrected since."""
-
-CLAIM_COLUMNS = (
-    "claimant_pid", "claimant_started_ticks", "claimant_boot_id", "claimant_machine", "claimed_by", "claimed_at",
-    "lease_expires_at",
-)  # fmt: skip
 
 INHERITED = ("priority", "ranks", "share", "mirrored")
 
@@ -62,52 +52,6 @@ class Entry(NamedTuple):
     number: int
     folder: str
     machine: str = ""
-
-
-class QueueSnapshot(NamedTuple):
-    """The state of the queue when a scheduler decided what to claim.
-
-    `claim` compares it again in its UPDATE, so that two schedulers cannot both fill the last free place.
-
-    Of a fleet only this machine's rows and sessions count: another machine's take no place here.
-
-    Attributes:
-        claimed: number of claimed rows.
-        newest_session: highest id of a session.
-    """
-
-    claimed: int
-    newest_session: int
-
-
-class ActiveSession(NamedTuple):
-    """A session that is not over.
-
-    Attributes:
-        run: name of its run.
-        is_active: the run's state is `active`.
-        pid, ticks, boot: identity of its supervisor.
-        is_waiting: the run has a row that waits in the queue.
-        share: the run shares its GPUs.
-        started_by: `claimed_by` of the row that led to it; empty where a user started it.
-        machine: of a fleet, on which it runs; else empty.
-        is_elsewhere: that is another machine than this one.
-        is_leased: its supervisor has renewed its lease in time.
-    """
-
-    run_id: str
-    run: str
-    folder: str
-    is_active: bool
-    pid: int | None
-    ticks: int | None
-    boot: str
-    is_waiting: bool
-    share: bool
-    started_by: str
-    machine: str = ""
-    is_elsewhere: bool = False
-    is_leased: bool = False
 
 
 def queue_resume(
@@ -187,7 +131,7 @@ def repair_future_timestamps(engine: Engine, at: datetime) -> int:
     """Make rows due at `at` that a clock running ahead has written, else they would wait until its date. Returns their number."""
     with Orm(engine) as orm, orm.begin():
         ahead = Resume.state == ResumeState.DUE, Resume.due_at > at, Resume.created_at > at + MAX_CLOCK_ERROR
-        return _count(orm.execute(update(Resume).where(*ahead).values(due_at=at)))
+        return count_of(orm.execute(update(Resume).where(*ahead).values(due_at=at)))
 
 
 def unschedule(engine: Engine, run_id: str) -> bool:
@@ -195,7 +139,7 @@ def unschedule(engine: Engine, run_id: str) -> bool:
     removed = {"due_at": None, "reason": Reason.REMOVED, "why": REASON_TEXT[Reason.REMOVED]}
     with Orm(engine) as orm, orm.begin():
         waiting = Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.reason != Reason.REMOVED
-        return _count(orm.execute(update(Resume).where(*waiting).values(**removed))) > 0
+        return count_of(orm.execute(update(Resume).where(*waiting).values(**removed))) > 0
 
 
 def mark_started(
@@ -236,8 +180,10 @@ def pending_resume(engine: Engine, run_id: str) -> ResumeInfo | None:
 def entries(engine: Engine) -> list[Entry]:
     """All rows that wait or are claimed, by `due_at`; those without one last."""
     with Orm(engine) as orm:
-        query = _entries().where(Resume.state.in_(WAITING)).order_by(Resume.due_at.is_(None), Resume.due_at, Resume.id)
-        return [_entry(row) for row in orm.execute(query)]
+        query = (
+            entry_query().where(Resume.state.in_(WAITING)).order_by(Resume.due_at.is_(None), Resume.due_at, Resume.id)
+        )
+        return [entry_of(row) for row in orm.execute(query)]
 
 
 def due_entries(
@@ -263,16 +209,16 @@ def due_entries(
     if but:
         parameters["but"] = list(but)
     with Orm(engine) as orm:
-        return [_entry(row) for row in orm.execute(query, parameters)]
+        return [entry_of(row) for row in orm.execute(query, parameters)]
 
 
 @functools.cache  # to build it takes as long as three round trips to the database
 def _due_query(*, only_sharing: bool, is_fleet: bool, leaves_out: bool) -> Any:
-    query = _entries().where(
+    query = entry_query().where(
         Resume.state == ResumeState.DUE,
         Resume.due_at <= bindparam("at"),
         Run.state == RunState.ACTIVE,
-        _is_no_job(Resume.run_id),
+        is_no_job(Resume.run_id),
     )
     if only_sharing:
         query = query.where(Resume.share == true())
@@ -289,11 +235,11 @@ def _due_query(*, only_sharing: bool, is_fleet: bool, leaves_out: bool) -> Any:
 def due_entry(engine: Engine, run_id: str, at: datetime) -> Entry | None:
     """The run's row, if it is due."""
     with Orm(engine) as orm:
-        query = _entries().where(
-            Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at, _is_no_job(Resume.run_id)
+        query = entry_query().where(
+            Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.due_at <= at, is_no_job(Resume.run_id)
         )
         row = orm.execute(query).first()
-        return _entry(row) if row else None
+        return entry_of(row) if row else None
 
 
 def counts(engine: Engine, at: datetime) -> tuple[int, int, datetime | None]:
@@ -301,8 +247,7 @@ def counts(engine: Engine, at: datetime) -> tuple[int, int, datetime | None]:
     with Orm(engine) as orm:
         count = select(func.count(Resume.id))
         is_due = (
-            orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at, _is_no_job(Resume.run_id)))
-            or 0
+            orm.scalar(count.where(Resume.state == ResumeState.DUE, Resume.due_at <= at, is_no_job(Resume.run_id))) or 0
         )
         return is_due, orm.scalar(count.where(Resume.state.in_(WAITING))) or 0, next_due_at(engine, at)
 
@@ -313,158 +258,7 @@ def next_due_at(engine: Engine, after: datetime) -> datetime | None:
         return orm.scalar(select(func.min(Resume.due_at)).where(Resume.state == ResumeState.DUE, Resume.due_at > after))
 
 
-def claimed_entries(engine: Engine, *, only_ours: bool = False) -> list[Entry]:
-    """Rows that are claimed. Args: only_ours: of a fleet, those that this machine has claimed."""
-    machine = machine_of(engine) if only_ours else ""
-    with Orm(engine) as orm:
-        query = _claimed_query(of_machine=bool(machine))
-        return [_entry(row) for row in orm.execute(query, {"machine": machine} if machine else {})]
-
-
-@functools.cache
-def _claimed_query(*, of_machine: bool) -> Any:
-    query = _entries().where(Resume.state == ResumeState.CLAIMED)
-    return query.where(Resume.claimant_machine == bindparam("machine")) if of_machine else query
-
-
-def newest_session_id(engine: Engine) -> int:
-    """Of this machine; 0 before there is a session."""
-    with Orm(engine) as orm:
-        return orm.scalar(_newest_session(machine_of(engine))) or 0
-
-
-def _newest_session(machine: str) -> Select[Any]:
-    query = select(func.max(SessionRow.id))
-    return query.where(SessionRow.machine == machine) if machine else query
-
-
-def claim(engine: Engine, resume_id: int, claimant: Claimant, *, by: str, snapshot: QueueSnapshot) -> bool:
-    """Claim a due row; see `claim_first`."""
-    return claim_first(engine, [resume_id], claimant, by=by, snapshot=snapshot) is not None
-
-
-def claim_first(
-    engine: Engine, resume_ids: Sequence[int], claimant: Claimant, *, by: str, snapshot: QueueSnapshot
-) -> int | None:
-    """Claim the first of these rows that is due still. One UPDATE, so that of any number of claimants one gets a row.
-
-    None also where this machine has claimed another row or opened a session since the snapshot: there may be no GPU left.
-
-    Args:
-        resume_ids: in the order of the queue. Claimants that meet at its head take different rows, and none waits.
-    """
-    ids = {"ids": list(resume_ids)} if claimant.machine else {"first": resume_ids[0]}
-    seen = {"claimed": snapshot.claimed, "newest_session": snapshot.newest_session, "machine": claimant.machine}
-    with Orm(engine) as orm, orm.begin(), fleet.one_at_a_time(orm, f"claims of {claimant.machine}"):
-        values = _claim_columns(orm, engine, claimant, by)
-        query = _claim_query(is_fleet=bool(claimant.machine))
-        claimed_id: int | None = orm.connection().scalar(query, {**ids, **seen, **values})
-        return claimed_id
-
-
-@functools.cache
-def _claim_query(*, is_fleet: bool) -> Any:
-    """The UPDATE of `claim_first`: the id of the first of these rows that nobody has claimed or is just claiming."""
-    other, row = aliased(Resume), aliased(Resume)
-    claimed = select(func.count(other.id)).where(other.state == ResumeState.CLAIMED)
-    newest_session = select(func.max(SessionRow.id))
-    first: Any = bindparam("first", type_=Resume.id.type)
-    if is_fleet:
-        ids = bindparam("ids", type_=ARRAY(Resume.id.type))
-        claimed = claimed.where(other.claimant_machine == bindparam("machine"))
-        newest_session = newest_session.where(SessionRow.machine == bindparam("machine"))
-        free = select(row.id).where(row.id == func.any(ids), row.state == ResumeState.DUE)
-        ordered = free.order_by(func.array_position(ids, row.id)).limit(1)
-        first = ordered.with_for_update(skip_locked=True).scalar_subquery()
-    claimable = update(Resume).where(
-        Resume.id == first,
-        Resume.state == ResumeState.DUE,
-        claimed.scalar_subquery() <= bindparam("claimed"),
-        func.coalesce(newest_session.scalar_subquery(), 0) <= bindparam("newest_session"),
-    )
-    values: dict[str, Any] = {name: bindparam(name) for name in CLAIM_COLUMNS}
-    return claimable.values(state=ResumeState.CLAIMED, **values).returning(Resume.id)
-
-
-def hand_over(engine: Engine, resume_id: int, before: Claimant, claimant: Claimant, *, by: str) -> bool:
-    """Transfer a claim from the daemon to the process that it started. False where `before` no longer has the claim."""
-    with Orm(engine) as orm, orm.begin():
-        query = update(Resume).where(Resume.id == resume_id, *_is_claimed_by(before))
-        return _count(orm.execute(query.values(**_claim_columns(orm, engine, claimant, by)))) == 1
-
-
-def renew(engine: Engine, resume_id: int, claimant: Claimant) -> bool:
-    """Extend the lease. False where the claimant no longer has the claim."""
-    with Orm(engine) as orm, orm.begin():
-        query = update(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))
-        return _count(orm.execute(query.values(lease_expires_at=_lease_end(orm, engine)))) == 1
-
-
-def put_back(
-    engine: Engine, resume_id: int, claimant: Claimant, *, due_at: datetime | None, failed_starts: int, error: str
-) -> bool:
-    """Give up a claim that led to no session: the row is due again at `due_at`. Without it, row and run have failed.
-
-    False where the claimant no longer has the claim.
-    """
-    with Orm(engine) as orm, orm.begin():
-        row = orm.scalars(select(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))).first()
-        if row is None:
-            return False
-        row.state = ResumeState.DUE if due_at else ResumeState.FAILED
-        row.failed_starts, row.last_error, row.lease_expires_at = failed_starts, error, None
-        row.due_at = due_at or row.due_at
-        if due_at is None:
-            why = f"it could not be resumed, {failed_starts} times in a row: {error}"
-            orm.execute(
-                update(Run)
-                .where(Run.id == row.run_id, Run.state == RunState.ACTIVE)
-                .values(state=RunState.FAILED, why=why)
-            )
-        return True
-
-
-def active_sessions(engine: Engine) -> list[ActiveSession]:
-    """Sessions that are not over by their rows, but for those in a Slurm job, which belong to its node and not to a daemon.
-    Whether their processes live is for the caller to check."""
-    with Orm(engine) as orm:
-        at = fleet.utc_now(orm)
-        return [_active(engine, tuple(row), at) for row in orm.execute(_active_query())]
-
-
-@functools.cache
-def _active_query() -> Any:
-    other, done = aliased(Resume), aliased(Resume)
-    waiting = select(other.id).where(other.run_id == SessionRow.run_id, other.state.in_(WAITING)).exists()
-    newest = select(func.max(done.id)).where(done.run_id == SessionRow.run_id, done.state.not_in(WAITING))
-    return (
-        select(
-            SessionRow.run_id,
-            Run.name,
-            Run.folder,
-            Run.state == RunState.ACTIVE,
-            SessionRow.supervisor_pid,
-            SessionRow.supervisor_started_ticks,
-            SessionRow.boot_id,
-            waiting,
-            func.coalesce(Resume.share, False),
-            func.coalesce(Resume.claimed_by, ""),
-            SessionRow.machine,
-            SessionRow.lease_expires_at,
-        )
-        .join(Run, Run.id == SessionRow.run_id)
-        .outerjoin(Resume, Resume.id == newest.scalar_subquery())
-        .where(SessionRow.phase.in_(LIVE), _is_no_job(SessionRow.run_id))
-    )
-
-
-def _active(engine: Engine, row: Sequence[Any], at: datetime) -> ActiveSession:
-    *columns, machine, lease_expires_at = row
-    is_leased = lease_expires_at is not None and lease_expires_at > at
-    return ActiveSession._make([*columns, machine, fleet.is_elsewhere(engine, machine), is_leased])
-
-
-def _is_no_job(run_id: Any) -> ColumnElement[bool]:
+def is_no_job(run_id: Any) -> ColumnElement[bool]:
     """The run of this column has no Slurm job that waits or runs."""
     return ~select(SlurmJobRow.id).where(SlurmJobRow.run_id == run_id, SlurmJobRow.ended_at.is_(None)).exists()
 
@@ -473,38 +267,14 @@ def _newest(run_id: str) -> Select[Any]:
     return select(Resume).where(Resume.run_id == run_id).order_by(Resume.id.desc()).limit(1)
 
 
-def _entries() -> Any:
+def entry_query() -> Any:
+    """Rows for `entry_of`; the caller adds its conditions."""
     return select(Resume, Run.name, Run.number, Run.folder, Run.machine).join(Run, Run.id == Resume.run_id)
 
 
-def _entry(row: Any) -> Entry:
+def entry_of(row: Any) -> Entry:
     return Entry(to_info(ResumeInfo, row[0]), *row[1:])
 
 
-def _claim_columns(orm: Orm, engine: Engine, claimant: Claimant, by: str) -> dict[str, Any]:
-    process = {
-        "claimant_pid": claimant.pid,
-        "claimant_started_ticks": claimant.ticks,
-        "claimant_boot_id": claimant.boot,
-        "claimant_machine": claimant.machine,
-    }
-    return {**process, "claimed_by": by, "claimed_at": now(), "lease_expires_at": _lease_end(orm, engine)}
-
-
-def _lease_end(orm: Orm, engine: Engine) -> datetime:
-    """By the server's clock in a fleet, else by this machine's."""
-    return fleet.lease_end(orm, engine) if fleet.settings(engine) else now() + LEASE
-
-
-def _is_claimed_by(claimant: Claimant) -> tuple[Any, ...]:
-    return (
-        Resume.state == ResumeState.CLAIMED,
-        Resume.claimant_pid == claimant.pid,
-        Resume.claimant_started_ticks == claimant.ticks,
-        Resume.claimant_boot_id == claimant.boot,
-        Resume.claimant_machine == claimant.machine,
-    )
-
-
-def _count(result: Any) -> int:
+def count_of(result: Any) -> int:
     return int(result.rowcount)

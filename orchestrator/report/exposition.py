@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from kgorch import __version__
 from kgorch.core.codes import EventKind, Outcome, ResumeState, RunState
 from kgorch.core.text import in_one_line
-from kgorch.db import queue, runs, sessions
+from kgorch.db import active_sessions, queue, runs, sessions
 from kgorch.db.rows import RunInfo
 from kgorch.report import quota_view, run_view
 from kgorch.report.json_fields import View
@@ -121,7 +121,7 @@ def points(engine: Engine, *, now: datetime | None = None) -> list[Point]:
 
 def _current_runs(engine: Engine, now: datetime) -> list[RunInfo]:
     """Runs with a session that is not over, then the newest that are active or were over a short while ago."""
-    live = [runs.by_id(engine, item.run_id) for item in queue.active_sessions(engine)[:MAX_RUNS]]
+    live = [runs.by_id(engine, item.run_id) for item in active_sessions.all_of(engine)[:MAX_RUNS]]
     current = {run.id: run for run in live if run}
     for run in runs.all_runs(engine, limit=10 * MAX_RUNS):
         last = None if run.state == RunState.ACTIVE else sessions.last(engine, run.id)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.codes import NotStarted
 from kgorch.core.scheduling import TRIES, back_off_s
-from kgorch.db import fleet, queue, runs
+from kgorch.db import fleet, queue, queue_claims, runs
 from kgorch.db.queue import Claimant
 from kgorch.db.rows import ResumeInfo
 from kgorch.errors import KgorchError
@@ -38,7 +38,7 @@ BY_DAEMON = "daemon"
 """`claimed_by` of the rows that a daemon has claimed."""
 
 RENEW_S = 60.0
-"""Seconds between two renewals of the lease, a fifth of queue.LEASE."""
+"""Seconds between two renewals of the lease, a fifth of queue_claims.LEASE."""
 
 WAIT_S = 5.0
 """Seconds until the next attempt for a run whose GPUs another session locked at the last moment, or that is live."""
@@ -75,7 +75,7 @@ def resume(
         resume_id, before = int(number), Claimant(int(pid), int(ticks), boot, machine)
     except ValueError:
         raise KgorchError(f"--claimed {claim!r} is not a claim of a daemon") from None
-    if not queue.hand_over(engine, resume_id, before, own_identity(engine), by=BY_DAEMON):
+    if not queue_claims.hand_over(engine, resume_id, before, own_identity(engine), by=BY_DAEMON):
         return None
     is_over = threading.Event()
     threading.Thread(target=_renew_lease, args=(engine, resume_id, is_over), name="lease", daemon=True).start()
@@ -110,7 +110,7 @@ def put_back(engine: Engine, row: ResumeInfo, claimant: Claimant, error: str, *,
     failed_starts = row.failed_starts + 1
     wait_s = 0.0 if immediate else back_off_s(failed_starts, random.random())
     due_at = None if failed_starts >= TRIES else fleet.server_now(engine) + timedelta(seconds=wait_s)
-    is_ours = queue.put_back(engine, row.id, claimant, due_at=due_at, failed_starts=failed_starts, error=error)
+    is_ours = queue_claims.put_back(engine, row.id, claimant, due_at=due_at, failed_starts=failed_starts, error=error)
     if is_ours and due_at is None:
         notify_of_failure(row.run_id)
     return is_ours
@@ -131,7 +131,7 @@ def notify_of_failure(run_id: str) -> None:
 def _put_back_after_error(engine: Engine, resume_id: int, error: Exception) -> None:
     text = error.what if isinstance(error, KgorchError) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(SQLAlchemyError):  # the daemon puts the row back when this process has ended
-        for entry in queue.claimed_entries(engine):
+        for entry in queue_claims.claimed_entries(engine):
             if entry.resume.id == resume_id:
                 put_back(engine, entry.resume, own_identity(engine), text)
 
@@ -140,10 +140,10 @@ def _put_back_to_wait(engine: Engine, resume_id: int, why: str) -> None:
     """Make the row due again soon. That counts as no failed start: the run had no fault, there was no room for it."""
     with contextlib.suppress(SQLAlchemyError):
         due_at = fleet.server_now(engine) + timedelta(seconds=WAIT_S)
-        for entry in queue.claimed_entries(engine):
+        for entry in queue_claims.claimed_entries(engine):
             if entry.resume.id == resume_id:
                 failed_starts = entry.resume.failed_starts
-                queue.put_back(
+                queue_claims.put_back(
                     engine, resume_id, own_identity(engine), due_at=due_at, failed_starts=failed_starts, error=why
                 )
 
@@ -152,4 +152,4 @@ def _renew_lease(engine: Engine, resume_id: int, is_over: threading.Event) -> No
     """Keep the claim while the state of a run is fetched and verified, which may take longer than a lease."""
     while not is_over.wait(min(RENEW_S, fleet.lease_of(engine).total_seconds() / 5)):
         with contextlib.suppress(SQLAlchemyError):  # locked: the lease outlasts four more renewals
-            queue.renew(engine, resume_id, own_identity(engine))
+            queue_claims.renew(engine, resume_id, own_identity(engine))

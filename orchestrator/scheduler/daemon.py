@@ -27,8 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core import scheduling as core
 from kgorch.core.codes import Reason
-from kgorch.db import fleet, queue
-from kgorch.db.queue import ActiveSession, Claimant, Entry
+from kgorch.db import active_sessions, fleet, queue, queue_claims
+from kgorch.db.active_sessions import ActiveSession
+from kgorch.db.queue import Claimant, Entry
 from kgorch.db.rows import ResumeInfo
 from kgorch.errors import KgorchError, StateUnusable
 from kgorch.scheduler import claimed_resume, daemon_api, daemon_status, run_selection
@@ -233,7 +234,7 @@ class Daemon:
     def _release_claims(self, now: datetime) -> None:
         """Put back the rows whose claimant has died or hangs, or was of another boot."""
         until_s = time.monotonic() + SLICE_S
-        for entry in queue.claimed_entries(self._engine):
+        for entry in queue_claims.claimed_entries(self._engine):
             row = entry.resume
             claimant = Claimant(
                 row.claimant_pid or 0, row.claimant_started_ticks, row.claimant_boot_id, row.claimant_machine
@@ -267,7 +268,7 @@ class Daemon:
 
     def _queue_orphans(self, now: datetime) -> None:
         """Queue the runs whose supervisor has died, due now: their resume adopts what still trains."""
-        active = queue.active_sessions(self._engine)
+        active = active_sessions.all_of(self._engine)
         self._live_sessions = [session for session in active if has_supervisor(session) and not session.is_elsewhere]
         until_s = time.monotonic() + SLICE_S
         for session in active:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kgorch.db import queue
+from kgorch.db import active_sessions, queue
 from kgorch.scheduler.daemon_api import Answer
 from kgorch.scheduler.local_devices import LocalDevices
 from kgorch.scheduler.session_processes import has_supervisor
@@ -24,7 +24,7 @@ def describe(engine: Engine, devices: LocalDevices, now: datetime, trouble: str)
         due, waiting, next_due_at = queue.counts(engine, now)
         names = [
             session.run
-            for session in queue.active_sessions(engine)
+            for session in active_sessions.all_of(engine)
             if has_supervisor(session) and not session.is_elsewhere
         ]
     except SQLAlchemyError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kgorch.core.scheduling import FreeDevices
-from kgorch.db.queue import ActiveSession
+from kgorch.db.active_sessions import ActiveSession
 from kgorch.db.rows import ResumeInfo
 from kgorch.hardware import gpu_locks
 from kgorch.hardware.gpu_locks import LockableGpu

@@ -11,8 +11,9 @@ from sqlalchemy import Engine
 from kgorch.core import fleet as core_fleet
 from kgorch.core import scheduling as core
 from kgorch.core.scheduling import FreeDevices, QueuedRun
-from kgorch.db import queue
-from kgorch.db.queue import Claimant, Entry, QueueSnapshot
+from kgorch.db import active_sessions, queue, queue_claims
+from kgorch.db.queue import Claimant, Entry
+from kgorch.db.queue_claims import QueueSnapshot
 from kgorch.db.rows import ResumeInfo
 from kgorch.scheduler.claimed_resume import BY_DAEMON
 from kgorch.scheduler.local_devices import LocalDevices
@@ -46,9 +47,9 @@ def claim_next(
     """Claim the row to start next. None where none is due and fits, or another process was quicker."""
     # The snapshot is read before the lists: what is claimed or opened in between makes the claim fail, instead of a GPU being
     # given away twice.
-    newest_session = queue.newest_session_id(engine)
-    claims = [entry.resume for entry in queue.claimed_entries(engine, only_ours=True)]
-    active = [session for session in queue.active_sessions(engine) if not session.is_elsewhere]
+    newest_session = queue_claims.newest_session_id(engine)
+    claims = [entry.resume for entry in queue_claims.claimed_entries(engine, only_ours=True)]
+    active = [session for session in active_sessions.all_of(engine) if not session.is_elsewhere]
     live = [session for session in active if has_supervisor(session)]
     orphans = [session for session in active if session not in live and is_training(engine, session.run_id)]
     # Training without a supervisor comes first, whatever has priority: it has its GPUs already and needs no room.
@@ -58,7 +59,7 @@ def claim_next(
     if not entries:
         return None
     snapshot, ids = QueueSnapshot(len(claims), newest_session), [entry.resume.id for entry in entries]
-    claimed_id = queue.claim_first(engine, ids, claimant, by=BY_DAEMON, snapshot=snapshot)
+    claimed_id = queue_claims.claim_first(engine, ids, claimant, by=BY_DAEMON, snapshot=snapshot)
     return next((entry for entry in entries if entry.resume.id == claimed_id), None)
 
 

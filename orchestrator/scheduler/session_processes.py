@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from kgorch.db import sessions
-from kgorch.db.queue import ActiveSession
+from kgorch.db.active_sessions import ActiveSession
 from kgorch.launch import launcher
 from kgorch.system import process_identity
 

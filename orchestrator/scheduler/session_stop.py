@@ -14,8 +14,8 @@ from typing import Protocol
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kgorch.db import queue
-from kgorch.db.queue import ActiveSession
+from kgorch.db import active_sessions
+from kgorch.db.active_sessions import ActiveSession
 from kgorch.errors import KgorchError
 from kgorch.launch import launcher
 from kgorch.scheduler.claimed_resume import BY_DAEMON
@@ -106,7 +106,7 @@ class SessionStop:
             processes: limits those of other daemons to these supervisors.
         """
         try:
-            active: Sequence[ActiveSession] = queue.active_sessions(self._engine)
+            active: Sequence[ActiveSession] = active_sessions.all_of(self._engine)
         except SQLAlchemyError as error:  # sessions are saved all the same
             self._loop.report_trouble(error)
             active = self._recent

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kgorch.core.codes import EventKind, Phase, Reason
-from kgorch.db import fleet, queue, runs, sessions
+from kgorch.db import active_sessions, fleet, queue, queue_claims, runs, sessions
 from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
-from kgorch.db.queue import Claimant, QueueSnapshot
+from kgorch.db.queue import Claimant
+from kgorch.db.queue_claims import QueueSnapshot
 
 LEASE_S = 60.0
 
@@ -57,8 +58,10 @@ def claimant(name: str, pid: int = 1) -> Claimant:
 
 
 def snapshot_of(engine) -> QueueSnapshot:
-    claimed = [row for row in queue.claimed_entries(engine) if row.resume.claimant_machine == runs.machine_of(engine)]
-    return QueueSnapshot(len(claimed), queue.newest_session_id(engine))
+    claimed = [
+        row for row in queue_claims.claimed_entries(engine) if row.resume.claimant_machine == runs.machine_of(engine)
+    ]
+    return QueueSnapshot(len(claimed), queue_claims.newest_session_id(engine))
 
 
 def test_each_row_goes_to_one_of_many_claimants_that_meet_at_the_head_of_the_queue(machines):
@@ -67,7 +70,9 @@ def test_each_row_goes_to_one_of_many_claimants_that_meet_at_the_head_of_the_que
 
     def take(name: str, number: int) -> None:
         me = claimant(name, number)
-        while (row := queue.claim_first(machines[name], ids, me, by="x", snapshot=QueueSnapshot(10**6, 0))) is not None:
+        while (
+            row := queue_claims.claim_first(machines[name], ids, me, by="x", snapshot=QueueSnapshot(10**6, 0))
+        ) is not None:
             taken.append(row)
 
     threads = [threading.Thread(target=take, args=("ab"[number % 2], number)) for number in range(1, 9)]
@@ -81,9 +86,9 @@ def test_each_row_goes_to_one_of_many_claimants_that_meet_at_the_head_of_the_que
 def test_another_machines_claims_take_no_place_here_and_ones_own_do(machines):
     first, second, third = (queued(machines["a"], name) for name in ("one", "two", "three"))
     before = {name: snapshot_of(engine) for name, engine in machines.items()}
-    assert queue.claim(machines["a"], first, claimant("a"), by="daemon", snapshot=before["a"])
-    assert queue.claim(machines["b"], second, claimant("b"), by="daemon", snapshot=before["b"])
-    assert not queue.claim(machines["b"], third, claimant("b"), by="daemon", snapshot=before["b"])
+    assert queue_claims.claim(machines["a"], first, claimant("a"), by="daemon", snapshot=before["a"])
+    assert queue_claims.claim(machines["b"], second, claimant("b"), by="daemon", snapshot=before["b"])
+    assert not queue_claims.claim(machines["b"], third, claimant("b"), by="daemon", snapshot=before["b"])
 
 
 def test_two_daemons_of_a_machine_do_not_both_fill_its_last_place(machines):
@@ -94,7 +99,7 @@ def test_two_daemons_of_a_machine_do_not_both_fill_its_last_place(machines):
 
     def take(row: int) -> None:
         start.wait()
-        taken.append(queue.claim(machines["a"], row, claimant("a", row), by="daemon", snapshot=snapshot))
+        taken.append(queue_claims.claim(machines["a"], row, claimant("a", row), by="daemon", snapshot=snapshot))
 
     threads = [threading.Thread(target=take, args=(row,)) for row in rows]
     for thread in threads:
@@ -106,24 +111,24 @@ def test_two_daemons_of_a_machine_do_not_both_fill_its_last_place(machines):
 
 def test_the_process_of_another_machine_with_the_same_pid_is_another_claimant(machines):
     row = queued(machines["a"], "ink")
-    assert queue.claim(machines["a"], row, claimant("a"), by="daemon", snapshot=snapshot_of(machines["a"]))
-    assert not queue.renew(machines["b"], row, claimant("b"))
-    assert not queue.hand_over(machines["b"], row, claimant("b"), claimant("b", 2), by="daemon")
-    assert queue.renew(machines["a"], row, claimant("a"))
+    assert queue_claims.claim(machines["a"], row, claimant("a"), by="daemon", snapshot=snapshot_of(machines["a"]))
+    assert not queue_claims.renew(machines["b"], row, claimant("b"))
+    assert not queue_claims.hand_over(machines["b"], row, claimant("b"), claimant("b", 2), by="daemon")
+    assert queue_claims.renew(machines["a"], row, claimant("a"))
 
 
 def test_leases_are_those_of_the_servers_clock_whatever_the_machines_say(machines, monkeypatch):
     for module in (queue, sessions, runs):
         monkeypatch.setattr(module, "now", lambda: datetime.now(UTC) - timedelta(minutes=7))
     row = queued(machines["a"], "ink")
-    queue.claim(machines["a"], row, claimant("a"), by="daemon", snapshot=snapshot_of(machines["a"]))
+    queue_claims.claim(machines["a"], row, claimant("a"), by="daemon", snapshot=snapshot_of(machines["a"]))
     session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
     left = queue.pending_resume(machines["b"], "id-ink").lease_expires_at - fleet.server_now(machines["b"])
     assert timedelta(seconds=LEASE_S - 30) < left <= timedelta(seconds=LEASE_S)
-    [seen] = queue.active_sessions(machines["b"])
+    [seen] = active_sessions.all_of(machines["b"])
     assert (seen.machine, seen.is_elsewhere, seen.is_leased) == ("a", True, True)
     sessions.update_session(machines["a"], session.id, lease_expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    assert not queue.active_sessions(machines["b"])[0].is_leased
+    assert not active_sessions.all_of(machines["b"])[0].is_leased
     assert fleet.renew_session(machines["a"], session.id) and fleet.is_leased(machines["b"], session.id)
 
 

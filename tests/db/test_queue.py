@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kgorch.core.codes import REASON_TEXT, Reason
-from kgorch.db import queue, runs, sessions
-from kgorch.db.queue import LEASE, Claimant, QueueSnapshot
+from kgorch.db import active_sessions, queue, queue_claims, runs, sessions
+from kgorch.db.queue import Claimant
+from kgorch.db.queue_claims import LEASE, QueueSnapshot
 from kgorch.system import process_identity
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -46,33 +47,40 @@ def due(engine) -> list[str]:
 
 def test_a_claimed_row_is_nobody_elses(engine):
     row = queue.pending_resume(engine, make(engine, ranks=1))
-    assert queue.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
-    assert not queue.claim(engine, row.id, OTHER, by="daemon", snapshot=ANY)
-    assert due(engine) == [] and queue.claimed_entries(engine)[0].resume.claimant_pid == os.getpid()
+    assert queue_claims.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
+    assert not queue_claims.claim(engine, row.id, OTHER, by="daemon", snapshot=ANY)
+    assert due(engine) == [] and queue_claims.claimed_entries(engine)[0].resume.claimant_pid == os.getpid()
 
 
 def test_a_claim_that_follows_from_an_older_look_fails(engine):
     first, second = (queue.pending_resume(engine, make(engine, name, ranks=1)) for name in ("a", "b"))
-    snapshot = QueueSnapshot(0, queue.newest_session_id(engine))
-    assert queue.claim(engine, first.id, OTHER, by="daemon", snapshot=snapshot)
-    assert not queue.claim(engine, second.id, WE, by="daemon", snapshot=snapshot), "somebody has claimed meanwhile"
+    snapshot = QueueSnapshot(0, queue_claims.newest_session_id(engine))
+    assert queue_claims.claim(engine, first.id, OTHER, by="daemon", snapshot=snapshot)
+    assert not queue_claims.claim(engine, second.id, WE, by="daemon", snapshot=snapshot), (
+        "somebody has claimed meanwhile"
+    )
     queue.mark_started(engine, "id-a", OTHER, by="x")
     sessions.open_session(engine, "id-a", boot_id="b")
-    assert not queue.claim(engine, second.id, WE, by="daemon", snapshot=snapshot), "a session was opened meanwhile"
-    assert queue.claim(engine, second.id, WE, by="daemon", snapshot=QueueSnapshot(0, queue.newest_session_id(engine)))
+    assert not queue_claims.claim(engine, second.id, WE, by="daemon", snapshot=snapshot), (
+        "a session was opened meanwhile"
+    )
+    assert queue_claims.claim(
+        engine, second.id, WE, by="daemon", snapshot=QueueSnapshot(0, queue_claims.newest_session_id(engine))
+    )
 
 
 CLAIMS = """
 import sys
 from pathlib import Path
-from kgorch.db import queue
+from kgorch.db import queue_claims
 from kgorch.db.engine import open_database
-from kgorch.db.queue import Claimant, QueueSnapshot
+from kgorch.db.queue import Claimant
+from kgorch.db.queue_claims import QueueSnapshot
 engine = open_database(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 me = Claimant(int(sys.argv[2]), 1, "b")
-print(*[number for number in range(1, 61) if queue.claim(engine, number, me, by="x", snapshot=QueueSnapshot(10**6, 10**6))])
+print(*[number for number in range(1, 61) if queue_claims.claim(engine, number, me, by="x", snapshot=QueueSnapshot(10**6, 10**6))])
 """
 
 
@@ -129,7 +137,7 @@ def test_tries_count_on_while_sessions_come_no_step_further(engine):
     run = make(engine, ranks=1)
     for expected in (1, 2):
         row = queue.pending_resume(engine, run)
-        queue.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
+        queue_claims.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
         session = sessions.open_session(engine, run, boot_id="b")
         queue.mark_started(engine, run, WE, by="x")
         sessions.update_session(engine, session.id, phase="cut_off")
@@ -172,7 +180,7 @@ def test_a_session_that_was_killed_with_all_else_has_come_further_by_the_steps_t
     """The daemon puts it into the queue before anybody has ended its attempt."""
     run = make(engine, ranks=1)
     for step, expected in ((0, 1), (7, 0)):
-        queue.claim(engine, queue.pending_resume(engine, run).id, WE, by="daemon", snapshot=ANY)
+        queue_claims.claim(engine, queue.pending_resume(engine, run).id, WE, by="daemon", snapshot=ANY)
         session = sessions.open_session(engine, run, boot_id="b")
         queue.mark_started(engine, run, WE, by="x")
         row = sessions.open_attempt(engine, session.id, stage="train", ranks=1, first_step=0, folder_of=str)
@@ -208,28 +216,28 @@ def test_an_attempt_that_could_not_be_started_leaves_no_row(engine):
 
 def test_a_claim_passes_to_the_process_that_was_started_for_it_and_to_no_other(engine):
     row = queue.pending_resume(engine, make(engine, ranks=1))
-    queue.claim(engine, row.id, OTHER, by="daemon", snapshot=ANY)
-    assert queue.hand_over(engine, row.id, OTHER, WE, by="daemon")
-    assert not queue.hand_over(engine, row.id, OTHER, WE, by="daemon")
-    assert not queue.put_back(engine, row.id, OTHER, due_at=datetime.now(UTC), failed_starts=1, error="x")
-    assert queue.put_back(engine, row.id, WE, due_at=datetime.now(UTC), failed_starts=1, error="x")
+    queue_claims.claim(engine, row.id, OTHER, by="daemon", snapshot=ANY)
+    assert queue_claims.hand_over(engine, row.id, OTHER, WE, by="daemon")
+    assert not queue_claims.hand_over(engine, row.id, OTHER, WE, by="daemon")
+    assert not queue_claims.put_back(engine, row.id, OTHER, due_at=datetime.now(UTC), failed_starts=1, error="x")
+    assert queue_claims.put_back(engine, row.id, WE, due_at=datetime.now(UTC), failed_starts=1, error="x")
     assert queue.pending_resume(engine, "id-ink").last_error == "x" and due(engine) == ["ink"]
 
 
 def test_a_lease_is_renewed_by_its_holder_alone(engine):
     row = queue.pending_resume(engine, make(engine, ranks=1))
-    queue.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
+    queue_claims.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
     before = queue.pending_resume(engine, "id-ink").lease_expires_at
     assert datetime.now(UTC) < before <= datetime.now(UTC) + LEASE
-    assert not queue.renew(engine, row.id, OTHER)
-    assert queue.renew(engine, row.id, WE)
+    assert not queue_claims.renew(engine, row.id, OTHER)
+    assert queue_claims.renew(engine, row.id, WE)
     assert queue.pending_resume(engine, "id-ink").lease_expires_at > before
 
 
 def test_a_row_that_failed_too_often_fails_its_run(engine):
     row = queue.pending_resume(engine, make(engine, ranks=1))
-    queue.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
-    queue.put_back(engine, row.id, WE, due_at=None, failed_starts=8, error="no such disk")
+    queue_claims.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
+    queue_claims.put_back(engine, row.id, WE, due_at=None, failed_starts=8, error="no such disk")
     assert queue.pending_resume(engine, "id-ink") is None
     run = runs.newest(engine, "ink")
     assert run.state == "failed" and "8 times in a row: no such disk" in run.why
@@ -239,7 +247,7 @@ def test_opening_a_session_ends_the_wait_whatever_state_it_was_in(engine):
     for name in ("due", "claimed"):
         row = queue.pending_resume(engine, make(engine, name, ranks=1))
         if name == "claimed":
-            queue.claim(engine, row.id, OTHER, by="daemon", snapshot=ANY)
+            queue_claims.claim(engine, row.id, OTHER, by="daemon", snapshot=ANY)
         queue.mark_started(engine, f"id-{name}", WE, by="a person")
         assert queue.pending_resume(engine, f"id-{name}") is None
 
@@ -253,22 +261,22 @@ def test_a_dropped_run_goes_on_when_a_person_asks(engine):
 def test_who_has_claimed_a_run_keeps_it_while_it_settles_what_was_and_opens_the_next_session(engine):
     run = make(engine, ranks=1)
     lost = sessions.open_session(engine, run, boot_id="b")
-    queue.claim(engine, queue.pending_resume(engine, run).id, WE, by="daemon", snapshot=ANY)
+    queue_claims.claim(engine, queue.pending_resume(engine, run).id, WE, by="daemon", snapshot=ANY)
     resume = {"reason": Reason.LOST, "why": "cut_off", "due_at": datetime.now(UTC)}
     sessions.record(engine, run, lost.id, kind="session_lost", phase="cut_off", facts={}, resume=resume)
     assert due(engine) == [] and queue.pending_resume(engine, run).why == "cut_off"
     sessions.open_session(engine, run, boot_id="b")
     queue.mark_started(engine, run, WE, by="pid 7")
-    assert [one.started_by for one in queue.active_sessions(engine)] == ["daemon"]
+    assert [one.started_by for one in active_sessions.all_of(engine)] == ["daemon"]
 
 
 def test_who_has_claimed_a_run_that_has_to_wait_puts_it_back_for_later(engine):
     run, later = make(engine, ranks=1), datetime.now(UTC) + timedelta(hours=1)
-    queue.claim(engine, queue.pending_resume(engine, run).id, WE, by="daemon", snapshot=ANY)
+    queue_claims.claim(engine, queue.pending_resume(engine, run).id, WE, by="daemon", snapshot=ANY)
     queue.put(engine, run, reason=Reason.QUOTA, due_at=later)
     waits = queue.pending_resume(engine, run)
     assert (waits.state, waits.why, waits.due_at, waits.failed_starts) == ("due", "the quota", later, 0)
-    assert queue.claimed_entries(engine) == []
+    assert queue_claims.claimed_entries(engine) == []
 
 
 def test_what_a_clock_that_ran_ahead_has_queued_is_due_now_and_nothing_else(engine, monkeypatch):

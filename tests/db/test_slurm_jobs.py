@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from kgorch.core.codes import Phase, Reason, ResumeState
 from kgorch.core.slurm.job_state import JobState
-from kgorch.db import queue, runs, sessions, slurm_jobs
+from kgorch.db import active_sessions, queue, runs, sessions, slurm_jobs
 
 NOW = datetime.now(UTC)
 
@@ -34,10 +34,10 @@ def due(engine: Engine) -> list[str]:
 def test_a_run_with_an_open_job_is_no_daemons_business(engine, run_id):
     queue.put(engine, run_id, reason=Reason.SLURM, due_at=NOW)
     sessions.open_session(engine, run_id, site="local", boot_id="another machine's")
-    assert due(engine) == ["far"] and len(queue.active_sessions(engine)) == 1
+    assert due(engine) == ["far"] and len(active_sessions.all_of(engine)) == 1
     row = begin(engine, run_id)
     assert due(engine) == [] and queue.due_entry(engine, run_id, datetime.now(UTC)) is None
-    assert queue.counts(engine, datetime.now(UTC))[0] == 0 and queue.active_sessions(engine) == []
+    assert queue.counts(engine, datetime.now(UTC))[0] == 0 and active_sessions.all_of(engine) == []
     slurm_jobs.close(engine, row, "stopped by the user")
     assert due(engine) == [], "nor after its end: it waits for a user"
     waits = queue.pending_resume(engine, run_id)

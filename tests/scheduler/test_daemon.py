@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 
 from kgorch.core import scheduling as core
 from kgorch.core.codes import Reason
-from kgorch.db import queue, runs, sessions
+from kgorch.db import active_sessions, queue, queue_claims, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.protocol.messages import Response
 from kgorch.scheduler import claimed_resume, daemon_api
@@ -41,14 +41,14 @@ def start(entry, token):
 WORK = '''
 import sys
 from pathlib import Path
-from kgorch.db import queue
+from kgorch.db import queue, queue_claims
 from kgorch.db.engine import open_database
 from kgorch.db.queue import Claimant
 from kgorch.scheduler import claimed_resume
 home, run, token = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(":")
 engine = open_database(home)
 before = Claimant(int(token[1]), int(token[2]), token[3])
-if queue.hand_over(engine, int(token[0]), before, claimed_resume.own_identity(engine), by="daemon"):
+if queue_claims.hand_over(engine, int(token[0]), before, claimed_resume.own_identity(engine), by="daemon"):
     with open(home / "done", "a") as file:
         file.write(run + "\\\\n")
     queue.mark_started(engine, "id-" + run, claimed_resume.own_identity(engine), by="x")
@@ -112,7 +112,9 @@ def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     run = make(engine, kgorch.home, "hopeless", plan=plan)
     queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
     row, us = queue.pending_resume(engine, run), claimed_resume.own_identity(engine)
-    assert queue.claim(engine, row.id, us, by="x", snapshot=queue.QueueSnapshot(0, queue.newest_session_id(engine)))
+    assert queue_claims.claim(
+        engine, row.id, us, by="x", snapshot=queue_claims.QueueSnapshot(0, queue_claims.newest_session_id(engine))
+    )
     for name, value in kgorch.env().items():
         monkeypatch.setenv(name, value)
     assert claimed_resume.put_back(engine, row._replace(failed_starts=core.TRIES - 1), us, "no such disk")
@@ -177,8 +179,12 @@ def test_claims_of_the_dead_and_of_another_boot_are_due_again(kgorch):
     ):
         run = make(engine, kgorch.home, name)
         queue.put(engine, run, reason=Reason.QUEUED, due_at=datetime.now(UTC))
-        queue.claim(
-            engine, queue.pending_resume(engine, run).id, claimant, by="daemon", snapshot=queue.QueueSnapshot(9, 9)
+        queue_claims.claim(
+            engine,
+            queue.pending_resume(engine, run).id,
+            claimant,
+            by="daemon",
+            snapshot=queue_claims.QueueSnapshot(9, 9),
         )
         found.append(run)
     process = daemon(kgorch, "--at-once", "2")
@@ -276,7 +282,7 @@ def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_s
     def is_held(*_):
         raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
 
-    monkeypatch.setattr(queue, "active_sessions", is_held)
+    monkeypatch.setattr(active_sessions, "all_of", is_held)
     monkeypatch.setattr(
         control_socket, "ask", lambda *_, **__: session.kill() or (session.wait() and Response(True, ""))
     )
@@ -330,7 +336,7 @@ def test_a_database_that_another_program_holds_is_waited_for(kgorch):
     other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     log = kgorch.home / "logs" / "daemon.log"
-    wait_until(lambda: "database is locked" in log.read_text() or queue.claimed_entries(engine))
+    wait_until(lambda: "database is locked" in log.read_text() or queue_claims.claimed_entries(engine))
     time.sleep(0.5)
     assert process.poll() is None
     other.execute("ROLLBACK")
