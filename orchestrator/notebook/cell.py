@@ -40,7 +40,7 @@ class Look(NamedTuple):
         return bool((self.view["session"] or {}).get("training_alive"))
 
 
-class Screen(Protocol):
+class PictureOutput(Protocol):
     """Where a picture is shown."""
 
     def show(self, svg: str) -> None:
@@ -53,8 +53,8 @@ class Screen(Protocol):
 class LiveCell:
     """A view of a run that is kept up to date in one cell."""
 
-    def __init__(self, run: str, metric: str | None, interval_s: float, screen: Screen) -> None:
-        self._run, self._metric, self._interval_s, self._screen = run, metric, interval_s, screen
+    def __init__(self, run: str, metric: str | None, interval_s: float, output: PictureOutput) -> None:
+        self._run, self._metric, self._interval_s, self._output = run, metric, interval_s, output
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._curve: tuple[str, metrics.Series] = ("", [])
@@ -65,7 +65,7 @@ class LiveCell:
         with contextlib.suppress(KeyboardInterrupt):
             while look.is_training and not self._stopping.is_set():
                 if (svg := picture.svg(look.view, look.title, look.points)) != shown:
-                    self._screen.show(svg)
+                    self._output.show(svg)
                     shown = svg
                 self._stopping.wait(self._interval_s)
                 number += 1
@@ -74,7 +74,7 @@ class LiveCell:
         if not self._stopping.is_set():
             with contextlib.suppress(SQLAlchemyError):
                 look = self._look(0)
-        self._screen.close(picture.svg(look.view, look.title, look.points), picture.text(look.view))
+        self._output.close(picture.svg(look.view, look.title, look.points), picture.text(look.view))
 
     def follow_in_background(self) -> None:
         self._thread = threading.Thread(target=self.follow, name="kgorch-cell", daemon=True)
@@ -113,7 +113,7 @@ def open_cell(run: str | None, metric: str | None, interval_s: float) -> LiveCel
         engine.dispose()
     has_widgets = importlib.util.find_spec("ipywidgets") is not None
     return LiveCell(
-        f"{found.name}/{found.number}", metric, interval_s, _WidgetScreen() if has_widgets else _HtmlScreen()
+        f"{found.name}/{found.number}", metric, interval_s, _WidgetOutput() if has_widgets else _HtmlOutput()
     )
 
 
@@ -125,7 +125,7 @@ def _display(shown: Any, **options: Any) -> Any:
     return display(shown, display_id=True, **options)
 
 
-class _HtmlScreen:
+class _HtmlOutput:
     """One output of the cell, which is replaced."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class _HtmlScreen:
         self._handle.update({"image/svg+xml": svg, "text/plain": text}, raw=True)
 
 
-class _WidgetScreen:
+class _WidgetOutput:
     def __init__(self) -> None:
         import ipywidgets
 

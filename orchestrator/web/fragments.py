@@ -122,7 +122,7 @@ class Parts:
             extra = {
                 "advice": self._state.shared(("advice", run.id), ADVICE_S, lambda: self._advice(run)),
                 "accuracy": forecast.accuracy(engine, run),
-                "course": forecast.course(engine, run)[-5:],
+                "course": self._course(run)[-5:],
             }
             parts["facts"] = self.render("_run_facts.html", **base, **extra)
         elif page == "checkpoints":
@@ -159,8 +159,7 @@ class Parts:
 
     def forecasts(self, run: RunInfo) -> View:
         """Curves of the predicted ends: `series`, with `label`, `x` (made) and `y` (end), both in hours since the run began."""
-        made = forecast.course(self._state.engine, run)
-        lines = forecast.lines(made, run.created_at.isoformat(), stamp(run.finished_at))
+        lines = forecast.lines(self._course(run), run.created_at.isoformat(), stamp(run.finished_at))
         return {
             "series": [
                 {"label": label, "x": [x for x, _ in points], "y": [y for _, y in points]}
@@ -168,6 +167,12 @@ class Parts:
                 if points
             ]
         }
+
+    def _course(self, run: RunInfo) -> list[View]:
+        found: list[View] = self._state.shared(
+            ("course", run.id), SUMMARY_S, lambda: forecast.course(self._state.engine, run)
+        )
+        return found
 
     def session_starts(self, run: RunInfo) -> list[tuple[int, datetime]]:
         """Number and start of the newest sessions, newest first."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+
 import pytest
 from answered import make_state
 
 from kgorch.cli.display import bars, top_screen, watch
-from kgorch.cli.display.screen import keys_in
+from kgorch.cli.display.screen import Screen, ScreenLine, keys_in
 from kgorch.core import text
 from kgorch.db import curves, sessions
 from kgorch.db.engine import open_database
@@ -129,6 +132,18 @@ def test_a_trend_fits_whatever_the_values_are(values, columns):
 )
 def test_keys_that_are_read_at_once_all_count(content, keys):
     assert keys_in(content) == keys
+
+
+def test_a_ctrl_c_that_a_callback_has_swallowed_ends_the_screen_all_the_same():
+    def frame(columns, lines):
+        with contextlib.suppress(KeyboardInterrupt):  # as Python does in callbacks of weak references
+            signal.raise_signal(signal.SIGINT)
+        return [ScreenLine(None, "", "drawn")]
+
+    before = signal.getsignal(signal.SIGINT)
+    with Screen() as screen, pytest.raises(KeyboardInterrupt):
+        screen.show(frame, 5.0)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # On a real terminal, drawn by an emulator

@@ -137,10 +137,8 @@ def test_forecasts_are_drawn_against_the_end_once_it_is_known(site):
         )
     )
     runs.set_state(site.state.engine, runs.by_number(site.state.engine, "surface-unet3d", 1).id, RunState.FINISHED)
-    ended, run = (
-        site.json(f"/api{RUN}/forecasts")["series"][-1],
-        runs.by_number(site.state.engine, "surface-unet3d", 1),
-    )
+    ended = site.json(f"/api{RUN}/forecasts")["series"][-1]
+    run = runs.by_number(site.state.engine, "surface-unet3d", 1)
     hours = (run.finished_at - run.created_at).total_seconds() / 3600
     assert ended["label"] == "actual end" and ended["x"] == [series["latest"]["x"][0], ended["y"][0]]
     assert ended["y"] == [pytest.approx(hours, abs=0.001)] * 2
@@ -165,8 +163,10 @@ def test_values_that_are_no_numbers_interrupt_a_curve_and_are_counted(site):
 
 
 def test_the_machines_of_a_fleet_are_shown_with_their_gpus_and_runs(postgres, tmp_path):
+    names = ("left", "right<b>")
     url = postgres.new_database()
-    for name in ("left", "right<b>"):
+    engines = [open_fleet(Fleet(url, name, 60.0), tmp_path / str(number)) for number, name in enumerate(names)]
+    for name, engine in zip(names, engines, strict=True):
         columns = {
             "host": "h",
             "boot_id": "b",
@@ -175,7 +175,6 @@ def test_the_machines_of_a_fleet_are_shown_with_their_gpus_and_runs(postgres, tm
             "version": "1",
             "gpus": ["Tesla T4"] * 2,
         }
-        engine = open_fleet(Fleet(url, name, 60.0), tmp_path / name)
         fleet.register(engine, columns)
     made = runs.create(
         engine, id="id", name="ink", number=1, folder="/h/runs/ink/1", workdir="/w", checkpoints="runs/c",
@@ -193,7 +192,8 @@ def test_the_machines_of_a_fleet_are_shown_with_their_gpus_and_runs(postgres, tm
         "at step 1,234",
     ):
         assert shown in tile, (shown, tile)
-    engine.dispose()
+    for engine in engines:
+        engine.dispose()
 
 
 def test_names_and_texts_from_elsewhere_stay_text(site):

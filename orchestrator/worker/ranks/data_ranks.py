@@ -13,7 +13,9 @@ from kgorch.errors import KgorchError
 from kgorch.worker.local_tensors import is_any_sharded, is_sharded
 from kgorch.worker.ranks.virtual_ranks import VirtualRanks, ranks_of
 
-SAME_BATCH = frozenset({"tp", "tensor", "tensor_parallel", "cp", "context", "context_parallel", "sp"})
+SAME_BATCH = frozenset(
+    {"tp", "tensor", "tensor_parallel", "mp", "model", "model_parallel", "cp", "context", "context_parallel", "sp"}
+)
 """Names of mesh dimensions whose ranks need the same samples. Any other name counts as data-parallel, as all of FSDP's are."""
 
 

@@ -267,6 +267,7 @@ def linear_on(mesh, placements) -> nn.Module:
     [
         (("dp", "tp"), [(2, 0), (2, 0), (2, 1), (2, 1)]),
         (("tp", "dp"), [(2, 0), (2, 1), (2, 0), (2, 1)]),
+        (("dp", "model"), [(2, 0), (2, 0), (2, 1), (2, 1)]),
         (("replicas", "shards"), [None] * 4),
     ],
 )
