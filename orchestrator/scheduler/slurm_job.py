@@ -146,14 +146,18 @@ class _JobProcess:
 
     def _pass_saves_on(self) -> None:
         """Ask the supervisor for a checkpoint whenever `kgorch save` on another node wants one."""
-        request, pause = jobs.save_request(self._run), threading.Event()
+        request, pause, said = jobs.save_request(self._run), threading.Event(), ""
         while True:
             pause.wait(SAVE_POLL_S)
             try:
                 if request.exists() and control_socket.ask(Path(self._run.folder) / "control.sock", "save"):
                     request.unlink(missing_ok=True)
-            except (KgorchError, OSError) as error:
-                say(f"a save that was asked for: {error}")
+            except KgorchError as error:
+                if str(error) != said:
+                    say(said := str(error))
+            except OSError as error:  # a request that cannot be taken away would save for ever
+                say(f"requests of kgorch save are no longer looked for: {error}")
+                return
 
     def _view(self) -> JobView | None:
         try:
