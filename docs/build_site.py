@@ -145,9 +145,10 @@ def for_mkdocs(text: str, page: str, listed: list[str], linked: set[str]) -> str
             return f"{is_picture}[{label}]({address})"
         return label
 
-    parts = CODE.split(text)  # code at odd places
-    parts[::2] = [LINK.sub(replaced, part) for part in parts[::2]]
-    return "\n".join(_separated("".join(parts).splitlines())) + "\n"
+    code = CODE.findall(text)
+    text = LINK.sub(replaced, CODE.sub("\0", text))
+    text = re.sub("\0", lambda _: code.pop(0), text)
+    return "\n".join(_separated(text.splitlines())) + "\n"
 
 
 def _separated(lines: list[str]) -> Iterator[str]:

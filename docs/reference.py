@@ -85,7 +85,8 @@ def plan() -> str:
             tables[entry.key] = ["", f"## {title}", "", *([_sentence(_prose(entry.text))] if entry.text else []), *KEYS]
             continue
         table, _, name = entry.key.rpartition(".")
-        row = [_code(name), _code(_default(entry)), _code(entry.example), _cell(_prose(entry.text))]
+        value = entry.example.partition(" = ")[2]
+        row = [_code(name), _code(_default(entry)), _code(value), _cell(_prose(entry.text))]
         tables[table].append(f"| {' | '.join(row)} |")
     lines = [
         "`kgorch explain KEY` prints the same in a terminal, and `kgorch init` writes the plan at the end of this page. Where no",
