@@ -85,7 +85,7 @@ GROUPS: dict[str, list[Entry | dict[str, list[Entry]]]] = {
                 "docs/vqa.md",
                 "workloads/*/README.md",
             ],
-            "Estimates": [("docs/reports/README.md", "Estimates"), "docs/reports/*.md"],
+            "Estimates": [("docs/reports/README.md", "All plans"), "docs/reports/*.md"],
         },
     ],
     "Explanation": [
@@ -180,6 +180,10 @@ def navigation(listed: list[str]) -> list[object]:
             pattern, title = item if isinstance(item, tuple) else (item, "")
             for page in [page for page in left if Path(page).match(pattern) and page.count("/") == pattern.count("/")]:
                 del left[page]
+                if "*" in pattern:  # the headings are long
+                    title = (
+                        page.removeprefix("docs/").removesuffix(".md").removesuffix("/README").removeprefix("reports/")
+                    )
                 yield {title: page} if title else page
 
     nav: list[object] = []
