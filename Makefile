@@ -112,6 +112,7 @@ pictures: setup
 
 docs: setup
 	$(BIN)/python docs/lifecycle.py
+	$(BIN)/python docs/troubleshooting.py
 
 clean:
 	rm -rf demo demo-remote build outputs .pytest_cache .mypy_cache .ruff_cache

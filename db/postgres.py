@@ -51,13 +51,17 @@ def create(url: str) -> Engine:
         engine = create_engine(url, connect_args=given, pool_size=3, max_overflow=17, pool_timeout=CONNECT_S)
     except ModuleNotFoundError as error:
         raise StateUnusable(
-            "the database of a fleet needs psycopg", str(error), next_step="pip install 'kgorch[postgres]'"
+            "the database of a fleet needs psycopg",
+            str(error),
+            next_step="pip install 'kgorch[postgres]'",
+            error_code="KG902",
         ) from None
     except (ArgumentError, SQLAlchemyError, ValueError) as error:
         raise StateUnusable(
             "the URL of the fleet's database cannot be read",
             str(error).partition("'")[0].strip(),  # the text after it may hold the password
             next_step="set KGORCH_DATABASE=postgresql+psycopg://USER@HOST/NAME",
+            error_code="KG606",
         ) from None
     event.listen(engine, "before_cursor_execute", _without_nul, retval=True)
     return engine
@@ -83,6 +87,7 @@ def lock_set_up(connection: Connection) -> None:
             f"the PostgreSQL at {connection.engine.url.render_as_string(hide_password=True)} is too old",
             f"expected version {OLDEST} or newer, found {int(version or 0) // 10_000}",
             next_step=f"upgrade the server to PostgreSQL {OLDEST} or newer",
+            error_code="KG606",
         )
 
 
@@ -92,7 +97,9 @@ def unusable(engine: Engine, error: BaseException) -> StateUnusable:
     why = " ".join(str(cause).split())[:400]
     state = str(getattr(cause, "sqlstate", None) or "")
     place = engine.url.render_as_string(hide_password=True)
-    return StateUnusable(f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why))
+    return StateUnusable(
+        f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why), error_code="KG606"
+    )
 
 
 def _next_step(state: str, told: str) -> str:

@@ -204,4 +204,8 @@ def wait_for_row(engine: Engine, name: str) -> RunInfo:
         if run := runs.newest(engine, name):
             return run
         time.sleep(0.05)
-    raise KgorchError(f"another kgorch holds the lock of {name!r} and has not begun the run", next_step="kgorch status")
+    raise KgorchError(
+        f"another kgorch holds the lock of {name!r} and has not begun the run",
+        next_step="kgorch status",
+        error_code="KG303",
+    )

@@ -68,7 +68,9 @@ def begin(state: LocalState, request: StartRequest, watcher: ImportWatcher = SIL
     with ExitStack() as locks:
         lock = FileLock(lock_path(state.home, plan.name))
         if not lock.acquire() or ownership.is_live(engine, state.home, plan.name, fresh=request.fresh):
-            raise KgorchError(f"{plan.name!r} is live on this machine", next_step=f"kgorch stop {plan.name}")
+            raise KgorchError(
+                f"{plan.name!r} is live on this machine", next_step=f"kgorch stop {plan.name}", error_code="KG303"
+            )
         locks.callback(lock.release)
         newest = runs.newest(engine, plan.name)
         if newest and request.fresh:
@@ -131,7 +133,9 @@ def _refuse_local_progress(engine: Engine, run: RunInfo, place: str) -> None:
     last = sessions.last(engine, run.id)
     if last and last.phase not in OVER:
         raise KgorchError(
-            f"the last session of {run.name!r} on this machine was not ended", next_step=f"kgorch resume {run.name}"
+            f"the last session of {run.name!r} on this machine was not ended",
+            next_step=f"kgorch resume {run.name}",
+            error_code="KG303",
         )
     here, best = remote_sessions.local_position(engine, run), remote_sessions.remote_best(engine, run)
     there = (best.reached_position, best.reached_step) if best else (-1, -1)

@@ -69,6 +69,7 @@ def check(plan: Plan) -> None:
                 f"checkpoint.mirror: {protocol}:// needs the package {package}",
                 str(error),
                 next_step=f"pip install {package}",
+                error_code="KG902",
             ) from None
 
 

@@ -94,6 +94,7 @@ def pieces_to_save(tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:
             raise CannotRestore(
                 f"{path} is a DTensor with a Partial placement, whose ranks hold terms of a sum",
                 next_step="redistribute it to Shard or Replicate before it is saved",
+                error_code="KG204",
             )
         region = region_of(layout)
         if region and math.prod(region.shape) and _has_turn(layout, turn):
