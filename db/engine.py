@@ -131,7 +131,7 @@ def _unusable(path: str, why: str) -> StateUnusable:
     next_step = "see whether its disk is full or read-only, or another program holds it; then try again"
     if "malformed" in why or "not a database" in why:
         next_step = (
-            f"put a copy of it back, or mv {path} {path}.broken: then kgorch start PLAN goes on from the"
+            f"put a copy of it back, or mv {path} {path}.broken: then kgorch start PLAN continues from the"
             " checkpoints, which are found without it; only the history is lost"
         )
     return StateUnusable(f"the database {path} cannot be used", why, next_step=next_step, error_code="KG602")

@@ -109,11 +109,11 @@ def _next_step(state: str, told: str) -> str:
         return "create it on the server: createdb NAME; or correct the name in KGORCH_DATABASE"
     if state == "53100" or "No space left" in told:
         return (
-            "the server's disk is full: make room there. Training goes on, and records wait until they can be written"
+            "the server's disk is full: make room there. Training continues, and records wait until they can be written"
         )
     if state == "42501":
         return "give its user the right to create tables: GRANT ALL ON SCHEMA public TO USER"
     return (
-        "see whether the server runs and can be reached (pg_isready). Sessions that run go on meanwhile;"
+        "see whether the server runs and can be reached (pg_isready). Sessions that run continue;"
         " their records wait in order"
     )

@@ -17,6 +17,9 @@ from kgorch.core.error_codes import PATTERN, code_of_module
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 BASE = "KgorchError"
+FACTORY = "checkpoint_error"
+"""A function that constructs one of two errors (untrusted_io.py); the message is its second argument."""
+
 HEAD = """# Troubleshooting
 Each error of kgorch ends its first line with a code, as in `error: there is no plan plan.toml [KG102]`. `kgorch explain KG102`
 prints the text of this page with that code; `kgorch explain codes` lists all of them.
@@ -73,6 +76,11 @@ def _classes(trees: list[ast.Module]) -> dict[str, str]:
 def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator[Site]:
     top, *rest = path.relative_to(ROOT).with_suffix("").parts
     module = ".".join(["kgorch", *([] if top == "orchestrator" else [top]), *rest]).removesuffix(".__init__")
+    variables = {
+        target: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and (target := _name(node.targets[0])) in ("what", "why", "problem")
+    }
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         names = (
             [_name(part) for part in ast.walk(call.func)] if isinstance(call.func, ast.IfExp) else [_name(call.func)]
@@ -80,6 +88,8 @@ def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator
         # `kind.error`: the class of errors that a kind of TOML document has (plan/toml_document.py)
         if module.startswith("kgorch.plan.") and ast.unparse(call.func) == "kind.error":
             names = ["PlanError", "ConfigError"]
+        if is_factory := names == [FACTORY]:
+            names = ["CheckpointBroken", "CheckpointUnreadable"]
         if not (constructed := [name for name in names if name in classes]):
             continue
         explicit = next((word.value for word in call.keywords if word.arg == "error_code"), None)
@@ -87,7 +97,9 @@ def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator
             codes = tuple(PATTERN.findall(ast.unparse(explicit)))
         else:
             codes = tuple(dict.fromkeys(classes[name] or code_of_module(module) for name in constructed))
-        yield Site(f"{path.relative_to(ROOT)}:{call.lineno}", codes, _text(call.args[0]) if call.args else "")
+        what = call.args[is_factory]
+        text = _text(variables.get(_name(what), what) if isinstance(what, ast.Name) else what)
+        yield Site(f"{path.relative_to(ROOT)}:{call.lineno}", codes, text)
 
 
 def _name(node: ast.AST) -> str:

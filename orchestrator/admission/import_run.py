@@ -136,7 +136,7 @@ def describe_new_run(
             break
     if is_required:
         raise NotFound(
-            f"there is no state of {plan.name!r} to resume, and a new run was not wanted",
+            f"there is no state of {plan.name!r} to resume, and no new run may begin",
             *(lines or ["there is none in the state folder, and no sources are named"]),
             next_step="attach the output of the session before (or name its folder in [resume] sources), then start again; or"
             " begin a new run: without --continue and [resume] required, or with --fresh",

@@ -76,7 +76,9 @@ def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
         with files.replacement(out, durable=True) as file:
             _write(file, folder, [(path, tensors[path]) for path in order])
     except OSError as error:
-        raise KgorchError(f"{out} cannot be written", str(error), error_code="KG503") from None
+        raise KgorchError(
+            f"{out} cannot be written", str(error), next_step="name another file or folder", error_code="KG503"
+        ) from None
     return len(order)
 
 
@@ -125,7 +127,9 @@ def export_foreign(folder: Path, out: Path) -> int:
         temporary.rename(out)
     except OSError as error:
         _remove(temporary)
-        raise KgorchError(f"{out} cannot be written", str(error), error_code="KG503") from None
+        raise KgorchError(
+            f"{out} cannot be written", str(error), next_step="name another file or folder", error_code="KG503"
+        ) from None
     return sum(manifest.files[name].bytes for name in contents.files)
 
 

@@ -78,7 +78,7 @@ class Exposition:
         except OSError as error:
             what = "there is no such folder" if error.errno == errno.ENOENT else str(error)
             raise KgorchError(
-                f"{path} cannot be written: {what}", next_step="give another path", error_code="KG503"
+                f"{path} cannot be written", what, next_step="give another path", error_code="KG503"
             ) from None
 
     def serve(self, host: str, port: int, say: Callable[[str], None]) -> int:
@@ -99,7 +99,7 @@ class Exposition:
             server = _Server((host, port), _Handler)
         except OSError as error:
             raise KgorchError(
-                f"{host}:{port} cannot be listened at: {error.strerror or error}", next_step="give another port"
+                f"cannot listen at {host}:{port}", error.strerror or str(error), next_step="give another port"
             ) from None
         server.set_app(guarded)
         with server:

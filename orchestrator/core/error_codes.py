@@ -83,6 +83,7 @@ BY_MODULE: Mapping[str, str] = {
     "kgorch.worker": "KG403",
     "kgorch.worker.checkpoint.torch_export": "KG210",
     "kgorch.worker.data": "KG404",
+    "kgorch.worker.data.value_cache": "KG204",
     "kgorch.worker.entry": "KG405",
     "kgorch.worker.foreign": "KG407",
     "kgorch.worker.memory": "KG502",

@@ -72,7 +72,7 @@ def _import(state: LocalState, found: RemoteRun, folder: Path, watcher: ImportWa
     run, lock = found.run, FileLock(lock_path(state.home, found.run.name))
     if not lock.acquire():
         raise KgorchError(
-            f"{run.name!r} is live on this machine", next_step=f"kgorch stop {run.name}", error_code="KG303"
+            f"{run.name!r} is being trained on this machine", next_step=f"kgorch stop {run.name}", error_code="KG303"
         )
     try:
         contents = source_scan.scan_sources([glob.escape(str(folder))], Path(run.workdir), run.name, ())

@@ -69,7 +69,9 @@ def begin(state: LocalState, request: StartRequest, watcher: ImportWatcher = SIL
         lock = FileLock(lock_path(state.home, plan.name))
         if not lock.acquire() or ownership.is_live(engine, state.home, plan.name, fresh=request.fresh):
             raise KgorchError(
-                f"{plan.name!r} is live on this machine", next_step=f"kgorch stop {plan.name}", error_code="KG303"
+                f"{plan.name!r} is being trained on this machine",
+                next_step=f"kgorch stop {plan.name}",
+                error_code="KG303",
             )
         locks.callback(lock.release)
         newest = runs.newest(engine, plan.name)
@@ -147,7 +149,7 @@ def _refuse_local_progress(engine: Engine, run: RunInfo, place: str) -> None:
     if here > there:
         raise KgorchError(
             f"the newest state of {run.name!r} is on this machine: step {here[1]}",
-            'a session elsewhere goes on from the output of the one before; state = "dataset", which sends it, is not built',
+            "a session at a place continues from the output of the one before; it cannot be sent from here",
             next_step="kgorch start PLAN continues it here; kgorch remote start PLAN --fresh begins a new run",
         )
 

@@ -48,7 +48,7 @@ def write_parquet(path: Path, run: RunInfo, metrics: RunMetrics) -> int:
             pyarrow.parquet.write_table(table, file, compression="zstd")
     except OSError as error:
         what = "there is no such folder" if error.errno == errno.ENOENT else str(error)
-        raise KgorchError(f"{path} cannot be written: {what}", next_step="give another path") from None
+        raise KgorchError(f"{path} cannot be written", what, next_step="give another path") from None
     return int(table.num_rows)
 
 

@@ -49,7 +49,7 @@ def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.e
     """Run sessions of a run in this Slurm job. Returns: the exit code of the job. Raises: KgorchError."""
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
-        raise KgorchError("this is no Slurm job: there is no SLURM_JOB_ID", next_step=f"kgorch resume {run.name}")
+        raise KgorchError("this is not a Slurm job: SLURM_JOB_ID is not set", next_step=f"kgorch resume {run.name}")
     if "SLURM_ARRAY_TASK_ID" in environ:
         raise KgorchError(
             f"job {job} is a task of an array: all its tasks would train {run.name}",

@@ -117,7 +117,7 @@ def _stop(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
 def _resume(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     newest = runs.newest(state.engine, run.name)
     if newest and newest.id != run.id:
-        raise KgorchError(f"a newer run of that name goes on instead: number {newest.number}", error_code="KG303")
+        raise KgorchError(f"a newer run of this name continues instead: number {newest.number}", error_code="KG303")
     say("starting a session in the background")
     started = background_start.start(["resume", run.name], state.home)
     return (
@@ -136,7 +136,7 @@ def _enqueue(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
 def _priority_only(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     priority = _priority(values.get("priority"))
     if priority is None:
-        raise KgorchError("which priority? a whole number from -100 to 100")
+        raise KgorchError("priority: expected a whole number from -100 to 100")
     row = queue.pending_resume(state.engine, run.id)
     if row is None:
         raise KgorchError(
@@ -161,7 +161,9 @@ def _extend(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     """Queue a finished run with more to do, as `kgorch start PLAN --extend --set … --queue`, by the plan that it stores."""
     words = [word for word in str(values.get("set") or "").split() if word]
     if not words or any("=" not in word for word in words):
-        raise KgorchError("what should it do more? give KEY=VALUE, such as stage.train.args.epochs=20")
+        raise KgorchError(
+            "extend: expected KEY=VALUE that gives a stage more to do, such as stage.train.args.epochs=20"
+        )
     request = StartRequest(run.plan, Path(run.workdir) / "plan.toml", tuple(words), consent=Consent(extend=True))
     result = queue_entry.enqueue(LocalState(state.engine, state.home, state.profile), request, due_at=datetime.now(UTC))
     return _queued(state, result if isinstance(result, NoSession) else None)
@@ -258,7 +260,7 @@ def _priority(value: object) -> int | None:
     except ValueError:
         number = 1000
     if not -100 <= number <= 100:
-        raise KgorchError("a priority is a whole number from -100 to 100")
+        raise KgorchError("priority: expected a whole number from -100 to 100")
     return number
 
 
@@ -266,5 +268,5 @@ def _refuse_elsewhere(state: WebState, run: RunInfo) -> None:
     newest = remote.newest(state.engine, run.id)
     if newest and newest.state in REMOTE_OPEN:
         raise KgorchError(
-            f"{run.name} is carried on at {newest.place}", next_step=f"kgorch stop {run.name}", error_code="KG702"
+            f"{run.name} continues at {newest.place}", next_step=f"kgorch stop {run.name}", error_code="KG702"
         )

@@ -105,7 +105,7 @@ class Site:
         run, query = self._run(request), request.query_params
         axis = query.get("axis", "step")
         if axis not in curves.AXES:
-            raise KgorchError(f"axis is one of {', '.join(curves.AXES)}")
+            raise KgorchError(f"axis: expected one of {', '.join(curves.AXES)}")
         names = tuple(query.getlist("name"))[:MAX_NAMES]
         smooth = min(0.999, max(0.0, _number(query.get("smooth"), 0.0)))
         curve = self.state.curves.of_run(self.state.engine, run)
@@ -284,7 +284,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise KgorchError("the request is no JSON object")
+        raise KgorchError("the request is not a JSON object")
     return values
 
 

@@ -157,7 +157,7 @@ def insert(value: Any, fetch: Fetch, path: str) -> Any:
         return _untagged(value, fetch, path)
     except (ValueError, TypeError) as error:
         raise CannotRestore(
-            f"{path!r:.200} is no value that kgorch has written",
+            f"{path!r:.200} is not a value that kgorch has written",
             f"{error} in {value!r:.80}",
             next_step="use another checkpoint",
         ) from None

@@ -156,7 +156,7 @@ def test_a_name_by_hand_leads_nowhere(place, engine, capfd, name):
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE runs SET name = ? WHERE id = 'ink'", (name,))
     before = sorted(place.rglob("*"))
-    with pytest.raises(Exception, match="is no folder of runs"):
+    with pytest.raises(Exception, match="is not a folder of runs"):
         removal.describe(engine, place / "home", runs.by_id(engine, "ink"))
     assert code_of(["rm", name, "--yes"]) == ExitCode.MISTAKE
     assert [path for path in before if not path.exists()] == []

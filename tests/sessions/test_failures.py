@@ -41,7 +41,7 @@ def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_pa
         wait_until(lambda: len(kgorch.events("reader_failed")) == len(paths))
     assert [path.is_dir() for path in paths[:2]] == [True, True] and (inside / "step-00000009").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir() if "broken" in path.name) == []
-    assert "is no checkpoint of this run and is left alone" in kgorch.events("reader_failed")[0]["facts"]["why"]
+    assert "is not a checkpoint of this run and is left unchanged" in kgorch.events("reader_failed")[0]["facts"]["why"]
 
 
 @pytest.mark.soak  # the storm does it at any moment

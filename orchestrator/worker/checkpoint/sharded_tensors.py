@@ -215,7 +215,7 @@ def _of_saved(path: str, layout: Layout, reader: TensorReader) -> Layout:
         raise CannotRestore(
             f"{path} has the shape {list(shape)}, its parameter {list(layout.shape)}, and the mesh is another one:"
             " how this optimizer shards it cannot be known",
-            next_step="resume on the mesh that it was saved on, or begin anew with `kgorch start PLAN --fresh`",
+            next_step="resume on the mesh that it was saved on, or begin a new run with `kgorch start PLAN --fresh`",
         )
     return layout._replace(placements=tuple(map(_placement, saved.placements)), shape=shape)
 

@@ -68,10 +68,12 @@ def read(launch: LaunchSpec | None, stage: str, name: str, which: str | None) ->
         CheckpointBroken: its bytes differ from its manifest.
     """
     if which not in (None, "best", "final"):
-        raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
+        raise KgorchError(f'session.weights(which={which!r:.80}): expected "best", "final" or None')
     if not launch:
         raise CannotRestore(
-            "there are no stages without kgorch", next_step="give the script a file of weights", error_code="KG211"
+            "session.weights() needs a run of kgorch: a script without one has no stages",
+            next_step="give the script a file of weights",
+            error_code="KG211",
         )
     root = Path(launch.checkpoints).parent / stage
     own = [pair for pair in readable_checkpoints(root) if pair[1].run_id == launch.run_id]

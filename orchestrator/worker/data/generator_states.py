@@ -67,7 +67,7 @@ def raw_state_of(generator: Any) -> Any:
         return _read_numpy(generator)
     except Exception as error:  # a subclass may raise anything
         raise CannotRestore(
-            f"a {type(generator).__name__} does not tell its state: {error}", error_code="KG204"
+            f"the state of a {type(generator).__name__} cannot be read", str(error), error_code="KG204"
         ) from None
 
 

@@ -145,7 +145,7 @@ def drop(run: str | None) -> int:
     newest = remote.newest(engine, info.id)
     if newest and newest.state in REMOTE_OPEN:
         raise KgorchError(
-            f"{info.name} is carried on at {newest.place}", next_step=f"kgorch stop {info.name}", error_code="KG702"
+            f"{info.name} continues at {newest.place}", next_step=f"kgorch stop {info.name}", error_code="KG702"
         )
     if queue.unschedule(engine, info.id):
         render.echo(
