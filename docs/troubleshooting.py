@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kgorch.cli import error_help
 from kgorch.core.error_codes import PATTERN, code_of_module
+from kgorch.launch.verdicts import ERROR_CODES, INPUT_CODE
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -43,7 +44,7 @@ class Site(NamedTuple):
 
 
 def sites() -> list[Site]:
-    """Every call in orchestrator/ and db/ that constructs a KgorchError or a subclass, in the order of files and lines."""
+    """Every call in orchestrator/ and db/ that constructs a KgorchError or a subclass, or a failed Check that raises one."""
     files = [path for top in ("orchestrator", "db") for path in sorted((ROOT / top).rglob("*.py"))]
     trees = {
         path: ast.parse(path.read_text())
@@ -76,11 +77,17 @@ def _classes(trees: list[ast.Module]) -> dict[str, str]:
 def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator[Site]:
     top, *rest = path.relative_to(ROOT).with_suffix("").parts
     module = ".".join(["kgorch", *([] if top == "orchestrator" else [top]), *rest]).removesuffix(".__init__")
-    variables = {
-        target: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and (target := _name(node.targets[0])) in ("what", "why", "problem")
-    }
+    assigned = [
+        (node.lineno, _name(node.targets[0]), node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign)
+    ]
+
+    def text_of(what: ast.expr) -> str:
+        """Of a variable: what was assigned to it last before this line."""
+        values = [
+            item for item in assigned if isinstance(what, ast.Name) and item[0] < what.lineno and item[1] == what.id
+        ]
+        return _text(max(values, key=lambda item: item[0])[2] if values else what)
+
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         names = (
             [_name(part) for part in ast.walk(call.func)] if isinstance(call.func, ast.IfExp) else [_name(call.func)]
@@ -88,6 +95,12 @@ def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator
         # `kind.error`: the class of errors that a kind of TOML document has (plan/toml_document.py)
         if module.startswith("kgorch.plan.") and ast.unparse(call.func) == "kind.error":
             names = ["PlanError", "ConfigError"]
+        if (
+            names == ["Check"] and _name(call.args[1]) == "FAIL"
+        ):  # raised by Check.refuse, with an error code by its name
+            own = ERROR_CODES.get(_text(call.args[0]), INPUT_CODE)
+            yield Site(f"{path.relative_to(ROOT)}:{call.lineno}", (own,), text_of(call.args[2]))
+            continue
         if is_factory := names == [FACTORY]:
             names = ["CheckpointBroken", "CheckpointUnreadable"]
         if not (constructed := [name for name in names if name in classes]):
@@ -95,10 +108,11 @@ def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator
         explicit = next((word.value for word in call.keywords if word.arg == "error_code"), None)
         if explicit is not None:
             codes = tuple(PATTERN.findall(ast.unparse(explicit)))
+            if not codes and module == "kgorch.launch.verdicts":
+                continue  # its messages are those of the checks
         else:
             codes = tuple(dict.fromkeys(classes[name] or code_of_module(module) for name in constructed))
-        what = call.args[is_factory]
-        text = _text(variables.get(_name(what), what) if isinstance(what, ast.Name) else what)
+        text = text_of(call.args[is_factory])
         yield Site(f"{path.relative_to(ROOT)}:{call.lineno}", codes, text)
 
 

@@ -51,7 +51,6 @@ BY_MODULE: Mapping[str, str] = {
     "kgorch.launch": "KG206",
     "kgorch.launch.extension": "KG105",
     "kgorch.launch.inputs": "KG106",
-    "kgorch.launch.verdicts": "KG106",
     "kgorch.nodes": "KG707",
     "kgorch.notebook": "KG108",
     "kgorch.plan": "KG101",

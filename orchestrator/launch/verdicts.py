@@ -26,7 +26,8 @@ class CheckLine(NamedTuple):
 
 
 ERROR_CODES = {"torch": "KG904", "gpus": "KG305", "mig": "KG305", "cores": "KG305", "cuda": "KG408"}
-"""Error codes (core/error_codes.py) of the checks of launch/requirements.py, by their names."""
+INPUT_CODE = "KG106"
+"""Error codes (core/error_codes.py) of the checks of launch/requirements.py by their names, and of those of the inputs."""
 
 
 class Check(NamedTuple):
@@ -63,5 +64,5 @@ class Check(NamedTuple):
     def refuse(self) -> None:
         """Raise the error that refuses a start. Raises: KgorchError where the check failed."""
         if self.verdict == FAIL:
-            code = ERROR_CODES.get(self.name)  # else that of this module: an input
+            code = ERROR_CODES.get(self.name, INPUT_CODE)
             raise KgorchError(self.what, *self.facts, next_step=self.do, error_code=code)

@@ -195,7 +195,7 @@ def test_checkpoints_among_which_something_else_lies_are_left_alone(place, engin
     path.symlink_to("/etc") if "step" in strange else path.write_text("dear")
     before = rows_of(engine)
     assert code_of(["rm", "ink", "--yes", "--checkpoints"]) == ExitCode.MISTAKE
-    assert "holds something that is no checkpoint" in capfd.readouterr().err
+    assert "holds something that is not a checkpoint" in capfd.readouterr().err
     assert os.path.lexists(path) and rows_of(engine) == before and (place / "home" / "runs" / "ink" / "1").is_dir()
 
 
