@@ -95,9 +95,8 @@ def _sites_of(path: Path, tree: ast.Module, classes: dict[str, str]) -> Iterator
         # `kind.error`: the class of errors that a kind of TOML document has (plan/toml_document.py)
         if module.startswith("kgorch.plan.") and ast.unparse(call.func) == "kind.error":
             names = ["PlanError", "ConfigError"]
-        if (
-            names == ["Check"] and _name(call.args[1]) == "FAIL"
-        ):  # raised by Check.refuse, with an error code by its name
+        # Check.refuse raises it, with an error code by its name
+        if names == ["Check"] and _name(call.args[1]) == "FAIL":
             own = ERROR_CODES.get(_text(call.args[0]), INPUT_CODE)
             yield Site(f"{path.relative_to(ROOT)}:{call.lineno}", (own,), text_of(call.args[2]))
             continue

@@ -92,7 +92,7 @@ def usage_error(error: click.ClickException) -> KgorchError:
             next_step = "kgorch status --all    (lists the runs)"
     else:
         text = _as_clause(error.format_message())
-    return KgorchError(f"{text}", next_step=next_step)
+    return KgorchError(text, next_step=next_step)
 
 
 def _as_clause(text: str) -> str:
