@@ -115,6 +115,7 @@ pictures: setup
 docs: setup
 	$(BIN)/python docs/lifecycle.py
 	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/troubleshooting.py
 
 # the pages as a site, build/site: python -m http.server -d build/site
 site: setup

@@ -131,10 +131,10 @@ def _unusable(path: str, why: str) -> StateUnusable:
     next_step = "see whether its disk is full or read-only, or another program holds it; then try again"
     if "malformed" in why or "not a database" in why:
         next_step = (
-            f"put a copy of it back, or mv {path} {path}.broken: then kgorch start PLAN goes on from the"
+            f"put a copy of it back, or mv {path} {path}.broken: then kgorch start PLAN continues from the"
             " checkpoints, which are found without it; only the history is lost"
         )
-    return StateUnusable(f"the database {path} cannot be used", why, next_step=next_step)
+    return StateUnusable(f"the database {path} cannot be used", why, next_step=next_step, error_code="KG602")
 
 
 def _json(value: Any) -> str:
@@ -175,6 +175,7 @@ def _migrate(engine: Engine) -> None:
             f"the database {engine.url.database} was written by a newer kgorch",
             f"its schema is {revision}, this kgorch knows up to {HEAD}",
             next_step="install that newer kgorch, or use another KGORCH_HOME (another KGORCH_DATABASE for a fleet)",
+            error_code="KG603",
         )
     if revision is None and _create_tables(engine):
         return

@@ -55,6 +55,7 @@ def fleet(environ: Mapping[str, str] = os.environ) -> Fleet | None:
             "the database of a fleet is a PostgreSQL",
             f"expected postgresql+psycopg://USER@HOST/NAME, found {str(url).partition(':')[0]}:…",
             next_step="correct KGORCH_DATABASE, or fleet.database of the configuration; without either SQLite is used",
+            error_code="KG606",
         )
     name = environ.get("KGORCH_MACHINE") or table.get("machine") or socket.gethostname()
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -62,6 +63,7 @@ def fleet(environ: Mapping[str, str] = os.environ) -> Fleet | None:
             f"{str(name)[:80]!r} cannot name a machine of the fleet",
             "expected up to 64 letters, digits, dots, underscores and hyphens",
             next_step="set KGORCH_MACHINE, or fleet.machine of the configuration",
+            error_code="KG606",
         )
     return Fleet("postgresql+psycopg" + url[url.index("://") :], name, _seconds(table.get("lease", LEASE_S)))
 
@@ -87,5 +89,5 @@ def _table(environ: Mapping[str, str]) -> dict[str, Any]:
 def _seconds(value: Any) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smh]?)", str(value))
     if not match or (seconds := float(match[1]) * UNITS[match[2]]) < 1.0:
-        raise ConfigError(f'fleet.lease: expected a duration such as "5m", found {value!r}')
+        raise ConfigError(f'fleet.lease: expected a duration such as "5m", found {value!r}', error_code="KG606")
     return seconds

@@ -55,13 +55,17 @@ def create(url: str) -> Engine:
         engine = create_engine(url, connect_args=given, pool_size=3, max_overflow=17, pool_timeout=CONNECT_S)
     except ModuleNotFoundError as error:
         raise StateUnusable(
-            "the database of a fleet needs psycopg", str(error), next_step="pip install 'kgorch[postgres]'"
+            "the database of a fleet needs psycopg",
+            str(error),
+            next_step="pip install 'kgorch[postgres]'",
+            error_code="KG902",
         ) from None
     except (ArgumentError, SQLAlchemyError, ValueError) as error:
         raise StateUnusable(
             "the URL of the fleet's database cannot be read",
             str(error).partition("'")[0].strip(),  # the text after it may hold the password
             next_step="set KGORCH_DATABASE=postgresql+psycopg://USER@HOST/NAME",
+            error_code="KG606",
         ) from None
     event.listen(engine, "before_cursor_execute", _without_nul, retval=True)
     return engine
@@ -87,6 +91,7 @@ def lock_set_up(connection: Connection) -> None:
             f"the PostgreSQL at {connection.engine.url.render_as_string(hide_password=True)} is too old",
             f"expected version {OLDEST} or newer, found {int(version or 0) // 10_000}",
             next_step=f"upgrade the server to PostgreSQL {OLDEST} or newer",
+            error_code="KG606",
         )
 
 
@@ -100,7 +105,9 @@ def unusable(engine: Engine, error: BaseException) -> StateUnusable:
     is_away = state.startswith(("08", "57P0", "53300")) or (not state and isinstance(error, OperationalError))
     has_answered = any(text in why for text in ("authentication failed", "no password supplied", "does not exist"))
     kind = ServerAway if is_away and not has_answered else StateUnusable
-    return kind(f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why))
+    return kind(
+        f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why), error_code="KG606"
+    )
 
 
 def _next_step(state: str, told: str) -> str:
@@ -110,11 +117,11 @@ def _next_step(state: str, told: str) -> str:
         return "create it on the server: createdb NAME; or correct the name in KGORCH_DATABASE"
     if state == "53100" or "No space left" in told:
         return (
-            "the server's disk is full: make room there. Training goes on, and records wait until they can be written"
+            "the server's disk is full: make room there. Training continues, and records wait until they can be written"
         )
     if state == "42501":
         return "give its user the right to create tables: GRANT ALL ON SCHEMA public TO USER"
     return (
-        "see whether the server runs and can be reached (pg_isready). Sessions that run go on meanwhile;"
+        "see whether the server runs and can be reached (pg_isready). Sessions that run continue;"
         " their records wait in order"
     )

@@ -65,7 +65,7 @@ GROUPS: dict[str, list[Entry | dict[str, list[Entry]]]] = {
                 ("docs/trackers.md", "Experiment trackers"),
                 ("docs/prometheus.md", "Prometheus"),
             ],
-            "When something fails": [("docs/troubleshooting.md", "Troubleshooting")],
+            "When something fails": [("docs/troubleshooting.md", "Errors by code")],
         }
     ],
     "Reference": [

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kgorch.errors import ExitCode, KgorchError
+from kgorch.errors import ExitCode, KgorchError, parse_message
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -244,13 +244,10 @@ def _run_verb(verb: str, *words: str) -> str:
 
 def _error_from(text: str, code: int) -> KgorchError:
     """The error that a verb has printed: `error: …`, indented facts, `next: …`."""
-    lines = text.strip().splitlines()
-    at = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)
-    if at is None:
-        return KgorchError(f"kgorch ended with status {code}", *lines[-MAX_ERROR_LINES:])
-    following = next((line.removeprefix("next: ") for line in lines[at:] if line.startswith("next: ")), "")
-    facts = [line.strip() for line in lines[at + 1 :] if line.startswith("  ")]
-    return KgorchError(lines[at].removeprefix("error: "), *facts, next_step=following)
+    if (error := parse_message(text)) is None:
+        lines = text.strip().splitlines()
+        return KgorchError(f"kgorch ended with status {code}", *lines[-MAX_ERROR_LINES:], error_code="KG901")
+    return error
 
 
 def _status_from(output: str) -> RunStatus:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kgorch.errors import ExitCode, KgorchError
+from kgorch.errors import ExitCode, KgorchError, parse_message
 
 READY_FD = "KGORCH_READY_FD"
 """Environment variable: the descriptor on which the process says that its session is open."""
@@ -67,5 +67,8 @@ def start(words: Sequence[str], home: Path) -> Started:
             time.sleep(0.02)
         output = log.read_bytes()[log_start:].decode(errors="replace").strip()
         if child.returncode not in (0, None, ExitCode.QUOTA_SPENT):
-            raise KgorchError(output.removeprefix("error: ") or f"the supervisor exited with status {child.returncode}")
+            if error := parse_message(output):
+                raise error
+            why = f"the supervisor exited with status {child.returncode}"
+            raise KgorchError(why, *output.splitlines(), next_step=f"see {log}", error_code="KG901")
     return Started(child.pid, is_open, child.returncode, output, log)

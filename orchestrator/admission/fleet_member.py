@@ -35,6 +35,7 @@ def register(engine: Engine, home: Path, *, daemon_pid: int | None = None) -> No
             f"another machine of the fleet is named {name!r}",
             f"host {known.host}, state folder {known.home}, seen at {known.seen_at:%H:%M:%S} UTC; here: {host}, {home}",
             next_step="give this one a name of its own: KGORCH_MACHINE, or fleet.machine of the configuration",
+            error_code="KG606",
         )
     columns: dict[str, Any] = {
         "host": host, "boot_id": process_identity.boot_id(), "home": str(home), "state_id": state_id(home),

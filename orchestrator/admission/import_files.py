@@ -393,6 +393,7 @@ def _no_room(root: Path, fact: str) -> StateUnusable:
         f"there is no room in {root} for the run from the source",
         fact,
         next_step="make room, or point KGORCH_HOME at a larger disk",
+        error_code="KG501",
     )
 
 

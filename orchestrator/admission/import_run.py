@@ -136,10 +136,11 @@ def describe_new_run(
             break
     if is_required:
         raise NotFound(
-            f"there is no state of {plan.name!r} to resume, and a new run was not wanted",
+            f"there is no state of {plan.name!r} to resume, and no new run may begin",
             *(lines or ["there is none in the state folder, and no sources are named"]),
             next_step="attach the output of the session before (or name its folder in [resume] sources), then start again; or"
             " begin a new run: without --continue and [resume] required, or with --fresh",
+            error_code="KG206",
         )
     return [*(f"{line}; a new run begins" for line in lines[:1]), *lines[1:]]
 
@@ -203,6 +204,7 @@ def check_overrides(source: SourceRun, overrides: Sequence[str], consent: Consen
             *_show("--set ", others),
             "a database from a source is not trusted with that: whoever wrote it could run any program here",
             next_step="give those that you want with --set, or take all of them with --accept-plan",
+            error_code="KG208",
         )
     return others
 
@@ -233,6 +235,7 @@ def check_settings(source: SourceRun, plan: Plan, consent: Consent = NO_CONSENT)
             *_show("stage ", list(dict.fromkeys(unknown))),
             "state from a source is not trusted with that: whoever wrote it could give the script any argument",
             next_step="put it into [memory] ladder of the plan as { set = … }, or take it with --accept-plan",
+            error_code="KG208",
         )
 
 
@@ -257,10 +260,15 @@ def import_by_name(state: LocalState, name: str, watcher: ImportWatcher, consent
         raise NotFound(
             f"the sources hold checkpoints of {name!r} and no database with its plan",
             next_step="kgorch start PLAN resumes it",
+            error_code="KG206",
         )
     workdir, text = Path(source.rows.run["workdir"]), source.rows.run["plan"]
     if not workdir.is_dir():
-        raise NotFound(f"the folder of its plan, {workdir}, is not on this machine", next_step="kgorch start PLAN")
+        raise NotFound(
+            f"the folder of its plan, {workdir}, is not on this machine",
+            next_step="kgorch start PLAN",
+            error_code="KG206",
+        )
     where = workdir / "plan.toml"
     plan = parse(text, str(where), source.rows.run["overrides"])
     if not consent.plan:
@@ -270,6 +278,7 @@ def import_by_name(state: LocalState, name: str, watcher: ImportWatcher, consent
             *_show("in the folder ", [str(workdir)]),
             *_show("it would send metrics to ", plan.track.to),
             next_step=f"kgorch start PLAN resumes it by a plan of yours; or kgorch resume {name} --accept-plan",
+            error_code="KG208",
         )
     check_entries(plan, workdir)
     return import_run(state, StartRequest(text, where, consent=consent), source, watcher)

@@ -50,6 +50,7 @@ def saved_checkpoint(engine: Engine, run: RunInfo, request: SaveRequest) -> Chec
             raise KgorchError(
                 f"the save failed: {event.facts.get('why')}; training continues",
                 next_step=f"free some disk space, then kgorch save {run.name}",
+                error_code="KG306",
             )
     return None
 

@@ -131,6 +131,7 @@ def _open_on(
         raise KgorchError(
             registry.no_room_message(Path(newest.path).parent, newest.bytes, free_bytes),
             next_step=f"kgorch checkpoints prune {run.name} drops what is not needed; then start again",
+            error_code="KG501",
         )
     ledger = walls.ledger
     if ledger and (waits := _wait_for_quota(engine, run, ledger, session.save_lead_s)):
@@ -186,6 +187,7 @@ def _wait_for_quota(engine: Engine, run: RunInfo, ledger: Ledger, save_lead_s: f
             f"the quota of {quota.pool!r} allows {quota.usable_s / factor:g} s a window: over before a save would be",
             f"a save of this run with its margin takes about {save_lead_s:.1f} s",
             next_step="give quota.hours more, quota.reserve less, or session.margin a smaller value",
+            error_code="KG302",
         )
     if not ledger.is_spent(save_lead_s):
         return None

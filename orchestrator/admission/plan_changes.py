@@ -78,17 +78,17 @@ def refuse(name: str, compatibility: PlanCompatibility, *, accept: bool) -> None
     if compatibility.permanent_refusals:
         what = compatibility.permanent_refusals[0].partition(":")[0]
         raise PlanError(
-            f"{what} of {name!r} has changed, and a run keeps it",
+            f"{what} of {name!r} has changed, and is fixed when a run begins",
             *compatibility.permanent_refusals,
             *differences,
             next_step="put the old value back, or begin a new run there with --fresh",
         )
     if compatibility.refusals and not accept:
         raise PlanError(
-            f"the plan of {name!r} has changed in what its training has begun with",
+            f"the plan of {name!r} has changed in a way that its training cannot resume with",
             *compatibility.refusals,
             *differences,
-            next_step="put it back, begin a new run with --fresh, or go on nevertheless with --accept-changes",
+            next_step="put it back, begin a new run with --fresh, or continue nevertheless with --accept-changes",
         )
 
 

@@ -82,7 +82,7 @@ def hold_locks(engine: Engine, home: Path, removals: Sequence[RunInfo]) -> Itera
                 raise _alive_error(run)
             resume = queue.pending_resume(engine, run.id)
             if resume and resume.state == ResumeState.CLAIMED and _is_claimant_alive(engine, resume):
-                raise KgorchError(f"{_title(run)} is being started just now", next_step=f"kgorch stop {run.name}")
+                raise KgorchError(f"{_title(run)} is being started", next_step=f"kgorch stop {run.name}")
         yield
     finally:
         for lock in locks.values():
@@ -164,7 +164,7 @@ def _check_name(home: Path, run: RunInfo) -> bool:
     above = home / "runs" / run.name
     if not re.fullmatch(NAME_PATTERN, run.name) or run.number < 1 or above.is_symlink() or above.parent.is_symlink():
         raise KgorchError(
-            f"{above} is no folder of runs; nothing was removed",
+            f"{above} is not a folder of runs; nothing was removed",
             f"expected a folder, not a link, named as a run is: {home}/runs/NAME",
             next_step="kgorch status --all",
         )
@@ -193,7 +193,7 @@ def _check_content(root: Path) -> None:
             ]
         if unknown:
             raise KgorchError(
-                f"{root} holds something that is no checkpoint; nothing was removed",
+                f"{root} holds something that is not a checkpoint; nothing was removed",
                 str(unknown[0]),
                 next_step="move it away; or leave out --checkpoints, which keeps them",
             )

@@ -118,7 +118,10 @@ def _stages_to_extend(source: SourceRun, plan: Plan, consent: Consent) -> list[s
     old, compatibility = plan_changes.plan_in_source(source), plan_changes.compare_with_source(source, plan)
     if consent.extend:
         if old is None:
-            raise PlanError(f"the plan of the finished run {source.run_id} in {source.database} cannot be read")
+            raise PlanError(
+                f"the plan of the finished run {source.run_id} in {source.database} cannot be read",
+                next_step="kgorch start PLAN --fresh begins a new run",
+            )
         return extension.stages_to_do(plan.name, old, plan)
     if compatibility and any(item.key.startswith("stage") for item in compatibility.differences):
         raise PlanError(
@@ -204,4 +207,8 @@ def wait_for_row(engine: Engine, name: str) -> RunInfo:
         if run := runs.newest(engine, name):
             return run
         time.sleep(0.05)
-    raise KgorchError(f"another kgorch holds the lock of {name!r} and has not begun the run", next_step="kgorch status")
+    raise KgorchError(
+        f"another kgorch holds the lock of {name!r} and has not begun the run",
+        next_step="kgorch status",
+        error_code="KG303",
+    )

@@ -165,6 +165,7 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
         raise PlanError(
             f"the plan's folder {run.workdir} is gone: the training is started there",
             next_step="kgorch start NEW/plan.toml, with its new path",
+            error_code="KG103",
         )
     # Checked only now: adopting a living session must not fail on a notification target.
     notifications.check(plan.notify)

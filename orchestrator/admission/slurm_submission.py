@@ -55,7 +55,11 @@ def submit(
         setting.folder.mkdir(parents=True, exist_ok=True)
         files.write(setting.script, text.encode(), durable=True)
     except OSError as error:
-        raise StateUnusable(f"{setting.script} cannot be written: {error.strerror}") from None
+        raise StateUnusable(
+            f"{setting.script} cannot be written",
+            str(error.strerror),
+            next_step="point KGORCH_HOME at a folder that can be written",
+        ) from None
     row = jobs.submit(state.engine, result, setting.name, requeue=job.requeue)
     return result, row, setting.script
 

@@ -76,7 +76,9 @@ def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
         with files.replacement(out, durable=True) as file:
             _write(file, folder, [(path, tensors[path]) for path in order])
     except OSError as error:
-        raise KgorchError(f"{out} cannot be written", str(error)) from None
+        raise KgorchError(
+            f"{out} cannot be written", str(error), next_step="name another file or folder", error_code="KG503"
+        ) from None
     return len(order)
 
 
@@ -101,7 +103,11 @@ def export_torch(folder: Path, out: Path, name: str | None) -> int:
     finally:
         out.with_name(out.name + ".part").unlink(missing_ok=True)  # of one that was killed
     if process.returncode:
-        raise KgorchError(f"{out} cannot be written", process.stderr.strip() or f"exit status {process.returncode}")
+        raise KgorchError(
+            f"{out} cannot be written",
+            process.stderr.strip() or f"exit status {process.returncode}",
+            error_code="KG503",
+        )
     return int(process.stdout)
 
 
@@ -113,7 +119,7 @@ def export_foreign(folder: Path, out: Path) -> int:
     """
     manifest, contents = foreign_contents.read_contents(folder, None)
     if os.path.lexists(out):
-        raise KgorchError(f"{out} exists", next_step="name a file or folder that does not exist")
+        raise KgorchError(f"{out} exists", next_step="name a file or folder that does not exist", error_code="KG503")
     temporary = out.with_name(f"{out.name}.part")
     try:
         _remove(temporary)  # of one that was killed
@@ -121,7 +127,9 @@ def export_foreign(folder: Path, out: Path) -> int:
         temporary.rename(out)
     except OSError as error:
         _remove(temporary)
-        raise KgorchError(f"{out} cannot be written", str(error)) from None
+        raise KgorchError(
+            f"{out} cannot be written", str(error), next_step="name another file or folder", error_code="KG503"
+        ) from None
     return sum(manifest.files[name].bytes for name in contents.files)
 
 

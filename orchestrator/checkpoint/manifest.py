@@ -234,6 +234,7 @@ def _check_version(document: dict[str, Any]) -> None:
             f"a checkpoint was written by a newer kgorch, in format {document['version']}",
             f"this one reads up to format {SHARDED_VERSION}",
             next_step="install that newer kgorch",
+            error_code="KG603",
         )
     if document["version"] not in (MANIFEST_VERSION, SHARDED_VERSION):
         raise ValueError(f"version {document['version']!r}")

@@ -184,7 +184,9 @@ def drop(engine: Engine, run_id: str, row: CheckpointInfo, root: Path) -> None:
     """
     newest = rows.newest_verified(engine, run_id)
     if newest is None or newest.path == row.path:
-        raise KgorchError(f"step {row.step} of {row.stage} is the newest verified checkpoint: the run goes on from it")
+        raise KgorchError(
+            f"step {row.step} of {row.stage} is the newest verified checkpoint, from which the run continues"
+        )
     if row.pinned:
         raise KgorchError(
             f"step {row.step} of {row.stage} is pinned", next_step="unpin it first: kgorch checkpoints unpin"

@@ -278,7 +278,7 @@ def read_sharding(folder: Path, manifest: Manifest, spans: Mapping[str, Mapping[
         sharding = collect(document, documents)
         check_spans(sharding, spans)
     except ValueError as error:
-        raise CheckpointBroken(f"{folder} has a broken sharding", str(error)[:300]) from None
+        raise CheckpointBroken(f"{folder} has an invalid sharding.json", str(error)[:300]) from None
     return sharding
 
 

@@ -77,7 +77,7 @@ def check_folder(folder: Path, root: Path) -> None:
     is_inside = stage.parent == root and stage.name not in ("", ".", "..")
     if not is_inside or not FOLDER_PATTERN.fullmatch(folder.name) or folder.is_symlink() or stage.is_symlink():
         raise KgorchError(
-            f"{folder} is no checkpoint of this run and is left alone",
+            f"{folder} is not a checkpoint of this run and is left unchanged",
             f"expected a folder {root}/STAGE/step-…",
             next_step="kgorch checkpoints list",
         )

@@ -20,7 +20,7 @@ import click
 from kgorch import __version__
 from kgorch.cli.commands import TOPICS, VERBS, module_of
 from kgorch.cli.usage import Group, UnknownVerb
-from kgorch.errors import ExitCode, KgorchError
+from kgorch.errors import KgorchError
 
 USUAL_GC = gc.get_threshold()
 """Python's own thresholds, for a session that runs for hours."""
@@ -92,21 +92,21 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        _print_error("error: the working folder was deleted\nnext: cd to a folder that exists, then try again")
-        sys.exit(int(ExitCode.MISTAKE))
+        deleted = KgorchError(
+            "the working folder was deleted", next_step="cd to a folder that exists, then try again", error_code="KG503"
+        )
+        sys.exit(_exit_with(deleted))
     words = list(sys.argv[1:] if args is None else args)
     try:
         status = cli.main(args=list(words), prog_name="kgorch", standalone_mode=False, obj=words)
     except KgorchError as error:
-        _print_error(f"error: {error}")
-        sys.exit(int(error.code))
+        sys.exit(_exit_with(error))
     except click.exceptions.Abort:
         sys.exit(130)  # 128 + SIGINT, as shells report it
     except click.ClickException as error:
-        from kgorch.cli.usage import error_text
+        from kgorch.cli.usage import usage_error
 
-        _print_error(error_text(error))
-        sys.exit(int(ExitCode.MISTAKE))
+        sys.exit(_exit_with(usage_error(error)))
     except (BrokenPipeError, _PipeClosed):
         # the reader of the pipe has ended, as `| head` does: no error. Without the dup2 the flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -114,10 +114,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except Exception as error:
         from kgorch.cli.environment_errors import environment_error
 
-        if not (text := environment_error(error)):
+        if not (shown := environment_error(error)):
+            bug = KgorchError("this is a bug of kgorch", next_step="kgorch explain KG901", error_code="KG901")
+            error.add_note(bug.message())  # Python prints it below the traceback
             raise
-        _print_error(text)
-        sys.exit(int(ExitCode.MISTAKE))
+        sys.exit(_exit_with(shown))
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -135,7 +136,9 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
-def _print_error(text: str) -> None:
+def _exit_with(error: KgorchError) -> int:
+    """Print the error, and return the exit code."""
     from kgorch.cli.display import render
 
-    render.echo(text, err=True)
+    render.echo(error.message(), err=True)
+    return int(error.code)

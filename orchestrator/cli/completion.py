@@ -76,11 +76,13 @@ def metrics(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[
 
 
 @_completer
-def plan_keys(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Keys of a plan, as the template explains them."""
+def keys_and_codes(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Keys of a plan, as the template explains them; codes of errors after a K, in either case."""
+    from kgorch.cli.error_help import topics
     from kgorch.cli.template import key_help
 
-    return list(key_help())
+    codes = [*topics(), "codes"] if typed else []
+    return [*key_help(), *codes, *(code.lower() for code in codes)]
 
 
 @_completer

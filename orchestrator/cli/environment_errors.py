@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from kgorch.errors import NO_ROOM, KgorchError
+
 ENVIRONMENT = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
     errno.ELOOP, errno.EIO, errno.ESTALE,
@@ -11,22 +13,35 @@ ENVIRONMENT = {
 """Errors of a path or its disk. ENOENT is not among them: a file that kgorch expects and that does not exist is its own bug."""
 
 
-def environment_error(error: Exception) -> str | None:
-    """The lines to print for an exception that the environment caused; None for a bug, which must show its traceback."""
+def environment_error(error: Exception) -> KgorchError | None:
+    """The error to print for an exception that the environment caused; None for a bug, which must show its traceback."""
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
-        return f"error: {error.object[:200]!r} is not valid UTF-8\nnext: rename it, or set LC_ALL=C.UTF-8"
+        return KgorchError(
+            f"{error.object[:200]!r} is not valid UTF-8",
+            next_step="rename it, or set LC_ALL=C.UTF-8",
+            error_code="KG903",
+        )
     if isinstance(error, OSError):
         if error.errno not in ENVIRONMENT or not error.filename:
             return None
         place = str(error.filename)[:200]
-        return f"error: {error.strerror}: {place!r}\nnext: check that the path is right and writable, and its disk not full"
+        return KgorchError(
+            f"{error.strerror}: {place!r}",
+            next_step="check that the path is right and writable, and its disk not full",
+            error_code="KG501" if error.errno in NO_ROOM else "KG503",
+        )
     if type(error).__module__ == "sqlalchemy.exc" and (cause := getattr(error, "orig", None)):
-        return f"error: the database cannot be used: {cause}\nnext: try again; check that no other program locks it"
+        return KgorchError(
+            f"the database cannot be used: {cause}",
+            next_step="try again; check that no other program locks it",
+            error_code="KG602",
+        )
     from kgorch.cli.odd_row import odd_row
 
     if odd := odd_row(error):
-        return (
-            f"error: the database holds a value that kgorch did not write: {odd} ({type(error).__name__}: {str(error)[:200]})\n"
-            "next: restore a copy of kgorch.db, or correct that row"
+        return KgorchError(
+            f"the database holds a value that kgorch did not write: {odd} ({type(error).__name__}: {str(error)[:200]})",
+            next_step="restore a copy of kgorch.db, or correct that row",
+            error_code="KG602",
         )
     return None

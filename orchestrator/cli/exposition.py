@@ -30,7 +30,9 @@ class Exposition:
             import prometheus_client
         except ImportError:
             raise KgorchError(
-                "kgorch prometheus needs prometheus-client", next_step="pip install 'kgorch[prometheus]'"
+                "kgorch prometheus needs prometheus-client",
+                next_step="pip install 'kgorch[prometheus]'",
+                error_code="KG902",
             ) from None
         self._home = home
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -75,7 +77,9 @@ class Exposition:
             files.write(path, self.text().encode(), mode=0o644)
         except OSError as error:
             what = "there is no such folder" if error.errno == errno.ENOENT else str(error)
-            raise KgorchError(f"{path} cannot be written: {what}", next_step="give another path") from None
+            raise KgorchError(
+                f"{path} cannot be written", what, next_step="give another path", error_code="KG503"
+            ) from None
 
     def serve(self, host: str, port: int, say: Callable[[str], None]) -> int:
         """Answer until Ctrl-C. Args: say: told where it listens. Raises: KgorchError for an address that is in use."""
@@ -95,7 +99,7 @@ class Exposition:
             server = _Server((host, port), _Handler)
         except OSError as error:
             raise KgorchError(
-                f"{host}:{port} cannot be listened at: {error.strerror or error}", next_step="give another port"
+                f"cannot listen at {host}:{port}", error.strerror or str(error), next_step="give another port"
             ) from None
         server.set_app(guarded)
         with server:

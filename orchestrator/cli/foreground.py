@@ -15,7 +15,7 @@ from kgorch.cli.display import render
 from kgorch.cli.display.progress import mode_of
 from kgorch.cli.display.session_messages import SessionMessages
 from kgorch.core.codes import NotStarted, Phase
-from kgorch.errors import ExitCode
+from kgorch.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -99,7 +99,7 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
         if checkpoint:
             text += f"\nnext: kgorch checkpoints export {name} model.safetensors{best}"
     elif phase is Phase.FAILED:
-        text = "\n".join(_failure_lines(view, position))
+        text = _failure(view, position).message()
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
         text = f"{name}: session {render.words(phase)}: {view['why']}; {how}: {position}\nnext: {_next_step(name, view['next'])}"
@@ -107,17 +107,18 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
         render.echo(text, err=True)
 
 
-def _failure_lines(view: dict[str, Any], position: str) -> list[str]:
+def _failure(view: dict[str, Any], position: str) -> KgorchError:
     """With the traceback, which a notebook would need another cell to show."""
-    name, failure = view["run"], view["failure"] or {"where": None, "traceback": []}
+    name, failure = view["run"], view["failure"] or {"where": None, "traceback": [], "code": None}
     where = f" ({failure['where']})" if failure["where"] else ""
-    return [
-        f"error: {name} failed and will not be retried",
-        f"  {view['why']}{where}",
-        *(f"    {line}" for line in failure["traceback"]),
-        f"  newest checkpoint: {position}",
-        f"next: kgorch logs {name}; then kgorch resume {name}",
-    ]
+    return KgorchError(
+        f"{name} failed and will not be retried",
+        f"{view['why']}{where}",
+        *(f"  {line}" for line in failure["traceback"]),
+        f"newest checkpoint: {position}",
+        next_step=f"kgorch logs {name}; then kgorch resume {name}",
+        error_code=failure["code"] or "KG401",
+    )
 
 
 def _next_step(name: str, following: dict[str, Any]) -> str:

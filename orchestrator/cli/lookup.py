@@ -73,6 +73,7 @@ def load_plan(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
             f"there is no plan {path.absolute()}",
             f"the run {run.name!r}, which was started in that folder, stores a copy: {Path(run.folder) / 'plan.toml'}",
             next_step=f"kgorch resume {run.name}",
+            error_code="KG102",
         )
     return load(path, overrides)
 

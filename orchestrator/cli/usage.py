@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from kgorch.errors import KgorchError
+
 DANGEROUS = frozenset({"rm", "uninstall", "drop", "prune"})
 """Never suggested for a similar word: a user who types the suggestion must not delete something by mistake."""
 
@@ -69,8 +71,8 @@ def near(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
-def error_text(error: click.ClickException) -> str:
-    """The lines of click's error: `error: …`, then `next: …`."""
+def usage_error(error: click.ClickException) -> KgorchError:
+    """click's error as one of kgorch's."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx else "kgorch"
     next_step = f"{path} --help"
@@ -90,7 +92,7 @@ def error_text(error: click.ClickException) -> str:
             next_step = "kgorch status --all    (lists the runs)"
     else:
         text = _as_clause(error.format_message())
-    return f"error: {text}\nnext: {next_step}"
+    return KgorchError(text, next_step=next_step)
 
 
 def _as_clause(text: str) -> str:

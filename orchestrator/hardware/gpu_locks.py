@@ -34,6 +34,8 @@ NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 class GpusUnavailable(KgorchError):
     """The GPUs that a session needs are locked by others."""
 
+    error_code = "KG305"
+
 
 class LockOwner(Protocol):
     """Who locks GPUs: a run, or the check of a plan that has no run yet."""

@@ -297,9 +297,9 @@ def _newest_checkpoint(engine: Engine, run: RunInfo, stage: str, on_skip: OnSkip
     ]
     if newest is None and recorded:
         raise KgorchError(
-            f"no checkpoint of stage {stage!r} can be used, and the run had come to step {recorded[-1].step}",
+            f"no checkpoint of stage {stage!r} can be used, and the run had reached step {recorded[-1].step}",
             f"looked in {root}",
-            next_step="put the folder back where it was, or begin anew with `kgorch start PLAN --fresh`",
+            next_step="put the folder back where it was, or begin a new run with `kgorch start PLAN --fresh`",
         )
     return newest
 

@@ -74,7 +74,7 @@ def _refuse_older(run: RunInfo, stage: str) -> None:
     if at and at.step and at.loop and not (at.epoch or at.batch):
         raise PlanError(
             f"stage {stage!r} of {run.name!r} was finished by an earlier kgorch and cannot be extended",
-            next_step="begin anew with --fresh and its weights: [[stage]] weights = FILE of kgorch checkpoints export",
+            next_step="begin a new run with --fresh and its weights: [[stage]] weights = FILE of kgorch checkpoints export",
         )
 
 

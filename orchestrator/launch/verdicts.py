@@ -25,6 +25,11 @@ class CheckLine(NamedTuple):
     do: str = ""
 
 
+ERROR_CODES = {"torch": "KG904", "gpus": "KG305", "mig": "KG305", "cores": "KG305", "cuda": "KG408"}
+INPUT_CODE = "KG106"
+"""Error codes (core/error_codes.py) of the checks of launch/requirements.py by their names, and of those of the inputs."""
+
+
 class Check(NamedTuple):
     """The result of a check in the parts of an error (KgorchError), since a start that is refused raises one.
 
@@ -59,4 +64,5 @@ class Check(NamedTuple):
     def refuse(self) -> None:
         """Raise the error that refuses a start. Raises: KgorchError where the check failed."""
         if self.verdict == FAIL:
-            raise KgorchError(self.what, *self.facts, next_step=self.do)
+            code = ERROR_CODES.get(self.name, INPUT_CODE)
+            raise KgorchError(self.what, *self.facts, next_step=self.do, error_code=code)

@@ -74,7 +74,7 @@ class AgentStarts:
         while not probe.exists():
             if time.monotonic() > until_s:
                 raise KgorchError(
-                    f"what {host} writes into {self._run_folder} is not seen on this node",
+                    f"files that {host} writes into {self._run_folder} are not visible on this node",
                     "the state folder must lie on a file system that all nodes share",
                     next_step="set KGORCH_HOME to a folder there",
                 )

@@ -170,7 +170,7 @@ class NodeGroup:
                 node.is_checked = True
         if 1 + len(ready) < least:
             raise NodesMissing(
-                f"{1 + len(ready)} of {len(hosts)} nodes are there, and the stage needs {least}",
+                f"{1 + len(ready)} of {len(hosts)} nodes answer, and the stage needs {least}",
                 *(self._failure(node) for node in wanted if not node.is_ready),
                 next_step=f"see {self._starts.folder}",
             )

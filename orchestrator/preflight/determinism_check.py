@@ -231,14 +231,14 @@ def _train(launch: LaunchSpec, say: Callable[[int], None], received: list[int]) 
         RankOutcome.SUSPENDED,
     }:
         end = AttemptEnd(launch.ranks, records, launcher.describe_exit(folder), False, 0, False)
-        raise ReplayFailed("the training did not come to its end", first_cause(end))
+        raise ReplayFailed("the repeated training failed", first_cause(end))
 
 
 def _last_save(launch: LaunchSpec) -> Path:
     """Raises: ReplayFailed."""
     checkpoints = list_checkpoints(Path(launch.checkpoints))
     if not checkpoints:
-        raise ReplayFailed("the training has saved nothing", next_step="see that the script calls session.track()")
+        raise ReplayFailed("the repeated training saved nothing", next_step="see that the script calls session.track()")
     return checkpoints[0]
 
 

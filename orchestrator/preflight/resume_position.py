@@ -111,7 +111,7 @@ def _in_sources(source: SourceRun, stages: Sequence[str], name: str, beyond: Pro
         return None
     if source.checkpoints:
         what = f"none of those that the sources hold of {name!r} is whole"
-        yield CheckLine("checkpoint", FAIL, what, "have its whole state in a source, or begin anew with --fresh")
+        yield CheckLine("checkpoint", FAIL, what, "have its whole state in a source, or begin a new run with --fresh")
     else:
         what = f"{source.database} knows the run, and no checkpoint of it: its stage begins"
         yield CheckLine("checkpoint", PASS, what)

@@ -182,7 +182,7 @@ def probe(
             raise ProbeFailed(f"stage {stage.name!r} cannot be launched", str(error)) from None
         if not is_over:
             raise ProbeFailed(
-                f"stage {stage.name!r} was not through its first steps after {patience_s / 60:.0f} minutes, and was ended",
+                f"stage {stage.name!r} did not complete its first steps within {patience_s / 60:.0f} minutes, and was ended",
                 *_last_lines(Path(launch.folder, "rank0.log")),
                 next_step="see whether it hangs; one that does not step through session.steps() is run as a whole",
             )
@@ -201,7 +201,7 @@ def probe(
     raise ProbeFailed(
         f"stage {stage.name!r} does not get through its first steps",
         *_why(launch, records),
-        next_step="mend what is said there; `kgorch start` would end the same way",
+        next_step="correct the program; kgorch start would fail in the same way",
     )
 
 

@@ -48,10 +48,12 @@ def fetch(
     best = remote_sessions.remote_best(state.engine, run)
     if best is None:
         raise NotFound(
-            f"no session of {run.name!r} has verified a checkpoint yet", next_step=f"kgorch status {run.name}"
+            f"no session of {run.name!r} has verified a checkpoint yet",
+            next_step=f"kgorch status {run.name}",
+            error_code="KG702",
         )
     if best.deleted_at:
-        raise NotFound(f"the output of session {best.number} was removed at {best.place}")
+        raise NotFound(f"the output of session {best.number} was removed at {best.place}", error_code="KG702")
     folder = Path(run.folder) / "remote" / f"{best.number:03d}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = place.collect(best.name, folder, ("*",) if everything else (RECORD_NAME, DATABASE))
@@ -69,14 +71,16 @@ def fetch(
 def _import(state: LocalState, found: RemoteRun, folder: Path, watcher: ImportWatcher, consent: Consent) -> None:
     run, lock = found.run, FileLock(lock_path(state.home, found.run.name))
     if not lock.acquire():
-        raise KgorchError(f"{run.name!r} is live on this machine", next_step=f"kgorch stop {run.name}")
+        raise KgorchError(
+            f"{run.name!r} is being trained on this machine", next_step=f"kgorch stop {run.name}", error_code="KG303"
+        )
     try:
         contents = source_scan.scan_sources([glob.escape(str(folder))], Path(run.workdir), run.name, ())
         for note in contents.notes:
             watcher.note(note)
         source = contents.runs.get(run.id)
         if source is None:
-            raise NotFound(f"what was fetched into {folder} holds no state of the run {run.id}")
+            raise NotFound(f"what was fetched into {folder} holds no state of the run {run.id}", error_code="KG702")
         import_run.check_settings(source, found.plan, consent)
         import_files.sync_from_source(state.engine, run, found.plan, source, watcher)
     finally:

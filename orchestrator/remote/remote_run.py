@@ -68,7 +68,11 @@ def begin(state: LocalState, request: StartRequest, watcher: ImportWatcher = SIL
     with ExitStack() as locks:
         lock = FileLock(lock_path(state.home, plan.name))
         if not lock.acquire() or ownership.is_live(engine, state.home, plan.name, fresh=request.fresh):
-            raise KgorchError(f"{plan.name!r} is live on this machine", next_step=f"kgorch stop {plan.name}")
+            raise KgorchError(
+                f"{plan.name!r} is being trained on this machine",
+                next_step=f"kgorch stop {plan.name}",
+                error_code="KG303",
+            )
         locks.callback(lock.release)
         newest = runs.newest(engine, plan.name)
         if newest and request.fresh:
@@ -131,7 +135,9 @@ def _refuse_local_progress(engine: Engine, run: RunInfo, place: str) -> None:
     last = sessions.last(engine, run.id)
     if last and last.phase not in OVER:
         raise KgorchError(
-            f"the last session of {run.name!r} on this machine was not ended", next_step=f"kgorch resume {run.name}"
+            f"the last session of {run.name!r} on this machine was not ended",
+            next_step=f"kgorch resume {run.name}",
+            error_code="KG303",
         )
     here, best = remote_sessions.local_position(engine, run), remote_sessions.remote_best(engine, run)
     there = (best.reached_position, best.reached_step) if best else (-1, -1)
@@ -143,7 +149,7 @@ def _refuse_local_progress(engine: Engine, run: RunInfo, place: str) -> None:
     if here > there:
         raise KgorchError(
             f"the newest state of {run.name!r} is on this machine: step {here[1]}",
-            'a session elsewhere goes on from the output of the one before; state = "dataset", which sends it, is not built',
+            "a session at a place continues from the output of the one before; it cannot be sent from here",
             next_step="kgorch start PLAN continues it here; kgorch remote start PLAN --fresh begins a new run",
         )
 

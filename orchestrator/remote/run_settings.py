@@ -47,6 +47,7 @@ def settings_of(plan: Plan) -> RunSettings:
         raise PlanError(
             f"the plan of {plan.name!r} names no place to run at",
             next_step='[remote] on = "kaggle", or kgorch remote start PLAN --on kaggle',
+            error_code="KG701",
         )
     profile = PLACES[section.on]
     return RunSettings(

@@ -78,7 +78,9 @@ def _metadata() -> bytes:
         found = metadata.distribution("kgorch")
         text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""  # the latter in a checkout
     except metadata.PackageNotFoundError:
-        raise KgorchError("kgorch is not installed here", next_step="pip install . (or --editable .)") from None
+        raise KgorchError(
+            "kgorch is not installed here", next_step="pip install . (or --editable .)", error_code="KG903"
+        ) from None
     return (text.partition("\n\n")[0] + "\n").encode()
 
 

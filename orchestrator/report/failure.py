@@ -9,14 +9,25 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from kgorch.core.codes import EventKind, Outcome
+from kgorch.core.codes import EventKind, Outcome, RankError
+from kgorch.core.error_codes import PATTERN
 from kgorch.core.session import attempt_outcome
+from kgorch.core.session.attempt_outcome import RankRecord
 from kgorch.db import sessions
 from kgorch.db.rows import AttemptInfo, RunInfo
 from kgorch.launch import launcher
 
 MAX_LINES = 5
 """Of a traceback's end: two frames and the error."""
+
+OTHER_FAILURE, HANG = "KG401", "KG409"
+FAILURES = {
+    RankError.LADDER_EXHAUSTED: "KG502",
+    RankError.LOADER_KILLED: "KG502",
+    RankError.DISK_FULL: "KG501",
+    RankError.CHECKPOINT: "KG203",
+}
+"""Error codes (core/error_codes.py) of failures that are no error of kgorch's own."""
 
 MAX_ATTEMPTS = 50
 """Newest attempts that are counted."""
@@ -41,11 +52,12 @@ def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
     if not streak:
         return None
     newest = streak[0]
-    rank, at, place, frames = _first_failure(engine, run, newest)
+    rank, at, place, frames, code = _first_failure(engine, run, newest)
     folder = Path(newest.folder)
     options = "--stacks" if rank is None and frames else f"--rank {rank or 0} -n 0"
     return {
         "what": newest.cause,
+        "code": code,
         "rank": rank,
         "where": place,
         "at": at,
@@ -78,15 +90,23 @@ def _end_of(traceback: str) -> list[str]:
 
 def _first_failure(
     engine: Engine, run: RunInfo, attempt: AttemptInfo
-) -> tuple[int | None, str | None, str | None, list[str]]:
-    """Rank, time, location and traceback of the first failure; of a hang the stacks of the ranks in place of a traceback."""
+) -> tuple[int | None, str | None, str | None, list[str], str]:
+    """Rank, time, location, traceback and error code of the first failure; of a hang the stacks of the ranks in place of a
+    traceback."""
     failures = attempt_outcome.failures_by_cause(launcher.records(Path(attempt.folder), attempt.ranks))
     if failures:
-        traceback = failures[0].traceback
-        return failures[0].rank, failures[0].at or None, location(traceback), _end_of(traceback)
+        first = failures[0]
+        return first.rank, first.at or None, location(first.traceback), _end_of(first.traceback), _code(first)
     ended_at = attempt.ended_at.isoformat() if attempt.ended_at else None
     stacks = sessions.newest_event(engine, run.id, (EventKind.STACKS,), session_id=attempt.session_id)
     if stacks is None or stacks.facts.get("attempt") != Path(attempt.folder).name:
-        return None, ended_at, None, []
+        return None, ended_at, None, [], OTHER_FAILURE
     by_rank = [f"{name}: {text}" for name, text in stacks.facts.items() if name.startswith("rank")]
-    return None, ended_at, None, by_rank[:MAX_LINES]
+    return None, ended_at, None, by_rank[:MAX_LINES], HANG
+
+
+def _code(record: RankRecord) -> str:
+    """The error code of what ended a rank. The record may be another version's, or the script's."""
+    if PATTERN.fullmatch(record.error_code):
+        return record.error_code
+    return "KG502" if record.memory else FAILURES.get(record.code, OTHER_FAILURE)

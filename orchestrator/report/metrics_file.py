@@ -31,7 +31,9 @@ def write_parquet(path: Path, run: RunInfo, metrics: RunMetrics) -> int:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise KgorchError("--parquet needs pyarrow", next_step="pip install 'kgorch[parquet]'") from None
+        raise KgorchError(
+            "--parquet needs pyarrow", next_step="pip install 'kgorch[parquet]'", error_code="KG902"
+        ) from None
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in rows_of(run, metrics):
         for name, value in zip(COLUMNS, row, strict=True):
@@ -46,7 +48,7 @@ def write_parquet(path: Path, run: RunInfo, metrics: RunMetrics) -> int:
             pyarrow.parquet.write_table(table, file, compression="zstd")
     except OSError as error:
         what = "there is no such folder" if error.errno == errno.ENOENT else str(error)
-        raise KgorchError(f"{path} cannot be written: {what}", next_step="give another path") from None
+        raise KgorchError(f"{path} cannot be written", what, next_step="give another path") from None
     return int(table.num_rows)
 
 

@@ -381,7 +381,7 @@ class Daemon:
         cause = str(getattr(error, "orig", None) or error)
         if cause != self._trouble:
             self._trouble = cause
-            log.error("the queue cannot be read; the daemon tries again: %s", cause)
+            log.error("the queue cannot be read [KG602]; the daemon tries again: %s", cause)
             sd_notify.status(f"trouble: {cause}")
 
     def _report_recovery(self) -> None:

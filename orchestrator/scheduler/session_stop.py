@@ -95,7 +95,7 @@ class SessionStop:
         try:
             answer = control_socket.ask(path, "suspend", within_s=within_s, timeout_s=ANSWER_S)
         except KgorchError as error:
-            log.error("%s: %s", session.run, error.what, extra={"run": session.run})
+            log.error("%s: %s", session.run, error.headline, extra={"run": session.run})
             return False
         return answer is not None and answer.ok
 

@@ -49,7 +49,7 @@ def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.e
     """Run sessions of a run in this Slurm job. Returns: the exit code of the job. Raises: KgorchError."""
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
-        raise KgorchError("this is no Slurm job: there is no SLURM_JOB_ID", next_step=f"kgorch resume {run.name}")
+        raise KgorchError("this is not a Slurm job: SLURM_JOB_ID is not set", next_step=f"kgorch resume {run.name}")
     if "SLURM_ARRAY_TASK_ID" in environ:
         raise KgorchError(
             f"job {job} is a task of an array: all its tasks would train {run.name}",
@@ -138,7 +138,7 @@ class _JobProcess:
             try:
                 answer = control_socket.ask(Path(self._run.folder) / "control.sock", "stop")
             except KgorchError as error:
-                say(error.what)
+                say(error.headline)
                 answer = None
             if answer and answer.ok:
                 return
@@ -163,7 +163,7 @@ class _JobProcess:
         try:
             return commands.show(self._row.job)
         except SlurmUnavailable as error:
-            say(f"Slurm does not answer: {error.what}")
+            say(f"Slurm does not answer: {error.headline}")
             return None
 
     def _session_end(self, code: int, supervisors: int) -> SessionEnd:
@@ -210,7 +210,7 @@ class _JobProcess:
             commands.requeue(self._row.job)
             return 0
         except SlurmError as error:  # its partition, or the site, does not allow it
-            say(f"{error.what}; a successor is submitted instead")
+            say(f"{error.headline}; a successor is submitted instead")
             return self._submit_successor(step)
 
     def _submit_successor(self, step: Step) -> int:

@@ -69,6 +69,7 @@ def check(plan: Plan) -> None:
                 f"checkpoint.mirror: {protocol}:// needs the package {package}",
                 str(error),
                 next_step=f"pip install {package}",
+                error_code="KG902",
             ) from None
 
 
@@ -301,7 +302,7 @@ class _RemoteFolder:
         """
         content = self._read(f"{self._root}/{name}/{MANIFEST_NAME}")
         if content is None or len(content) > MAX_MANIFEST_BYTES:
-            raise CheckpointBroken(f"the mirror has no whole {name}")
+            raise CheckpointBroken(f"the mirror has no complete {name}")
         files.write(target / MANIFEST_NAME, content, durable=True)
         for file, entry in read_manifest(target).files.items():
             left = entry.bytes + 1  # one more than there may be, so that a longer file is noticed

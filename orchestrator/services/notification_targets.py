@@ -107,6 +107,7 @@ def check_url(key: str, url: str, environ: Mapping[str, str]) -> None:
         raise PlanError(
             f"{key}: {public_form(url)} needs Apprise; without it there are http:// and https:// webhooks",
             next_step="pip install 'kgorch[notify]'",
+            error_code="KG902",
         ) from None
     _silence_libraries()
     if apprise.Apprise.instantiate(full, suppress_exceptions=True) is None:

@@ -42,7 +42,9 @@ def check(section: TrackSection, environ: Mapping[str, str] = os.environ) -> Non
     for name in section.to:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name, as W&B makes one, is no package
-            raise PlanError(f"track.to: {name} is not installed", next_step=f"pip install 'kgorch[{name}]'")
+            raise PlanError(
+                f"track.to: {name} is not installed", next_step=f"pip install 'kgorch[{name}]'", error_code="KG902"
+            )
     if "mlflow" in section.to and not (section.uri or environ.get("MLFLOW_TRACKING_URI")):
         raise PlanError(
             "track.uri: MLflow has no server to send to",

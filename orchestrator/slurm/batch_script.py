@@ -168,7 +168,7 @@ def grouped(options: Sequence[str]) -> list[tuple[str, list[str]]]:
             groups[-1][1].append(word)
         else:
             raise KgorchError(
-                f"{word!r:.100} is no option of sbatch: kgorch writes the script",
+                f"{word!r:.100} is not an option of sbatch",
                 next_step="kgorch slurm submit PLAN -- --partition=gpu",
             )
     return groups

@@ -73,6 +73,7 @@ def check_permissions(home: Path) -> None:
             f"other users of this machine may write to the state folder {home}",
             f"its mode is {stat.S_IMODE(mode):04o}: they could make kgorch run their programs",
             next_step=f"chmod go-w {home}",
+            error_code="KG605",
         )
 
 

@@ -78,7 +78,7 @@ def quote(word: str) -> str:
         cannot = True
     if cannot:
         raise KgorchError(
-            f"a systemd unit cannot contain a line break, a $ or a byte that is no UTF-8: {word!r}",
+            f"a systemd unit cannot contain a line break, a $ or a byte that is not UTF-8: {word!r}",
             next_step="give the state folder another name: --home FOLDER",
         )
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")

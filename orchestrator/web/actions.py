@@ -64,7 +64,7 @@ class Runner:
         """Raises: KgorchError; NotFound for an unknown action."""
         action = ACTIONS.get(name)
         if action is None:
-            raise NotFound("there is no such action")
+            raise NotFound("there is no such action", error_code="KG806")
         with self._alone(name, run):
             return action.run(self._state, run, values, say)
 
@@ -92,7 +92,9 @@ def _save(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
             return f"step {saved.step} is saved and verified"
         time.sleep(0.1)
     raise KgorchError(
-        "no checkpoint was verified in time; the save may still succeed", next_step=f"kgorch status {run.name}"
+        "no checkpoint was verified in time; the save may still succeed",
+        next_step=f"kgorch status {run.name}",
+        error_code="KG306",
     )
 
 
@@ -109,13 +111,13 @@ def _stop(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
         if last is None or last.phase in OVER:
             return f"{str(last.phase).replace('_', ' ')} at step {last.step}" if last else "over"
         time.sleep(0.1)
-    raise KgorchError("the session has not ended in time", next_step=f"kgorch status {run.name}")
+    raise KgorchError("the session has not ended in time", next_step=f"kgorch status {run.name}", error_code="KG306")
 
 
 def _resume(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     newest = runs.newest(state.engine, run.name)
     if newest and newest.id != run.id:
-        raise KgorchError(f"a newer run of that name goes on instead: number {newest.number}")
+        raise KgorchError(f"a newer run of this name continues instead: number {newest.number}", error_code="KG303")
     say("starting a session in the background")
     started = background_start.start(["resume", run.name], state.home)
     return (
@@ -134,11 +136,13 @@ def _enqueue(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
 def _priority_only(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     priority = _priority(values.get("priority"))
     if priority is None:
-        raise KgorchError("which priority? a whole number from -100 to 100")
+        raise KgorchError("priority: expected a whole number from -100 to 100")
     row = queue.pending_resume(state.engine, run.id)
     if row is None:
         raise KgorchError(
-            f"{run.name} is not in the queue", next_step=f"kgorch queue add {run.name} --priority {priority}"
+            f"{run.name} is not in the queue",
+            next_step=f"kgorch queue add {run.name} --priority {priority}",
+            error_code="KG109",
         )
     nothing = queue_entry.enqueue_known(state.engine, run, due_at=row.due_at or datetime.now(UTC), priority=priority)
     return _queued(state, nothing)
@@ -157,7 +161,9 @@ def _extend(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
     """Queue a finished run with more to do, as `kgorch start PLAN --extend --set … --queue`, by the plan that it stores."""
     words = [word for word in str(values.get("set") or "").split() if word]
     if not words or any("=" not in word for word in words):
-        raise KgorchError("what should it do more? give KEY=VALUE, such as stage.train.args.epochs=20")
+        raise KgorchError(
+            "extend: expected KEY=VALUE that gives a stage more to do, such as stage.train.args.epochs=20"
+        )
     request = StartRequest(run.plan, Path(run.workdir) / "plan.toml", tuple(words), consent=Consent(extend=True))
     result = queue_entry.enqueue(LocalState(state.engine, state.home, state.profile), request, due_at=datetime.now(UTC))
     return _queued(state, result if isinstance(result, NoSession) else None)
@@ -221,6 +227,7 @@ def export(state: WebState, run: RunInfo, values: Values) -> tuple[Path, str]:
                 raise KgorchError(
                     "this checkpoint is a folder",
                     next_step=f"kgorch checkpoints export {run.name} FOLDER --step {row.step}",
+                    error_code="KG210",
                 )
         else:
             export_safetensors(Path(row.path), out, "model")
@@ -253,11 +260,13 @@ def _priority(value: object) -> int | None:
     except ValueError:
         number = 1000
     if not -100 <= number <= 100:
-        raise KgorchError("a priority is a whole number from -100 to 100")
+        raise KgorchError("priority: expected a whole number from -100 to 100")
     return number
 
 
 def _refuse_elsewhere(state: WebState, run: RunInfo) -> None:
     newest = remote.newest(state.engine, run.id)
     if newest and newest.state in REMOTE_OPEN:
-        raise KgorchError(f"{run.name} is carried on at {newest.place}", next_step=f"kgorch stop {run.name}")
+        raise KgorchError(
+            f"{run.name} continues at {newest.place}", next_step=f"kgorch stop {run.name}", error_code="KG702"
+        )

@@ -89,7 +89,7 @@ class Site:
         name, number = request.path_params["name"], request.path_params["number"]
         page = request.path_params.get("page", "overview")
         if page not in PAGES:
-            raise NotFound("there is no such page")
+            raise NotFound("there is no such page", error_code="KG806")
         run = self.state.find(name, number)
         extra: dict[str, Any] = {}
         if page == "logs":
@@ -105,7 +105,7 @@ class Site:
         run, query = self._run(request), request.query_params
         axis = query.get("axis", "step")
         if axis not in curves.AXES:
-            raise KgorchError(f"axis is one of {', '.join(curves.AXES)}")
+            raise KgorchError(f"axis: expected one of {', '.join(curves.AXES)}")
         names = tuple(query.getlist("name"))[:MAX_NAMES]
         smooth = min(0.999, max(0.0, _number(query.get("smooth"), 0.0)))
         curve = self.state.curves.of_run(self.state.engine, run)
@@ -214,9 +214,9 @@ class Site:
             try:
                 put({"done": self.actions.run(name, run, values, lambda text: put({"says": text}))})
             except KgorchError as error:
-                put({"error": "\n".join([error.what, *error.facts]), "next": error.next_step})
+                put({"error": _trouble(error), "next": error.next_step, "code": error.error_code})
             except Exception as error:
-                put({"error": _trouble(error), "next": None})
+                put({"error": _trouble(error), "next": None, "code": ""})
             finally:
                 put(None)
 
@@ -241,13 +241,13 @@ class Site:
         status = 404 if isinstance(error, NotFound) else 503
         if isinstance(error, KgorchError) and not isinstance(error, NotFound | StateUnusable):
             status = 400
-        text, next_step = _trouble(error), getattr(error, "next_step", None)
+        text, next_step, code = _trouble(error), getattr(error, "next_step", None), getattr(error, "error_code", "")
         if request.url.path.startswith("/api/"):
-            return JSONResponse({"error": text, "next": next_step}, status_code=status)
+            return JSONResponse({"error": text, "next": next_step, "code": code}, status_code=status)
         return self.page(request, "error.html", status, text=text, next_step=next_step)
 
     def not_found(self, request: Request, error: Exception) -> Response:
-        return self.failed(request, NotFound("there is no such page"))
+        return self.failed(request, NotFound("there is no such page", error_code="KG806"))
 
 
 def create_app(state: WebState, gate: Gate) -> Starlette:
@@ -284,7 +284,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise KgorchError("the request is no JSON object")
+        raise KgorchError("the request is not a JSON object")
     return values
 
 
@@ -299,7 +299,7 @@ def _event(kind: str, value: Any) -> str:
 def _trouble(error: Exception) -> str:
     """In words. The traceback of a bug goes to the terminal of `kgorch web`, where uvicorn logs it."""
     if isinstance(error, KgorchError):
-        return "\n".join([error.what, *error.facts])
+        return "\n".join([error.headline, *error.facts])
     return texts.lines(getattr(error, "orig", None) or error, 500) or type(error).__name__
 
 

@@ -38,9 +38,9 @@ def listen(host: str, port: int | None) -> socket.socket:
             ) from None
         if isinstance(error, socket.gaierror | UnicodeError) or code == errno.EADDRNOTAVAIL:
             raise KgorchError(
-                f"{host!r} is no address of this machine", next_step="kgorch web --host 0.0.0.0    (all addresses)"
+                f"{host!r} is not an address of this machine", next_step="kgorch web --host 0.0.0.0    (all addresses)"
             ) from None
-        raise KgorchError(f"{host} port {port} cannot be used: {error}", next_step="kgorch web --port 0") from None
+        raise KgorchError(f"cannot listen at {host}:{port}", str(error), next_step="kgorch web --port 0") from None
 
 
 def _bound(host: str, port: int) -> socket.socket:

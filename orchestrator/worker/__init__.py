@@ -59,6 +59,7 @@ def attach(*, seed: int | None = None, deterministic: str | None = None) -> Sess
             f"the program of stage {spec.stage!r} calls kgorch.attach(), and the stage has [stage.foreign], which is for programs"
             " that save by themselves",
             next_step="take [stage.foreign] out of the plan: kgorch then saves what session.track() names",
+            error_code="KG407",
         )
     from kgorch.worker.session import Session
 

@@ -76,7 +76,7 @@ class OwnLoop:
         loop = self._loop
         if loop.is_trained:
             raise KgorchError(
-                "the stage's last checkpoint is restored, and its loop takes a further step",
+                "the stage is finished, and its loop takes a further step",
                 next_step="guard the loop with `if not session.resumed.is_finished:`, or count its steps from session.step",
             )
         self._is_begun = True

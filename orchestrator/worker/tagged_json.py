@@ -60,6 +60,7 @@ class TensorTable:
                 f"{path} is a {tensor.dtype} tensor ({tensor.layout}, {tensor.device}):"
                 " only dense tensors of plain types can be saved",
                 next_step="keep it as a dense tensor",
+                error_code="KG204",
             )
         identity = local_tensors.identity(tensor)
         if identity in self._paths and tensor.numel():
@@ -71,6 +72,7 @@ class TensorTable:
             raise CannotRestore(
                 f"the tensor {path!r:.200} {wrong}, which a shard cannot hold",
                 next_step="give the state_dict other keys, or stack small tensors",
+                error_code="KG204",
             )
         self.tensors[path] = tensor
         self._paths[identity] = path
@@ -133,6 +135,7 @@ def extract(value: Any, path: str, table: TensorTable) -> Any:
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold",
         "a state_dict may hold tensors, numbers, text, bytes, lists, tuples, dicts and numpy arrays",
         next_step=f"leave it out of the state_dict, or give it as plain values: {value!r:.80}",
+        error_code="KG204",
     )
 
 
@@ -154,7 +157,7 @@ def insert(value: Any, fetch: Fetch, path: str) -> Any:
         return _untagged(value, fetch, path)
     except (ValueError, TypeError) as error:
         raise CannotRestore(
-            f"{path!r:.200} is no value that kgorch has written",
+            f"{path!r:.200} is not a value that kgorch has written",
             f"{error} in {value!r:.80}",
             next_step="use another checkpoint",
         ) from None

@@ -555,7 +555,7 @@ def test_a_run_that_was_renamed_in_its_plan_is_named(here, source):
 @pytest.mark.parametrize("asked", ["--continue", "[resume] required"])
 def test_who_wants_to_go_on_gets_no_new_run(here, source, asked):
     text, options = (PLAN, {"required": True}) if asked == "--continue" else (PLAN + "required = true", {})
-    with pytest.raises(NotFound, match="a new run was not wanted") as refused:
+    with pytest.raises(NotFound, match="no new run may begin") as refused:
         here.start(text, **options)
     assert refused.value.code == 2 and "looked in ../source/**: no state of 'ink'" in refused.value.facts
     assert "[resume] sources" in refused.value.next_step and here.look() is None

@@ -420,7 +420,7 @@ def _holder(path: str, offset: list[int]) -> str:
 def test_a_piece_that_lies_is_refused_with_the_name_of_its_tensor(tmp_path, offset, piece, said):
     folder = sharded.write(tmp_path / "folder", _changed(**{_holder("w", offset): {"w": piece}}))
     for deed in (verify_checkpoint, lambda place: export_safetensors(place, tmp_path / "out", None)):
-        with pytest.raises(CheckpointBroken, match=rf"broken sharding(.|\n)*'w'(.|\n)*({said})|({said})(.|\n)*'w'"):
+        with pytest.raises(CheckpointBroken, match=rf"invalid sharding(.|\n)*'w'(.|\n)*({said})|({said})(.|\n)*'w'"):
             deed(folder)
 
 

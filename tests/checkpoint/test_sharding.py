@@ -161,6 +161,6 @@ def test_a_checkpoint_whose_pieces_do_not_fit_is_broken_though_its_hashes_are_ri
     contents[f"rank{rank}.json"]["pieces"]["model.rows"][0] = [1, 0]
     place = sharded.write(tmp_path / "broken", contents)
     for deed in (verify_checkpoint, lambda place: export_safetensors(place, tmp_path / "out", None)):
-        with pytest.raises(CheckpointBroken, match=r"broken sharding(.|\n)*model\.rows"):
+        with pytest.raises(CheckpointBroken, match=r"invalid sharding(.|\n)*model\.rows"):
             deed(place)
     assert not (tmp_path / "out").exists()

@@ -226,7 +226,7 @@ def test_what_was_used_can_be_corrected_also_to_less(kgorch, quota):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["set", "--used", "1h"], "which pool?"),
+        (["set", "--used", "1h"], "there are several pools, and none was named"),
         (["set", "--used", "1h", "--pool", "kagle"], "did you mean 'kaggle'"),
         (["kagle"], "did you mean 'kaggle'"),
         (["set", "--used", "12.5", "--pool", "kaggle"], "expected a duration"),

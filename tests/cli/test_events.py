@@ -97,7 +97,7 @@ def test_metrics_are_written_as_parquet_in_long_form(curve):
 def test_a_parquet_file_that_cannot_be_written_is_told(curve):
     pytest.importorskip("pyarrow")
     told = curve("metrics", "digits", "--parquet", "missing/metrics.parquet", code=2).stderr
-    assert "missing/metrics.parquet cannot be written: there is no such folder" in told
+    assert "missing/metrics.parquet cannot be written [KG503]\n  there is no such folder" in told
     assert "exclude each other" in curve("metrics", "digits", "--csv", "--parquet", "x", code=2).stderr
 
 

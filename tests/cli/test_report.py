@@ -184,7 +184,7 @@ def test_a_database_that_is_broken_is_named_and_no_page_is_left(home, capsys):
 
 def test_a_page_that_cannot_be_written_says_so(home, capsys):
     assert code_of(["report", "ink", "-o", "missing/page.html"]) == 2
-    assert "missing/page.html could not be written: No such file or directory" in capsys.readouterr().err
+    assert "missing/page.html cannot be written [KG503]\n  No such file or directory" in capsys.readouterr().err
 
 
 def test_markdown_of_the_report_holds_no_markup_of_a_stranger(home, capsys):

@@ -156,7 +156,7 @@ def test_a_name_by_hand_leads_nowhere(place, engine, capfd, name):
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE runs SET name = ? WHERE id = 'ink'", (name,))
     before = sorted(place.rglob("*"))
-    with pytest.raises(Exception, match="is no folder of runs"):
+    with pytest.raises(Exception, match="is not a folder of runs"):
         removal.describe(engine, place / "home", runs.by_id(engine, "ink"))
     assert code_of(["rm", name, "--yes"]) == ExitCode.MISTAKE
     assert [path for path in before if not path.exists()] == []
@@ -195,7 +195,7 @@ def test_checkpoints_among_which_something_else_lies_are_left_alone(place, engin
     path.symlink_to("/etc") if "step" in strange else path.write_text("dear")
     before = rows_of(engine)
     assert code_of(["rm", "ink", "--yes", "--checkpoints"]) == ExitCode.MISTAKE
-    assert "holds something that is no checkpoint" in capfd.readouterr().err
+    assert "holds something that is not a checkpoint" in capfd.readouterr().err
     assert os.path.lexists(path) and rows_of(engine) == before and (place / "home" / "runs" / "ink" / "1").is_dir()
 
 

@@ -333,7 +333,7 @@ MAY = {
         "kgorch.db",
     },
     "kgorch.cli": {"kgorch"},
-    "kgorch.errors": set(),
+    "kgorch.errors": {"kgorch.core.error_codes"},
     "kgorch.protocol": {"kgorch.protocol"},
     "kgorch.untrusted_io": {"kgorch.errors"},
     "kgorch.checkpoint.registry": {

@@ -93,7 +93,7 @@ def test_an_agent_that_cannot_read_its_file_says_that_the_folder_is_not_shared(m
 
 def test_a_folder_in_which_the_other_nodes_files_are_not_seen_is_not_shared(machine, monkeypatch):
     monkeypatch.setattr("kgorch.nodes.agent_starts.SHARED_S", 1.0)
-    with pytest.raises(KgorchError, match="is not seen on this node"):
+    with pytest.raises(KgorchError, match="are not visible on this node"):
         machine.gather(
             "read = json.loads; folder = agent.tempfile.mkdtemp(); agent.json.loads = lambda text:"
             " {**read(text), 'folder': folder} if isinstance(text, str) and 'folder' in text else read(text)"

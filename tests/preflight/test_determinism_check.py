@@ -62,7 +62,7 @@ def test_a_training_with_chance_of_its_own_is_named_by_its_tensors_and_its_outpu
 def test_a_replay_is_refused_while_the_run_trains_and_one_that_is_interrupted_leaves_nothing(kgorch):
     supervisor = kgorch.background("start", str(kgorch.plan(args={"epochs": 400, "sleep": 0.1}, every="600s")))
     kgorch.wait_for_step(2)
-    assert "test is training" in kgorch("checkpoints", "verify", "test", "--replay", "3", code=2).stderr
+    assert "test is being trained" in kgorch("checkpoints", "verify", "test", "--replay", "3", code=2).stderr
     kgorch("stop", code=None)
     assert supervisor.wait(60) == 10
     for given, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):

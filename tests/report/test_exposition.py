@@ -136,7 +136,7 @@ def test_an_endpoint_answers_on_this_machine_under_its_own_name_alone(state):
             urllib.request.urlopen(request, timeout=60)
         assert caught.value.code == code, (path, headers)
     told = state("prometheus", "--serve", url[2], code=2).stderr
-    assert f"127.0.0.1:{url[2]} cannot be listened at" in told and "next: give another port" in told
+    assert f"cannot listen at 127.0.0.1:{url[2]}" in told and "next: give another port" in told
 
 
 # The rules and the dashboard

@@ -41,7 +41,7 @@ def test_a_path_that_comes_over_the_socket_is_no_folder_to_rename(kgorch, tmp_pa
         wait_until(lambda: len(kgorch.events("reader_failed")) == len(paths))
     assert [path.is_dir() for path in paths[:2]] == [True, True] and (inside / "step-00000009").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir() if "broken" in path.name) == []
-    assert "is no checkpoint of this run and is left alone" in kgorch.events("reader_failed")[0]["facts"]["why"]
+    assert "is not a checkpoint of this run and is left unchanged" in kgorch.events("reader_failed")[0]["facts"]["why"]
 
 
 @pytest.mark.soak  # the storm does it at any moment
@@ -145,12 +145,13 @@ def test_a_crash_that_comes_again_and_again_ends_the_run_with_its_first_cause(kg
     assert "failed again" not in done.stderr, "the second time is the last"
     end = done.stderr[done.stderr.index("error: test failed") :]
     assert "2 consecutive attempts ended with the same error" in end and "next:" in end
+    assert end.splitlines()[0].endswith(" [KG401]")
     assert re.search(r"crashes\.py:\d+\)", end) and 'raise ValueError(f"the loss' in end
     assert len(kgorch.history()[0]["attempts"]) == 2, "the same line and step again: a third would end in the same way"
     status = kgorch.status()
     assert status["state"] == "failed" and "ValueError" in status["why"]
     failure = status["failure"]
-    assert (failure["rank"], failure["step"], failure["times"]) == (0, 5, 2)
+    assert (failure["rank"], failure["step"], failure["times"], failure["code"]) == (0, 5, 2, "KG401")
     assert "crashes.py" in failure["traceback"][-3] and failure["traceback"][-1].startswith("ValueError: the loss went")
     shown = kgorch("status").stdout
     assert (
@@ -159,6 +160,23 @@ def test_a_crash_that_comes_again_and_again_ends_the_run_with_its_first_cause(kg
         and shown.splitlines()[-3].strip().startswith("ValueError")
     )
     assert "the loss went wrong" in kgorch(*failure["command"].split()[1:]).stdout
+
+
+def test_an_error_of_the_sdk_in_a_rank_ends_the_run_with_its_own_code(kgorch):
+    (kgorch.folder / "twice.py").write_text(
+        "import torch\nfrom kgorch import attach\n\nmodel = torch.nn.Linear(1, 1)\n"
+        "with attach(seed=0) as session:\n    session.track(model=model)\n    session.track(model=model)\n"
+    )
+    done = kgorch("start", str(kgorch.plan("twice.py", ranks=1)), code=20)
+    [first] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert first.endswith(" [KG403]") and "session.track() was called twice" in done.stderr
+    assert kgorch.status()["failure"]["code"] == "KG403"
+
+
+def test_the_code_of_an_error_in_the_background_is_shown_once(kgorch):
+    plan = kgorch.plan(ranks=1)
+    told = kgorch("start", str(plan), "--detach", "--set", "session.wall=1s", code=2).stderr
+    assert told.splitlines()[0].endswith(" [KG301]") and told.count("KG301") == told.count("error: ") == 1, told
 
 
 def test_a_rank_whose_entry_cannot_be_imported_fails_the_run_at_once(kgorch):

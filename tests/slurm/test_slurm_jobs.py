@@ -175,7 +175,7 @@ def test_the_fields_of_a_job_are_those_that_were_promised(answers, engine, run):
 def test_the_sessions_of_an_array_and_those_outside_a_job_are_refused(kgorch):
     plan = kgorch.plan()
     kgorch("queue", "add", str(plan))
-    assert "this is no Slurm job" in kgorch("slurm", "session", "test", code=ExitCode.MISTAKE).stderr
+    assert "this is not a Slurm job" in kgorch("slurm", "session", "test", code=ExitCode.MISTAKE).stderr
     kgorch.extra_env |= {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     assert "a name of its own" in kgorch("slurm", "session", "test", code=ExitCode.MISTAKE).stderr
 

@@ -66,7 +66,9 @@ def test_values_that_mean_nothing_are_refused_and_change_nothing(site, values):
 @pytest.mark.parametrize("body", [b"[]", b"{", b"\xff", b"[" * 50_000])
 def test_a_body_that_is_no_object_is_refused(site, body):
     answer = site.client.post(f"/api/runs/{WAITING}/1/actions/queue", content=body, headers=site.headers)
-    assert answer.status_code == 400 and "no JSON object" in answer.json()["error"]
+    assert (
+        answer.status_code == 400 and "not a JSON object" in answer.json()["error"] and answer.json()["code"] == "KG806"
+    )
 
 
 def test_what_is_not_running_says_so(site):
@@ -76,7 +78,7 @@ def test_what_is_not_running_says_so(site):
 
 
 def test_a_finished_run_is_extended_by_the_plan_that_it_stores(site):
-    assert site.act(FINISHED, "extend", set="train")["error"].startswith("what should it do more?")
+    assert site.act(FINISHED, "extend", set="train")["error"].startswith("extend: expected KEY=VALUE")
     told = site.act(FINISHED, "extend", set="stage.train.args.epochs=60")
     assert "queued" in told["done"], told
     run = runs.by_id(site.engine, f"{FINISHED}-1")

@@ -10,7 +10,7 @@ TOPICS = {
     "Plan": {
         "init": "Write a commented plan.toml and a small train.py.",
         "adopt": "Write a plan for a program that saves by itself.",
-        "explain": "Explain a key of the plan.",
+        "explain": "Explain a key of the plan or the code of an error.",
         "check": "Test a plan and estimate its cost before it runs.",
     },
     "Training": {

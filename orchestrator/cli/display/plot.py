@@ -44,14 +44,18 @@ def draw(curve: RunMetrics, axis: str) -> None:
                 _plot(f"{stage}: {name}" if len(curve.stages) > 1 else name, points, LABELS[axis])
                 count += 1
     if not count:
-        raise KgorchError("there is nothing to plot: no metric was reported yet", next_step="kgorch status")
+        raise KgorchError(
+            "there is nothing to plot: no metric was reported yet", next_step="kgorch status", error_code="KG109"
+        )
 
 
 def _plot(title: str, points: Series, label: str) -> None:
     try:  # an extra of the package: most users never plot
         import plotext
     except ImportError:
-        raise KgorchError("--plot needs the package plotext", next_step="pip install 'kgorch[plot]'") from None
+        raise KgorchError(
+            "--plot needs the package plotext", next_step="pip install 'kgorch[plot]'", error_code="KG902"
+        ) from None
     sample = points[:: len(points) // MAX_POINTS + 1]
     plotext.clear_figure()
     plotext.plot_size(min(plotext.terminal_width() or 100, 120), 16)

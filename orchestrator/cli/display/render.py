@@ -155,7 +155,7 @@ def write_file(path: Path, text: str) -> None:
             raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise KgorchError(f"{path} could not be written: {reason}", next_step="name another file with -o") from None
+        raise KgorchError(f"{path} cannot be written", str(reason), next_step="name another file with -o") from None
     echo(f"{path.absolute()} ({size(len(content))})")
 
 

@@ -11,6 +11,7 @@ from kgorch.cli.display import render
 from kgorch.cli.display.progress import Figures, Printer, figures_of
 from kgorch.core.codes import REASON_TEXT, Phase, Reason
 from kgorch.core.session import events
+from kgorch.errors import KgorchError
 from kgorch.system import signals
 from kgorch.system.clock import boottime_s
 
@@ -147,7 +148,7 @@ def _failed_save(why: str, repeated: int, folder: Path, state_bytes: int) -> Cal
 
         again = f" ({repeated + 1} times since the last report)" if repeated else ""
         advice = save_advice.advice(folder, state_bytes)
-        return f"error: a save failed{again}: {why}" + (f"\nnext: {advice}" if advice else "")
+        return KgorchError(f"a save failed{again}: {why}", next_step=advice, error_code="KG306").message()
 
     return text
 

@@ -51,6 +51,7 @@ class RankRecord:
         at_s: when it ended, seconds of CLOCK_BOOTTIME.
         began: the user's code was reached.
         code: kind of the error that ended it.
+        error_code: of kgorch's own error that ended it (kgorch/errors.py); empty for an error of the script.
         error_type: name of the exception's class.
         message: text of the exception.
         memory: kind of memory that ran out (core/memory/memory_ladder.py); empty for none.
@@ -68,6 +69,7 @@ class RankRecord:
     at_s: float
     began: bool = True
     code: RankError = RankError.OTHER
+    error_code: str = ""
     error_type: str = ""
     message: str = ""
     memory: str = ""

@@ -61,7 +61,7 @@ def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: st
             f"{path.name}: no tensor of it fits {name}",
             f"file: {_list(tensors)}",
             f"{name}: {_list(own)}",
-            next_step="see whether it is another model's, or give weights a `prefix` or another `into`",
+            next_step="check that it is of the same model, or give weights a `prefix` or another `into`",
         )
     try:
         result = module.load_state_dict(fitting, strict=False)
@@ -83,7 +83,7 @@ def load(tracked: Mapping[str, Any], path: Path, *, into: str | None, prefix: st
         raise WeightsRefused(
             f"{path.name} does not fit {name} ({facts['loaded']} do): {rest}",
             f"file: {path}",
-            next_step="mend the model, or take what fits: weights = { file = …, strict = false }",
+            next_step="correct the model, or load what fits: weights = { file = …, strict = false }",
         )
     return facts
 

@@ -35,11 +35,15 @@ class RememberedValues:
         try:
             encoded = {name: tagged_json.extract(value, name, TensorTable(tensors)) for name, value in values.items()}
         except CannotRestore as error:
-            raise KgorchError(f"session.remember({', '.join(values)}): {error}", next_step=advice) from None
+            raise KgorchError(
+                f"session.remember({', '.join(values)}): {error}", next_step=advice, error_code="KG204"
+            ) from None
         if tensors:
-            raise KgorchError(f"session.remember(): {min(tensors)} is a tensor", next_step=advice)
+            raise KgorchError(f"session.remember(): {min(tensors)} is a tensor", next_step=advice, error_code="KG204")
         if (size := len(json.dumps(self.values | encoded))) > MOST_BYTES:
-            raise KgorchError(f"session.remember(): {size:,} bytes of values; it keeps at most {MOST_BYTES:,}")
+            raise KgorchError(
+                f"session.remember(): {size:,} bytes of values; it keeps at most {MOST_BYTES:,}", error_code="KG204"
+            )
         self.values |= encoded
 
 

@@ -94,6 +94,7 @@ def pieces_to_save(tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:
             raise CannotRestore(
                 f"{path} is a DTensor with a Partial placement, whose ranks hold terms of a sum",
                 next_step="redistribute it to Shard or Replicate before it is saved",
+                error_code="KG204",
             )
         region = region_of(layout)
         if region and math.prod(region.shape) and _has_turn(layout, turn):
@@ -214,7 +215,7 @@ def _of_saved(path: str, layout: Layout, reader: TensorReader) -> Layout:
         raise CannotRestore(
             f"{path} has the shape {list(shape)}, its parameter {list(layout.shape)}, and the mesh is another one:"
             " how this optimizer shards it cannot be known",
-            next_step="resume on the mesh that it was saved on, or begin anew with `kgorch start PLAN --fresh`",
+            next_step="resume on the mesh that it was saved on, or begin a new run with `kgorch start PLAN --fresh`",
         )
     return layout._replace(placements=tuple(map(_placement, saved.placements)), shape=shape)
 

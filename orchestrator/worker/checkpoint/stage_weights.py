@@ -68,14 +68,18 @@ def read(launch: LaunchSpec | None, stage: str, name: str, which: str | None) ->
         CheckpointBroken: its bytes differ from its manifest.
     """
     if which not in (None, "best", "final"):
-        raise KgorchError(f"session.weights(which={which!r:.80})", next_step='give "best", "final" or None')
+        raise KgorchError(f'session.weights(which={which!r:.80}): expected "best", "final" or None')
     if not launch:
-        raise CannotRestore("there are no stages without kgorch", next_step="give the script a file of weights")
+        raise CannotRestore(
+            "session.weights() needs a run of kgorch: a script without one has no stages",
+            next_step="give the script a file of weights",
+            error_code="KG211",
+        )
     root = Path(launch.checkpoints).parent / stage
     own = [pair for pair in readable_checkpoints(root) if pair[1].run_id == launch.run_id]
     final = next((pair for pair in own if pair[1].final), None)
     if final is None and which != "best":
-        raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}")
+        raise CannotRestore(f"stage {stage!r} has left no final checkpoint in {root}", error_code="KG211")
     best = None if which == "final" else _best_of(launch, own)
     if best:
         folder, manifest = best
@@ -89,6 +93,7 @@ def read(launch: LaunchSpec | None, stage: str, name: str, which: str | None) ->
             f"stage {stage!r} has no best checkpoint{why} of {len(own)} in {root}",
             next_step='have the plan say [checkpoint] keep = { best = "METRIC:max" } and the script session.report() that metric'
             ' after each evaluation; or take the last weights: which="final"',
+            error_code="KG211",
         )
     return _read(*final, name, "final", "the last weights" + (why if which != "final" and launch.best else ""))
 
@@ -117,7 +122,7 @@ def _read(folder: Path, manifest: Manifest, name: str, which: Which, what: str, 
     verify_checkpoint(folder)
     tree = read_json_file(folder, manifest, "state.json")
     if not isinstance(tree.get(name), dict):
-        raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}")
+        raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}", error_code="KG211")
     shards = restore_source.ShardReader(folder, manifest, 0)
     tensors = {
         key: shards.fetch(item["$tensor"])

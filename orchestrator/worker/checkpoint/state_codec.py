@@ -187,7 +187,7 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -
             "the script tracks other things than the checkpoint holds",
             f"checkpoint: {', '.join(sorted(tree))}",
             f"script:     {', '.join(sorted(tracked))}",
-            next_step="give session.track() the same names, or begin anew with `kgorch start PLAN --fresh`",
+            next_step="give session.track() the same names, or begin a new run with `kgorch start PLAN --fresh`",
         )
     for name, thing in tracked.items():
         thing, state = unwrapped(thing), tagged_json.insert(tree[name], fetch, name)
@@ -240,22 +240,23 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
     """Load into the module by way of its own state_dict, which has the version metadata that load_state_dict reads."""
     own = module.state_dict()
     if not isinstance(state, dict):
-        raise CannotRestore(f"{name} is no table in the checkpoint")
+        raise CannotRestore(f"{name} is not a table in the checkpoint")
     if own.keys() != state.keys():
         strange = sorted(own.keys() ^ state.keys())[0]
         raise CannotRestore(
             f"{name} is another model than the one in the checkpoint",
             f"only in the script: {len(own.keys() - state.keys())} names; only in the checkpoint: {len(state.keys() - own.keys())}",
             f"the first: {strange!r:.200}{nearest(strange, state.keys() if strange in own else own.keys())}",
+            next_step="put back the model that was trained, or begin a new run with `kgorch start PLAN --fresh`",
         )
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     if strays := [key for key in tensors if not isinstance(state[key], torch.Tensor)]:
-        raise CannotRestore(f"{name}.{strays[0]} is no tensor in the checkpoint")
+        raise CannotRestore(f"{name}.{strays[0]} is not a tensor in the checkpoint")
     if other := [key for key, value in tensors.items() if value.shape != state[key].shape]:
         shapes = ", ".join(f"{key}: {tuple(state[key].shape)} → {tuple(own[key].shape)}" for key in other[:3])
         raise CannotRestore(
             f"{len(other)} of {len(tensors)} tensors of {name} have another shape than in the checkpoint: {shapes}",
-            next_step="put back the arguments that it was trained with, or begin anew with `kgorch start PLAN --fresh`",
+            next_step="put back the arguments that it was trained with, or begin a new run with `kgorch start PLAN --fresh`",
         )
     own.update({key: state[key] for key in own})
     module.load_state_dict(own)

@@ -66,7 +66,9 @@ def raw_state_of(generator: Any) -> Any:
             return generator.getstate()
         return _read_numpy(generator)
     except Exception as error:  # a subclass may raise anything
-        raise CannotRestore(f"a {type(generator).__name__} does not tell its state: {error}") from None
+        raise CannotRestore(
+            f"the state of a {type(generator).__name__} cannot be read", str(error), error_code="KG204"
+        ) from None
 
 
 def _read_numpy(generator: Any) -> dict[str, Any]:

@@ -264,7 +264,7 @@ class LoaderFastForward:
             if (batch := next(iterator, self)) is self:
                 raise CannotRestore(
                     f"the loader gave {self.batch} batches, and the checkpoint has used {batches_used} of epoch {self._epoch}",
-                    next_step="give it the data it had, or begin anew with `kgorch start PLAN --fresh`",
+                    next_step="give it the data it had, or begin a new run with `kgorch start PLAN --fresh`",
                 )
             samples = self._size(batch) * self._world
             if not as_before and self._used + samples > samples_used:

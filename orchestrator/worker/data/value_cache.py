@@ -172,7 +172,7 @@ def _as_json(what: str, value: Any, *, sort_keys: bool = False) -> bytes:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, sort_keys=sort_keys).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise KgorchError(
-            f"{what} is no JSON", str(error)[:300],
+            f"{what} cannot be stored as JSON", str(error)[:300],
             next_step="give text, finite numbers, true, false, None, lists and tables of these",
         ) from None  # fmt: skip
 

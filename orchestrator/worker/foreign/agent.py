@@ -311,6 +311,7 @@ class Agent:
                 code = RankError.USAGE
             content["error"] = {
                 "code": code,
+                "error_code": getattr(error, "error_code", ""),
                 "type": self._launch.entry,
                 "message": str(error)[:4000],
                 "memory": "",

@@ -215,7 +215,7 @@ class ActivationCheckpointing:
             if self._recomputed is None:  # a checkpoint of the script's own
                 raise
             raise CannotRecompute(
-                f"activation checkpointing: {self._recomputed} came out otherwise when it was computed again",
+                f"activation checkpointing: {self._recomputed} gave another result when it was computed again",
                 "it depends on something that changes meanwhile, which is no buffer, attribute or random state of it",
                 str(error).strip().splitlines()[0],
                 next_step=WITHOUT_IT,

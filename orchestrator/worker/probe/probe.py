@@ -146,7 +146,9 @@ class Probe(ProbeHooks):
         self.loaders.append(loader)
 
     def untracked(self, what: str) -> None:
-        raise KgorchError(what, next_step="name what a checkpoint must hold: session.track(model=…, optimizer=…)")
+        raise KgorchError(
+            what, next_step="name what a checkpoint must hold: session.track(model=…, optimizer=…)", error_code="KG403"
+        )
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         return self._profiler.forward()

@@ -229,7 +229,7 @@ class StepEstimate:
                     work(inputs, 1.0)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise KgorchError(
-                "this step cannot be estimated: its shapes hang on values",
+                "this step cannot be estimated: its shapes depend on values",
                 f"PyTorch stopped at {getattr(error, 'func', error)}",
                 next_step="kgorch check PLAN on the machine that is to train, without --on",
             ) from None

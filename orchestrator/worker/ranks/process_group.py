@@ -101,6 +101,7 @@ def _explain_cuda(gpus: str) -> None:
             what,
             f"this PyTorch is built for CUDA {torch.version.cuda}",
             next_step="update the driver, or install a PyTorch that is built for an older CUDA",
+            error_code="KG408",
         )
     raise CudaUnusable(
         f"{what}; CUDA_VISIBLE_DEVICES is {'not set' if visible is None else repr(visible)}."

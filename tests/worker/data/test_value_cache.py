@@ -112,8 +112,8 @@ def test_a_link_a_pipe_and_a_huge_file_are_not_read(store, tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({1, 2}, "is no JSON"),
-        (float("nan"), "is no JSON"),
+        ({1, 2}, "cannot be stored as JSON"),
+        (float("nan"), "cannot be stored as JSON"),
         ("x" * (64 << 20), "67108866 bytes of JSON, more than 67108864"),
         ([0] * (5 << 20), "values in one document"),
     ],

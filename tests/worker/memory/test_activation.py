@@ -455,7 +455,7 @@ def test_a_block_that_computes_another_thing_is_named():
     activations.switch_on()
     loss = model(torch.randn(16, 8)).sum()
     rows[0] = 4
-    said = r"model\.layers\.1 came out otherwise(.|\n)*next: take activation"
+    said = r"model\.layers\.1 gave another result(.|\n)*next: take activation"
     with pytest.raises(CannotRecompute, match=said), activations.explained():
         loss.backward()
 

@@ -131,8 +131,15 @@ def _pool_name(engine: Engine, pool: str | None) -> str:
         return pools[0]
     names = f"pools: {', '.join(pools) or 'none; the first session under a quota creates its pool'}"
     if pool is None:
-        raise NotFound("which pool?", names, next_step="kgorch quota set --used 12.5h --pool POOL")
-    raise NotFound(f"there is no pool {pool!r}{nearest(pool, pools)}", names, next_step="kgorch quota")
+        raise NotFound(
+            "there are several pools, and none was named",
+            names,
+            next_step="kgorch quota set --used 12.5h --pool POOL",
+            error_code="KG302",
+        )
+    raise NotFound(
+        f"there is no pool {pool!r}{nearest(pool, pools)}", names, next_step="kgorch quota", error_code="KG302"
+    )
 
 
 def _print(pools: list[dict[str, Any]]) -> None:

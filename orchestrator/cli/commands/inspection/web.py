@@ -44,7 +44,9 @@ def command(host: str, port: int | None, no_open: bool) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "jinja2"):
             raise
-        raise KgorchError(f"kgorch web needs {error.name}", next_step="pip install 'kgorch[web]'") from None
+        raise KgorchError(
+            f"kgorch web needs {error.name}", next_step="pip install 'kgorch[web]'", error_code="KG902"
+        ) from None
     from kgorch.system import process_protection
 
     password = None if server.is_local(host) else access.Password(_password())

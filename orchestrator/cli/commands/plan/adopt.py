@@ -63,11 +63,17 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
         return 0
     if os.path.lexists(out):
         again = shlex.join(["kgorch", "adopt", str(program), "--print", *(["--", *words] if words else [])])
-        raise KgorchError(f"{out} exists already; nothing was written", next_step=f"{again}, or --out another.toml")
+        raise KgorchError(
+            f"{out} exists already; nothing was written",
+            next_step=f"{again}, or --out another.toml",
+            error_code="KG503",
+        )
     try:
         files.write(out, text.encode())
     except OSError as error:
-        raise KgorchError(f"{out} cannot be written", str(error), next_step="--out another.toml") from None
+        raise KgorchError(
+            f"{out} cannot be written", str(error), next_step="--out another.toml", error_code="KG503"
+        ) from None
     render.echo(f"wrote {out}")
     render.echo(f"next: kgorch check {shlex.quote(os.path.relpath(out))}")
     return 0

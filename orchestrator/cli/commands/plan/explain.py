@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 
 import click
 
-from kgorch.cli import template
-from kgorch.cli.completion import plan_keys
+from kgorch.cli import error_help, template
+from kgorch.cli.completion import keys_and_codes
 from kgorch.cli.display import render
 from kgorch.errors import NotFound, nearest
 
 
 @click.command("explain")
-@click.argument("key", required=False, metavar="[KEY]", shell_complete=plan_keys)
+@click.argument("key", required=False, metavar="[KEY|CODE]", shell_complete=keys_and_codes)
 def command(key: str | None) -> int:
-    """Explain a key of the plan, with an example; without KEY, list all keys.
+    """Explain a key of the plan, or the code of an error; without KEY, list all keys.
 
     \b
     Example:
       kgorch explain checkpoint.keep
+      kgorch explain KG203
+      kgorch explain codes       list the codes of all errors
     """
     if key is None:
         for name in _all_keys():
             render.echo(name)
         render.echo("next: kgorch explain KEY, or kgorch init --print for all of them", err=True)
+        render.echo("next: kgorch explain codes    (lists the codes of errors)", err=True)
+        return 0
+    if key.lower() == "codes":
+        for code, topic in error_help.topics().items():
+            render.echo(f"{code}  {topic.title}")
+        return 0
+    if re.fullmatch(r"\[?kg-?\d{1,9}\]?", key, re.IGNORECASE):
+        _print_topic("KG" + re.sub(r"\D", "", key))
         return 0
     for number, name in enumerate(_matches(key.strip("[]").strip("."))):
         if number:
             render.echo()
         _print(name)
     return 0
+
+
+def _print_topic(code: str) -> None:
+    """Print the text of an error code. Raises: NotFound."""
+    topics = error_help.topics()
+    if code not in topics:
+        near = sorted(topics, key=lambda other: abs(int(other[2:]) - int(code[2:])))[:3]
+        raise NotFound(
+            f"there is no error code {code}",
+            *(f"{other}  {topics[other].title}" for other in near),
+            next_step="kgorch explain codes    (lists them)",
+            error_code="KG108",
+        )
+    render.echo(f"{code} {topics[code].title}\n\n{topics[code].text}")
 
 
 def _all_keys() -> list[str]:
@@ -56,7 +81,9 @@ def _matches(key: str) -> list[str]:
         return same_end
     same_last = [name for name in keys if name.split(".")[-1] == parts[-1]]
     near = f" (did you mean '{same_last[0]}'?)" if same_last else nearest(key, keys)
-    raise NotFound(f"a plan has no key {key[:200]!r}{near}", next_step="kgorch explain    (lists the keys)")
+    raise NotFound(
+        f"a plan has no key {key[:200]!r}{near}", next_step="kgorch explain    (lists the keys)", error_code="KG101"
+    )
 
 
 def _print(key: str) -> None:

@@ -75,7 +75,9 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
     folders, name = _workloads(), Path(workload).name
     if name not in folders:
         raise NotFound(
-            f"there is no workload {workload!r}{nearest(name, folders)}", f"workloads: {', '.join(folders) or 'none'}"
+            f"there is no workload {workload!r}{nearest(name, folders)}",
+            f"workloads: {', '.join(folders) or 'none'}",
+            error_code="KG108",
         )
     folder = folder or Path(name)
     files = [
@@ -102,6 +104,7 @@ def _exists_error(path: Path, force_command: str) -> KgorchError:
         f"{path} exists already; nothing was written",
         f"{force_command} writes a new one and keeps the old one as {path.name}.bak",
         next_step="kgorch init --print    (explains every key; kgorch explain KEY explains one)",
+        error_code="KG503",
     )
 
 
@@ -120,7 +123,9 @@ def _write(path: Path, text: str, *, report: bool = True) -> None:
             if os.path.lexists(path):
                 backup = _back_up(path)
     except OSError as error:
-        raise KgorchError(f"{path} cannot be written", str(error), next_step="name another folder") from None
+        raise KgorchError(
+            f"{path} cannot be written", str(error), next_step="name another folder", error_code="KG503"
+        ) from None
     if backup:
         render.echo(f"the old {path.name} is kept as {backup}")
     if report and path.suffix == ".toml":
@@ -143,7 +148,7 @@ def _back_up(path: Path) -> Path:
                 continue
             path.rename(backup)
         return backup
-    raise KgorchError(f"{path} has 9999 backups", next_step=f"rm {shlex.quote(str(path))}.bak*")
+    raise KgorchError(f"{path} has 9999 backups", next_step=f"rm {shlex.quote(str(path))}.bak*", error_code="KG503")
 
 
 def _shell_word(path: Path) -> str:

@@ -13,7 +13,7 @@ from kgorch.cli.display import remote_rows, render
 from kgorch.cli.lookup import load_plan, open_state
 from kgorch.cli.options import json_option, on_option, plan_argument, set_option
 from kgorch.core.codes import REMOTE_OPEN, RemoteState, RunState
-from kgorch.errors import ExitCode
+from kgorch.errors import ExitCode, KgorchError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -118,8 +118,12 @@ def _carry(engine: Engine, home: Path, found: RemoteRun) -> ExitCode:
         render.echo(f"{found.run.name} is finished\nnext: kgorch remote fetch {found.run.name}", err=True)
         return ExitCode.DONE
     if row and row.state == RemoteState.FAILED:
-        text = f"error: {found.run.name} failed at {place.name}: {row.why}\nnext: kgorch logs {found.run.name}"
-        render.echo(render.printable(text), err=True)
+        failed = KgorchError(
+            f"{found.run.name} failed at {place.name}: {row.why}",
+            next_step=f"kgorch logs {found.run.name}",
+            error_code="KG401",
+        )
+        render.echo(render.printable(failed.message()), err=True)
         return ExitCode.FAILED
     return ExitCode.SUSPENDED
 

@@ -141,7 +141,9 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     is_live = not lock.acquire() or ownership.is_live(engine, home, run.name)
     # ranks may train on without a supervisor, and then hold no lock of the run
     if is_live or (attempt and launcher.is_running(Path(attempt.folder))):
-        raise KgorchError(f"{run.name} is training", next_step=f"kgorch stop {run.name}, then the same again")
+        raise KgorchError(
+            f"{run.name} is being trained", next_step=f"kgorch stop {run.name}, then the same again", error_code="KG303"
+        )
     try:
         # after a final checkpoint its stage has no steps left to train
         usable = [row for row in rows if not row.final]

@@ -76,7 +76,7 @@ def _stop_elsewhere(engine: Engine, home: Path, run: RunInfo, place_name: str) -
     )
     if told:
         render.echo(render.printable(told))
-    render.echo("next: kgorch remote start PLAN, when it is to go on")
+    render.echo("next: kgorch remote start PLAN, to continue it")
     return 0
 
 
@@ -96,7 +96,7 @@ def _stop_job(engine: Engine, run: RunInfo, job: SlurmJobInfo, *, wait: bool) ->
         last = sessions.last(engine, run.id)
         if last and last.phase in OVER:
             render.echo(f"{run.name}: {render.words(last.phase)} at step {last.step}")
-        render.echo("next: kgorch slurm submit PLAN, when it is to go on")
+        render.echo("next: kgorch slurm submit PLAN, to continue it")
     return 0
 
 

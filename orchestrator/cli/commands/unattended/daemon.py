@@ -101,6 +101,7 @@ def status(as_json: bool) -> int:
             "the daemon is running, but cannot read its database",
             str(answer.get("error")),
             next_step="check that its disk is not full or read-only, and that no other program locks it; then try again",
+            error_code="KG602",
         )
     if as_json:
         fields = ("pid", "at_once", "gpus", "running", "due", "waiting", "next_due_at", "trouble")

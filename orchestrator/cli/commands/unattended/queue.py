@@ -144,7 +144,9 @@ def drop(run: str | None) -> int:
     info = find_run(engine, run)
     newest = remote.newest(engine, info.id)
     if newest and newest.state in REMOTE_OPEN:
-        raise KgorchError(f"{info.name} is carried on at {newest.place}", next_step=f"kgorch stop {info.name}")
+        raise KgorchError(
+            f"{info.name} continues at {newest.place}", next_step=f"kgorch stop {info.name}", error_code="KG702"
+        )
     if queue.unschedule(engine, info.id):
         render.echo(
             f"{info.name} is out of the queue\nnext: kgorch resume {info.name}    (starts it, whenever you want)"

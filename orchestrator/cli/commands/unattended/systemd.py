@@ -146,7 +146,10 @@ def _texts(manager: Manager, home: Path | None, account: str | None) -> dict[str
     from kgorch.system.paths import state_home
 
     if manager == "user" and account:
-        raise KgorchError("a user unit runs as the user who installs it", next_step="leave out --as, or give --system")
+        raise KgorchError(
+            "--as cannot be used with a user unit, which runs as the user who installs it",
+            next_step="leave out --as, or give --system",
+        )
     if manager == "system":
         account = account or os.environ.get("SUDO_USER") or getpass.getuser()
     folder = (home or state_home(detect().home, account=account)).expanduser().absolute()
