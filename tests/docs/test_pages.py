@@ -77,7 +77,8 @@ def commands(page: str) -> Iterator[tuple[str, bool]]:
 def check_command(typed: str) -> None:
     """Raises: click.UsageError, when a verb or an option does not exist."""
     command: click.Command = cli
-    context, words = click.Context(cli, info_name="kgorch"), typed.split()
+    # with the settings of a real one: click keeps the first help option that it makes for a command
+    context, words = click.Context(cli, info_name="kgorch", **cli.context_settings), typed.split()
     while isinstance(command, click.Group) and words:
         verb = words[0].partition("|")[0]  # print|install
         # `kgorch quota kaggle` shows that pool
