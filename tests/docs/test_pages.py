@@ -178,6 +178,8 @@ def test_a_link_to_a_source_becomes_its_text_and_lists_are_set_apart():
     linked: set[str] = set()
     links = "See [`code`](build_site.py), [`x`](../Makefile), [a page](json.md#a), `[a](b.py)`."
     code = "```\n[a](b.py)\n- c\n```\n"
-    found = SITE["for_mkdocs"](f"{links}\n- one\n  - two\n{code}", "docs/some.md", ["docs/json.md"], linked)
-    assert found == f"{links.replace('[`code`](build_site.py)', '`code`')}\n\n- one\n    - two\n{code}"
+    found = SITE["for_mkdocs"](
+        f"{links}\n- one\n  - two\n{code}| `a\\|b` |\n", "docs/some.md", ["docs/json.md"], linked
+    )
+    assert found == f"{links.replace('[`code`](build_site.py)', '`code`')}\n\n- one\n    - two\n{code}\n| `a|b` |\n"
     assert linked == {"Makefile"}
