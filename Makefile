@@ -106,9 +106,10 @@ OF ?=
 reports: setup
 	$(BIN)/python docs/reports.py $(OF)
 
-# the pictures of docs/looking.md, by a real Chromium
+# the pictures of docs/looking.md, by a real Chromium, and the README's recording
 pictures: setup
 	$(BIN)/python docs/screenshots.py
+	$(BIN)/python docs/recording.py
 
 # what is written from the code: the lifecycle in ARCHITECTURE.md, docs/reference
 docs: setup

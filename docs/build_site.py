@@ -37,6 +37,7 @@ GROUPS: dict[str, list[Entry | dict[str, list[Entry]]]] = {
     "Tutorial": [("docs/tutorial.md", "Your own script")],
     "How-to": [
         {
+            "All in one page": [("docs/guide.md", "Guide")],
             "Your program": [
                 ("docs/your-training.md", "Three levels"),
                 ("docs/lightning.md", "Lightning"),
@@ -79,6 +80,7 @@ GROUPS: dict[str, list[Entry | dict[str, list[Entry]]]] = {
         ("CHANGELOG.md", "Changes"),
         {
             "Reference trainings": [
+                ("docs/workloads.md", "All five"),
                 "docs/camouflage.md",
                 "docs/cloud_removal.md",
                 "docs/surface_detection.md",
@@ -93,9 +95,12 @@ GROUPS: dict[str, list[Entry | dict[str, list[Entry]]]] = {
         ("ARCHITECTURE.md", "Architecture"),
         ("DECISIONS.md", "Decisions"),
         ("docs/checkpoints.md", "Checkpoints"),
+        ("docs/guarantees.md", "Guarantees"),
         ("docs/reliability.md", "Reliability"),
+        ("docs/compare.md", "Other tools"),
         ("docs/benchmarks.md", "Benchmarks"),
         ("docs/gpu-results.md", "Results from GPUs"),
+        ("CONTRIBUTING.md", "Contributing"),
     ],
 }
 """The navigation: the four kinds of documentation of https://diataxis.fr, and the README as home."""

@@ -171,7 +171,7 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
     trackers.check(plan.track)
     requirements.check_gpus(plan, request.watcher.note, platform=profile.name)
     stages = attempts.open_stages(engine, run, plan)
-    requirements.check_data(stages, Path(run.workdir), request.watcher.note, platform=profile.name)
+    requirements.check_stages(stages, Path(run.workdir), request.watcher.note, platform=profile.name)
     for stage in stages[:1]:
         place = rungs.RungScope(stage.name, devices.model_name(), devices.rank_count(stage.ranks))
         if rungs.is_unmeasured(engine, run, plan, place):

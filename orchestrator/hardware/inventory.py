@@ -35,7 +35,7 @@ def describe_host(home: Path) -> dict[str, Any]:
         "shm_free": _disk_free(Path("/dev/shm")),
         "disk_free": _disk_free(home),
         "folder": str(home),
-        "torch": _version("torch"),
+        "torch": version_of("torch"),
         "py_spy": shutil.which("py-spy") is not None,
         "may_trace": _may_trace(),
     }
@@ -60,7 +60,8 @@ def _disk_free(folder: Path) -> int | None:
     return room.f_bavail * room.f_frsize
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package, which is not imported; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

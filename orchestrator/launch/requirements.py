@@ -1,4 +1,4 @@
-"""What a plan requires of a machine before a session is opened: GPUs that its ranks can use, and the files that its stages read.
+"""What a plan requires of a machine before a session is opened: PyTorch, GPUs for its ranks, and the files that its stages read.
 
 `check_accelerators` alone decides about the GPUs: `kgorch check` shows its results, and those that fail refuse a start.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kgorch.hardware import devices, nvml
+from kgorch.core.program_command import Launcher
+from kgorch.hardware import devices, inventory, nvml
 from kgorch.launch import inputs
 from kgorch.launch.verdicts import FAIL, PASS, WARN, Check
 from kgorch.plan import Plan, StageSection
+
+OLDEST_PYTORCH = (2, 4)
+"""The oldest release whose sources were checked (docs/gpu.md)."""
 
 
 def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -> None:
@@ -36,20 +42,43 @@ def check_gpus(plan: Plan, note: Callable[[str], None], *, platform: str = "") -
             note(check.text)
 
 
-def check_data(stages: Sequence[StageSection], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
-    """Check what the stages read before a session is opened.
+def check_stages(stages: Sequence[StageSection], workdir: Path, note: Callable[[str], None], *, platform: str) -> None:
+    """Check what the stages need and read before a session is opened.
 
     Args:
         note: takes each warning, and the answer of each stage's own `preflight`.
     Raises: KgorchError where something is missing, or a stage's `preflight` refuses.
     """
-    for check in [*check_cores(stages), *inputs.check_paths(stages, workdir, platform)]:
+    for check in [*check_pytorch(stages), *check_cores(stages), *inputs.check_paths(stages, workdir, platform)]:
         check.refuse()
         if check.verdict == WARN:
             note(check.text)
     for check in inputs.call_preflights(stages, workdir):
         check.refuse()
         note(f"{check.name}: {check.text}")
+
+
+def check_pytorch(stages: Sequence[StageSection]) -> Iterator[Check]:
+    """Check that PyTorch is installed and new enough, where a launcher of these stages needs it.
+
+    kgorch does not depend on it: which build fits (CUDA, ROCm, a vendor's) only the user knows, and a machine that drives sessions
+    elsewhere needs none.
+    """
+    if all(Launcher(stage.launcher) is Launcher.NONE for stage in stages):
+        return
+    least = ".".join(str(part) for part in OLDEST_PYTORCH)
+    do = "install PyTorch into this environment, as pytorch.org/get-started says: pip install torch"
+    version = inventory.version_of("torch")
+    release = re.match(r"(\d+)\.(\d+)", version or "")
+    if version is None:
+        what = "torch: not installed: torchrun, which starts the ranks, belongs to it"
+        yield Check("torch", FAIL, what, (f"Python: {sys.executable}",), do)
+    elif release and tuple(int(part) for part in release.groups()) < OLDEST_PYTORCH:
+        yield Check("torch", FAIL, f"torch: {version} is older than {least}", (f"Python: {sys.executable}",), do)
+    else:
+        cuda = devices.torch_cuda()
+        build = "" if cuda is None else f", built for CUDA {cuda}" if cuda else ", built without CUDA"
+        yield Check("torch", PASS, f"{version}{build}")
 
 
 def check_accelerators(

@@ -62,7 +62,7 @@ def lines(
         position = yield from resume_position.find(state, plan, workdir, overrides)
 
     checks: list[tuple[str, Callable[[], Iterator[CheckLine]]]] = [
-        ("software", lambda: _software(host)),
+        ("software", lambda: _software(plan)),
         ("gpus", lambda: _gpus(home, plan, profile.name, elsewhere=elsewhere)),
         ("nodes", lambda: _nodes(plan, elsewhere=elsewhere)),
         ("memory", lambda: _memory(host)),
@@ -83,18 +83,13 @@ def lines(
     return results, position
 
 
-def _software(host: dict[str, Any]) -> Iterator[CheckLine]:
+def _software(plan: Plan) -> Iterator[CheckLine]:
     required = importlib.metadata.metadata("kgorch")["Requires-Python"] or ">=3.11"
     least = tuple(int(part) for part in re.findall(r"\d+", required)[:2])
     here = ".".join(str(part) for part in sys.version_info[:3])
     verdict = PASS if sys.version_info[:2] >= least else FAIL
     yield CheckLine("python", verdict, here, "" if verdict == PASS else f"install a Python {required}")
-    if host["torch"] is None:
-        yield CheckLine("torch", FAIL, "not installed", "pip install torch")
-        return
-    cuda = devices.torch_cuda()
-    build = "" if cuda is None else f", built for CUDA {cuda}" if cuda else ", built without CUDA"
-    yield CheckLine("torch", PASS, f"{host['torch']}{build}")
+    yield from (check.line() for check in requirements.check_pytorch(plan.stage))
 
 
 def _gpus(home: Path, plan: Plan, platform: str, *, elsewhere: bool) -> Iterator[CheckLine]:

@@ -26,6 +26,11 @@ def status(text: str) -> None:
     _send("STATUS=" + " ".join(text.split()))
 
 
+def extend_start(seconds: float) -> None:
+    """Ask for so much more time before start-up counts as failed (TimeoutStartSec)."""
+    _send(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
+
+
 def watchdog() -> None:
     """Report that this process works. Called by the main loop, never by a thread that would go on if the loop hangs."""
     _send("WATCHDOG=1")

@@ -65,6 +65,20 @@ def test_a_dead_machines_run_is_finished_by_another_one_with_the_same_bits(machi
     assert second.export("ink") == alone.export("ink")
 
 
+def test_a_daemon_that_starts_before_its_database_waits_for_it_but_not_for_one_that_does_not_exist(machines, tmp_path):
+    only = machines.machine("a", tmp_path)
+    machines.server.stop()
+    try:
+        only.start_daemon()
+        assert "cannot be used; the daemon tries again in 1 s" in only.daemon.stdout.readline()
+    finally:
+        machines.server.start()
+    wait_until(lambda: only("daemon", "status", code=None).returncode == 0, what="the daemon answers")
+    missing = machines.url.replace("/test_", "/no_such_")
+    other = Kgorch(machines.folder, tmp_path / "other", extra_env={"KGORCH_DATABASE": missing, "KGORCH_MACHINE": "b"})
+    assert "createdb" in other("daemon", code=2).stderr
+
+
 def test_an_outage_of_the_database_loses_no_step_no_checkpoint_and_no_session(machines, engine, tmp_path):
     only = machines.machine("a", tmp_path)
     plan = machines.plan("ink", epochs=14, sleep=0.15, every="2s")

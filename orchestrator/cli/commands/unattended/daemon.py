@@ -26,6 +26,26 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, typed: str) -> floa
         raise click.BadParameter('expected a duration such as "90s" or "10m"') from None
 
 
+def _open_when_reachable() -> tuple[Path, Any]:
+    """The state folder and its database. Waits for a fleet's server: after a power cut it may come up later than this machine."""
+    from kgorch.core.backoff import Backoff
+    from kgorch.db.postgres import ServerAway
+    from kgorch.system import sd_notify
+
+    pauses, failures = Backoff(1.0, longest_s=30.0), 0
+    while True:
+        try:
+            _, home, engine = open_state()
+            return home, engine
+        except ServerAway as error:
+            failures += 1
+            pause_s = pauses.after(failures)
+            render.echo(f"{error.what}; the daemon tries again in {pause_s:.0f} s", err=True)
+            sd_notify.status("waits for the database")
+            sd_notify.extend_start(pause_s + 60)
+            time.sleep(pause_s)
+
+
 @click.group("daemon", cls=Group, invoke_without_command=True)
 @click.option("--at-once", type=click.IntRange(1), metavar="N", help="Sessions at the same time; default: one a GPU.")
 @click.option(
@@ -53,7 +73,7 @@ def command(ctx: click.Context, at_once: int | None, stop_timeout_s: float) -> i
     from kgorch.scheduler.daemon import Daemon
     from kgorch.system import log_handlers, process_protection
 
-    _, home, engine = open_state()
+    home, engine = _open_when_reachable()
     # the database was migrated: start again without Alembic in memory, for a process that lives for months
     if "alembic" in sys.modules:
         os.execv(sys.executable, [sys.executable, "-m", "kgorch.cli", *sys.argv[1:]])
