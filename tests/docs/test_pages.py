@@ -68,7 +68,7 @@ def commands(page: str) -> Iterator[tuple[str, bool]]:
     lines = [(line, False) for block in blocks for line in block.splitlines()]
     lines += [(line, True) for line in re.findall(r"`([^`\n]+)`", prose_of(page))]
     for line, is_prose in lines:
-        if "[OPTIONS]" in line:  # how click writes a usage
+        if "[OPTIONS]" in line or (is_prose and "{" in line):  # how click writes a usage; the pattern of a message
             continue
         for match in re.finditer(r"(?:^|&& |; |\$ |sudo |!)kgorch (?=[a-z-])", line):
             yield re.split(r" +(?:&&|\||;|>|&|#)", line[match.end() :])[0].rstrip(";"), is_prose
