@@ -66,9 +66,11 @@ def commands(page: str) -> Iterator[tuple[str, bool]]:
     """What follows `kgorch` in blocks and in the text, and whether it is in the text, which may leave a value out."""
     blocks = [block for language, block in FENCE.findall(text_of(page)) if language not in ("python", "toml", "json")]
     lines = [(line, False) for block in blocks for line in block.splitlines()]
-    lines += [(line, True) for line in re.findall(r"`([^`\n]+)`", prose_of(page))]
+    prose = re.sub(r"^- `[^`\n]+`$", "", prose_of(page), flags=re.MULTILINE)  # lists of messages, in troubleshooting.md
+    lines += [(line, False) for line in re.findall(r"^ {4,}(kgorch .*)$", prose, re.MULTILINE)]
+    lines += [(line, True) for line in re.findall(r"`([^`\n]+)`", prose)]
     for line, is_prose in lines:
-        if "[OPTIONS]" in line or (is_prose and "{" in line):  # how click writes a usage; the pattern of a message
+        if "[OPTIONS]" in line:  # how click writes a usage
             continue
         for match in re.finditer(r"(?:^|&& |; |\$ |sudo |!)kgorch (?=[a-z-])", line):
             yield re.split(r" +(?:&&|\||;|>|&|#)", line[match.end() :])[0].rstrip(";"), is_prose
