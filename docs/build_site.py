@@ -7,6 +7,7 @@ The pages stay as they are read on GitHub. They are copied to the same paths bel
 
 - Links to files that are not part of the site (tests, sources) become their text; other linked files are copied.
 - Python-Markdown wants an empty line before a list or a table, and four spaces for a list in a list; GitHub does not.
+- GitHub wants `\\|` for a bar in code in a table, of which Python-Markdown would show the backslash.
 
 A page that no group of GROUPS lists is an error. A page that is listed and missing is left out.
 """
@@ -167,6 +168,8 @@ def _separated(lines: list[str]) -> Iterator[str]:
             if begins and before and not LIST_OR_TABLE.match(before) and not before.startswith((" ", "#")):
                 yield ""
             line = re.sub(r"^((?:  )+)(?=[-*] )", r"\1\1", line)
+            if line.startswith("|"):
+                line = re.sub(r"`[^`]*`", lambda code: code[0].replace("\\|", "|"), line)
         yield line
         before = line
 

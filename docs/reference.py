@@ -42,7 +42,7 @@ def commands() -> str:
         "`kgorch VERB --help` prints the same. The exit codes stand on [a page of their own](exit-codes.md), the fields of",
         "`--json` in [json.md](../json.md).",
     ]
-    root = click.Context(cli, info_name="kgorch", **cli.context_settings)
+    root = click.Context(cli, info_name="kgorch", **cli.context_settings)  # click keeps a command's first help option
     for topic, verbs in TOPICS.items():
         lines += ["", f"## {topic}"]
         for verb in verbs:

@@ -66,9 +66,8 @@ def commands(page: str) -> Iterator[tuple[str, bool]]:
     """What follows `kgorch` in blocks and in the text, and whether it is in the text, which may leave a value out."""
     blocks = [block for language, block in FENCE.findall(text_of(page)) if language not in ("python", "toml", "json")]
     lines = [(line, False) for block in blocks for line in block.splitlines()]
-    prose = prose_of(page)
-    if page == "docs/troubleshooting.md":  # whose lists hold messages
-        prose = re.sub(r"^- `.*`$", "", prose, flags=re.MULTILINE)
+    prose = re.sub(r"^- `[^`\n]+`$", "", prose_of(page), flags=re.MULTILINE)  # lists of messages, in troubleshooting.md
+    lines += [(line, False) for line in re.findall(r"^ {4,}(kgorch .*)$", prose, re.MULTILINE)]
     lines += [(line, True) for line in re.findall(r"`([^`\n]+)`", prose)]
     for line, is_prose in lines:
         if "[OPTIONS]" in line:  # how click writes a usage
@@ -80,6 +79,7 @@ def commands(page: str) -> Iterator[tuple[str, bool]]:
 def check_command(typed: str) -> None:
     """Raises: click.UsageError, when a verb or an option does not exist."""
     command: click.Command = cli
+    # with the settings of a real one: click keeps the first help option that it makes for a command
     context, words = click.Context(cli, info_name="kgorch", **cli.context_settings), typed.split()
     while isinstance(command, click.Group) and words:
         verb = words[0].partition("|")[0]  # print|install
@@ -180,6 +180,8 @@ def test_a_link_to_a_source_becomes_its_text_and_lists_are_set_apart():
     linked: set[str] = set()
     links = "See [`code`](build_site.py), [`x`](../Makefile), [a page](json.md#a), `[a](b.py)`."
     code = "```\n[a](b.py)\n- c\n```\n"
-    found = SITE["for_mkdocs"](f"{links}\n- one\n  - two\n{code}", "docs/some.md", ["docs/json.md"], linked)
-    assert found == f"{links.replace('[`code`](build_site.py)', '`code`')}\n\n- one\n    - two\n{code}"
+    found = SITE["for_mkdocs"](
+        f"{links}\n- one\n  - two\n{code}| `a\\|b` |\n", "docs/some.md", ["docs/json.md"], linked
+    )
+    assert found == f"{links.replace('[`code`](build_site.py)', '`code`')}\n\n- one\n    - two\n{code}\n| `a|b` |\n"
     assert linked == {"Makefile"}
