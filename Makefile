@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs pictures reports clean
+.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs site pictures reports clean
 
 setup: $(VENV)/.ready
 
@@ -106,13 +106,20 @@ OF ?=
 reports: setup
 	$(BIN)/python docs/reports.py $(OF)
 
-# the pictures of docs/looking.md, by a real Chromium
+# the pictures of docs/looking.md, by a real Chromium, and the README's recording
 pictures: setup
 	$(BIN)/python docs/screenshots.py
+	$(BIN)/python docs/recording.py
 
+# what is written from the code: the lifecycle in ARCHITECTURE.md, docs/reference
 docs: setup
 	$(BIN)/python docs/lifecycle.py
+	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/troubleshooting.py
+
+# the pages as a site, build/site: python -m http.server -d build/site
+site: setup
+	$(BIN)/python docs/build_site.py
 
 clean:
 	rm -rf demo demo-remote build outputs .pytest_cache .mypy_cache .ruff_cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Text, create_engine, event, make_url
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.types import TypeDecorator
 
 from kgorch.errors import StateUnusable
@@ -29,6 +29,10 @@ SET_UP_LOCK = 0x6B676F726368  # "kgorch"
 """Key of the advisory lock that whoever creates or migrates the tables holds."""
 
 OLDEST = 14
+
+
+class ServerAway(StateUnusable):
+    """The server cannot be reached, starts up or takes no connection: a later try may succeed."""
 
 
 class JsonText(TypeDecorator[Any]):
@@ -97,7 +101,11 @@ def unusable(engine: Engine, error: BaseException) -> StateUnusable:
     why = " ".join(str(cause).split())[:400]
     state = str(getattr(cause, "sqlstate", None) or "")
     place = engine.url.render_as_string(hide_password=True)
-    return StateUnusable(
+    # libpq gives no SQLSTATE to a failed connection, but for what the server answered: 57P0x (shuts down, starts), 53300 (full)
+    is_away = state.startswith(("08", "57P0", "53300")) or (not state and isinstance(error, OperationalError))
+    has_answered = any(text in why for text in ("authentication failed", "no password supplied", "does not exist"))
+    kind = ServerAway if is_away and not has_answered else StateUnusable
+    return kind(
         f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why), error_code="KG606"
     )
 

@@ -22,14 +22,14 @@ UNWRITABLE = (*NO_ROOM, errno.EROFS, errno.EIO)
 
 
 class ExitCode(IntEnum):
-    """Exit statuses of the verbs, which scripts may rely on (README.md)."""
+    """Exit statuses of the verbs, which scripts may rely on. docs/reference/exit-codes.md is written from the comments."""
 
-    DONE = 0
-    BUG = 1
-    MISTAKE = 2  # also what click exits with for wrong options
-    SUSPENDED = 10
-    QUOTA_SPENT = 11
-    FAILED = 20
+    DONE = 0  # the run is finished, or the verb did what it says
+    BUG = 1  # an error of kgorch itself; only this one shows a traceback
+    MISTAKE = 2  # a mistake in plan, option or path; also what click exits with for wrong options
+    SUSPENDED = 10  # the session is over, and a resume is queued
+    QUOTA_SPENT = 11  # the quota's hours are spent; a resume is queued for their renewal
+    FAILED = 20  # training failed and will not be retried; the first cause is printed
 
 
 class KgorchError(Exception):
