@@ -235,7 +235,7 @@ def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capf
     connection.commit()
     connection.close()
     assert code_of(["checkpoints", "prune", "digits", "--keep", "1"]) == ExitCode.MISTAKE
-    assert f"{dear} is no checkpoint" in capfd.readouterr().err
+    assert f"{dear} is not a checkpoint" in capfd.readouterr().err
     assert (dear / "dear").read_text() == "dear"
 
 
