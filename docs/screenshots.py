@@ -1,4 +1,6 @@
-"""Takes the pictures of docs/looking.md: every page at two widths, in both schemes, of made-up runs.   python docs/screenshots.py
+"""Takes the pictures of docs/looking.md: each page at two widths, in both schemes, of made-up runs; the README's, of a real one.
+
+    python docs/screenshots.py [--real]      the latter alone
 
 Needs chromium and chromium-driver, and `kgorch[dev]`. The runs are those of tests/lived_in.py.
 """
@@ -10,13 +12,14 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/web")]
 
 import lived_in  # noqa: E402
 import test_browser  # noqa: E402
-from harness import wait_until  # noqa: E402
+from harness import Kgorch, wait_until  # noqa: E402
 from PIL import Image  # noqa: E402
 
 OUT = ROOT / "docs" / "images" / "web"
@@ -36,6 +39,9 @@ COLOURS = 255
 
 
 def main() -> None:
+    take_real()
+    if "--real" in sys.argv:
+        return
     OUT.mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="kgorch-pictures-")) / "home"
     lived_in.furnish(home)  # its live session is this process
@@ -56,10 +62,31 @@ def take_all(url: str, size: str, width: int, height: int, *, dark: bool) -> Non
                 wait_until(
                     lambda: driver.execute_script("return new Promise((done) => setTimeout(() => done(true), 600))")
                 )
-            path_out = OUT / f"{name}-{size}-{'dark' if dark else 'light'}.png"
-            picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-            picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path_out, optimize=True)
-            print(f"{path_out.relative_to(ROOT)}: {path_out.stat().st_size // 1024} KiB")
+            save(driver, OUT / f"{name}-{size}-{'dark' if dark else 'light'}.png")
+
+
+def save(driver: Any, path: Path) -> None:
+    picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1024} KiB")
+
+
+def take_real() -> None:
+    """The example of `kgorch init`, trained in five sessions: four end at their time limit, the last one finishes it."""
+    folder = Path(tempfile.mkdtemp(prefix="kgorch-real-"))
+    kgorch = Kgorch(folder, folder / "home")
+    kgorch("init")
+    slow = ("--set", "stage.train.args.epochs=900", "--set", "stage.train.args.lr=2e-5")
+    kgorch("start", *slow, "--set", "session.wall=25s", code=10)
+    for _ in range(3):
+        kgorch("start", code=10)
+    kgorch("start", "--set", "session.wall=1h")
+    with test_browser.serving(kgorch.home, dict(os.environ)) as url, test_browser.chromium(1000, 760) as driver:
+        driver.get(url)
+        driver.get(url.split("/login")[0] + "/runs/my-run/1")
+        wait_until(lambda: driver.find_elements("css selector", "canvas"))
+        wait_until(lambda: driver.execute_script("return new Promise((done) => setTimeout(() => done(true), 600))"))
+        save(driver, OUT.parent / "five-sessions.png")
 
 
 if __name__ == "__main__":
