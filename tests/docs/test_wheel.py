@@ -113,6 +113,57 @@ def test_the_example_trains_from_the_wheel_and_no_requirement_replaces_pytorch(i
     run(programs / "pip", "check", cwd=work)
 
 
+OTHER_PYTHONS = ("3.12", "3.13", "3.14")
+IMPORT_ALL = '''
+import importlib, pkgutil, sys, kgorch
+extras = set("""
+    torch psycopg kaggle kagglesdk wandb mlflow tensorboard prometheus_client starlette uvicorn IPython apprise pyarrow plotext
+    requests PIL tifffile rasterio torchmetrics transformers lightning accelerate
+""".split())
+scripts = ("kgorch.db.migrations.env", "kgorch.remote.bootstrap")  # they act when they are imported
+count = 0
+for module in pkgutil.walk_packages(kgorch.__path__, "kgorch.", onerror=lambda name: None):
+    if module.name.endswith("__main__") or ".versions." in module.name or module.name in scripts:
+        continue
+    try:
+        importlib.import_module(module.name)
+        count += 1
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in extras:
+            raise
+print(count)
+'''
+
+
+def python_of(version: str) -> str | None:
+    """An interpreter of this version: on PATH, or one that pyenv has."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = sorted(pyenv.glob(f"{version}.*/bin/python"))
+    return str(found[-1]) if found else shutil.which(f"python{version}")
+
+
+@pytest.mark.parametrize("version", OTHER_PYTHONS)
+def test_the_wheel_and_its_requirements_install_on_another_python_and_every_module_is_imported(
+    version, built, tmp_path
+):
+    if (python := python_of(version)) is None:
+        pytest.skip(f"no Python {version} here")
+    env, [wheel] = tmp_path / "env", built[0].glob("*.whl")
+    run(python, "-m", "venv", env, cwd=tmp_path)
+    try:
+        run(env / "bin" / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    except AssertionError as error:
+        if "ConnectionError" in str(error) or "NewConnectionError" in str(error):
+            pytest.skip("no package index can be reached")
+        raise
+    assert f"python  {version}." in run(env / "bin" / "kgorch", "version", cwd=tmp_path)
+    assert int(run(env / "bin" / "python", "-W", "error::SyntaxWarning", "-c", IMPORT_ALL, cwd=tmp_path)) > 250
+    run(env / "bin" / "kgorch", "init", cwd=tmp_path)
+    assert "pip install torch" in run(
+        env / "bin" / "kgorch", "start", cwd=tmp_path, code=2, KGORCH_HOME=str(tmp_path / "home")
+    )
+
+
 def test_without_pytorch_the_command_line_works_and_a_start_says_what_to_install(installed, tmp_path):
     programs, work = installed("torch", "functorch"), tmp_path / "work"
     work.mkdir()
