@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from harness import PROGRAMS, Kgorch
 
-pytestmark = pytest.mark.slow
+# In CI the storm cuts their training, their parts have tests of their own, and `make demo` runs surface_detection.
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,6 @@ DEMOS = {
         0.5, 0.55,
     ),
 }  # fmt: skip
-LONGEST = ("vqa", "cloud_removal", "timeseries", "surface_detection")
-"""In CI the storm cuts their training, their parts have tests of their own, and `make demo` runs surface_detection."""
 
 
 def begun(root: Path, key: str, made: Path | None = None) -> tuple[Kgorch, Path]:
@@ -105,7 +104,7 @@ def outputs(kgorch: Kgorch) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.soak] * (key in LONGEST)) for key in DEMOS])
+@pytest.mark.parametrize("key", DEMOS)
 def test_a_demo_cut_into_three_sessions_and_short_of_memory_ends_with_the_bits_of_one_that_was_neither(key, tmp_path):
     demo = DEMOS[key]
     alone, folder = begun(tmp_path / "alone", key)
