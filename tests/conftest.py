@@ -25,8 +25,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("kgorch")
 
 
+LONG_S = 600
+"""Time-out of a test that may take minutes."""
+
+
+@pytest.hookimpl(trylast=True)  # after the tests that -m leaves out are gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread the files with tests that run sessions over the others: those wait, these compute, and each process gets both."""
+    """Order the tests for several processes.
+
+    Files with tests that run sessions lie between the others: those wait, these compute, and each process gets both. pytest-xdist
+    gives each process a block of neighbours. The longest tests come first in each, so that none begins when the others are done.
+    """
     if not hasattr(config, "workerinput"):  # pytest-xdist's
         return
     files: dict[Path, list[pytest.Item]] = {}
@@ -37,7 +46,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         runs_sessions = any("kgorch" in getattr(item, "fixturenames", ()) for item in tests)
         kinds[runs_sessions].append(tests)
     places = [(number / len(kind), tests) for kind in kinds for number, tests in enumerate(kind)]
-    items[:] = [item for _, tests in sorted(places, key=lambda place: place[0]) for item in tests]
+    ordered = [item for _, tests in sorted(places, key=lambda place: place[0]) for item in tests]
+
+    longest = sorted((item for item in ordered if limit_s(item) >= LONG_S), key=limit_s, reverse=True)
+    others = [item for item in ordered if limit_s(item) < LONG_S]
+    processes: int = config.workerinput["workercount"]
+    items.clear()
+    for number in range(processes):
+        block = longest[number::processes]
+        size = (len(ordered) - len(items)) // (processes - number)
+        items += [*block, *others[: size - len(block)]]
+        del others[: size - len(block)]
+
+
+def limit_s(item: pytest.Item) -> float:
+    """The test's own time-out; 0 for the usual one."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker and marker.args else 0.0
 
 
 @pytest.fixture
