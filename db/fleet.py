@@ -176,12 +176,6 @@ def is_leased(engine: Engine, session_id: int) -> bool:
         return orm.scalar(select(SessionRow.id).where(*mine)) is not None
 
 
-def move_run(engine: Engine, run_id: str) -> None:
-    """This machine has the newest files of the run from now on."""
-    with Orm(engine) as orm, orm.begin():
-        orm.execute(update(Run).where(Run.id == run_id).values(machine=machine_of(engine)))
-
-
 def live_sessions(engine: Engine) -> list[FleetSession]:
     """Sessions of all machines that are not over, by machine and run."""
     with Orm(engine) as orm:

@@ -70,7 +70,6 @@ class Sampler:
         self._engine, self._session_id, self._checkpoints = engine, session_id, checkpoints
         self._stopping = threading.Event()
         self._ranks: dict[int, tuple[float, dict[str, float]]] = {}
-        self._latest: dict[str, float] = {}
         self._waiting: deque[samples.Measurement] = deque(maxlen=MAX_WAITING)
         self._disk_free: dict[str, float] = {}
         self._threads = [
@@ -79,10 +78,6 @@ class Sampler:
         ]
         for thread in self._threads:
             thread.start()
-
-    def latest(self) -> dict[str, float]:
-        """The newest sample, whole; from any thread."""
-        return dict(self._latest)
 
     def add_rank_metrics(self, vitals: RankMetrics) -> None:
         """Take the metrics that a rank reports; names that are not promised, and what is no finite number, are ignored."""
@@ -106,9 +101,9 @@ class Sampler:
             next_s = max(next_s + SAMPLE_S, time.monotonic())  # missed samples are not made up for
             gpus.check()
             # replaced, never changed: a reader on another thread sees a whole sample
-            self._latest = gpus.values() | host.values() | self._disk_free | self._of_ranks()
-            self._waiting.append((datetime.now(UTC), self._latest))
-            self._on_sample(self._latest)
+            sample = gpus.values() | host.values() | self._disk_free | self._of_ranks()
+            self._waiting.append((datetime.now(UTC), sample))
+            self._on_sample(sample)
         gpus.stop()
 
     def _of_ranks(self) -> dict[str, float]:

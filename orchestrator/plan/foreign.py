@@ -17,9 +17,6 @@ from kgorch.plan.quantities import Seconds
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 """Signals that a program can handle. SIGKILL is `stop = "kill"`."""
 
-PLACEHOLDER = "{checkpoint}"
-"""In `again`: the path of the checkpoint, relative to the plan's folder."""
-
 
 class StopSection(PlanTable):
     """How the program is asked to stop; by SIGTERM where the plan does not say.

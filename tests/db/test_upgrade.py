@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,32 +15,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FIRST = "6f157ee4dc2f3255b5fb7faf528b22995228110c"
 """The commit of the first version: database 0001, checkpoint format 1. Its package was called `orchestrator`."""
-EPOCHS, STEPS = 40, 320
-SCRIPT = """
-import sys
-import time
-
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-from kgorch import attach
-
-with attach(seed=0) as session:
-    x = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
-    data = torch.utils.data.TensorDataset(x, x[:, :1] - x[:, 1:2])
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1)))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    session.track(model=model, optimizer=optimizer)
-    loader = session.loader(data, 32)
-    for epoch in session.epochs(40):
-        for batch in session.steps(loader):
-            loss = session.backward(batch, lambda part: (model(part[0]) - part[1]).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            session.report(loss=loss)
-            time.sleep(float(sys.argv[2]))
-"""
+STEPS = 120
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "demo_remote.py"))["TRAIN"]
 
 
 @pytest.fixture

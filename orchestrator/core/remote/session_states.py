@@ -42,10 +42,6 @@ MAX_COLLECTS = 20
 QUEUED_TOLD_S, QUEUED_NOTICE_S = 3600.0, 6 * 3600.0
 
 
-MAY_RUN = (RemoteState.PUSHING, RemoteState.ASKING, RemoteState.QUEUED, RemoteState.RUNNING)
-"""States in which something may run at the place."""
-
-
 class Progress(NamedTuple):
     """Of a run: position of the stage in the plan, step in it. Steps of two stages cannot be compared."""
 
