@@ -67,7 +67,8 @@ def _first_sentence(command: click.Command) -> str:
 def near(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """` (did you mean 'status'?)`, or nothing; never a verb that deletes."""
     safe = [name for name in names if name.strip("-") not in DANGEROUS]
-    matches = difflib.get_close_matches(word[:200], safe, n=1, cutoff=cutoff)
+    begun = [name for name in safe if word and name.startswith(word)]
+    matches = begun if len(begun) == 1 else difflib.get_close_matches(word[:200], safe, n=1, cutoff=cutoff)
     return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 

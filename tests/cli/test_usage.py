@@ -51,7 +51,7 @@ def said(capfd, *words: str, code: int = ExitCode.MISTAKE) -> str:
         (["checkpoints", "export"], "error: missing argument 'RUN'", "next: kgorch status --all"),
         (["checkpoints", "exprt"], "no verb 'exprt' (did you mean 'export'?)", "next: kgorch checkpoints --help"),
         (["queue", "ad"], "no verb 'ad' (did you mean 'add'?); verbs: add, drop", "next: kgorch queue --help"),
-        (["help", "stat"], "did you mean 'start'|did you mean 'status'", "next: kgorch --help"),
+        (["help", "stat"], "did you mean 'status'", "next: kgorch --help"),
         (["ls"], "error: no verb 'ls'; verbs: ", "next: kgorch status --all"),
         (["kill"], "error: no verb 'kill'; verbs: ", "next: kgorch stop"),
         (["remove", "x"], "error: no verb 'remove'; verbs: ", "next: kgorch rm --help"),
