@@ -92,7 +92,12 @@ def resolve(
         if newest.state == RunState.FINISHED and not consent.extend:
             return newest, plan, None
         # The plan is the one that was given; the overrides are those that the run keeps, and the new ones.
-        overrides = [*(item for item in newest.overrides if item not in request.overrides), *request.overrides]
+        kept = [item for item in newest.overrides if item not in request.overrides]
+        overrides = [*kept, *request.overrides]
+        if kept and request.plan_text != newest.plan:
+            given = {item.partition("=")[0] for item in request.overrides}
+            if still := [item for item in kept if item.partition("=")[0] not in given]:
+                watcher.note(f"kept from an earlier --set, whatever the plan file says now: {', '.join(still)}")
         plan = _load(request.plan_text, str(request.where), overrides)
         if source:
             import_run.check_settings(source, plan, consent)

@@ -20,7 +20,7 @@ import click
 from kgorch import __version__
 from kgorch.cli.commands import TOPICS, VERBS, module_of
 from kgorch.cli.usage import Group, UnknownVerb
-from kgorch.errors import KgorchError
+from kgorch.errors import ExitCode, KgorchError
 
 USUAL_GC = gc.get_threshold()
 """Python's own thresholds, for a session that runs for hours."""
@@ -104,8 +104,12 @@ def main(args: Sequence[str] | None = None) -> None:
     except click.exceptions.Abort:
         sys.exit(130)  # 128 + SIGINT, as shells report it
     except click.ClickException as error:
+        from kgorch.cli.display import render
         from kgorch.cli.usage import usage_error
 
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click >= 8.2
+            render.echo(error.format_message(), err=True)
+            sys.exit(ExitCode.MISTAKE)
         sys.exit(_exit_with(usage_error(error)))
     except (BrokenPipeError, _PipeClosed):
         # the reader of the pipe has ended, as `| head` does: no error. Without the dup2 the flush at exit would fail again

@@ -40,7 +40,7 @@ def measure(path: Path, overrides: tuple[str, ...], device_memory: int | None, *
     from kgorch.admission.requests import LocalState
     from kgorch.launch.verdicts import FAIL
     from kgorch.plan import user_config
-    from kgorch.preflight import machine_checks, stage_probe
+    from kgorch.preflight import machine_checks, overwritten_files, stage_probe
     from kgorch.report import check
     from kgorch.system import host_memory
 
@@ -56,7 +56,9 @@ def measure(path: Path, overrides: tuple[str, ...], device_memory: int | None, *
     probed, failed = list[stage_probe.StageProbe](), ""
     environ: Mapping[str, str] = os.environ
     if probes and not any(line.verdict == FAIL for line in lines):
+        before = overwritten_files.PlanFolder(path.parent)
         probed, failed, environ = _probe_here(plan, path.parent, home, free, device_memory)
+        lines += before.lines()
     checkpoints = path.parent / plan.checkpoint.dir if plan.checkpoint.dir else home
     target = check.CheckTarget(
         profile,

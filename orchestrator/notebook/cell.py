@@ -59,6 +59,9 @@ class LiveCell:
         self._thread: threading.Thread | None = None
         self._curve: tuple[str, metrics.Series] = ("", [])
 
+    def __repr__(self) -> str:
+        return ""  # the last expression of a cell is displayed below the picture
+
     def follow(self) -> None:
         """Until the session is over, or `stop`, or the cell is interrupted."""
         look, shown, number = self._look(0), "", 0

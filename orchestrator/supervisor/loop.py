@@ -113,6 +113,7 @@ class Supervisor:
         self._refinement = Refinement(live, self._journal, self._checkpoints, self.post)
         self._forecasts = ForecastRecorder(engine, run, self._journal.note)
         self._observers = Observers(observer, listener, lambda error: self._note_bug(error, ""))
+        self._journal.on_note = self._observers.tell
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._sent_deadline_s: float | None = None
         self._sigint_count = self._signal_count = 0

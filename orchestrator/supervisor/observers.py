@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kgorch.core.session.events import Event
+from kgorch.core.session.events import Event, Note
 from kgorch.db.rows import SessionInfo
 
 Observer = Callable[[SessionInfo], None]
-Listener = Callable[[Event], None]
+Listener = Callable[[Event | Note], None]
 
 SHOWN_S = 2.0
 """Seconds that the end of a session waits for the display."""
@@ -26,7 +26,7 @@ class Observers:
 
     Args:
         observer: is shown the session's row after a change; of several that wait, the newest.
-        listener: is told each event.
+        listener: is told each event, and each note of the journal.
         on_error: is given what one of them raises. A display that fails is not called again where it raised OSError: the terminal
             is gone, the training is not.
     """
@@ -46,7 +46,7 @@ class Observers:
             self._waiting.append((self._observer, row))
             self._changed.notify_all()
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event | Note) -> None:
         with self._changed:
             self._waiting.append((self._listener, event))
             self._changed.notify_all()

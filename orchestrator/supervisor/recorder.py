@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError, TimeoutError
 
 from kgorch.core.codes import EventKind, Outcome
-from kgorch.core.session.events import AttemptDiverged, WallMoved
+from kgorch.core.session.events import AttemptDiverged, Note, WallMoved
 from kgorch.core.session.lifecycle import NextSession, Transition
 from kgorch.db import fleet, sessions
 from kgorch.launch import remedies
@@ -45,10 +45,15 @@ def say(text: str) -> None:
 
 
 class Journal:
-    """Of one session. Any thread may write; entries are written in the order in which they were handed over."""
+    """Of one session. Any thread may write; entries are written in the order in which they were handed over.
+
+    Attributes:
+        on_note: is given each note besides.
+    """
 
     def __init__(self, engine: Engine, run_id: str, session_id: int) -> None:
         self._engine, self._run_id, self._session_id = engine, run_id, session_id
+        self.on_note: Callable[[Note], None] = lambda _: None
         self._waiting: deque[Write] = deque()
         self._newest: dict[str, Write] = {}
         self._changed = threading.Condition()
@@ -66,6 +71,7 @@ class Journal:
 
     def note(self, kind: str, facts: dict[str, Any]) -> None:
         """An event that moves nothing."""
+        self.on_note(Note(kind, facts))
         self.write(lambda: sessions.add_event(self._engine, self._run_id, kind, facts, self._session_id))
 
     def refresh(self, name: str, entry: Write) -> None:

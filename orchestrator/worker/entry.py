@@ -174,6 +174,15 @@ def name_package(error: BaseException) -> None:
         error.msg += "; the package of kgorch is `kgorch`: from kgorch import attach"
 
 
+def explain_empty_epoch(error: BaseException) -> None:
+    """Add the cause to an error after `session.steps` of an epoch whose steps were all done before this session."""
+    if session_end.empty_epoch is not None and isinstance(error, NameError | ZeroDivisionError):
+        error.args = (
+            f"{error}; this session continues after the last step of epoch {session_end.empty_epoch + 1}, so session.steps() had no"
+            " step left in it: give what is used after the loop a value before it (docs/your-training.md)",
+        )
+
+
 def code_of(error: BaseException) -> RankError:
     """The kind of error. Does not load PyTorch: there may be no memory for it."""
     if isinstance(error, CheckpointBroken | CannotRestore):
@@ -286,6 +295,7 @@ def main() -> int:
             fail(system_exit.code & 0xFF or 1 if isinstance(system_exit.code, int) else 1)
     except BaseException as error:
         name_package(error)
+        explain_empty_epoch(error)
         record.write(RankOutcome.FAILED, error)
         traceback.print_exc()
         fail()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _end_of_session: Callable[[BaseException | None], None] | None = None
 
+empty_epoch: int | None = None
+"""Number from 0 of the running epoch, where an earlier session has done all of its steps and this one none."""
+
 final_step: int | None = None
 """Step of the stage's final checkpoint, once it is on disk; entry.py puts it in the record of how this rank ended."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.errors import KgorchError
-from kgorch.worker import rng_state
+from kgorch.worker import rng_state, session_end
 from kgorch.worker.audit.port_audit import PortAudit
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data.cached_path import CachedPaths
@@ -109,6 +109,7 @@ class StepLoop:
     def _steps_of_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         state, at, runner, device = self._state, self._state.position, self._runner, self._state.member.device
         source, batches = self._begin_epoch(loader)
+        session_end.empty_epoch = at.epoch
         for parts in state.resources.timed(batches):
             samples, ranks = source.samples_in(at.batch), self._ranks_of(source)
             shares = [source.share_of_rank(at.batch, rank) for rank in ranks.mine]
@@ -121,6 +122,7 @@ class StepLoop:
             runner.set_batches(parts, weights)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)
+            session_end.empty_epoch = None
             self.begin_step()
             try:
                 yield parts[0]

@@ -301,3 +301,9 @@ def test_completion_waits_for_no_writer(place):
         assert completion.runs(context, parameter, "") == []
         assert time.monotonic() - began_s < 10 * completion.LOCK_TIMEOUT_S
     other.close()
+
+
+@pytest.mark.parametrize("words", [[], ["checkpoints"]])
+def test_a_group_without_a_verb_shows_its_help_and_no_error(words, capfd):
+    told = said(capfd, *words)
+    assert told.startswith("Usage: kgorch") and "[KG" not in told

@@ -334,7 +334,8 @@ def test_a_variable_that_names_no_gpu_is_refused_in_the_same_words_by_check_star
         )
         assert fact == "  found CUDA_VISIBLE_DEVICES='0,7', of which CUDA would use only what comes before that entry"
         assert do == "next: unset CUDA_VISIBLE_DEVICES; or name GPUs that there are: export CUDA_VISIBLE_DEVICES=0,1"
-        assert row["said"] in f"{what}; {fact.strip()}" and row["do"] in do
+        assert what.endswith(" [KG305]")
+        assert row["said"] in f"{what.removesuffix(' [KG305]')}; {fact.strip()}" and row["do"] in do
     assert kgorch.history() == [], "no session was opened"
     kgorch.extra_env["CUDA_VISIBLE_DEVICES"] = "GPU-00000001"
     kgorch("resume")
@@ -348,7 +349,7 @@ def test_gpus_that_are_hidden_on_purpose_are_missed_only_by_a_plan_that_needs_so
     assert row["verdict"] == "pass" and row["do"] == "unset CUDA_VISIBLE_DEVICES to use them"
     assert "CUDA_VISIBLE_DEVICES is empty and hides 2 GPUs; training would run on the CPU" in row["said"]
     stderr = kgorch("start", str(path), "--set", "session.gpus=1", code=2).stderr
-    assert "the plan needs 1 GPU (session.gpus = 1), and CUDA sees none\n" in stderr
+    assert "the plan needs 1 GPU (session.gpus = 1), and CUDA sees none [KG305]\n" in stderr
     assert "\n  CUDA_VISIBLE_DEVICES is empty and hides 2 GPUs\nnext: unset CUDA_VISIBLE_DEVICES; or" in stderr
 
 
@@ -483,3 +484,14 @@ def test_an_estimate_refuses_more_gpus_than_the_machine_has(kgorch):
     path = kgorch.plan(ranks=1, args={"epochs": 1})
     found = checked(kgorch, str(path), "--on", "t4", "--set", "session.gpus=2", code=20)
     assert found["verdict"] == Fit.DOES_NOT_RUN and "the plan needs 2" in found["why"]
+
+
+def test_a_result_that_a_probed_script_writes_over_is_named(kgorch):
+    plan = kgorch.plan(args={"epochs": 2})
+    script = kgorch.folder / "learns.py"
+    script.write_text(f"open('result.pt', 'w').write('of a few steps')\nopen('new.pt', 'w')\n{script.read_text()}".replace(
+        "from __future__ import annotations\n", "", 1))  # fmt: skip
+    (kgorch.folder / "result.pt").write_text("of the whole training")
+    found = json.loads(kgorch("check", str(plan), "--json", code=None).stdout)
+    [line] = [line for line in found["preflight"] if line["name"] == "files"]
+    assert line["verdict"] == "warn" and line["said"].endswith("probed: result.pt") and "session.quick" in line["do"]

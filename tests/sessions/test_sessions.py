@@ -119,9 +119,10 @@ def test_of_two_starts_at_once_one_supervises_and_the_other_says_so(kgorch):
     kgorch("stop")
 
 
-def test_a_script_that_never_attaches_is_supervised_and_the_journal_says_so(kgorch):
+def test_a_script_that_never_attaches_is_supervised_and_terminal_and_journal_say_so(kgorch):
     plan = kgorch.plan("never_attaches.py", args={"seconds": 0.5})
-    kgorch("start", str(plan))
+    said = kgorch("start", str(plan)).stderr
+    assert said.count("warning: no rank had called kgorch.attach()") == 1, said
     assert kgorch.status()["state"] == "finished"
     [event] = kgorch.events("never_attached")
     assert "attach()" in event["facts"]["what"]
@@ -191,3 +192,60 @@ def test_how_long_the_last_save_takes_is_reckoned_with_what_all_ranks_keep_by_no
         assert supervisor.wait(timeout=60) == 10
     told = [event["facts"]["state_bytes"] for event in sorted(kgorch.events("attached"), key=lambda event: event["at"])]
     assert told[0] < 10_000 and told[-1] >= 2 * 6 * 100_000  # six steps, two ranks
+
+
+def test_state_that_the_script_does_not_track_is_told_while_it_trains_and_at_the_end(kgorch):
+    plan = kgorch.plan("owns_loop.py", args={"style": "forgetting", "steps": 12})
+    said = kgorch("start", str(plan)).stderr
+    assert said.count("warning: optimizer `second` (AdamW)") == 2 and said.count("Give it to session.track()") == 2, (
+        said
+    )
+
+
+def test_an_override_that_is_kept_is_told_where_the_plan_file_says_something_else_now(kgorch):
+    plan = kgorch.plan(args={"epochs": 3})
+    kgorch("start", str(plan), "--set", "stage.train.args.epochs=1", "--set", "session.wall=1h")
+    plan.write_text(plan.read_text().replace("epochs = 3", "epochs = 2"))
+    said = kgorch("start", str(plan), "--extend", "--set", "session.wall=2h", code=2).stderr
+    assert "kept from an earlier --set, whatever the plan file says now: stage.train.args.epochs=1\n" in said, said
+
+
+AFTER_THE_LOOP = """
+import time
+
+import torch
+
+from kgorch import attach
+
+with attach(seed=0) as session:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    session.track(net=net, optimizer=optimizer)
+    for epoch in session.epochs(400):
+        for x in session.steps(session.loader(torch.ones(4, 2), 4)):
+            loss = session.backward(x, lambda part: net(part).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.1)
+        print(epoch, loss.item())
+"""
+
+
+def test_a_loop_that_needs_a_step_in_a_resumed_epoch_is_told_why_it_has_none_and_goes_on_once_it_is_mended(kgorch):
+    plan = kgorch.plan("after.py")
+    (kgorch.folder / "after.py").write_text(
+        AFTER_THE_LOOP
+    )  # a step an epoch: every save comes after an epoch's last step
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(timeout=60) == 10
+    saved = kgorch.status()["step"]
+    said = kgorch("start", str(plan), code=20).stderr
+    assert (
+        f"this session continues after the last step of epoch {saved}, so session.steps() had no step left" in said
+    ), said
+    mended = AFTER_THE_LOOP.replace("    for epoch in", "    loss = torch.tensor(float('nan'))\n    for epoch in")
+    (kgorch.folder / "after.py").write_text(mended.replace("400", str(saved + 2)))
+    kgorch("start", str(plan))
+    assert kgorch.status()["step"] == saved + 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kgorch.cli.display import render
 from kgorch.cli.display.progress import Figures, Printer, figures_of
-from kgorch.core.codes import REASON_TEXT, Phase, Reason
+from kgorch.core.codes import REASON_TEXT, EventKind, Phase, Reason
 from kgorch.core.session import events
 from kgorch.errors import KgorchError
 from kgorch.system import signals
@@ -38,6 +38,7 @@ class SessionMessages:
         self._phase = ("", "")  # phase and stage that were printed last
         self._state_bytes = 0
         self._failures: dict[str, int] = {}  # cause → how often it was reported
+        self._warned: set[str] = set()
         self._failed_saves: dict[str, tuple[float, int]] = {}  # cause → when it was reported, repetitions since then
         self._printer = Printer(mode, self._figures, self._telemetry)
 
@@ -63,9 +64,13 @@ class SessionMessages:
             self._printer.say(f"{row.stage}: {phase[0]}" + (f" (step {row.step})" if row.step else ""))
             self._phase = phase
 
-    def hear(self, event: events.Event) -> None:
+    def hear(self, event: events.Event | events.Note) -> None:
         """An event of the supervisor, called in its thread."""
         match event:
+            case events.Note(EventKind.NOT_ATTACHED | EventKind.NEVER_ATTACHED, {"what": what}):
+                self._warn(f"{what}; see docs/your-training.md")
+            case events.Note(EventKind.EXACTNESS, {"untracked": what}):
+                self._warn(f"{what}. Give it to session.track()")
             case events.Attached(state_bytes):
                 self._state_bytes = state_bytes or self._state_bytes
             case events.SaveFailed(why):
@@ -88,6 +93,12 @@ class SessionMessages:
 
     def _say(self, text: str) -> None:
         self._printer.say(f"{self._ready.run.name}: {text}")
+
+    def _warn(self, text: str) -> None:
+        """Once for each text: an attempt that is launched again says the same."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._printer.say(f"warning: {text}")
 
     def _report_failure(self, cause: str) -> None:
         """The first time with its place and the end of its traceback; a repetition in one line."""

@@ -23,6 +23,18 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """An entry of the journal that the lifecycle does not act on, for whoever watches the session.
+
+    Attributes:
+        kind: of the entry. facts: as in the journal; some come from ranks.
+    """
+
+    kind: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionOpened(Event):
     kind = EventKind.SESSION_OPENED
 
