@@ -63,7 +63,8 @@ class KgorchError(Exception):
         first, line_break, rest = self.what.partition("\n")
         return f"{first} [{self.error_code}]{line_break}{rest}" if self.error_code else self.what
 
-    def message(self) -> str:
+    # Not `message`: PyTorch constructs an exception of a loading process anew by that name, where its class has it.
+    def render(self) -> str:
         """What a person is shown: `error: WHAT [KG203]`, the facts, and `next: …`."""
         return f"error: {self._text(self.headline)}"
 
@@ -73,7 +74,7 @@ class KgorchError(Exception):
 
 
 def parse_message(text: str) -> KgorchError | None:
-    """The error whose `message()` a process has printed, among other lines; None if there is none."""
+    """The error whose `render()` a process has printed, among other lines; None if there is none."""
     lines = text.strip().splitlines()
     at = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)
     if at is None:

@@ -120,7 +120,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
         if not (shown := environment_error(error)):
             bug = KgorchError("this is a bug of kgorch", next_step="kgorch explain KG901", error_code="KG901")
-            error.add_note(bug.message())  # Python prints it below the traceback
+            error.add_note(bug.render())  # Python prints it below the traceback
             raise
         sys.exit(_exit_with(shown))
     sys.exit(status if isinstance(status, int) else 0)
@@ -144,5 +144,5 @@ def _exit_with(error: KgorchError) -> int:
     """Print the error, and return the exit code."""
     from kgorch.cli.display import render
 
-    render.echo(error.message(), err=True)
+    render.echo(error.render(), err=True)
     return int(error.code)

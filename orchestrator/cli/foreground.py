@@ -99,7 +99,7 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
         if checkpoint:
             text += f"\nnext: kgorch checkpoints export {name} model.safetensors{best}"
     elif phase is Phase.FAILED:
-        text = _failure(view, position).message()
+        text = _failure(view, position).render()
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
         text = f"{name}: session {render.words(phase)}: {view['why']}; {how}: {position}\nnext: {_next_step(name, view['next'])}"

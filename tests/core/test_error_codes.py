@@ -51,20 +51,20 @@ def test_a_module_that_runs_as_main_is_known_by_its_own_name():
 def test_the_code_survives_pickling():
     error = in_module("kgorch.plan.entries", "KgorchError('x', 'fact', next_step='y')")
     copy = pickle.loads(pickle.dumps(error))
-    assert copy.message() == error.message() and copy.error_code == error.error_code == "KG103"
+    assert copy.render() == error.render() and copy.error_code == error.error_code == "KG103"
 
 
 def test_the_message_has_the_code_at_the_end_of_its_first_line_and_can_be_read_back():
     error = CheckpointBroken("step 4 is broken\nand step 5", "expected 4 bytes", next_step="kgorch resume")
-    assert error.message() == (
+    assert error.render() == (
         "error: step 4 is broken [KG201]\nand step 5\n  expected 4 bytes\nnext: kgorch resume"
     ) and "KG201" not in str(error)
     error = CheckpointBroken("step 4 [of 5] is broken", "a", "  b", next_step="kgorch resume")
-    back = parse_message(f"copied 3 files\n{error.message()}\n")
-    assert back and back.message() == error.message() and back.facts == error.facts
+    back = parse_message(f"copied 3 files\n{error.render()}\n")
+    assert back and back.render() == error.render() and back.facts == error.facts
     assert parse_message("copied 3 files\n") is None
     plain = parse_message("error: of an older version\nnext: x")
-    assert plain and plain.message() == "error: of an older version\nnext: x"
+    assert plain and plain.render() == "error: of an older version\nnext: x"
 
 
 def test_each_module_of_the_table_exists_and_has_a_code():

@@ -159,7 +159,7 @@ def _failed_save(why: str, repeated: int, folder: Path, state_bytes: int) -> Cal
 
         again = f" ({repeated + 1} times since the last report)" if repeated else ""
         advice = save_advice.advice(folder, state_bytes)
-        return KgorchError(f"a save failed{again}: {why}", next_step=advice, error_code="KG306").message()
+        return KgorchError(f"a save failed{again}: {why}", next_step=advice, error_code="KG306").render()
 
     return text
 

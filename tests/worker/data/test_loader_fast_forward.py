@@ -334,7 +334,7 @@ def test_loading_processes_end_with_the_loop_that_is_left_early():
         (
             DataLoader(Noisy(), sampler=Shuffled(40, random.SystemRandom())),
             1,
-            "replayed; loader.sampler.chance: a SystemRandom does",
+            "replayed; loader.sampler.chance: the state of a SystemRandom cannot be read",
         ),
         (
             Prefetched(DataLoader(Noisy(), num_workers=1, persistent_workers=True)),

@@ -123,7 +123,7 @@ def _carry(engine: Engine, home: Path, found: RemoteRun) -> ExitCode:
             next_step=f"kgorch logs {found.run.name}",
             error_code="KG401",
         )
-        render.echo(render.printable(failed.message()), err=True)
+        render.echo(render.printable(failed.render()), err=True)
         return ExitCode.FAILED
     return ExitCode.SUSPENDED
 
