@@ -31,12 +31,13 @@ from kgorch.errors import KgorchError, PlanError
 from kgorch.hardware import devices, gpu_locks, inventory, nvml
 from kgorch.launch import attempts, inputs, requirements
 from kgorch.launch.verdicts import FAIL, PASS, WARN, CheckLine
-from kgorch.limits import quota_pools
+from kgorch.limits import fixed_walls, quota_pools
 from kgorch.limits.quota_ledger import Terms, terms_of
 from kgorch.nodes import allocation
 from kgorch.plan import Plan, StageSection, check_entries
 from kgorch.platforms.profile import Profile
 from kgorch.preflight import resume_position
+from kgorch.system.clock import boottime_s
 
 SHM = Path("/dev/shm")
 SHM_OF_LOADERS, SHM_OF_A_RANK = 64 << 20, 32 << 20
@@ -71,7 +72,7 @@ def lines(
         ("inputs", lambda: _inputs(_stages_to_do(engine, plan), workdir, profile.name)),
         ("checkpoint", checkpoint),
         ("ports", _ports),
-        ("platform", lambda: _platform(plan, profile)),
+        ("platform", lambda: _platform(plan, profile, elsewhere=elsewhere)),
         ("quota", lambda: _quota(engine, plan, profile)),
     ]
     results: list[CheckLine] = []
@@ -235,9 +236,16 @@ def _ports() -> Iterator[CheckLine]:
         yield CheckLine("ports", FAIL, f"no port of 127.0.0.1 can be opened: {error}", "see what bounds this container")
 
 
-def _platform(plan: Plan, profile: Profile) -> Iterator[CheckLine]:
+def _platform(plan: Plan, profile: Profile, *, elsewhere: bool) -> Iterator[CheckLine]:
     wall_s = plan.session.wall or profile.wall_s
     what = f"{profile.name}; sessions of {timedelta(seconds=wall_s)}" if wall_s else f"{profile.name}; no wall is known"
+    if wall_s and not elsewhere and profile.began != "start":
+        left_s = fixed_walls.began_s(profile.began) + wall_s - boottime_s()
+        what += f", {timedelta(seconds=max(0, round(left_s)))} of this one left: it began with the {profile.began}"
+        if left_s <= 0:
+            do = 'count from the start of kgorch ([platform] began = "start"), or start it with --until'
+            yield CheckLine("platform", FAIL, what, do)
+            return
     yield CheckLine("platform", PASS, what)
 
 

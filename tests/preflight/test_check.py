@@ -495,3 +495,14 @@ def test_a_result_that_a_probed_script_writes_over_is_named(kgorch):
     found = json.loads(kgorch("check", str(plan), "--json", code=None).stdout)
     [line] = [line for line in found["preflight"] if line["name"] == "files"]
     assert line["verdict"] == "warn" and line["said"].endswith("probed: result.pt") and "session.quick" in line["do"]
+
+
+def test_a_session_whose_time_is_over_fails_the_check_as_it_refuses_a_start(kgorch):
+    kgorch.extra_env["KAGGLE_KERNEL_RUN_TYPE"] = (
+        "Interactive"  # whose sessions begin with the container: here with the machine
+    )
+    plan = kgorch.plan(wall="1s", margin="0.1s")
+    over = line(checked(kgorch, str(plan), "--no-probe", code=20), "platform")
+    assert over["verdict"] == "fail" and "0:00:00 of this one left" in over["said"] and "--until" in over["do"]
+    on = line(checked(kgorch, str(kgorch.plan(wall="20000h")), "--no-probe", code=None), "platform")
+    assert on["verdict"] == "pass" and "left: it began with the container" in on["said"]
