@@ -165,8 +165,8 @@ def number(value: float) -> str:
     return f"{value:.4g}".replace("-0", "0", 1) if value == 0 else f"{value:.4g}"
 
 
-ROW = 22
-"""Height of a session's row in a timeline."""
+ROW, BAR = 22, 12
+"""Height of a session's row in a timeline, and of its bar (charts.html)."""
 
 LABELS = 120
 """Width of the names of the rows."""
