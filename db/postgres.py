@@ -30,6 +30,16 @@ SET_UP_LOCK = 0x6B676F726368  # "kgorch"
 
 OLDEST = 14
 
+PASSING_REFUSALS = (
+    "starting up",
+    "shutting down",
+    "not yet accepting",
+    "too many clients",
+    "too many connections",
+    "connection slots",
+)
+"""In what a server answers to a connection that it will take later (PostgreSQL's postmaster.c, proc.c and postinit.c)."""
+
 
 class ServerAway(StateUnusable):
     """The server cannot be reached, starts up or takes no connection: a later try may succeed."""
@@ -101,13 +111,17 @@ def unusable(engine: Engine, error: BaseException) -> StateUnusable:
     why = " ".join(str(cause).split())[:400]
     state = str(getattr(cause, "sqlstate", None) or "")
     place = engine.url.render_as_string(hide_password=True)
-    # libpq gives no SQLSTATE to a failed connection, but for what the server answered: 57P0x (shuts down, starts), 53300 (full)
-    is_away = state.startswith(("08", "57P0", "53300")) or (not state and isinstance(error, OperationalError))
-    has_answered = any(text in why for text in ("authentication failed", "no password supplied", "does not exist"))
-    kind = ServerAway if is_away and not has_answered else StateUnusable
+    kind = ServerAway if isinstance(error, OperationalError) and _is_away(state, why) else StateUnusable
     return kind(
         f"the fleet's database {place} cannot be used", why, next_step=_next_step(state, why), error_code="KG606"
     )
+
+
+def _is_away(state: str, told: str) -> bool:
+    """Whether a later try may succeed. A connection that failed has no SQLSTATE; where the server has answered, it says FATAL."""
+    if state:
+        return state.startswith(("08", "57P0", "53300"))
+    return "FATAL" not in told or any(text in told for text in PASSING_REFUSALS)
 
 
 def _next_step(state: str, told: str) -> str:

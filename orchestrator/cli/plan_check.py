@@ -56,7 +56,7 @@ def measure(path: Path, overrides: tuple[str, ...], device_memory: int | None, *
     probed, failed = list[stage_probe.StageProbe](), ""
     environ: Mapping[str, str] = os.environ
     if probes and not any(line.verdict == FAIL for line in lines):
-        before = overwritten_files.PlanFolder(path.parent)
+        before = overwritten_files.PlanFolder(path.parent, home)
         probed, failed, environ = _probe_here(plan, path.parent, home, free, device_memory)
         lines += before.lines()
     checkpoints = path.parent / plan.checkpoint.dir if plan.checkpoint.dir else home

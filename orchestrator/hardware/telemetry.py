@@ -100,7 +100,6 @@ class Sampler:
         while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + SAMPLE_S, time.monotonic())  # missed samples are not made up for
             gpus.check()
-            # replaced, never changed: a reader on another thread sees a whole sample
             sample = gpus.values() | host.values() | self._disk_free | self._of_ranks()
             self._waiting.append((datetime.now(UTC), sample))
             self._on_sample(sample)

@@ -71,10 +71,10 @@ def check_pytorch(stages: Sequence[StageSection]) -> Iterator[Check]:
     version = inventory.version_of("torch")
     release = re.match(r"(\d+)\.(\d+)", version or "")
     if version is None:
-        what = "torch: not installed: torchrun, which starts the ranks, belongs to it"
+        what = "PyTorch is not installed; torchrun, which starts the ranks, belongs to it"
         yield Check("torch", FAIL, what, (f"Python: {sys.executable}",), do)
     elif release and tuple(int(part) for part in release.groups()) < OLDEST_PYTORCH:
-        yield Check("torch", FAIL, f"torch: {version} is older than {least}", (f"Python: {sys.executable}",), do)
+        yield Check("torch", FAIL, f"PyTorch {version} is older than {least}", (f"Python: {sys.executable}",), do)
     else:
         cuda = devices.torch_cuda()
         build = "" if cuda is None else f", built for CUDA {cuda}" if cuda else ", built without CUDA"

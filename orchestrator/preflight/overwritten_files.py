@@ -16,14 +16,19 @@ MAX_FILES, MAX_NAMED = 10_000, 4
 
 
 class PlanFolder:
-    """What the folder and the folders in it held when this object was made."""
+    """What the folder and the folders in it held when this object was made.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._before = folder, dict(_files(folder))
+    Args:
+        home: the state folder, into which kgorch itself writes; left out where it lies in there.
+    """
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self._folder, self._home = folder, home
+        self._before = dict(_files(folder, home))
 
     def lines(self) -> Iterator[CheckLine]:
         """A warning that names the files that have changed since."""
-        now = dict(_files(self._folder))
+        now = dict(_files(self._folder, self._home))
         changed = sorted(name for name, state in self._before.items() if name in now and now[name] != state)
         if changed:
             more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
@@ -31,7 +36,7 @@ class PlanFolder:
             yield CheckLine("files", WARN, what, "let the script write its results `if not session.quick`")
 
 
-def _files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+def _files(folder: Path, home: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name, and time of change in ns with size in bytes, of MAX_FILES at the most; what cannot be read is left out."""
     left = MAX_FILES
     for top, folders, names in os.walk(folder):

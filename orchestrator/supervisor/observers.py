@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kgorch.core.session.events import Event, Note
+from kgorch.core.session.events import Event, JournalNote
 from kgorch.db.rows import SessionInfo
 
 Observer = Callable[[SessionInfo], None]
-Listener = Callable[[Event | Note], None]
+Listener = Callable[[Event | JournalNote], None]
 
 SHOWN_S = 2.0
 """Seconds that the end of a session waits for the display."""
@@ -46,7 +46,7 @@ class Observers:
             self._waiting.append((self._observer, row))
             self._changed.notify_all()
 
-    def tell(self, event: Event | Note) -> None:
+    def tell(self, event: Event | JournalNote) -> None:
         with self._changed:
             self._waiting.append((self._listener, event))
             self._changed.notify_all()

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError, TimeoutError
 
 from kgorch.core.codes import EventKind, Outcome
-from kgorch.core.session.events import AttemptDiverged, Note, WallMoved
+from kgorch.core.session.events import AttemptDiverged, JournalNote, WallMoved
 from kgorch.core.session.lifecycle import NextSession, Transition
 from kgorch.db import fleet, sessions
 from kgorch.launch import remedies
@@ -53,7 +53,7 @@ class Journal:
 
     def __init__(self, engine: Engine, run_id: str, session_id: int) -> None:
         self._engine, self._run_id, self._session_id = engine, run_id, session_id
-        self.on_note: Callable[[Note], None] = lambda _: None
+        self.on_note: Callable[[JournalNote], None] = lambda _: None
         self._waiting: deque[Write] = deque()
         self._newest: dict[str, Write] = {}
         self._changed = threading.Condition()
@@ -71,7 +71,7 @@ class Journal:
 
     def note(self, kind: str, facts: dict[str, Any]) -> None:
         """An event that moves nothing."""
-        self.on_note(Note(kind, facts))
+        self.on_note(JournalNote(kind, facts))
         self.write(lambda: sessions.add_event(self._engine, self._run_id, kind, facts, self._session_id))
 
     def refresh(self, name: str, entry: Write) -> None:

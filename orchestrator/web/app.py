@@ -241,7 +241,9 @@ class Site:
         status = 404 if isinstance(error, NotFound) else 503
         if isinstance(error, KgorchError) and not isinstance(error, NotFound | StateUnusable):
             status = 400
-        text, next_step, code = _trouble(error), getattr(error, "next_step", None), getattr(error, "error_code", "")
+        text, next_step, code = _trouble(error), None, ""
+        if isinstance(error, KgorchError):
+            next_step, code = error.next_step, error.error_code
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": text, "next": next_step, "code": code}, status_code=status)
         return self.page(request, "error.html", status, text=text, next_step=next_step)

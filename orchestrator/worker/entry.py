@@ -149,7 +149,7 @@ class ExitRecord:
         if error is not None:
             content["error"] = {
                 "code": code_of(error),
-                "error_code": getattr(error, "error_code", ""),
+                "error_code": error.error_code if isinstance(error, KgorchError) else "",
                 "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
                 "message": str(error)[:4000],
                 "memory": memory_that_ran_out(error),

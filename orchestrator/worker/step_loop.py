@@ -109,7 +109,7 @@ class StepLoop:
     def _steps_of_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         state, at, runner, device = self._state, self._state.position, self._runner, self._state.member.device
         source, batches = self._begin_epoch(loader)
-        session_end.empty_epoch = at.epoch
+        is_empty = True
         for parts in state.resources.timed(batches):
             samples, ranks = source.samples_in(at.batch), self._ranks_of(source)
             shares = [source.share_of_rank(at.batch, rank) for rank in ranks.mine]
@@ -122,7 +122,7 @@ class StepLoop:
             runner.set_batches(parts, weights)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)
-            session_end.empty_epoch = None
+            is_empty, session_end.empty_epoch = False, None
             self.begin_step()
             try:
                 yield parts[0]
@@ -131,6 +131,8 @@ class StepLoop:
             self._check_divisibility()
             at.batch += 1
             self.end_step(samples)
+        if is_empty and at.batch:
+            session_end.empty_epoch = at.epoch
         state.marker.enter("evaluation")
 
     def _begin_epoch(self, loader: Iterable[Any]) -> tuple[Loader | LoaderFastForward, Iterator[list[Any]]]:

@@ -18,6 +18,7 @@ from kgorch.db import runs, sessions
 from kgorch.db.engine import open_database, open_fleet
 from kgorch.db.location import Fleet, fleet
 from kgorch.db.migrations import HEAD
+from kgorch.db.postgres import ServerAway
 from kgorch.db.tables import Base
 from kgorch.errors import ConfigError, StateUnusable
 
@@ -110,6 +111,21 @@ def test_a_database_that_cannot_be_used_is_named_with_a_next_step_and_without_it
     assert "does not exist" in said and "createdb" in said
     said = refused("postgresql+psycopg://me:secret@host:port/kgorch", tmp_path)
     assert "secret" not in said and "KGORCH_DATABASE" in said
+
+
+@pytest.mark.parametrize(("user", "database"), [("kgorch", "missing"), ("nobody", "postgres")])
+def test_a_server_that_has_refused_for_good_is_not_away(postgres, user, database, tmp_path):
+    with pytest.raises(StateUnusable) as raised:
+        open_fleet(Fleet(postgres.url(database, user), "here"), tmp_path)
+    assert not isinstance(raised.value, ServerAway) and "does not exist" in str(raised.value)
+
+
+def test_a_server_that_takes_no_further_connection_or_does_not_listen_is_away(postgres, tmp_path):
+    with pytest.raises(ServerAway):
+        open_fleet(Fleet("postgresql+psycopg://me@127.0.0.1:1/kgorch", "here"), tmp_path)
+    postgres.execute("CREATE DATABASE crowded CONNECTION LIMIT 0", "CREATE ROLE guest LOGIN")
+    with pytest.raises(ServerAway, match="too many connections for database"):
+        open_fleet(Fleet(postgres.url("crowded", "guest"), "here"), tmp_path)
 
 
 def test_a_wrong_password_is_told_as_one(postgres, tmp_path):

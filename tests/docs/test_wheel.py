@@ -171,6 +171,6 @@ def test_without_pytorch_the_command_line_works_and_a_start_says_what_to_install
     assert "not installed" in run(programs / "kgorch", "version", cwd=work)
     run(programs / "kgorch", "init", cwd=work)
     said = run(programs / "kgorch", "start", "plan.toml", cwd=work, code=2, **home)
-    assert "torch: not installed" in said and "pip install torch" in said
+    assert "PyTorch is not installed" in said and "pip install torch" in said
     assert not list(Path(home["KGORCH_HOME"]).glob("runs/*/*/attempts/*"))
     run(programs / "kgorch", "status", cwd=work, **home)

@@ -249,3 +249,19 @@ def test_a_loop_that_needs_a_step_in_a_resumed_epoch_is_told_why_it_has_none_and
     (kgorch.folder / "after.py").write_text(mended.replace("400", str(saved + 2)))
     kgorch("start", str(plan))
     assert kgorch.status()["step"] == saved + 2
+
+
+def test_an_error_in_the_first_batch_is_not_taken_for_an_epoch_without_steps_and_a_code_of_the_script_s_own_is_no_harm(
+    kgorch,
+):
+    plan = kgorch.plan("after.py")
+    broken = "class Broken:\n    __len__ = lambda self: 8\n    __getitem__ = lambda self, at: unknown\n"
+    script = AFTER_THE_LOOP.replace("with attach", f"{broken}\nwith attach").replace("torch.ones(4, 2)", "Broken()")
+    (kgorch.folder / "after.py").write_text(script)
+    said = kgorch("start", str(plan), code=20).stderr
+    assert "NameError: name 'unknown' is not defined" in said and "after the last step" not in said, said
+
+    own = "class Odd(Exception): error_code = 7\n    raise Odd('as some clients have')\n"
+    (kgorch.folder / "after.py").write_text(AFTER_THE_LOOP.replace("    net = torch", f"    {own}    net = torch", 1))
+    said = kgorch("start", str(plan), "--fresh", code=20).stderr
+    assert "as some clients have" in said and "[KG401]" in said, said

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REPEAT_S = 60.0
 """A save that fails again for the same reason is reported after this time, with a count: a full disk fails every few seconds."""
 
+MAX_WARNINGS = 20
+
 
 class SessionMessages:
     """Observes a supervisor and prints on stderr.
@@ -64,12 +66,12 @@ class SessionMessages:
             self._printer.say(f"{row.stage}: {phase[0]}" + (f" (step {row.step})" if row.step else ""))
             self._phase = phase
 
-    def hear(self, event: events.Event | events.Note) -> None:
+    def hear(self, event: events.Event | events.JournalNote) -> None:
         """An event of the supervisor, called in its thread."""
         match event:
-            case events.Note(EventKind.NOT_ATTACHED | EventKind.NEVER_ATTACHED, {"what": what}):
+            case events.JournalNote(EventKind.NOT_ATTACHED | EventKind.NEVER_ATTACHED, {"what": what}):
                 self._warn(f"{what}; see docs/your-training.md")
-            case events.Note(EventKind.EXACTNESS, {"untracked": what}):
+            case events.JournalNote(EventKind.EXACTNESS, {"untracked": what}):
                 self._warn(f"{what}. Give it to session.track()")
             case events.Attached(state_bytes):
                 self._state_bytes = state_bytes or self._state_bytes
@@ -95,8 +97,8 @@ class SessionMessages:
         self._printer.say(f"{self._ready.run.name}: {text}")
 
     def _warn(self, text: str) -> None:
-        """Once for each text: an attempt that is launched again says the same."""
-        if text not in self._warned:
+        """Once for each text, as an attempt that is launched again says the same; MAX_WARNINGS at most, for ranks write some."""
+        if text not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add(text)
             self._printer.say(f"warning: {text}")
 

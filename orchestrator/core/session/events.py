@@ -23,7 +23,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class JournalNote:
     """An entry of the journal that the lifecycle does not act on, for whoever watches the session.
 
     Attributes:

@@ -40,7 +40,7 @@ def _open_when_reachable() -> tuple[Path, Any]:
         except ServerAway as error:
             failures += 1
             pause_s = pauses.after(failures)
-            render.echo(f"{error.what}; the daemon tries again in {pause_s:.0f} s", err=True)
+            render.echo(f"{'; '.join((error.what, *error.facts))}; the daemon tries again in {pause_s:.0f} s", err=True)
             sd_notify.status("waits for the database")
             sd_notify.extend_start(pause_s + 60)
             time.sleep(pause_s)
