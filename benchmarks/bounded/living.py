@@ -93,7 +93,12 @@ class Session:
 
 @contextlib.contextmanager
 def started(command: Sequence[str], folder: Path, marks: Path, **env: str) -> Iterator[Session]:
-    """All that is left at the end is killed."""
+    """All that runs below this process at the end is killed.
+
+    Raises: RuntimeError where this process has children already: they would be killed, too.
+    """
+    if others := _below():
+        raise RuntimeError(f"{others} would be killed with the session: start it from a process of its own")
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that all it starts stays below us, whoever dies
     paths = [str(HERE), str(HERE.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     tmp = marks.with_suffix(".tmp")  # a new machine's is empty

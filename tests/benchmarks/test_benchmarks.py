@@ -110,14 +110,29 @@ def test_what_grows_is_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_supervisor_lives_through_hours_in_a_minute(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    import scale_ranks
-
-    monkeypatch.setattr(scale_ranks, "HOUR_S", 120)
-    found = scale_ranks.hours(2)
+def test_a_supervisor_lives_through_hours_in_a_minute():
+    program = "import json, scale_ranks; scale_ranks.HOUR_S = 120; print(json.dumps(scale_ranks.hours(2)))"
+    paths = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
+    # in a process of its own, which kills all of its children
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     assert len(found["mb"]) == 3 and found["saves"] >= 2
+
+
+def test_a_session_is_not_started_where_its_end_would_kill_other_children(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from bounded import living
+
+    with (
+        subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as other,
+        pytest.raises(RuntimeError, match=str(other.pid)),
+        living.started(["true"], tmp_path, tmp_path / "session"),
+    ):
+        pass
+    assert other.returncode == 0
 
 
 @pytest.mark.soak
