@@ -15,7 +15,7 @@ from kgorch.core.codes import EventKind
 from kgorch.errors import CannotRestore
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker import local_tensors
-from kgorch.worker.checkpoint import pretrained, snapshot_buffer, state_codec
+from kgorch.worker.checkpoint import pretrained, snapshot_buffer, state_codec, trainable_weights
 from kgorch.worker.checkpoint.restore_source import RestoreSource
 from kgorch.worker.checkpoint.state_codec import StateSizes
 from kgorch.worker.data.loader_fast_forward import LoaderState
@@ -125,6 +125,7 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         tree = source.tree | own["own"]
         fetch = state_codec.fetch_for(state.tracked.things, tree, source.reader(ranks.first))
         state_codec.restore(state.tracked.things, tree, fetch)
+        _compare_frozen(own.get("frozen"), trainable_weights.fingerprints(state.tracked.things))
     except CannotRestore as error:
         raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
     point = ResumePoint(manifest.world_size, rng=own["rng"], loader=own["rng"].pop("loader", None))
@@ -147,6 +148,20 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     state.position.restore(manifest.position)
     state.metrics.restore(manifest.metrics, manifest.measured)
     return point
+
+
+def _compare_frozen(saved: Any, here: Mapping[str, str]) -> None:
+    """Compare the fingerprints of frozen weights, by the names of their models. Earlier versions of kgorch saved none.
+
+    Raises: CannotRestore.
+    """
+    saved = saved if isinstance(saved, dict) else {}
+    if other := [name for name in here if saved.get(name, here[name]) != here[name]]:
+        raise CannotRestore(
+            f"the frozen weights of {other[0]!r} are not those that this run began with",
+            "a checkpoint holds the trained weights alone, and they fit the frozen ones that they were trained with",
+            next_step="load the same pretrained file, or begin a new run with `kgorch start PLAN --fresh`",
+        )
 
 
 def report_other_versions(exactness: Exactness, device: torch.device, before: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system.clock import boottime_s
 from kgorch.worker import local_tensors, rng_state, session_end
-from kgorch.worker.checkpoint import gc_pause, sharded_tensors, snapshot_buffer, state_codec
+from kgorch.worker.checkpoint import gc_pause, sharded_tensors, snapshot_buffer, state_codec, trainable_weights
 from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
 from kgorch.worker.checkpoint.state_codec import CapturedState
 from kgorch.worker.memory.ladder import manifest_entries
@@ -266,9 +266,11 @@ class SaveCoordinator:
             random_states[ranks.first]["loader"] = loader.place
         places = {name: place for name, item in self._state.followed.items() if (place := item.place)}
         # Left out where there are none: a checkpoint of a script that does not use them has the bytes that it always had.
-        further = {"loaders": places} if places else {}
+        further: dict[str, Any] = {"loaders": places} if places else {}
         if self._state.remembered.values:
             further["remembered"] = self._state.remembered.values
+        if frozen := trainable_weights.fingerprints(self._state.tracked.things):
+            further["frozen"] = frozen
         return {
             f"rank{rank}.json": {
                 "rng": random_states[rank],

@@ -4,7 +4,9 @@ run, without a `with` block."""
 from __future__ import annotations
 
 import pytest
+import torch
 from harness import Kgorch
+from safetensors.torch import load
 
 STYLES = {
     "iterations": {"style": "iterations", "steps": 100},
@@ -49,3 +51,39 @@ def test_a_loop_that_the_script_owns_has_the_bits_of_an_uninterrupted_one(kgorch
     kgorch.stop_and_kill(plan, steps, hurry=("--set", "stage.train.args.sleep=0.0"))
     assert outputs(kgorch) == written
     assert kgorch.export() == state
+
+
+# Frozen weights
+
+
+def trained(kgorch: Kgorch) -> dict[str, torch.Tensor]:
+    (path,) = kgorch.home.glob("runs/*/1/outputs/net.pt")
+    return torch.load(path, weights_only=True)
+
+
+def saved_names(kgorch: Kgorch) -> set[str]:
+    """Of the model's tensors in the newest checkpoint."""
+    return {name for name in load(kgorch.export()) if name.startswith("model.")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [{}, {"teacher": True}, {"thaws": True}], ids=["frozen", "a teacher", "thaws"])
+def test_weights_without_a_gradient_are_saved_if_they_change_and_never_lost(kgorch, args, tmp_path):
+    alone = Kgorch(kgorch.folder, tmp_path / "alone")
+    plan = kgorch.plan("freezes.py", args=args | {"sleep": 0.15}, every="500ms")
+    fast = ("--set", "stage.train.args.sleep=0.0")
+    alone("start", str(plan), *fast)
+    kgorch.stop_and_kill(plan, 48, hurry=fast)
+    known, found = trained(alone), trained(kgorch)
+    assert all(torch.equal(found[name], known[name]) for name in known)
+    heads, base = {"model.head.weight", "model.head.bias"}, {"model.base.2.weight", "model.base.2.bias"}
+    everything = {f"model.{name}" for name in known}
+    assert saved_names(kgorch) == {"teacher": everything, "thaws": heads | base}.get(*args or ("",), heads)
+
+
+def test_a_resume_with_another_frozen_base_is_refused(kgorch):
+    plan = kgorch.plan("freezes.py", args={"epochs": 2})
+    kgorch("start", str(plan))
+    said = kgorch("start", str(plan), "--extend", "--set", "stage.train.args.base=2", code=None)
+    assert "the frozen weights of 'model' are not those that this run began with" in said.stdout + said.stderr
+    assert said.returncode not in (0, 10), said.stdout

@@ -19,7 +19,8 @@ from torch import nn
 
 from kgorch.errors import WeightsRefused, nearest
 from kgorch.worker import local_tensors
-from kgorch.worker.checkpoint import sharded_tensors, state_codec
+from kgorch.worker.checkpoint import sharded_tensors
+from kgorch.worker.wrappers import unwrapped
 
 SAFE_SINCE = "2.10"
 """In older versions a hostile file could run code in spite of `weights_only` (CVE-2025-32434, CVE-2026-24747)."""
@@ -93,7 +94,7 @@ def _place(value: Any) -> Any:
 
 
 def _module_of(tracked: Mapping[str, Any], into: str | None) -> tuple[str, nn.Module]:
-    modules = {name: state_codec.unwrapped(thing) for name, thing in tracked.items() if isinstance(thing, nn.Module)}
+    modules = {name: unwrapped(thing) for name, thing in tracked.items() if isinstance(thing, nn.Module)}
     name, _, part = (into or ("model" if "model" in modules or len(modules) != 1 else next(iter(modules)))).partition(
         "."
     )

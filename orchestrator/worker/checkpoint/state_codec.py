@@ -17,7 +17,9 @@ from kgorch.errors import CannotRestore, nearest
 from kgorch.worker import local_tensors, tagged_json
 from kgorch.worker.checkpoint import sharded_tensors
 from kgorch.worker.checkpoint.sharded_tensors import Layout, TensorReader
+from kgorch.worker.checkpoint.trainable_weights import TrainableWeights
 from kgorch.worker.tagged_json import Fetch, TensorTable
+from kgorch.worker.wrappers import unwrapped
 
 
 @dataclass(slots=True)
@@ -36,18 +38,6 @@ class CapturedState:
     own_tree: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
-
-
-def unwrapped(value: Any) -> Any:
-    """The module inside DistributedDataParallel and torch.compile, so that names do not depend on these wrappers."""
-    while isinstance(value, nn.Module):
-        inner = getattr(value, "_orig_mod", None) or (
-            value.module if isinstance(value, nn.parallel.DistributedDataParallel) else None
-        )
-        if inner is None:
-            return value
-        value = inner
-    return value
 
 
 def capture(tracked: Mapping[str, Any]) -> CapturedState:
@@ -238,9 +228,11 @@ def put_back(tracked: Mapping[str, Any], before: CapturedState, copies: Mapping[
 
 def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
     """Load into the module by way of its own state_dict, which has the version metadata that load_state_dict reads."""
-    own = module.state_dict()
     if not isinstance(state, dict):
         raise CannotRestore(f"{name} is not a table in the checkpoint")
+    if isinstance(module, TrainableWeights):
+        module.expect(state.keys())
+    own = module.state_dict()
     if own.keys() != state.keys():
         strange = sorted(own.keys() ^ state.keys())[0]
         raise CannotRestore(

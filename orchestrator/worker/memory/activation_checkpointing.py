@@ -33,8 +33,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from kgorch.errors import KgorchError
-from kgorch.worker.checkpoint.state_codec import unwrapped
 from kgorch.worker.memory.recompute_state import EntryTable, HostRng, copied
+from kgorch.worker.wrappers import unwrapped
 
 COMPILES_BATCHNORM = "2.13"
 """PyTorch 2.6 and 2.8 count a batch twice when a compiled BatchNorm is computed again, 2.13 does not; 2.9 to 2.12 are untested."""

@@ -92,6 +92,31 @@ def test_frozen_weights_are_neither_saved_nor_lost():
     assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())
 
 
+def test_the_fingerprint_of_frozen_weights_tells_any_change_and_nothing_else():
+    """One value of many, which no sample holds; types of all sizes; an empty weight and a single value."""
+    types = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64]
+    net, known = nn.Module(), set()
+    for number, dtype in enumerate(types):
+        net.register_parameter(f"w{number}", nn.Parameter(torch.ones(7, 101).to(dtype), requires_grad=False))
+    net.empty, net.single = nn.Parameter(torch.ones(0, 3), False), nn.Parameter(torch.tensor(2.0), False)
+
+    def now() -> str:
+        return kgorch.trainable(net).fingerprint()
+
+    known.add(now())
+    assert known == {now()}
+    for number in range(len(types)):
+        weight = getattr(net, f"w{number}").data
+        weight.reshape(-1)[1] = torch.tensor(0).to(weight.dtype)
+        known.add(now())
+    net.single.data += 1
+    known.add(now())
+    assert len(known) == 2 + len(types)
+    net.extra = nn.Parameter(torch.ones(2))
+    assert now() in known, "a trained weight does not belong to it"
+    assert kgorch.trainable(nn.Linear(2, 2)).fingerprint() == ""
+
+
 def test_a_model_without_frozen_weights_is_tracked_as_it_is():
     net = nn.Linear(2, 2)
     assert carrier.trainable(net) is net
