@@ -85,7 +85,7 @@ def _is_conversion(frames: list[FrameType]) -> bool:
 
 
 def _values(frames: Iterable[FrameType]) -> Iterator[Any]:
-    """The locals of kgorch's own frames, and what their containers hold, breadth first."""
+    """The locals of kgorch's own frames, and what containers and objects of kgorch among them hold, breadth first."""
     pending = [
         (value, 0)
         for frame in frames
@@ -104,6 +104,14 @@ def _values(frames: Iterable[FrameType]) -> Iterator[Any]:
             pending += [(inner, depth + 1) for inner in list(value.values())[:MAX_ROWS]]
         elif isinstance(value, list | tuple | set):
             pending += [(inner, depth + 1) for inner in list(value)[:MAX_ROWS]]
+        elif type(value).__module__.partition(".")[0] == "kgorch":
+            pending += [(inner, depth + 1) for inner in _attributes(value)]
+
+
+def _attributes(value: Any) -> list[Any]:
+    """Of an object of kgorch's own, with slots or without."""
+    slots = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
 
 
 def _is_among(stored: Any, values: Iterable[Any]) -> bool:

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import select
+import shutil
 import socket
 import stat
 import sys
@@ -163,6 +164,8 @@ class NodeAgent:
 
     def _use_keeper(self, command: NodeCommand) -> None:
         (keeper_client.end if command.what == "end" else keeper_client.persist)(self._folder, timeout_s=KEEPER_S)
+        if command.what == "end":  # before the answer: the next session's agent makes it anew
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._send(NodeDone(command.number))
         if command.what == "end":
             self._is_over.set()

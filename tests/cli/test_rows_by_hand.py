@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import xxhash
 from answered import ALLOWED, PLAN, code_of, make_state
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kgorch.checkpoint.folder import write_manifest
@@ -246,6 +246,7 @@ def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capf
 @settings(
     max_examples=120 * FUZZ, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(cells=[(("attempts", "ranks"), "x")], verb=["doctor"])  # met inside an object
 def test_any_value_in_any_row_is_answered_or_named(at_home, capfd, cells, verb):
     taken = change(at_home, cells)
     before = outside(at_home)

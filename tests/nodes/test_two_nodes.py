@@ -25,8 +25,13 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return made.export()
 
 
-def test_a_training_runs_over_two_nodes_to_its_end(kgorch, uncut):
+def test_a_training_runs_over_two_nodes_to_its_end(kgorch, uncut, tmp_path):
     assert uncut
+    # of the second node's own folder nothing is left
+    own = Kgorch(kgorch.folder, tmp_path / "own", extra_env={"TMPDIR": str(tmp_path / "tmp")})
+    (tmp_path / "tmp").mkdir()
+    own("start", str(plan_of(own, args={"epochs": 1})))
+    assert not list((tmp_path / "tmp").glob("kgorch-*"))
     # the same training on one node of two ranks has the same bits: both add two ranks' gradients
     kgorch("start", str(kgorch.plan(ranks=2, args=PROBLEM)))
     assert kgorch.export() == uncut

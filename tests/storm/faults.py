@@ -33,6 +33,7 @@ DEEDS: dict[str, Deed] = {}
 
 CUT = ("session", "^cut_off: ")
 KILLED = ("attempt", r"crashed: (rank [\d, ]+ was killed|all ranks were killed)")
+NODE_LOST = ("event node_lost", "")
 IN_A_SAVE_S = 3.0
 """How long a save is waited for that is to be met in its midst."""
 
@@ -235,6 +236,43 @@ def reboot(world: World, chance: random.Random) -> Trace:
     world.weather.new_boot()
     for path in (world.folder / "tmp").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return trace
+
+
+# The second node
+
+
+def _of_node(world: World) -> list[psutil.Process]:
+    found = [process for process in world.processes() if looking.node_of(process)]
+    if not found:
+        raise Refused("there is no second node")
+    return found
+
+
+@deed
+def kill_node(world: World, chance: random.Random) -> Trace:
+    trace = world.trace("kill_node", "SIGKILL to everything on the second node", NODE_LOST, KILLED)
+    while left := [process for process in world.processes() if looking.node_of(process)]:
+        world.kill(*left)
+        time.sleep(0.02)
+    return trace
+
+
+@deed
+def kill_agent(world: World, chance: random.Random) -> Trace:
+    agents = [process for process in _of_node(world) if "kgorch.nodes.agent" in " ".join(_words(process))]
+    if not agents:
+        raise Refused("there is no agent")
+    trace = world.trace("kill_agent", "SIGKILL to the second node's agent", NODE_LOST)
+    world.kill(*agents)
+    return trace
+
+
+@deed
+def freeze_node(world: World, chance: random.Random) -> Trace:
+    """A node that swaps."""
+    trace = world.trace("freeze_node", "SIGSTOP to everything on the second node")
+    _freeze(_of_node(world), 1 + 5 * chance.random())
     return trace
 
 
@@ -482,6 +520,27 @@ def _database_lost(world: World, name: str, files: list[str], damage: Callable[[
     if left.events < before.events:
         world.forget_paths()
     return dataclasses.replace(left, promised=before.promised)
+
+
+@deed
+def database_restarted(world: World, chance: random.Random) -> Trace:
+    return _database_stopped(world, "database_restarted", chance, 0.0)
+
+
+@deed
+def database_away(world: World, chance: random.Random) -> Trace:
+    return _database_stopped(world, "database_away", chance, 2 + 8 * chance.random())
+
+
+def _database_stopped(world: World, name: str, chance: random.Random, for_s: float) -> Trace:
+    if world.server is None:
+        raise Refused("there is no PostgreSQL")
+    number = chance.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
+    trace = world.trace(name, f"PostgreSQL is stopped by {number.name} for {for_s:.0f} s")
+    world.server.stop(number)
+    time.sleep(for_s)
+    world.server.start()
+    return trace
 
 
 # The rest of the machine

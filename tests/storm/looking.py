@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+import psycopg
 from harness import processes_of
 from safetensors import safe_open
 
@@ -79,7 +80,15 @@ def processes(home: Path) -> Iterator[Process]:
     for process in processes_of(home):
         role, rank = role_of(process)
         if role != "gone":
-            yield Process(process.pid, role, rank)
+            yield Process(process.pid, role, rank or node_of(process))
+
+
+def node_of(process: psutil.Process) -> str:
+    """The node that is played on this machine; empty for the first one (two_nodes.py)."""
+    try:
+        return process.environ().get("KGORCH_TEST_NODE", "")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
 
 
 class Standing(NamedTuple):
@@ -229,7 +238,7 @@ def charges(home: Path) -> Iterator[Charged]:
     """Of sessions that are over."""
     told = _rows(
         home,
-        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), total(c.used_s), s.heartbeat_at,"
+        "SELECT s.number, s.started_at, s.ended_at, s.phase, count(c.id), coalesce(sum(c.used_s), 0.0), s.heartbeat_at,"
         " (SELECT count(*) FROM attempts a WHERE a.session_id = s.id) FROM sessions s"
         " LEFT JOIN charges c ON c.session_id = s.id GROUP BY s.id",
     )
@@ -242,12 +251,28 @@ def charges(home: Path) -> Iterator[Charged]:
             yield Charged(number, rows, used_s, lasted_s, launches)
 
 
+DATABASES: dict[Path, str] = {}
+"""By the state folder: the PostgreSQL, as libpq names it, of a run that is one of a fleet."""
+
+
 def _rows(home: Path, query: str) -> list[tuple[Any, ...]]:
+    if home in DATABASES:
+        return _rows_of_fleet(DATABASES[home], query)
     try:
         with closing(sqlite3.connect(f"file:{home}/kgorch.db?mode=ro", uri=True, timeout=3)) as database:
             return database.execute(query).fetchall()
     except sqlite3.Error:
         return []
+
+
+def _rows_of_fleet(database: str, query: str) -> list[tuple[Any, ...]]:
+    """As SQLite gives them: documents and instants as text."""
+    try:
+        with psycopg.connect(database, connect_timeout=3) as connection:
+            rows = connection.execute(query).fetchall()
+    except psycopg.Error:
+        return []
+    return [tuple(value.isoformat() if isinstance(value, datetime) else value for value in row) for row in rows]
 
 
 def digest(path: Path) -> str:

@@ -70,8 +70,8 @@ def _trained(ranks: int, stages: Stages, place: Path) -> dict[str, Any]:
     return {"digests": digests, "took_s": took_s, "metrics": metrics}
 
 
-def write_plan(kgorch: Kgorch, ranks: int, stages: Stages, **more: Any) -> Path:
-    """With all the episode's stages."""
+def write_plan(kgorch: Kgorch, ranks: int | str, stages: Stages, **more: Any) -> Path:
+    """With all the episode's stages. `ranks`: as the plan has it."""
     plan = kgorch.plan(**more)
     head, _, rest = re.split(r"(?=\[\[stage\]\])|(?=\[checkpoint\])", plan.read_text(), maxsplit=2)
     blocks = [

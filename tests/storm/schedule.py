@@ -37,11 +37,13 @@ class Kind:
         weight: how often it comes.
         needs: what must be true of its episode, by name.
         once: not twice in an episode.
+        without: what must be false of its episode.
     """
 
     weight: float = 1.0
     needs: tuple[str, ...] = ()
     once: bool = False
+    without: tuple[str, ...] = ()
 
 
 KINDS: dict[str, Kind] = {
@@ -81,10 +83,16 @@ KINDS: dict[str, Kind] = {
     "delete_manifest": Kind(1),
     "socket_removed": Kind(1),
     "keepers_socket_removed": Kind(1),
-    "database_locked": Kind(2),
-    "database_log_deleted": Kind(1),
-    "database_deleted": Kind(0.7),
-    "database_damaged": Kind(0.5),
+    "database_locked": Kind(2, without=("fleet",)),
+    "database_log_deleted": Kind(1, without=("fleet",)),
+    "database_deleted": Kind(0.7, without=("fleet",)),
+    "database_damaged": Kind(0.5, without=("fleet",)),
+    "database_restarted": Kind(3, ("fleet",)),
+    "database_away": Kind(2, ("fleet",)),
+    # the second node
+    "kill_node": Kind(3, ("nodes",)),
+    "kill_agent": Kind(3, ("nodes",)),
+    "freeze_node": Kind(2, ("nodes",)),
     # the rest of the machine
     "clock_forward": Kind(1),
     "clock_back": Kind(1),
@@ -116,6 +124,7 @@ class Episode:
         every_ms: the most between two saves.
         stages: one after another. program: what is trained.
         stranger: what lies in its source was doctored (stranger.py).
+        nodes: its two ranks are on a node each. fleet: its database is a PostgreSQL of its own.
     """
 
     seed: int
@@ -135,6 +144,8 @@ class Episode:
     stages: int = 1
     program: str = "weathers"
     stranger: bool = False
+    nodes: bool = False
+    fleet: bool = False
 
     @property
     def name(self) -> str:
@@ -145,7 +156,8 @@ class Episode:
 
     def bears(self, kind: str) -> bool:
         """Whether a fault of this kind means anything to it."""
-        return all(getattr(self, need) for need in KINDS[kind].needs)
+        how = KINDS[kind]
+        return all(getattr(self, need) for need in how.needs) and not any(getattr(self, what) for what in how.without)
 
 
 def episodes(seed: int, only: Sequence[str] = (), first: int = 0) -> Iterator[Episode]:
@@ -173,7 +185,10 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
         every_ms=chance.choice([700, 1500, 3000, 20_000]),
         faults=(),
         stages=chance.choice([1, 1, 2]),
-        stranger=random.Random(f"{seed}.{number}.stranger").random() < 0.3,  # on its own: what else is drawn stays
+        # on their own: what else is drawn stays
+        stranger=random.Random(f"{seed}.{number}.stranger").random() < 0.3,
+        nodes=random.Random(f"{seed}.{number}.nodes").random() < 0.2,
+        fleet=random.Random(f"{seed}.{number}.fleet").random() < 0.15,
     )
     [program] = chance.choices(list(PROGRAMS), list(PROGRAMS.values()))
     needed: dict[str, Any] = {need: True for kind in only for need in KINDS[kind].needs}
@@ -185,7 +200,17 @@ def episode(seed: int, number: int, only: Sequence[str] = (), faults: int = FAUL
     if only:
         needed |= {"workers": 2} if "workers" in needed else {}
         drawn = dataclasses.replace(drawn, ranks=min(drawn.ranks, 2), **needed)
+    drawn = _on_nodes(drawn, must="nodes" in needed)
     return drawn.with_faults(list(_faults(drawn, chance, only or list(KINDS), faults)))
+
+
+def _on_nodes(drawn: Episode, *, must: bool) -> Episode:
+    """Two nodes where two ranks are drawn, and nothing that one machine alone has."""
+    if must:
+        drawn = dataclasses.replace(drawn, ranks=2)
+    if not drawn.nodes or drawn.ranks != 2 or drawn.program in WORKLOADS:
+        return dataclasses.replace(drawn, nodes=False)
+    return dataclasses.replace(drawn, driver=False, hungry=False, daemon=False)
 
 
 def _faults(drawn: Episode, chance: random.Random, kinds: Sequence[str], count: int) -> Iterator[Fault]:

@@ -49,6 +49,14 @@ def test_each_stage_of_an_episode_has_a_name_and_arguments_that_its_training_tak
                 check_arguments(function_of(args.pop("inner")), args, "")
 
 
+def test_runs_over_two_nodes_and_of_a_fleet_come_and_have_nothing_that_they_cannot_have():
+    drawn = list(islice(schedule.episodes(1), 150))
+    nodes, fleet = ([item for item in drawn if getattr(item, what)] for what in ("nodes", "fleet"))
+    assert len(nodes) > 3 and len(fleet) > 3
+    assert all(item.ranks == 2 and not (item.driver or item.hungry or item.daemon) for item in nodes)
+    assert not {fault.kind for item in fleet for fault in item.faults} & {"database_deleted", "database_locked"}
+
+
 def test_a_fault_comes_only_where_it_means_something_and_once_where_once_is_enough():
     for episode in islice(schedule.episodes(2), 150):
         kinds = [fault.kind for fault in episode.faults]

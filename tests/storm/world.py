@@ -20,6 +20,8 @@ from typing import Any
 import driver
 import psutil
 from harness import Kgorch, processes_of, weekly_reset
+from postgres import IS_INSTALLED, PostgresServer
+from two_nodes import HOSTS
 
 from kgorch.system import process_identity as identities
 from kgorch.system.sockets import control_socket
@@ -80,6 +82,7 @@ class World:
         patience_s: how long this machine may take to train again. soon_s: then, until what is late is in order: after a full disk
             a log is written late, and processes take their time to end.
         furthest: the step at which a fault met it.
+        server: the fleet's PostgreSQL; None without one.
     """
 
     def __init__(self, folder: Path, episode: Episode, reference: Reference) -> None:
@@ -97,6 +100,7 @@ class World:
         self.kept = Disk(folder / "work" / "kept") if episode.apart else None
         self.weather = Weather.over(folder / "weather")
         self.driver = driver.build(folder) if episode.driver else None
+        self.server = PostgresServer(durable=True) if episode.fleet and IS_INSTALLED else None
         self.kgorch = Kgorch(folder / "work", folder / "home", extra_env=self._env(), own_standby=True)
         identities.boot_id = lambda: self.weather.boot.read_text().strip()  # as all its processes have it
         self.marker, self.wants_fresh = folder / "PWNED", False
@@ -108,6 +112,12 @@ class World:
         found = {"TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder / "person")}
         disk = self.kept or self.disk
         found |= self.weather.env(disk.place, Path("source"))  # as the program opens it
+        if self.server:
+            url = self.server.new_database()
+            looking.DATABASES[self.folder / "home"] = url.replace("postgresql+psycopg:", "postgresql:")
+            config = self.folder / "weather" / "fleet.toml"
+            config.write_text('[fleet]\nlease = "12s"\n')
+            found |= {"KGORCH_DATABASE": url, "KGORCH_MACHINE": "here", "KGORCH_CONFIG": str(config)}
         return found | (self.driver.env if self.driver else {})
 
     def _write_source(self) -> None:
@@ -128,10 +138,13 @@ class World:
             extra += ["[quota]", "hours = 100", f'resets = "{weekly_reset()}"']
         if episode.daemon:
             extra += ["[notify]", "urls = []"]
+        if episode.nodes:
+            extra += [HOSTS]
         wall = f"{max(20, round(episode.wall * self.reference.took_s))}s" if episode.wall else None
         every, more = f"{episode.every_ms}ms", "\n".join(extra)
         told = programs.stages(episode, Path(self.reference.data))
-        plan = write_plan(self.kgorch, episode.ranks, told, every=every, wall=wall, extra=more)
+        ranks = "1\nnodes = 2" if episode.nodes else str(episode.ranks)
+        plan = write_plan(self.kgorch, ranks, told, every=every, wall=wall, extra=more)
         if episode.apart:
             plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "kept"'))
         for path in self.kgorch.folder.glob("*.py"):
@@ -400,6 +413,8 @@ class World:
         self.disk.close()
         if self.kept:
             self.kept.close()
+        if self.server:
+            self.server.remove()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
