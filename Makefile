@@ -1,5 +1,7 @@
 # Everything that a person types: `make demo` and `make test` do all the set-up on a fresh machine.
 PYTHON ?= python3
+# tests start thousands of processes, each of which would compile what it imports
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 

@@ -2,7 +2,8 @@
 
 A forked process is shown with those of its parent. `ps`, and whoever looks for the processes of an attempt by a variable of
 their environment (launch/attempt_processes.py), would take it for its parent. So it writes over the memory that the kernel shows,
-as setproctitle does. That memory cannot grow: a process that is to fork others is started with ROOM_VARIABLE, which makes room.
+as setproctitle does. A library that has kept a pointer from getenv() instead of the value reads what is written there. That memory
+cannot grow: a process that is to fork others is started with ROOM_VARIABLE, which makes room.
 """
 
 from __future__ import annotations

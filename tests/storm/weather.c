@@ -32,13 +32,19 @@ static void *found(void **known, const char *name) {
 }
 #define REAL(name) ((__typeof__(name) *)found(&real_##name, #name))
 
+/* Of the variable's value: a forked shim writes its own environment over that of its standby. */
+static const char *copy_of(const char *name) {
+    const char *value = getenv(name);
+    return value ? strdup(value) : NULL;
+}
+
 __attribute__((constructor)) static void begin(void) {
     const char *page = getenv("KGORCH_TEST_WEATHER");
     int fd = page ? open(page, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
     void *mapped = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
-    disk = getenv("KGORCH_TEST_DISK"), source = getenv("KGORCH_TEST_SOURCE"), boot = getenv("KGORCH_TEST_BOOT");
+    disk = copy_of("KGORCH_TEST_DISK"), source = copy_of("KGORCH_TEST_SOURCE"), boot = copy_of("KGORCH_TEST_BOOT");
     char line[4096] = "";
     fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     ssize_t count = fd < 0 ? 0 : read(fd, line, sizeof line - 1);
