@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import runpy
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 TOPICS = error_help.topics()
 GENERATOR = runpy.run_path(str(ROOT / "docs" / "troubleshooting.py"))
-SITES = GENERATOR["sites"]()
+sites = functools.cache(GENERATOR["sites"])  # not at the import, which each process of pytest-xdist makes
 TYPED = [
     (code, line.strip())
     for code, topic in TOPICS.items()
@@ -37,20 +38,22 @@ def test_the_page_is_what_the_source_says():
 
 
 def test_every_place_that_constructs_an_error_has_a_code_with_a_text():
-    assert len(SITES) > 350
-    without = [site.where for site in SITES if not site.codes or not set(site.codes) <= set(TOPICS)]
+    assert len(sites()) > 350
+    without = [site.where for site in sites() if not site.codes or not set(site.codes) <= set(TOPICS)]
     assert not without, "give error_code=, or the module a code in core/error_codes.py"
 
 
 def test_every_code_has_an_error():
-    used = {code for site in SITES if site.message for code in site.codes}
+    used = {code for site in sites() if site.message for code in site.codes}
     # the message of a hang is that of every training that failed
     assert set(TOPICS) == used | {failure.HANG} and failure.HANG not in used
     assert {failure.OTHER_FAILURE, *failure.FAILURES.values()} <= used
 
 
 def test_every_module_of_the_table_constructs_an_error():
-    modules = {"kgorch." + site.where.split(".py")[0].removeprefix("orchestrator/").replace("/", ".") for site in SITES}
+    modules = {
+        "kgorch." + site.where.split(".py")[0].removeprefix("orchestrator/").replace("/", ".") for site in sites()
+    }
     unused = {name for name in BY_MODULE if not any(f"{module}.".startswith(f"{name}.") for module in modules)}
     assert not unused
 
