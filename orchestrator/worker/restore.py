@@ -160,7 +160,7 @@ def _compare_frozen(saved: Any, here: Mapping[str, str]) -> None:
         raise CannotRestore(
             f"the frozen weights of {other[0]!r} are not those that this run began with",
             "a checkpoint holds the trained weights alone, and they fit the frozen ones that they were trained with",
-            next_step="load the same pretrained file, or begin a new run with `kgorch start PLAN --fresh`",
+            next_step="load the same file or build them from the same seed, or begin a new run with `kgorch start PLAN --fresh`",
         )
 
 

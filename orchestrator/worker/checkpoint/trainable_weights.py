@@ -61,7 +61,7 @@ class TrainableWeights(nn.Module):
     def fingerprint(self) -> str:
         """Of the weights that the state leaves out; empty where it leaves out none that can be compared.
 
-        It is the SHA-256 of their names, types, shapes, sums and samples. A DTensor is not part of it: a rank holds a piece.
+        It is the SHA-256 of their names, types, shapes, sums and samples, of those that are plain tensors.
         """
         digest = hashlib.sha256()
         weights = {name: weight for name, weight in self._frozen().items() if name not in self._kept}
@@ -78,6 +78,13 @@ class TrainableWeights(nn.Module):
         return {name: weight for name, weight in weights if not weight.requires_grad}
 
 
+def _is_plain(weight: torch.Tensor) -> bool:
+    """Whether it is values in memory. Wrappers, as quantised weights and DTensors are, need not know the operations used here."""
+    if weight.is_meta or local_tensors.is_sharded(weight):
+        return False
+    return type(weight.data) is torch.Tensor and weight.layout is torch.strided and weight.element_size() in INTEGERS
+
+
 def _integers(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach().reshape(-1).view(INTEGERS[weight.element_size()])
 
@@ -92,10 +99,10 @@ def _sum(weight: torch.Tensor) -> int:
 
 
 def _samples(weights: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
-    """Values of each weight, evenly spread over it; in one transfer of each device and type. DTensors are left out."""
+    """Values of each plain weight, evenly spread over it; in one transfer of each device and type."""
     groups: dict[tuple[torch.device, torch.dtype], dict[str, torch.Tensor]] = {}
     for name, weight in weights.items():
-        if not (weight.is_meta or local_tensors.is_sharded(weight)):
+        if _is_plain(weight):
             values = _integers(weight)[:: max(1, weight.numel() // SAMPLE)]
             groups.setdefault((values.device, values.dtype), {})[name] = values
     found: dict[str, bytes] = {}

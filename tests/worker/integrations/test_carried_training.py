@@ -117,6 +117,30 @@ def test_the_fingerprint_of_frozen_weights_tells_any_change_and_nothing_else():
     assert kgorch.trainable(nn.Linear(2, 2)).fingerprint() == ""
 
 
+class Quantised(torch.Tensor):
+    """A wrapper that knows next to no operation, as libraries of quantised weights have them."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> Quantised:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(function)
+
+
+def test_frozen_weights_of_a_kind_that_is_not_known_are_left_alone():
+    net = nn.Linear(2, 2)
+    net.register_parameter("odd", nn.Parameter(Quantised(torch.ones(3)), requires_grad=False))
+    net.register_parameter("wide", nn.Parameter(torch.ones(3, dtype=torch.complex128), requires_grad=False))
+    tracked = kgorch.trainable(net)
+    for _ in range(2):
+        assert tracked.state_dict().keys() == {"weight", "bias"}
+    assert tracked.fingerprint() == ""
+
+
 def test_a_model_without_frozen_weights_is_tracked_as_it_is():
     net = nn.Linear(2, 2)
     assert carrier.trainable(net) is net
