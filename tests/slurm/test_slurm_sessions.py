@@ -182,3 +182,29 @@ def test_three_time_limits_and_a_preemption_later_the_run_is_finished_with_the_s
     over = ended(kgorch)
     assert over["slurm"]["why"] == "there is nothing left to train"
     wait_until(lambda: cluster.state(told["job"]) == "COMPLETED")
+
+
+@pytest.mark.slow
+def test_a_job_of_two_nodes_has_an_agent_by_srun_on_the_second_one_and_is_requeued_with_the_same_bits(
+    cluster, kgorch, tmp_path
+):
+    epochs = {"epochs": 30}
+    calm = Kgorch(tmp_path / "calm", tmp_path / "calm-home")
+    calm.folder.mkdir()
+    calm("start", str(calm.plan(ranks=2, args=epochs)))
+
+    nodes = '[nodes]\naddress = "127.0.0.1"\n'  # the names n1 and n2 are known to this Slurm alone
+    plan = kgorch.plan(ranks="1\nnodes = 2", args=epochs | {"sleep": 0.3}, margin="15s", extra=nodes)
+    words = ("slurm", "submit", str(plan), "--json", "--time", "20m", "--nodes", "2", *OVERCOMMIT)
+    told = json.loads(kgorch(*words).stdout)
+    training(kgorch, cluster)
+    kgorch.wait_for_step(10)
+    [step] = [line for line in cluster.ask("squeue", "-h", "-s", "-o", "%i %N").splitlines() if ".batch" not in line]
+    assert step.startswith(f"{told['job']}.") and step.split()[1] in ("n1", "n2"), step
+    launched = json.loads((kgorch.attempt() / "launch.json").read_text())
+    assert launched["nodes"]["ranks"] == [1, 1], launched
+    suspend(kgorch)
+    training(kgorch, cluster, 2)
+    wait_until(lambda: kgorch.status()["state"] == RunState.FINISHED, within_s=200, what=job_log(kgorch))
+    assert kgorch.export() == calm.export(), "the bits of one machine with two ranks"
+    wait_until(lambda: cluster.state(told["job"]) == "COMPLETED")
