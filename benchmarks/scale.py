@@ -154,10 +154,10 @@ def _event(row: dict[str, Any], kind: str) -> dict[str, Any]:
     return {"run_id": row["run_id"], "session_id": row["id"], "at": row["ended_at"], "kind": kind, "facts": facts}
 
 
-def fill_samples(engine: Engine, count: int) -> None:
+def fill_samples(engine: Engine, count: int, a_session: int = A_SESSION) -> None:
     """By SQLite itself, so many a second: minutes of the past sessions, at the end an hour of seconds of the last one."""
     seconds = min(count // 2, 3600)
-    last = count // A_SESSION + 1
+    last = count // a_session + 1
     checked = Path(engine.url.database or "").parent / "checks" / "x.json"  # history holds a check against them
     checked.parent.mkdir(exist_ok=True)
     checked.write_text(json.dumps({"stages": [{"name": "train", "time": None, "memory": {"process": 10**9}}]}))
@@ -166,7 +166,7 @@ def fill_samples(engine: Engine, count: int) -> None:
         'INSERT INTO samples (session_id, at, span_s, "values") SELECT min(:first + i / :each, :last), '
         "strftime('%Y-%m-%d %H:%M:%S.000000', :began + i * :step, 'unixepoch'), :span, :figures FROM n"
     )
-    shared = {"last": last, "each": A_SESSION, "figures": json.dumps(FIGURES, separators=(",", ":"))}
+    shared = {"last": last, "each": a_session, "figures": json.dumps(FIGURES, separators=(",", ":"))}
     began = int(NOW.timestamp())
     with engine.begin() as connection:
         minutes = {
@@ -178,7 +178,7 @@ def fill_samples(engine: Engine, count: int) -> None:
         }
         connection.execute(statement, shared | minutes)
         peaks = json.dumps(FIGURES | {f"{key}.max": value for key, value in FIGURES.items()})
-        hours = {"count": count // 60, "each": A_SESSION // 60, "span": samples.HOUR, "step": 0, "began": began - 86400}
+        hours = {"count": count // 60, "each": a_session // 60, "span": samples.HOUR, "step": 0, "began": began - 86400}
         connection.execute(statement, shared | {"first": 1, "figures": peaks} | hours)
         newest = {"count": seconds, "first": last, "span": samples.SECOND, "step": 1, "began": began - seconds}
         connection.execute(statement, shared | newest)

@@ -98,7 +98,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         home.mkdir(mode=0o700)
         engine = open_database(home)
         scale.fill(engine, others=RUNS - 1, past=SESSIONS)
-        scale.fill_samples(engine, samples)
+        scale.fill_samples(engine, samples, SAMPLES // SESSIONS + 1)
         engine.dispose()
         rows = [*paints(home, rounds), *updates(home, 3 * rounds)]
     return page.results(
