@@ -1,4 +1,5 @@
-"""Takes the pictures of docs/looking.md: each page at two widths, in both schemes, of made-up runs; the README's, of a real one.
+"""Takes the pictures of docs/looking.md: each page at two widths, in both schemes, of made-up runs; that of the README and of
+`kgorch compare`, of real ones.
 
     python docs/screenshots.py [--real]      the latter alone
 
@@ -40,6 +41,7 @@ COLOURS = 255
 
 def main() -> None:
     take_real()
+    take_comparison()
     if "--real" in sys.argv:
         return
     OUT.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,19 @@ def take_real() -> None:
         wait_until(lambda: driver.find_elements("css selector", "canvas"))
         wait_until(lambda: driver.execute_script("return new Promise((done) => setTimeout(() => done(true), 600))"))
         save(driver, OUT.parent / "five-sessions.png")
+
+
+def take_comparison() -> None:
+    """The same example twice, with two learning rates."""
+    folder = Path(tempfile.mkdtemp(prefix="kgorch-compared-"))
+    kgorch = Kgorch(folder, folder / "home")
+    kgorch("init")
+    for lr in ("1e-3", "1e-4"):
+        kgorch("start", "--fresh", "--set", f"stage.train.args.lr={lr}")
+    kgorch("compare", "my-run/1", "my-run/2", "-o", "comparison.html")
+    with test_browser.chromium(1100, 1150) as driver:
+        driver.get((folder / "comparison.html").as_uri())
+        save(driver, ROOT / "docs" / "compare.png")
 
 
 if __name__ == "__main__":
