@@ -94,7 +94,7 @@ def find_run_ids(engine: Engine, words: Set[object], *, newest: int) -> list[Any
         return [run_id for run_id, name in rows if run_id in words or name in words]
 
 
-SHARED = ("pools", "resumes")
+SHARED = ("pools", "resumes", "charges")
 """Tables that verbs read as a whole, whatever run they are about."""
 
 

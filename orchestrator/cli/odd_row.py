@@ -61,14 +61,15 @@ def _odd_row(error: Exception) -> str | None:
     words: set[object] = {value for value in values if isinstance(value, str)}
     words |= {getattr(record, "run_id", None) or getattr(record, "id", None) for record in records}
     run_ids = integrity_check.find_run_ids(engine, words, newest=MAX_ROWS)
-    of_runs = integrity_check.invalid_values_of_runs(engine, run_ids, readers, newest=MAX_ROWS)
-    # all others last: a pool's charges name no run where the error was raised
-    found = [*of_runs, *integrity_check.invalid_values(engine, readers, newest=MAX_ROWS)]
+    found = list(integrity_check.invalid_values_of_runs(engine, run_ids, readers, newest=MAX_ROWS))
     for invalid in found:
         if _is_among(invalid.value, values) or (len(str(invalid.value)) > 2 and str(invalid.value)[:40] in str(error)):
             return invalid.description
-    # None is among the values of any error
-    return next((invalid.description for invalid in found if invalid.value in (None, "null")), None)
+    # None is among the values of any error, and SQLAlchemy empties the objects of a transaction that has failed
+    return next(
+        (invalid.description for invalid in found if invalid.value in (None, "null") or isinstance(error, TypeError)),
+        None,
+    )
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

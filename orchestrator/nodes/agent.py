@@ -163,11 +163,12 @@ class NodeAgent:
         self._send(NodeDone(number))
 
     def _use_keeper(self, command: NodeCommand) -> None:
-        (keeper_client.end if command.what == "end" else keeper_client.persist)(self._folder, timeout_s=KEEPER_S)
-        if command.what == "end":  # before the answer: the next session's agent makes it anew
+        is_last = command.what == "end"
+        (keeper_client.end if is_last else keeper_client.persist)(self._folder, timeout_s=KEEPER_S)
+        if is_last:  # before the answer: the next session's agent creates the folder again
             shutil.rmtree(self._folder, ignore_errors=True)
         self._send(NodeDone(command.number))
-        if command.what == "end":
+        if is_last:
             self._is_over.set()
 
     def _start(self, order: NodeStart) -> None:

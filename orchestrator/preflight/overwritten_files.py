@@ -38,12 +38,10 @@ class PlanFolder:
 
 def _files(folder: Path, home: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name, and time of change in ns with size in bytes, of MAX_FILES at the most; what cannot be read is left out."""
-    left = MAX_FILES
+    left, own = MAX_FILES, home.resolve()
     for top, folders, names in os.walk(folder):
         is_below = Path(top) != folder
-        folders[:] = (
-            [] if is_below else [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        )
+        folders[:] = [] if is_below else [name for name in folders if not _is_skipped(Path(top, name), own)]
         for name in names[:left]:
             path = Path(top, name)
             try:
@@ -54,3 +52,7 @@ def _files(folder: Path, home: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         left -= len(names[:left])
         if left <= 0:
             return
+
+
+def _is_skipped(folder: Path, own: Path) -> bool:
+    return folder.name == "__pycache__" or folder.name.startswith(".") or folder.resolve() == own

@@ -247,6 +247,7 @@ def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capf
     max_examples=120 * FUZZ, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @example(cells=[(("attempts", "ranks"), "x")], verb=["doctor"])  # met inside an object
+@example(cells=[(("resumes", "failed_starts"), "x")], verb=["resume", "digits"])
 @example(cells=[(("samples", "values"), "null")], verb=["status", "ink"])
 @example(cells=[(("charges", "used_s"), "")], verb=["quota"])  # of no run that is known there
 def test_any_value_in_any_row_is_answered_or_named(at_home, capfd, cells, verb):

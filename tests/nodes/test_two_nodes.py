@@ -25,16 +25,21 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return made.export()
 
 
-def test_a_training_runs_over_two_nodes_to_its_end(kgorch, uncut, tmp_path):
+def test_a_training_runs_over_two_nodes_to_its_end(kgorch, uncut):
     assert uncut
-    # of the second node's own folder nothing is left
-    own = Kgorch(kgorch.folder, tmp_path / "own", extra_env={"TMPDIR": str(tmp_path / "tmp")})
-    (tmp_path / "tmp").mkdir()
-    own("start", str(plan_of(own, args={"epochs": 1})))
-    assert not list((tmp_path / "tmp").glob("kgorch-*"))
     # the same training on one node of two ranks has the same bits: both add two ranks' gradients
     kgorch("start", str(kgorch.plan(ranks=2, args=PROBLEM)))
     assert kgorch.export() == uncut
+
+
+def test_the_folder_of_a_nodes_sockets_is_removed_at_the_sessions_end(kgorch, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    kgorch.extra_env["TMPDIR"] = str(temporary)
+    supervisor = kgorch.background("start", str(plan_of(kgorch, args={"epochs": 2, "sleep": 0.1})))
+    wait_until(lambda: list(temporary.glob("kgorch-*-node1/control.sock")), what="the second node's folder")
+    assert supervisor.wait(timeout=120) == 0, supervisor.communicate()
+    assert not list(temporary.glob("kgorch-*"))
 
 
 @pytest.mark.slow

@@ -506,3 +506,14 @@ def test_a_session_whose_time_is_over_fails_the_check_as_it_refuses_a_start(kgor
     assert over["verdict"] == "fail" and "0:00:00 of this one left" in over["said"] and "--until" in over["do"]
     on = line(checked(kgorch, str(kgorch.plan(wall="20000h")), "--no-probe", code=None), "platform")
     assert on["verdict"] == "pass" and "left: it began with the container" in on["said"]
+
+
+def test_results_of_an_earlier_training_that_the_probe_has_written_over_are_named(kgorch):
+    plan, result = kgorch.plan(args={"epochs": 2}), kgorch.folder / "net.pt"
+    with open(kgorch.folder / "learns.py", "a") as script:
+        script.write("    open('net.pt', 'w').write('of a few steps')\n")
+    result.write_text("of an earlier training")
+    found = checked(kgorch, str(plan))
+    assert result.read_text() == "of a few steps"
+    files = line(found, "files")
+    assert files["verdict"] == "warn" and "net.pt" in files["said"] and "session.quick" in files["do"]

@@ -251,20 +251,19 @@ def _of_node(world: World) -> list[psutil.Process]:
 
 @deed
 def kill_node(world: World, chance: random.Random) -> Trace:
+    victims = _of_node(world)
     trace = world.trace("kill_node", "SIGKILL to everything on the second node", NODE_LOST, KILLED)
-    while left := [process for process in world.processes() if looking.node_of(process)]:
-        world.kill(*left)
-        time.sleep(0.02)
+    for victim in victims:  # frozen first: what the supervisor starts there anew is not killed with them
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.suspend()
+    world.kill(*_of_node(world))
     return trace
 
 
 @deed
 def kill_agent(world: World, chance: random.Random) -> Trace:
-    agents = [process for process in _of_node(world) if "kgorch.nodes.agent" in " ".join(_words(process))]
-    if not agents:
-        raise Refused("there is no agent")
     trace = world.trace("kill_agent", "SIGKILL to the second node's agent", NODE_LOST)
-    world.kill(*agents)
+    world.kill(_one(world, "agent", chance))
     return trace
 
 

@@ -213,7 +213,9 @@ def no_orphans(facts: Facts) -> list[str]:
 def no_double_run(facts: Facts) -> list[str]:
     broken = [line for line in facts.doubles.splitlines() if line]
     alone = Counter(
-        (item.role, item.rank) for item in facts.processes if item.role in ("rank", "shim", "supervisor", "helper")
+        (item.role, item.rank)
+        for item in facts.processes
+        if item.role in ("rank", "shim", "agent", "supervisor", "helper")
     )
     return broken + [f"{count} times {role} {rank}" for (role, rank), count in alone.items() if count > 1]
 

@@ -43,6 +43,7 @@ ROLES = {
     "kgorch.snapshots.keeper": "keeper",
     "kgorch.worker.elastic_agent": "torchrun",
     "kgorch.worker.standby_server": "standby",
+    "kgorch.nodes.agent": "agent",
 }
 
 HELPER = ["sleep", "98765"]

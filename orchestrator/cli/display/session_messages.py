@@ -25,6 +25,7 @@ REPEAT_S = 60.0
 """A save that fails again for the same reason is reported after this time, with a count: a full disk fails every few seconds."""
 
 MAX_WARNINGS = 20
+"""Different warnings that a session prints; `kgorch history --events` has all of them."""
 
 
 class SessionMessages:
