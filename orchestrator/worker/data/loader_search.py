@@ -19,7 +19,6 @@ import functools
 import inspect
 import random
 import sys
-import time
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +31,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from kgorch.errors import CannotRestore
 from kgorch.worker.data import generator_states
 
-MOST_OBJECTS, MOST_DEPTH, MOST_S = 10_000, 16, 2.0
-"""Limits of one search: visited objects, edges from the loader, seconds."""
+MOST_OBJECTS, MOST_DEPTH = 10_000, 16
+"""Limits of one search: visited objects, edges from the loader. None of time: what is found must not depend on how busy the machine
+is, because the next session has to find the same. The most objects take about 0.3 s."""
 
 WHOLE, SAMPLE, INNER = 256, 64, 16
 """Of a container with more than WHOLE items, SAMPLE of them are visited; of one inside another container INNER: it usually holds
@@ -187,17 +187,16 @@ class _LoaderSearch:
         self._shared: dict[type, dict[str, Any]] = {}
         self._open = collections.deque([_Node("loader", 0, loader)])
         self._partly: dict[str, int] = {}
-        self._search(time.monotonic() + MOST_S)
+        self._search()
         self._judge()
 
-    def _search(self, until_s: float) -> None:
+    def _search(self) -> None:
         while self._open:
             node = self._open.popleft()
             if id(node.thing) in self._visited:
                 continue
-            is_late = len(self._visited) % 256 == 255 and time.monotonic() > until_s
-            if len(self._visited) >= MOST_OBJECTS or is_late:
-                self._doubt(f"only {len(self._visited)} of its objects were searched for random generators")
+            if len(self._visited) >= MOST_OBJECTS:
+                self._doubt(f"only {MOST_OBJECTS} of its objects were searched for random generators")
                 return
             self._visited.add(id(node.thing))
             self._held.append(node.thing)
