@@ -28,7 +28,7 @@ from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import rng_state
 from kgorch.worker.data import batches, generator_states
 from kgorch.worker.data.keyed_loader import WorkerInit, start_iterator
-from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, checksum
+from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, SampledBatch
 from kgorch.worker.data.loader_search import parts_of, set_epoch
 from kgorch.worker.data.stream_state import StreamState
 from kgorch.worker.rng_state import RandomStates
@@ -77,7 +77,7 @@ class LoaderFastForward:
         self._states = _States(device, self._parts.generators)
         self._stream = StreamState(loader, records=gives_back)
         self._watch: ReadWatch | None = None
-        self._newest: int | None = None  # checksum of the newest batch, where no sampler tells the order
+        self._newest: SampledBatch | None = None  # where no sampler tells the order
         self._lost: list[str] = []
         for inner in self._parts.loaders.values():
             if inner.num_workers and not isinstance(inner.worker_init_fn, WorkerInit):
@@ -148,7 +148,7 @@ class LoaderFastForward:
             "used": max(0, self._used - back * self._share * self._world),
             "stood": None if back else self._states.held(),
             "order": list(watch.order) if watch and watch.order else None,
-            "newest": self._newest if watch and watch.repeats_newest and not back else None,
+            "newest": self._newest.checksum() if self._newest and watch and watch.repeats_newest and not back else None,
             "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
         }
 
@@ -170,7 +170,7 @@ class LoaderFastForward:
 
     def end(self) -> None:
         """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
-        self._began, self._used, self._watch, self.is_over = self._states.now(), 0, None, True
+        self._began, self._used, self._watch, self._newest, self.is_over = self._states.now(), 0, None, None, True
 
     def check_untracked(self, tracked: Mapping[str, Any]) -> None:
         """Raises: KgorchError when the loader, or a part that orders it, is tracked as well: a resume would skip twice."""
@@ -240,7 +240,7 @@ class LoaderFastForward:
         assert self._watch
         self._watch.count_batch()
         if self._watch.order is None:
-            self._newest = checksum(batch)
+            self._newest = SampledBatch(batch)
         if self._watch.given == 1:  # some loaders make their generators at their first batch
             self._search()
 
@@ -331,7 +331,7 @@ class LoaderFastForward:
         self._search()
         if isinstance(stood := resumed.get("stood"), dict):
             self._compare_generators(stood, watch)
-        if watch.order is None and resumed.get("newest") not in (None, self._newest):
+        if watch.order is None and self._newest and resumed.get("newest") not in (None, self._newest.checksum()):
             self._lost.append(ANOTHER if watch.reads and not watch.in_threads else PERHAPS_ANOTHER)
         if self.lost:
             print(f"kgorch: {self.lost}", flush=True)

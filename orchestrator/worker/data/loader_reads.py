@@ -184,22 +184,43 @@ class ReadWatch:
             self.same_order = self._checksum == self._order[1]
 
 
-def checksum(batch: Any) -> int | None:
-    """A checksum of samples of a batch; None for a batch on a GPU, which would have to be waited for, or of unknown types."""
-    crc = 0
-    try:
-        for leaf in pytree.tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                if leaf.device.type != "cpu":
+class SampledBatch:
+    """A batch whose checksum is computed when it is asked for: saves ask for it, and steps do not wait for it."""
+
+    def __init__(self, batch: Any) -> None:
+        self._leaves = pytree.tree_leaves(batch)  # not the batch, from which a script may take something out
+        self._versions = _versions(self._leaves)
+        if self._versions is None:
+            self._leaves = []
+
+    def checksum(self) -> int | None:
+        """A checksum of samples of it; None for a batch on a GPU, which would have to be waited for, for one of unknown types, and
+        for one that the script has written to since."""
+        crc = 0
+        if self._versions is None or _versions(self._leaves) != self._versions:
+            return None
+        try:
+            for leaf in self._leaves:
+                if isinstance(leaf, torch.Tensor):
+                    flat = leaf.detach().reshape(-1)
+                    leaf = (leaf.shape, flat[:: max(1, flat.numel() // SAMPLED)].tolist())
+                elif not isinstance(leaf, str | bytes | int | float | bool | None):
                     return None
-                flat = leaf.detach().reshape(-1)
-                leaf = (leaf.shape, flat[:: max(1, flat.numel() // SAMPLED)].tolist())
-            elif not isinstance(leaf, str | bytes | int | float | bool | None):
+                crc = zlib.crc32(repr(leaf).encode(), crc)
+        except (RuntimeError, NotImplementedError):  # sparse, quantized
+            return None
+        return crc
+
+
+def _versions(leaves: Iterable[Any]) -> list[int] | None:
+    """PyTorch's count of the writes to each tensor; None where one is not on the CPU."""
+    versions = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.device.type != "cpu":
                 return None
-            crc = zlib.crc32(repr(leaf).encode(), crc)
-    except (RuntimeError, NotImplementedError):  # sparse, quantized
-        return None
-    return crc
+            versions.append(0 if leaf.is_inference() else leaf._version)
+    return versions
 
 
 def _bytes_of(index: Any) -> bytes:

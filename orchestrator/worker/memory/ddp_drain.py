@@ -90,7 +90,9 @@ class GradientReduction:
             ddp.reducer._rebuild_buckets()  # DDP would do it in its forward, with a collective
             if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 ddp._sync_buffers()  # type: ignore[no-untyped-call]
-            ddp.require_forward_param_sync = False  # the buffers are synchronised
+            vars(ddp)["require_forward_param_sync"] = (
+                False  # the buffers are synchronised; a module's own way to set it is slow
+            )
         self._sequence_before = self._sequence()
 
     def finish(self) -> None:

@@ -47,6 +47,7 @@ from kgorch.checkpoint.folder import read_checkpoint
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import attach, rng_state
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.data.loader_reads import SampledBatch
 from kgorch.worker.restore import ResumePoint
 
 CPU = torch.device("cpu")
@@ -202,6 +203,27 @@ def test_an_order_that_comes_out_otherwise_is_seen_whatever_the_cause(make, lost
     after, _ = train(make, begin=left, lost=lost)
     assert [batch for _, batch, _ in before + after] != [batch for _, batch, _ in whole]
     assert lost in capsys.readouterr().out
+
+
+def test_a_batch_that_the_script_takes_apart_or_writes_to_is_not_taken_for_another_one():
+    def batch():
+        return {"x": torch.arange(4.0), "labels": [torch.ones(2), "a"]}
+
+    given = batch()
+    sampled, plain = SampledBatch(given), SampledBatch(batch()).checksum()
+    assert plain is not None and plain != SampledBatch({**batch(), "x": torch.arange(1.0, 5.0)}).checksum()
+    given.pop("labels")
+    given["x"] = given["x"] * 2
+    assert sampled.checksum() == plain
+    given = batch()
+    sampled = SampledBatch(given)
+    given["x"].mul_(2)
+    assert sampled.checksum() is None, "its values are not those that it was given with"
+    with torch.inference_mode():
+        given = torch.arange(3)
+    assert SampledBatch(given).checksum() is not None
+    assert SampledBatch([given, torch.empty(2, device="meta")]).checksum() is None, "on a device that is waited for"
+    assert SampledBatch([given, object()]).checksum() is None
 
 
 def test_generators_at_other_places_than_the_checkpoint_says_are_told():
