@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,12 +23,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from kgorch.core.codes import Note
 from kgorch.db import samples
 from kgorch.hardware.gpu_monitor import STALE_S, GpuMonitor
+from kgorch.hardware.host_metrics import HostMetrics
 from kgorch.protocol.messages import RankMetrics
-from kgorch.system import host_memory
 
 SAMPLE_S, FLUSH_S, ROLL_UP_S = 1.0, 5.0, 60.0
 MAX_WAITING = 600
 """Samples kept while the disk hangs; older ones are dropped."""
+
+MAX_NODES, NODE_STALE_S = 16, 15.0
+"""Other nodes whose figures are in a sample: some 50 of each. Seconds for which they count; a node sends them every five."""
 
 RANK_METRICS = (
     "alloc",
@@ -70,6 +72,7 @@ class Sampler:
         self._engine, self._session_id, self._checkpoints = engine, session_id, checkpoints
         self._stopping = threading.Event()
         self._ranks: dict[int, tuple[float, dict[str, float]]] = {}
+        self._nodes: dict[int, tuple[float, dict[str, float]]] = {}
         self._waiting: deque[samples.Measurement] = deque(maxlen=MAX_WAITING)
         self._disk_free: dict[str, float] = {}
         self._threads = [
@@ -88,6 +91,11 @@ class Sampler:
             {key: value for key, value in figures.items() if math.isfinite(value)},
         )
 
+    def add_node_metrics(self, node: int, values: Mapping[str, float]) -> None:
+        """Take the figures of another node. Args: node: its number in the attempt, from 1; -1 where it is in none."""
+        if 1 <= node <= MAX_NODES:
+            self._nodes[node] = (time.monotonic(), {f"node{node}.{name}": value for name, value in values.items()})
+
     def stop(self) -> None:
         """Write what is left, if the database can be written at once."""
         self._stopping.set()
@@ -100,16 +108,18 @@ class Sampler:
         while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + SAMPLE_S, time.monotonic())  # missed samples are not made up for
             gpus.check()
-            sample = gpus.values() | host.values() | self._disk_free | self._of_ranks()
+            sample = gpus.values() | host.values() | self._disk_free | self._of_others()
             self._waiting.append((datetime.now(UTC), sample))
             self._on_sample(sample)
         gpus.stop()
 
-    def _of_ranks(self) -> dict[str, float]:
+    def _of_others(self) -> dict[str, float]:
+        """What ranks and other nodes have sent lately."""
         metrics: dict[str, float] = {}
-        for at_s, values in list(self._ranks.values()):
-            if time.monotonic() - at_s < STALE_S:
-                metrics |= values
+        for senders, stale_s in ((self._ranks, STALE_S), (self._nodes, NODE_STALE_S)):
+            for at_s, values in list(senders.values()):
+                if time.monotonic() - at_s < stale_s:
+                    metrics |= values
         return metrics
 
     def _write(self) -> None:
@@ -129,45 +139,6 @@ class Sampler:
 
     def _flush(self) -> None:
         samples.write(self._engine, self._session_id, [self._waiting.popleft() for _ in range(len(self._waiting))])
-
-
-class HostMetrics:
-    """CPU, memory, swap and disks of this machine from psutil; rates are over the time since the last call of `values`."""
-
-    def __init__(self) -> None:
-        import psutil
-
-        self._psutil, self._read_s = psutil, time.monotonic()
-        self._before: Any = None
-        self.values()  # psutil's rates start at the first call, whose result means nothing
-
-    def values(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for measure in (self._cpu, self._memory, self._swap, self._disks):
-            with contextlib.suppress(OSError, RuntimeError, ValueError):  # not available in this container
-                metrics |= measure()
-        return metrics
-
-    def _cpu(self) -> dict[str, float]:
-        return {"host.cpu": self._psutil.cpu_percent(), "host.cores": float(len(os.sched_getaffinity(0)))}
-
-    def _memory(self) -> dict[str, float]:
-        free, total = host_memory.free_and_total()
-        return {"host.mem_used": float(total - free), "host.mem_total": float(total)}
-
-    def _swap(self) -> dict[str, float]:
-        return {"host.swap_used": float(self._psutil.swap_memory().used)}
-
-    def _disks(self) -> dict[str, float]:
-        now, now_s = self._psutil.disk_io_counters(), time.monotonic()
-        before, passed_s = self._before, now_s - self._read_s
-        self._before, self._read_s = now, now_s
-        if now is None or before is None or passed_s <= 0:
-            return {}
-        return {
-            "host.disk_read_bps": (now.read_bytes - before.read_bytes) / passed_s,
-            "host.disk_write_bps": (now.write_bytes - before.write_bytes) / passed_s,
-        }
 
 
 def _disk_free(folder: Path) -> dict[str, float]:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,25 @@ import psutil
 
 from kgorch import __version__
 from kgorch.hardware import devices
+from kgorch.hardware.gpu_monitor import GpuMonitor
+from kgorch.hardware.host_metrics import HostMetrics
 from kgorch.launch import launcher, stack_dumps
 from kgorch.nodes import channel, versions
 from kgorch.protocol import codec
 from kgorch.protocol.codec import LineBuffer, ProtocolError
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
-from kgorch.protocol.messages import DeadlineUpdate, DeferredFile, Hello, Message, Request
-from kgorch.protocol.node_messages import MAX_FRAMES, NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
+from kgorch.protocol.messages import DeadlineUpdate, DeferredFile, Hello, JournalEntry, Message, Request
+from kgorch.protocol.node_messages import (
+    MAX_FRAMES,
+    MAX_METRICS,
+    NodeCommand,
+    NodeDone,
+    NodeEnded,
+    NodeHello,
+    NodeMetrics,
+    NodeStart,
+    RankStack,
+)
 from kgorch.protocol.run_files import KEEPER_SOCKET
 from kgorch.protocol.snapshot_messages import SaveConclusion
 from kgorch.snapshots import keeper_client
@@ -46,6 +58,12 @@ from kgorch.system.sockets.control_socket import ControlSocket, Reply
 from kgorch.system.sockets.listener import raise_descriptor_limit
 
 PING_S = 2.0
+MEASURE_S = 5.0
+"""Seconds between two reports of GPUs and host: a first node takes in those of up to 63 others."""
+
+MEASURED = ("util", "mem_used", "mem_total", "temp_c", "power_w", "power_limit_w", "throttle", "ecc", "cpu")
+"""What is reported; the rest of a sample's keys are told of the first node alone."""
+
 KEEPER_S = 60.0
 """Seconds to wait for a keeper that writes what it holds."""
 
@@ -80,6 +98,7 @@ class NodeAgent:
     def run(self) -> None:
         """Until the supervisor ends this, or is gone. Nothing of an attempt runs then."""
         lines, pinged_s = LineBuffer(), 0.0
+        threading.Thread(target=self._measure, name="telemetry", daemon=True).start()
         try:
             while not self._is_over.is_set():
                 if time.monotonic() - pinged_s > PING_S:
@@ -119,6 +138,19 @@ class NodeAgent:
                 probe,
             )
         )
+
+    def _measure(self) -> None:
+        gpus, host = GpuMonitor(self._note), HostMetrics()
+        while not self._is_over.wait(MEASURE_S):
+            gpus.check()
+            measured = [
+                item for item in (gpus.values() | host.values()).items() if item[0].partition(".")[2] in MEASURED
+            ]
+            self._send(NodeMetrics(dict(measured[-MAX_METRICS:])))  # the host's come last
+        gpus.stop()
+
+    def _note(self, kind: str, facts: Mapping[str, object]) -> None:
+        self._send(JournalEntry("", kind, {name: str(value) for name, value in facts.items()}))
 
     def _send(self, message: Message) -> None:
         """From any thread. A connection that is gone is noticed by `run`."""

@@ -23,7 +23,7 @@ from kgorch.plan import StageSection
 from kgorch.plan.nodes import NodesSection
 from kgorch.protocol import codec
 from kgorch.protocol.launch_spec import LaunchSpec, NodePlace
-from kgorch.protocol.messages import Message, Request, Response
+from kgorch.protocol.messages import JournalEntry, Message, Request, Response
 from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
 from kgorch.system.sockets.line_server import LineServer, Peer
 
@@ -36,6 +36,10 @@ APART_S = 5.0
 LOST_GRACE_S, FAILED_GRACE_S, END_S = 1.0, 6.0, 20.0
 """Seconds that the other nodes' ranks have to end by themselves: after a node was lost; after one node's ranks have ended, so that
 the others can record why. After the last a kill is not waited for any more."""
+
+
+OF_GPUS = frozenset({EventKind.GPU_LOST, EventKind.GPU_XID, EventKind.TELEMETRY_LOST, EventKind.TELEMETRY_BACK})
+"""Events that an agent tells of its own node."""
 
 
 class NodesMissing(KgorchError):
@@ -126,10 +130,13 @@ class NodeGroup:
         """The ranks of the attempt on this node. Args: ranks: of all nodes."""
         return range(self._place.ranks[0] if self._place else ranks)
 
+    def node_of(self, rank: int) -> int:
+        """The node of a rank in the attempt, by its number; 0 for this one."""
+        return bisect.bisect_right(self._place.leaders, rank) - 1 if self._place and len(self._hosts) > 1 else 0
+
     def host_of(self, rank: int) -> str:
         """The machine of a rank; "" where there is only one."""
-        place = self._place
-        return self._hosts[bisect.bisect_right(place.leaders, rank) - 1] if place and len(self._hosts) > 1 else ""
+        return self._hosts[self.node_of(rank)] if len(self._hosts) > 1 else ""
 
     def take_stacks(self) -> list[Stack]:
         """The stacks that other nodes have sent since the last call."""
@@ -307,6 +314,10 @@ class NodeGroup:
                         return
                     case RankStack() if node and message.rank in self._ranks_of(node):
                         self._stacks[message.rank] = message
+                        return
+                    case JournalEntry(attempt="") if node:
+                        if message.kind in OF_GPUS:
+                            self._note(message.kind, {**message.facts, "host": node.host})
                         return
                     case NodeDone() if node:
                         node.done.add(message.number)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeStart, RankStack
+from kgorch.protocol.node_messages import NodeCommand, NodeDone, NodeEnded, NodeHello, NodeMetrics, NodeStart, RankStack
 from kgorch.protocol.snapshot_messages import (
     BufferGrant,
     BufferRequest,
@@ -136,9 +136,10 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """An event for the journal. Also from the guard process and the snapshot server.
+    """An event for the journal. Also from the guard process, the snapshot server, and the agents of other nodes.
 
     Attributes:
+        attempt: empty for an agent's.
         kind: small letters and underscores.
         facts: of the event, by name.
 
@@ -254,7 +255,7 @@ Message: TypeAlias = (
     Hello | Heartbeat | RankMetrics | RankProgress | CheckpointWritten | SaveFailure | Command | DeadlineUpdate | Request | Response
     | JournalEntry | RungApplied | RemedyApplied | BufferRequest | BufferGrant | SnapshotReady | PersistResult | SnapshotInfo
     | DeferredFile | PartWritten | SaveConclusion | NodeHello | NodeStart | NodeCommand | NodeDone | NodeEnded
-    | RankStack
+    | RankStack | NodeMetrics
 )  # fmt: skip
 
 MESSAGE_KINDS: Mapping[str, type[Message]] = MappingProxyType(
@@ -286,6 +287,7 @@ MESSAGE_KINDS: Mapping[str, type[Message]] = MappingProxyType(
         "NodeDone": NodeDone,
         "NodeEnded": NodeEnded,
         "RankStack": RankStack,
+        "NodeMetrics": NodeMetrics,
     }
 )
 """The value of a line's `message` for each class; stays as it is between versions."""

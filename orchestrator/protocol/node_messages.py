@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-MAX_TEXT, MAX_FRAMES = 4000, 100
+MAX_TEXT, MAX_FRAMES, MAX_METRICS = 4000, 100, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,26 @@ class RankStack:
     def __post_init__(self) -> None:
         if len(self.frames) > MAX_FRAMES or any(len(frame) != 3 or not frame[1].isdecimal() for frame in self.frames):
             raise ValueError("not the frames of a stack")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetrics:
+    """What an agent has measured on its node.
+
+    Attributes:
+        values: by the names of a telemetry sample (docs/json.md), as `gpu0.util` and `host.cpu`.
+
+    Raises: ValueError for other names, too many, or what is no finite number.
+    """
+
+    values: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if len(self.values) > MAX_METRICS or not all(
+            re.fullmatch(r"(gpu\d{1,3}|host)\.[a-z_]{1,20}", name) and math.isfinite(value)
+            for name, value in self.values.items()
+        ):
+            raise ValueError("not the metrics of a node")
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def _count(facts: Mapping[str, Any], name: str) -> int | None:
 def _series(every: Sequence[SampleInfo]) -> View:
     """Of each sample: the busiest GPU or rank, the longest wait for data, the host's CPU; null where nothing was measured."""
     rows = {
-        "gpu": [_greatest(item.values, r"gpu\d+\.util") for item in every],
+        "gpu": [_greatest(item.values, r"(node\d+\.)?gpu\d+\.util") for item in every],
         "ranks": [_greatest(item.values, r"rank\d+\.cpu") for item in every],
         "data_wait": [_greatest(item.values, r"rank\d+\.data_wait") for item in every],
         "host": [_greatest(item.values, r"host\.cpu") for item in every],

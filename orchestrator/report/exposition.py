@@ -8,6 +8,7 @@ MAX_METRICS reported metrics of each. Text that a training writes is in label va
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -179,10 +180,10 @@ def _telemetry(labels: tuple[str, ...], sample: View | None, now: datetime) -> I
     if sample is None or now - datetime.fromisoformat(sample["at"]) > RECENT_SAMPLE:
         return
     for key, value in sample["values"].items():
-        device, _, name = key.partition(".")
-        if device.startswith("gpu") and name in GPU_KEYS:
-            family, factor = GPU_KEYS[name]
-            yield Point(family, (*labels, device.removeprefix("gpu")), value * factor)
+        match = re.fullmatch(r"(?:node(\d+)\.)?gpu(\d+)\.(\w+)", key)
+        if match and match[3] in GPU_KEYS:
+            family, factor = GPU_KEYS[match[3]]
+            yield Point(family, (*labels, f"{match[1]}:{match[2]}" if match[1] else match[2]), value * factor)
         elif key in HOST_KEYS:
             yield Point(HOST_KEYS[key], labels, value)
 

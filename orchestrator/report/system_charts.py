@@ -39,16 +39,17 @@ class Chart(NamedTuple):
     factor: float = 1.0
 
 
+NODE = r"(node\d+\.)?"
 CHARTS = (
-    Chart("gpu", "GPU utilisation", r"gpu\d+\.util", "%"),
-    Chart("gpu_memory", "GPU memory", r"gpu\d+\.mem_used", "bytes", r"gpu\d+\.mem_total"),
-    Chart("power", "GPU power", r"gpu\d+\.power_w", "W", r"gpu\d+\.power_limit_w"),
-    Chart("temperature", "GPU temperature", r"gpu\d+\.temp_c", "°C"),
+    Chart("gpu", "GPU utilisation", rf"{NODE}gpu\d+\.util", "%"),
+    Chart("gpu_memory", "GPU memory", rf"{NODE}gpu\d+\.mem_used", "bytes", rf"{NODE}gpu\d+\.mem_total"),
+    Chart("power", "GPU power", rf"{NODE}gpu\d+\.power_w", "W", rf"{NODE}gpu\d+\.power_limit_w"),
+    Chart("temperature", "GPU temperature", rf"{NODE}gpu\d+\.temp_c", "°C"),
     Chart("step", "Step time", r"rank\d+\.step_s", "s"),
     Chart("data_wait", "Waiting for data", r"rank\d+\.data_wait", "%", factor=100.0),
-    Chart("cpu", "CPU", r"host\.cpu", "%"),
+    Chart("cpu", "CPU", rf"{NODE}host\.cpu", "%"),
     Chart("rank_cpu", "CPU of each rank, of one core", r"rank\d+\.(cpu|loaders)", "%"),
-    Chart("memory", "Host memory", r"host\.mem_used|rank\d+\.rss", "bytes", r"host\.mem_total"),
+    Chart("memory", "Host memory", rf"{NODE}host\.mem_used|rank\d+\.rss", "bytes", rf"{NODE}host\.mem_total"),
     Chart("disk", "Disk", r"host\.disk_(read|write)_bps", "bytes/s"),
 )
 MAX_LINES = 32
@@ -125,6 +126,5 @@ def _scaled(item: SampleInfo, key: str, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _natural(key: str) -> tuple[str, int, str]:
-    match = re.fullmatch(r"(\D*)(\d+)(.*)", key)
-    return (match[1], int(match[2]), match[3]) if match else (key, -1, "")
+def _natural(key: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]

@@ -37,6 +37,7 @@ from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.limits import quota_ledger
 from kgorch.nodes.node_group import NodeGroup
 from kgorch.protocol.messages import Command, DeadlineUpdate, Message, RankMetrics
+from kgorch.protocol.node_messages import NodeMetrics
 from kgorch.services import mirror, notifications, trackers
 from kgorch.services.data_cache import DataCache
 from kgorch.snapshots import keeper_client
@@ -174,7 +175,9 @@ class Supervisor:
 
     def _on_node_message(self, message: Message, node: int) -> None:
         """From any thread: what a keeper says, or a rank of another node."""
-        if not self._saves.take(message, node):
+        if isinstance(message, NodeMetrics):
+            self._sampler.add_node_metrics(node, message.values)
+        elif not self._saves.take(message, node):
             self.post(lambda: self._messages.handle(message, lambda _: None))
 
     # The loop

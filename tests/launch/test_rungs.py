@@ -20,6 +20,7 @@ from kgorch.db import checkpoints, import_run, runs, samples, sessions
 from kgorch.db import rungs as rows
 from kgorch.db.engine import open_database
 from kgorch.db.rows import RungInfo
+from kgorch.hardware import devices
 from kgorch.launch import remedies, rungs
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.rungs import MemoryShortage, RungScope
@@ -317,6 +318,27 @@ def test_what_comes_from_elsewhere_is_refused_or_can_be_followed(documents):
         next_rung(plan.memory.rungs, found.now, plan.memory.settings, MemoryFacts(16, 4, True, 2), where=where)
 
 
+def test_gpus_of_two_nodes_are_not_taken_for_one(engine, run, plan, session, monkeypatch):
+    """This node's two GPUs are those of its own ranks: the next ranks have the GPUs of the other node."""
+    monkeypatch.setattr(devices, "gpu_of_rank", lambda ranks, environ: [rank % 2 for rank in range(ranks)])
+    attempt = LaunchedAttempt(
+        SimpleNamespace(ranks=4, stage="train"), "1.1", 0, 0, more_stages=False, device=HERE.device
+    )  # fmt: skip
+    clock = SimpleNamespace(s=0.0, now_s=lambda: clock.s)
+    nodes = SimpleNamespace(node_of=lambda rank: rank // 2)
+    state = SimpleNamespace(phase=Phase.TRAINING)
+    live = SimpleNamespace(engine=engine, run=run, plan=plan, clock=clock, state=state, environ={}, nodes=nodes)
+    monitor = MemoryMonitor(live)
+    monitor.begin(attempt)
+    posted = []
+    values = {f"gpu{gpu}.{name}": size for gpu in (0, 1) for name, size in (("mem_total", 1.0), ("mem_used", 0.6))}
+    for rank in range(4):
+        values |= {f"rank{rank}.total": 1.0, f"rank{rank}.peak": 0.6, f"rank{rank}.reserved": 0.6}
+    for clock.s in map(float, range(300)):
+        monitor.look(values, posted.append)
+    assert not posted, "each GPU is filled to 60%"
+
+
 def test_an_order_to_the_ranks_is_not_repeated_until_something_changes_and_holds_no_other_back(
     engine, run, plan, session
 ):
@@ -325,7 +347,9 @@ def test_an_order_to_the_ranks_is_not_repeated_until_something_changes_and_holds
     )  # fmt: skip
     clock = SimpleNamespace(s=0.0, now_s=lambda: clock.s)
     state = SimpleNamespace(phase=Phase.TRAINING)
-    monitor = MemoryMonitor(SimpleNamespace(engine=engine, run=run, plan=plan, clock=clock, state=state, environ={}))
+    nodes = SimpleNamespace(node_of=lambda rank: 0)
+    live = SimpleNamespace(engine=engine, run=run, plan=plan, clock=clock, state=state, environ={}, nodes=nodes)
+    monitor = MemoryMonitor(live)
     rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=2)))
     monitor.begin(attempt)
 

@@ -6,6 +6,7 @@ import json
 
 import psutil
 import pytest
+from driver import build
 from harness import Kgorch, processes_of, wait_until
 from two_nodes import plan_of, processes_on
 
@@ -40,6 +41,26 @@ def test_the_folder_of_a_nodes_sockets_is_removed_at_the_sessions_end(kgorch, tm
     wait_until(lambda: list(temporary.glob("kgorch-*-node1/control.sock")), what="the second node's folder")
     assert supervisor.wait(timeout=120) == 0, supervisor.communicate()
     assert not list(temporary.glob("kgorch-*"))
+
+
+def test_what_the_second_node_measures_is_in_status_and_what_its_driver_tells_in_the_journal(kgorch, tmp_path):
+    driver = build(tmp_path)
+    kgorch.extra_env |= driver.env
+    driver.set(0, util=87, xid=79)
+    kgorch.background("start", str(plan_of(kgorch, args={"epochs": 1000, "sleep": 0.05})))
+
+    def whole() -> dict[str, float] | None:
+        values = ((kgorch.try_status() or {}).get("telemetry") or {"values": {}})["values"]
+        return values if {"gpu0.util", "node1.gpu0.util", "node1.host.mem_total"} <= values.keys() else None
+
+    values = wait_until(whole, within_s=120, what="the second node's figures")
+    assert values["node1.gpu0.util"] == values["gpu0.util"] == 87
+    assert values["node1.host.mem_total"] == values["host.mem_total"], "both nodes are this machine"
+    assert not {"node1.host.cores", "node1.gpu0.sm_mhz"} & values.keys()
+    shown = kgorch("status").stdout.splitlines()
+    assert any(line.startswith("node 1 gpu 0") and "87% util" in line for line in shown), shown
+    told = wait_until(lambda: len(kgorch.events("gpu_xid")) == 2 and kgorch.events("gpu_xid"))
+    assert sorted(str(event["facts"].get("host")) for event in told) == ["None", "second"]
 
 
 @pytest.mark.slow

@@ -46,6 +46,13 @@ def parsed(text: str) -> dict[str, dict[tuple, float]]:
     return found
 
 
+def test_a_gpu_of_another_node_has_the_nodes_number():
+    at = datetime.now(UTC)
+    sample = {"at": at.isoformat(), "values": {"gpu0.util": 50.0, "node2.gpu1.util": 100.0, "node2.host.mem_used": 1.0}}
+    found = {point.labels: point.value for point in exposition._telemetry(("digits", "1"), sample, at)}
+    assert found == {("digits", "1", "0"): 0.5, ("digits", "1", "2:1"): 1.0}
+
+
 def test_runs_quotas_queue_and_gpus_are_exported_in_base_units(state):
     found = parsed(state("prometheus").stdout)
     run = ("digits", "1")

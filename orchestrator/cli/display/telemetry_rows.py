@@ -1,4 +1,7 @@
-"""A telemetry sample as lines of `kgorch status`: one a GPU, the host, the ranks. A value that was not measured is left out."""
+"""A telemetry sample as lines of `kgorch status`: one a GPU, the host, the ranks; then other nodes.
+
+A value that was not measured is left out.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,19 @@ Values = Mapping[str, float]
 
 
 def rows(values: Values) -> Iterator[tuple[str, str]]:
-    gpus = sorted({int(match[1]) for key in values if (match := re.match(r"gpu(\d+)\.", key))})
-    lines = [(f"gpu {index}", _gpu(_below(values, f"gpu{index}."))) for index in gpus]
-    lines += [("host", _host(_below(values, "host."))), ("ranks", _ranks(values))]
+    lines = [*_of_node(values), ("ranks", _ranks(values))]
+    for node in _numbers(values, "node"):
+        lines += [(f"node {node} {label}", parts) for label, parts in _of_node(_below(values, f"node{node}."))]
     return ((label, ", ".join(part for part in parts if part)) for label, parts in lines if any(parts))
+
+
+def _of_node(values: Values) -> list[tuple[str, list[str]]]:
+    gpus = [(f"gpu {index}", _gpu(_below(values, f"gpu{index}."))) for index in _numbers(values, "gpu")]
+    return [*gpus, ("host", _host(_below(values, "host.")))]
+
+
+def _numbers(values: Values, what: str) -> list[int]:
+    return sorted({int(match[1]) for key in values if (match := re.match(rf"{what}(\d+)\.", key))})
 
 
 def _below(values: Values, prefix: str) -> dict[str, float]:

@@ -39,6 +39,9 @@ OFTEN = 0.1
 POWER_CAP, HEAT, HARDWARE = 0x4, 0x20 | 0x40, 0x8 | 0x80
 """NVML's bits for reasons of reduced clocks. The power cap alone is no finding: a small card runs so at full load."""
 
+GPU = r"(?:node\d+\.)?gpu\d+"
+"""A GPU in the keys of a sample, of any node."""
+
 Values = Mapping[str, float]
 
 
@@ -140,12 +143,12 @@ class SampleSummary:
 
     @property
     def has_gpu(self) -> bool:
-        return self.mean(r"gpu\d+\.util") is not None
+        return self.mean(rf"{GPU}\.util") is not None
 
     @property
     def percent(self) -> float | None:
         """How busy the GPUs are; without one, how busy each rank keeps its core."""
-        percent = self.mean(r"gpu\d+\.util") if self.has_gpu else self.mean(r"rank\d+\.cpu")
+        percent = self.mean(rf"{GPU}\.util") if self.has_gpu else self.mean(r"rank\d+\.cpu")
         return None if percent is None else min(max(percent, 0.0), 100.0)
 
     @property
@@ -177,14 +180,14 @@ class SampleSummary:
         """The highest share of a GPU's memory that was in use."""
         shares = []
         for key, values in self.columns.items():
-            if match := re.fullmatch(r"(gpu\d+)\.mem_used(\.max)?", key):
+            if match := re.fullmatch(rf"({GPU})\.mem_used(\.max)?", key):
                 total = max(self.columns.get(f"{match[1]}.mem_total", [0.0]))
                 shares += [max(values) / total] if total > 0 else []
         return _share(max(shares)) if shares else None
 
     def with_bits(self, bits: int) -> float:
         """The share of the samples in which some GPU showed one of these bits."""
-        keys = [key for key in self.columns if re.fullmatch(r"gpu\d+\.throttle", key)]
+        keys = [key for key in self.columns if re.fullmatch(rf"{GPU}\.throttle", key)]
         masks = [[int(row[key]) for key in keys if key in row] for row in self.rows]
         is_set = [any(mask & bits for mask in row) for row in masks if row]
         return sum(is_set) / len(is_set) if is_set else 0.0
@@ -194,10 +197,10 @@ def _throttled(summary: SampleSummary) -> Finding | None:
     hot, cut = summary.with_bits(HEAT), summary.with_bits(HARDWARE)
     if max(hot, cut) < OFTEN:
         return None
-    clocks = summary.every(r"gpu\d+\.sm_mhz")
+    clocks = summary.every(rf"{GPU}\.sm_mhz")
     clock, best = _mean(clocks), max(clocks, default=0.0)
     saves = _share(1 - clock / best) if clock is not None and best > 0 else None
-    degrees = summary.mean(r"gpu\d+\.temp_c(\.max)?")
+    degrees = summary.mean(rf"{GPU}\.temp_c(\.max)?")
     at = f" at {degrees:.0f} °C" if degrees is not None else ""
     figures = _figures(throttled=max(hot, cut), sm_mhz=clock, sm_mhz_best=best or None, temp_c=degrees)
     if hot >= cut:
@@ -287,7 +290,7 @@ def _communication(summary: SampleSummary) -> Finding | None:
     percent, cpu = summary.percent, summary.mean(r"rank\d+\.cpu")
     if summary.ranks < 2 or percent is None or summary.data_wait >= WAITS:
         return None
-    power, limit = summary.mean(r"gpu\d+\.power_w"), summary.mean(r"gpu\d+\.power_limit_w")
+    power, limit = summary.mean(rf"{GPU}\.power_w"), summary.mean(rf"{GPU}\.power_limit_w")
     change = "halve what is sent: DDP's bf16_compress_hook; it rounds the gradients"
     if summary.has_gpu and percent >= GOOD_FROM and power is not None and limit and limit > 0 and power / limit < HALF:
         what = f"the GPUs are busy {percent:.0f}% at {power / limit:.0%} of their power: they wait for each other"

@@ -98,7 +98,9 @@ def decide(
     return state, ""
 
 
-def memory_use(values: Mapping[str, float], *, device: str, gpus: Sequence[int | None]) -> MemorySample:
+def memory_use(
+    values: Mapping[str, float], *, device: str, gpus: Sequence[int | None], nodes: Sequence[int] = ()
+) -> MemorySample:
     """The memory that a telemetry sample shows.
 
     On a GPU: the recent peaks of its ranks, and what other processes hold there. On the CPU: what the ranks hold of the host's
@@ -111,6 +113,7 @@ def memory_use(values: Mapping[str, float], *, device: str, gpus: Sequence[int |
         values: of one sample, by the names of orchestrator/hardware/telemetry.py.
         device: "cpu" or "cuda".
         gpus: NVML's index of each rank's GPU; None where it is not available. Ranks of the same GPU share it.
+        nodes: the node of each rank, whose memory it has; by default all are on this one, node 0.
     """
     ranks_of: dict[int, list[int]] = {}
     for rank, gpu in enumerate(gpus):
@@ -124,8 +127,12 @@ def memory_use(values: Mapping[str, float], *, device: str, gpus: Sequence[int |
         reserved = sum(values.get(f"rank{rank}.reserved", 0.0) for rank in members)
         others = max(0.0, values.get(f"gpu{index}.mem_used", 0.0) - reserved)
         shares.append((peak + others) / total)
-    ranks, host = range(len(gpus)), values.get("host.mem_total")
-    if device == "cpu" and host and not shares:
-        shares = [sum(values.get(f"rank{rank}.rss", 0.0) for rank in ranks) / host]
+    ranks = range(len(gpus))
+    if device == "cpu" and not shares:
+        taken: dict[str, float] = {}
+        for rank, node in zip(ranks, nodes or [0] * len(ranks), strict=True):
+            host = f"node{node}.host.mem_total" if node else "host.mem_total"
+            taken[host] = taken.get(host, 0.0) + values.get(f"rank{rank}.rss", 0.0)
+        shares = [used / values[host] for host, used in taken.items() if values.get(host)]
     retries = [int(count) for rank in ranks if (count := values.get(f"rank{rank}.alloc_retries")) is not None]
     return MemorySample(max(shares, default=None), sum(retries) if retries else None)

@@ -30,6 +30,7 @@ class MemoryMonitor:
         self._pressure = memory_pressure.PressureState(0.0)
         self._looked_s = 0.0
         self._gpus: list[int | None] = []
+        self._nodes: list[int] = []
         self._where: dict[int, str] = {}
         self._can_climb, self._tries = False, 0
         self._ordered: set[str] = set()
@@ -46,7 +47,9 @@ class MemoryMonitor:
                 self._pressure = self._pressure.changed(now_s)
             else:
                 self._attempt, self._pressure, self._where = attempt, memory_pressure.PressureState(now_s), {}
-                self._gpus = devices.gpu_of_rank(attempt.row.ranks, live.environ)
+                self._nodes = [live.nodes.node_of(rank) for rank in range(attempt.row.ranks)]
+                here = self._nodes.count(0)  # they come first; of other nodes' GPUs the index is not known
+                self._gpus = devices.gpu_of_rank(here, live.environ) + [None] * (len(self._nodes) - here)
             self._ordered, self._can_climb, self._tries = set(), can_climb, tries
 
     def on_progress(self, place: RankProgress) -> None:
@@ -76,7 +79,7 @@ class MemoryMonitor:
         ):
             return None
         self._looked_s = now_s
-        usage = memory_pressure.memory_use(sample, device=self._attempt.device, gpus=self._gpus)
+        usage = memory_pressure.memory_use(sample, device=self._attempt.device, gpus=self._gpus, nodes=self._nodes)
         climb_after_s = memory.climb_after_s if self._can_climb else None
         self._pressure, order = memory_pressure.decide(
             self._pressure, usage, now_s, climb_after_s=climb_after_s, tries=self._tries

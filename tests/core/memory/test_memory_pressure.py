@@ -86,6 +86,13 @@ def test_a_ranks_share_counts_its_own_need_and_what_others_hold_of_its_gpu():
     assert LOW < HIGH
 
 
+def test_ranks_of_another_node_fill_its_memory_and_not_this_ones():
+    values = {"host.mem_total": 100.0} | {f"rank{rank}.rss": 30.0 for rank in range(4)}
+    nodes = {"gpus": [None] * 4, "nodes": [0, 0, 1, 1]}
+    assert memory_use(values, device="cpu", **nodes) == MemorySample(0.6), "what is not known of a node decides nothing"
+    assert memory_use(values | {"node1.host.mem_total": 80.0}, device="cpu", **nodes) == MemorySample(0.75)
+
+
 T4_BYTES, T4_FOR_PYTORCH = 15360 << 20, 15095 << 20
 """What NVML says a T4 has, and PyTorch: the driver reserves the difference, and NVML counts it as used."""
 
