@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import inspect
@@ -32,6 +33,7 @@ from kgorch.core.health.training_health import HealthIssue
 from kgorch.core.program_command import flags_of, module_of
 from kgorch.errors import NO_ROOM, UNWRITABLE, CannotRestore, CheckpointBroken, KgorchError, nearest
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.system import frame_stack
 from kgorch.system.attempt_files import write_attempt_file
 from kgorch.system.clock import boottime_s
 from kgorch.worker import session_end
@@ -276,7 +278,7 @@ def main() -> int:
     dump_stacks_to(Path(launch.folder) / f"rank{rank}.stacks")
     try:
         try:
-            call(launch, record)
+            frame_stack.call_with_room(functools.partial(call, launch, record))
         except BaseException as error:
             session_end.end(error)
             raise

@@ -37,6 +37,7 @@ RANKS = {
     "kgorch.system.attempt_files",
     "kgorch.system.clock",
     "kgorch.system.files",
+    "kgorch.system.frame_stack",
 }
 """What every part of the worker may use: little, for each rank loads it."""
 
