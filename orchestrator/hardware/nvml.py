@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -76,7 +77,10 @@ def library(call: Callable[..., Any] = invoke) -> Iterator[Any]:
     Raises: OSError without a driver; whatever NVML raises.
     """
     ctypes.CDLL("libnvidia-ml.so.1")  # pynvml takes 2 MB of memory: it is loaded only where there is a driver for it
-    import pynvml
+    with warnings.catch_warnings():
+        # where a package named pynvml is installed, too, which asks for the one that kgorch requires
+        warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)
+        import pynvml
 
     call(pynvml, "nvmlInit")
     try:

@@ -241,3 +241,22 @@ def test_a_driver_that_fails_leaves_the_variable_to_be_believed(driver):
     )
     assert done.stdout.splitlines()[:2] == ["2 0", "[1, 1] [0, 1]"]
     assert "the driver fails" in done.stdout
+
+
+def test_a_deprecated_package_of_the_same_name_as_nvmls_is_no_matter_of_the_users(tmp_path):
+    package = tmp_path / "other" / "pynvml"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import sys, warnings\n"
+        "warnings.warn('The pynvml package is deprecated. Please install nvidia-ml-py instead.', FutureWarning)\n"
+        f"sys.path.remove({str(package.parent)!r})\ndel sys.modules['pynvml']\nimport pynvml\n"
+        "sys.modules['pynvml'] = pynvml\n"
+    )
+    program = "from kgorch.hardware import devices; print(devices.visible_gpu_count({}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **build(tmp_path).env, "PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
