@@ -103,7 +103,8 @@ bench-ladder: setup
 	$(BIN)/python benchmarks/ladder.py --json benchmarks/results/ladder.json --docs
 
 bench-workloads: setup
-	$(BIN)/python benchmarks/workloads.py
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/workloads.py --json benchmarks/results/workloads.json
 
 # memory, time and sessions of each real plan on the machines of its document (docs/reports): some ten minutes; one alone: make reports OF=vqa
 OF ?=

@@ -1,4 +1,4 @@
-"""The five demo trainings, measured:   python benchmarks/workloads.py [--no-speed] [KEY …]
+"""The five demo trainings, measured:   python benchmarks/workloads.py [--no-speed] [--json FILE] [KEY …]
 
 - steps a second of each train.py under kgorch against the same main() with a session of plain PyTorch (workloads_training.py:
   DataLoader with a DistributedSampler, plain loops, plain backward), in turns (target: at most 3% fewer). Of all rounds' steps
@@ -25,6 +25,10 @@ import time
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import page
 
 DATA = {
     "cloud_removal": ("make_scenes", "scenes"),
@@ -55,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("keys", nargs="*", metavar="KEY", help=f"{', '.join(DATA)}  [all]")
     parser.add_argument("--no-speed", action="store_true", help="only what the check forecast, and the waiting")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -62,6 +67,8 @@ def main() -> None:
             found[key] = measured(Path(folder) / key, key, speed=not options.no_speed)
             print(json.dumps({key: found[key]}, indent=1), flush=True)
     print(table(found))
+    if options.json:
+        options.json.write_text(json.dumps(page.results("workloads", [], found=found), indent=1))
 
 
 def measured(root: Path, key: str, *, speed: bool) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def measured(root: Path, key: str, *, speed: bool) -> dict[str, Any]:
     run(["start", *plan], root, env)
     return {
         "check_s": round(check_s, 1),
-        "held": [line for line in run(["history"], root, env, error=True).splitlines() if line.startswith("checked")],
+        "held": [line for line in run(["history"], root, env, error=True).splitlines() if line.startswith("check: ")],
         "computes": computing(root, env),
         "speed": compared(training, told, env) if speed else None,
     }
@@ -211,7 +218,7 @@ def table(found: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for key, item in found.items():
-        held = "; ".join(line.removeprefix("checked: ") for line in item["held"])
+        held = "; ".join(line.removeprefix("check: ") for line in item["held"])
         of = item["speed"] or dict.fromkeys(("ratio", "of_medians", "of_processor_time"), math.nan)
         speed = f"{of['ratio']:.3f} | {of['of_medians']:.3f} | {of['of_processor_time']:.3f}"
         lines.append(f"| {key} | {speed} | {item['computes']:.3f} | {item['check_s']:.0f} s | {held} |")
