@@ -178,7 +178,7 @@ def simulated_agents(folder: Path) -> None:
     from kgorch.nodes import versions
     from kgorch.protocol import codec
     from kgorch.protocol.messages import DeadlineUpdate, RankMetrics, RankProgress, Request
-    from kgorch.protocol.node_messages import NodeHello
+    from kgorch.protocol.node_messages import NodeHello, NodeMetrics
 
     reached: dict[float, int] = {}
     guard = threading.Lock()
@@ -211,11 +211,18 @@ def simulated_agents(folder: Path) -> None:
 
     def talk(connection: Any, number: int) -> None:
         second = 0
+        of_gpus = {
+            f"gpu{gpu}.{name}": 1.0
+            for gpu in range(8)
+            for name in ("util", "mem_used", "mem_total", "temp_c", "power_w")
+        }
         while True:
             for rank in range(number * RANKS_A_NODE, (number + 1) * RANKS_A_NODE):
                 place = RankProgress("1.1", rank, "step", 0.1, 0.0, {"step": 0.1})
                 values = {f"rank{rank}.{name}": 1.0 for name in ("cpu", "rss", "step", "wait")}
                 connection.sendall(codec.encode(place) + codec.encode(RankMetrics("1.1", rank, values)))
+            if second % 5 == 0:
+                connection.sendall(codec.encode(NodeMetrics(of_gpus | {"host.cpu": 1.0, "host.mem_used": 1.0})))
             if second % 2 == 0:
                 connection.sendall(codec.encode(Request("ping")))
             second += 1

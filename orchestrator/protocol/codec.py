@@ -47,23 +47,25 @@ def decode(line: bytes) -> Message:
         kind = MESSAGE_KINDS[document["message"]]
         if document["v"] != PROTOCOL_VERSION:
             raise ProtocolError(f"version {document['v']!r:.80}, expected {PROTOCOL_VERSION}")
-        return from_dict(kind, document)
+        # nearly all lines: a lone surrogate can only be in an escape, or in bytes beyond ASCII
+        return from_dict(kind, document, is_clean=line.isascii() and b"\\u" not in line)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def from_dict(kind: type[T], document: Mapping[str, Any]) -> T:
+def from_dict(kind: type[T], document: Mapping[str, Any], *, is_clean: bool = False) -> T:
     """A dataclass out of JSON that any process may have written. Keys that are no fields are ignored.
 
     Args:
         kind: its fields are str, int, float, bool, None, Any, and lists, dicts with text as keys, and unions of these.
+        is_clean: its text has no lone surrogates.
     Raises: ProtocolError, also for what the class itself refuses by ValueError.
     """
     values = {}
     try:
         for name, declared, has_type in _checks_of(cast("Any", kind)):
             if name in document:
-                value = values[name] = _without_surrogates(document[name])
+                value = values[name] = document[name] if is_clean else _without_surrogates(document[name])
                 if not has_type(value):
                     raise ProtocolError(f"{kind.__name__}.{name}: expected {declared}, found {value!r:.80}")
         return kind(**values)

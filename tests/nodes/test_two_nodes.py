@@ -58,7 +58,8 @@ def test_what_the_second_node_measures_is_in_status_and_what_its_driver_tells_in
     assert values["node1.host.mem_total"] == values["host.mem_total"], "both nodes are this machine"
     assert not {"node1.host.cores", "node1.gpu0.sm_mhz"} & values.keys()
     shown = kgorch("status").stdout.splitlines()
-    assert any(line.startswith("node 1 gpu 0") and "87% util" in line for line in shown), shown
+    assert any(line.startswith("host 1 ") for line in shown), shown
+    assert any(line.startswith("gpu 1:0 ") and "87% util" in line for line in shown), shown
     told = wait_until(lambda: len(kgorch.events("gpu_xid")) == 2 and kgorch.events("gpu_xid"))
     assert sorted(str(event["facts"].get("host")) for event in told) == ["None", "second"]
 

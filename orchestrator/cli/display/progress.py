@@ -169,7 +169,7 @@ def live_block(now: Figures, trends: Trends, telemetry: Mapping[str, float], col
     for name, values in trends.values.items():
         if shown := bars.trend(values, size):
             rows.append((name, f"{shown:<{size}}       {values[-1]:.4g}"))
-    rows += [(label, text) for label, text in telemetry_rows.rows(telemetry) if "gpu" in label][:MAX_GPUS]
+    rows += [(label, text) for label, text in telemetry_rows.rows(telemetry) if label.startswith("gpu")][:MAX_GPUS]
     if not rows:
         return [line]
     labelled = [_padded(texts.cut(texts.in_one_line(label), render.INDENT - 1)) + text for label, text in rows]

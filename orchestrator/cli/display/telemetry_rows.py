@@ -17,15 +17,16 @@ Values = Mapping[str, float]
 
 
 def rows(values: Values) -> Iterator[tuple[str, str]]:
-    lines = [*_of_node(values), ("ranks", _ranks(values))]
+    """Label and text of each line. `gpu 1:0` is GPU 0 of node 1."""
+    lines = [*_of_node(values, ""), ("ranks", _ranks(values))]
     for node in _numbers(values, "node"):
-        lines += [(f"node {node} {label}", parts) for label, parts in _of_node(_below(values, f"node{node}."))]
+        lines += _of_node(_below(values, f"node{node}."), f"{node}:")
     return ((label, ", ".join(part for part in parts if part)) for label, parts in lines if any(parts))
 
 
-def _of_node(values: Values) -> list[tuple[str, list[str]]]:
-    gpus = [(f"gpu {index}", _gpu(_below(values, f"gpu{index}."))) for index in _numbers(values, "gpu")]
-    return [*gpus, ("host", _host(_below(values, "host.")))]
+def _of_node(values: Values, node: str) -> list[tuple[str, list[str]]]:
+    gpus = [(f"gpu {node}{index}", _gpu(_below(values, f"gpu{index}."))) for index in _numbers(values, "gpu")]
+    return [*gpus, (f"host {node}".rstrip(": "), _host(_below(values, "host.")))]
 
 
 def _numbers(values: Values, what: str) -> list[int]:

@@ -95,6 +95,7 @@ class Peers:
         self._peers: dict[Peer, None] = {}  # the one that sent last is last
         self._changed: set[Peer] = set()
         self._guard = threading.RLock()  # reentrant: broadcast calls send while it holds it
+        self._thread: int | None = None  # that called `turn` last
         # another thread that has queued a line must end the wait of select
         self._wake_reader, self._wake_writer = socket.socketpair()
         for end in (self._wake_reader, self._wake_writer):
@@ -107,6 +108,7 @@ class Peers:
 
     def turn(self, timeout_s: float = CHECK_S) -> None:
         """Read and send what can be read and sent; waits up to `timeout_s` for the first of it."""
+        self._thread = threading.get_ident()
         self._process_changes()
         for key, mask in self._selector.select(0 if self._changed else timeout_s):
             if key.fileobj is self._wake_reader:
@@ -190,7 +192,8 @@ class Peers:
     def _mark_changed(self, peer: Peer) -> None:
         """Have the next turn process this peer."""
         self._changed.add(peer)
-        self.wake()
+        if threading.get_ident() != self._thread:  # which looks before it waits
+            self.wake()
 
     def _process_changes(self) -> None:
         with self._guard:
