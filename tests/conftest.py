@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def limit_s(item: pytest.Item) -> float:
     """The test's own time-out; 0 for the usual one."""
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker and marker.args else 0.0
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """A process group that a test has made, as `attach` does, is not the next one's."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @pytest.fixture

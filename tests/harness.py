@@ -336,9 +336,11 @@ class Kgorch:
 
     def standby(self) -> psutil.Process | None:
         """The process that has imported PyTorch for the launches of the supervisor, if it is its own."""
-        return next(
-            (item for item in processes_of(self.home) if "kgorch.worker.standby_server" in item.cmdline()), None
-        )
+        for process in processes_of(self.home):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends, or waits for its parent to see that
+                if "kgorch.worker.standby_server" in process.cmdline():
+                    return process
+        return None
 
     def checkpoints(self) -> list[Path]:
         """Those in their place; saves under way have a dot in their names."""

@@ -83,7 +83,7 @@ def test_a_stop_during_an_evaluation_ends_with_the_state_that_was_evaluated(kgor
 
 
 def test_the_wall_during_an_evaluation_saves_in_time_and_the_best_stays(kgorch):
-    args = {"accuracies": "0.5_0.9_0.6_0.7_0.8_0.6_0.5", "who": "first", "sleep": 0.5}
+    args = {"accuracies": "0.5_0.9_0.6_0.7_0.8_0.6_0.5_0.6_0.5_0.6", "who": "first", "sleep": 0.5}  # 45 s
     plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="60s", wall="35s")
     done = json.loads(kgorch("start", str(plan), *BEST, "--json", code=10).stdout)
     assert done["phase"] == "suspended" and done["session"]["ended_at"] < done["session"]["wall_at"]

@@ -75,9 +75,10 @@ class ProgramStatus:
 
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""
+        began_ns = time.time_ns()  # not after it: what the program wrote meanwhile may be of later steps
         reading = self._output.read(is_last=is_last)
         if reading.step is not None and reading.step != self.step:
-            self._take_step(reading.step)
+            self._take_step(reading.step, began_ns)
         self._steps_total = reading.steps_total or self._steps_total
         for name, value, step in reading.values:
             self.metrics[name] = value
@@ -88,7 +89,7 @@ class ProgramStatus:
             self._cut_step = self.watch.step
             self._metric_log.cut()
 
-    def _take_step(self, step: int) -> None:
+    def _take_step(self, step: int, read_ns: int) -> None:
         now_s = boottime_s()
         gap_s = now_s - self._stepped_s
         if self.step is not None:
@@ -97,7 +98,7 @@ class ProgramStatus:
                 each_s = gap_s / (step - self.step)
                 self._step_s = (1 - RECENT) * self._step_s + RECENT * each_s if self._step_s else each_s
         self.step, self._stepped_s = step, now_s
-        self._history.append((time.time_ns(), step))
+        self._history.append((read_ns, step))
 
     def note_processor_time(self, ticks: int) -> None:
         """Args: ticks: that all its processes have used."""

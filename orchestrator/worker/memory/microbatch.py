@@ -55,7 +55,6 @@ class MicrobatchRunner:
         guards: StepGuards | None,
     ) -> None:
         self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
-        self._is_cuda = device.type == "cuda"
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float]] = []
         self.saw_batch = self.is_used = self.is_warmup = self.has_dropout_state = self.is_sharded = False
@@ -65,7 +64,9 @@ class MicrobatchRunner:
         """Set the tracked modules."""
         self._modules = list(modules)
         self.is_sharded = any(local_tensors.is_any_sharded(module.parameters()) for module in self._modules)
-        self.has_dropout_state = self._is_cuda and activation_checkpointing.has_dropout_state(self._modules)
+        self.has_dropout_state = self._device.type == "cuda" and activation_checkpointing.has_dropout_state(
+            self._modules
+        )
 
     def set_batches(self, parts: Iterable[Any], weights: Iterable[float]) -> None:
         """Set the next step's batches.
@@ -171,7 +172,7 @@ class MicrobatchRunner:
         # Nearly all steps: the same bits as below, in less time.
         if last and not padding and (microbatch is None or microbatch >= samples):
             # Copied as the sum of several is: a CUDA graph writes its losses to the same memory each time.
-            total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=self._is_cuda)
+            total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=self._device.type == "cuda")
         else:
             losses = []
             parts = batches.split(batch, microbatch or samples)

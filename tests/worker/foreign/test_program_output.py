@@ -8,8 +8,11 @@ import time
 
 import pytest
 
+from kgorch.core.checkpoint import foreign_checkpoint
+from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.foreign import program_output
 from kgorch.worker.foreign.program_output import LogTail, ProgramOutput
+from kgorch.worker.foreign.program_status import ProgramStatus
 
 
 def in_log(pattern):
@@ -109,3 +112,29 @@ def test_a_link_and_a_pipe_in_the_place_of_a_file_are_not_opened(log, tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for name in ("link.json", "pipe.json"):
         assert ProgramOutput(log, tmp_path, in_file(name, "step"), {}).read().step is None
+
+
+def test_a_checkpoint_that_was_written_while_the_log_was_read_is_not_of_the_step_that_was_read(log, tmp_path):
+    """A busy machine may hold up the reader between its look at the log and its look at the clock."""
+    launch = LaunchSpec(
+        run="test", run_id="1", stage="train", attempt="1.1", folder=str(tmp_path), entry="train.py", args={},
+        workdir=str(tmp_path), ranks=1, socket="", checkpoints="", output="", plan_hash="",
+    )  # fmt: skip
+    status = ProgramStatus(launch, {"step": in_log(r"step (\d+)"), "metrics": {}}, log)
+    written_ns = []
+    read = status._output.read
+
+    def held_up(**options):
+        reading = read(**options)
+        time.sleep(0.02)
+        written_ns.append(time.time_ns())
+        time.sleep(0.02)
+        return reading
+
+    status._output.read = held_up
+    append(log, "step 5\n")
+    status.read(lambda message: None)
+    append(log, "step 9\n")
+    status.read(lambda message: None)
+    assert foreign_checkpoint.logged_at(status.position().history, written_ns[0]) == 9
+    status.close()
