@@ -194,6 +194,8 @@ class World:
             return
         self.is_changed = False
         self.daemon.tick()
+        while self.daemon._is_look_requested:  # a slice of its time was over, which it measures in ours
+            self.daemon.tick()
         at = queue.next_due_at(self.engine, self.clock.at)
         self.look_at = min(at or self.end, self.clock.at + timedelta(seconds=LOOK_S))
         self.at(self.look_at, lambda: None)
