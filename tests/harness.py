@@ -189,7 +189,7 @@ class Kgorch:
     @contextlib.contextmanager
     def standby_options(self, *args: str) -> Iterator[dict[str, Any]]:
         """Of Popen, for a command that launches."""
-        if args[0] not in ("start", "resume", "check", "checkpoints") or self.own_standby:
+        if args[0] not in ("start", "resume") or self.own_standby:
             yield {"env": self.env()}
             return
         with shared_standby().connect_another() as connection:

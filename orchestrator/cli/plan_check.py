@@ -38,7 +38,6 @@ def measure(path: Path, overrides: tuple[str, ...], device_memory: int | None, *
     Returns: the fields of `kgorch check --json` (docs/check.md).
     """
     from kgorch.admission.requests import LocalState
-    from kgorch.launch import standby
     from kgorch.launch.verdicts import FAIL
     from kgorch.plan import user_config
     from kgorch.preflight import machine_checks, overwritten_files, stage_probe
@@ -47,8 +46,6 @@ def measure(path: Path, overrides: tuple[str, ...], device_memory: int | None, *
 
     file_plan, _ = load_plan(path, overrides)
     path = path.absolute()
-    if probes:
-        standby.prepare(file_plan.launchers)  # as a start does: the probes have its times
     detected, home, engine = open_state()
     plan = user_config.apply_to_plan(file_plan, user_config.load())
     profile = user_config.resolve_platform(plan.platform, detected)
@@ -89,7 +86,7 @@ def estimate_on(path: Path, overrides: tuple[str, ...], name: str, assumed: tupl
     Returns: as `measure`, with `on`, `forecast_by_model` and `assumptions`.
     """
     from kgorch.core.forecast.machines import rates
-    from kgorch.launch import standby, verdicts
+    from kgorch.launch import verdicts
     from kgorch.plan import user_config
     from kgorch.platforms.detect import BY_NAME
     from kgorch.preflight import assumptions, stage_probe
@@ -98,7 +95,6 @@ def estimate_on(path: Path, overrides: tuple[str, ...], name: str, assumed: tupl
     machine = assumptions.machine_of(name)
     plan, _ = load_plan(path, overrides)
     path = path.absolute()
-    standby.prepare(plan.launchers)
     stages = [  # an estimate does not read the weights, so their files need not exist here
         _with_ranks(stage, machine.gpus).model_copy(update={"weights": None}) for stage in plan.stage if stage.quick_test_of is None
     ]  # fmt: skip

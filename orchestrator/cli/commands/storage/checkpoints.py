@@ -128,7 +128,7 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
     from kgorch.admission import ownership
     from kgorch.admission.resolve_run import load_stored_plan
     from kgorch.db import sessions
-    from kgorch.launch import launcher, standby
+    from kgorch.launch import launcher
     from kgorch.preflight import determinism_check
     from kgorch.system.file_lock import FileLock
     from kgorch.system.paths import lock_path
@@ -153,10 +153,8 @@ def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) ->
                 f"{run.name} has no such checkpoint to train from (a final one has no steps after it)",
                 next_step=f"kgorch checkpoints list {run.name}",
             )
-        plan = load_stored_plan(run)
-        standby.prepare(plan.launchers)
         result = determinism_check.replay(
-            engine, run, plan, Path(start.path), steps, lambda text: render.echo(text, err=True)
+            engine, run, load_stored_plan(run), Path(start.path), steps, lambda text: render.echo(text, err=True)
         )
     finally:
         lock.release()
