@@ -90,9 +90,8 @@ class GradientReduction:
             ddp.reducer._rebuild_buckets()  # DDP would do it in its forward, with a collective
             if ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 ddp._sync_buffers()  # type: ignore[no-untyped-call]
-            vars(ddp)["require_forward_param_sync"] = (
-                False  # the buffers are synchronised; a module's own way to set it is slow
-            )
+            # The buffers are synchronised. Not by nn.Module's own way to set an attribute, which takes 6 µs.
+            vars(ddp)["require_forward_param_sync"] = False
         self._sequence_before = self._sequence()
 
     def finish(self) -> None:
