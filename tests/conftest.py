@@ -8,14 +8,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from harness import Kgorch, processes_of, wait_until
-from postgres import IS_INSTALLED, PostgresServer
 from sqlalchemy import Engine
 
 from kgorch.db.engine import open_database
+
+if TYPE_CHECKING:
+    from postgres import PostgresServer
 
 if os.environ.get("KGORCH_TEST_GPU") != "1" and Path("/dev/nvidiactl").exists():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # most tests want two ranks on the CPU; `make gpu` has those for a GPU
@@ -85,6 +88,8 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real server, one for each process of pytest; each test takes a database of its own from it."""
+    from postgres import IS_INSTALLED, PostgresServer  # its driver is no requirement of `make gpu`
+
     if not IS_INSTALLED:
         pytest.skip("needs PostgreSQL: apt-get install postgresql")
     made = PostgresServer()

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyte
 from click.testing import CliRunner
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -129,6 +128,8 @@ class Emulator:
     """A terminal's screen, as pyte draws it."""
 
     def __init__(self, terminal: Terminal, columns: int, lines: int) -> None:
+        import pyte  # `make gpu`, which imports this module, does not require it
+
         self._terminal, self.screen = terminal, pyte.Screen(columns, lines)
         self._stream = pyte.Stream(self.screen)
 

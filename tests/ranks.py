@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -18,6 +20,14 @@ from kgorch.core.memory.memory_ladder import Settings
 from kgorch.protocol import transport
 from kgorch.protocol.launch_spec import BOARD_VARIABLE, LAUNCH_VARIABLE, LaunchSpec
 from kgorch.worker.ranks.consensus_board import size
+
+
+def free_port() -> int:
+    """A port that nobody listens at, below those that Linux gives to connections: one of those may be taken a moment later."""
+    while True:
+        port = random.SystemRandom().randint(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Attempt:
@@ -66,8 +76,7 @@ def run(
         settings=(settings or Settings()).as_dict(), **launched,
     )  # fmt: skip
     told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), "OMP_NUM_THREADS": "1"}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     held = transport.connect(
         folder / "keeper.sock"
     )  # a keeper that nobody has come to for 20 s ends: ranks may start as slowly

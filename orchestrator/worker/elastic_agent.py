@@ -4,8 +4,8 @@ Run as `python -m kgorch.worker.elastic_agent` with torchrun's own words after i
 of a rank's process: the rendezvous, the variables of the ranks, their supervision and the report of what failed.
 
 A rank gets what a new process would have: its own session, default signal handlers, only the standard streams, its own random
-numbers, and nothing of the agent's threads and sockets. Where torchrun has used CUDA, or binds ranks to NUMA nodes, a rank is a new
-process as before: a fork could not use CUDA.
+numbers, and nothing of the agent's threads and sockets. Where the agent has used CUDA, or binds ranks to NUMA nodes, a rank is a
+new process as before: a fork could not use CUDA.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch.nn.parallel
 import torch.optim
 import torch.utils.data
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+from torch.distributed.launcher.api import LaunchConfig
 
 import kgorch.worker.session  # noqa: F401
 from kgorch.system import process_title
@@ -130,6 +131,28 @@ def _start(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str
 _popen = SubprocessHandler._popen
 
 
+def _make_config(config: LaunchConfig) -> None:
+    """In the place of LaunchConfig.__post_init__, which asks CUDA how many GPUs there are, and no fork can use CUDA after that.
+
+    It asks for nothing: where all GPUs have a rank it takes PyTorch's default binding to NUMA nodes, and that is none.
+    """
+    is_available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
+    try:
+        _complete_config(config)  # type: ignore[no-untyped-call]
+    finally:
+        torch.cuda.is_available = is_available
+
+
+_complete_config = LaunchConfig.__post_init__
+
+
+def adapt_torchrun() -> None:
+    """Replace what torchrun does with forks in its way."""
+    SubprocessHandler._popen = _start  # type: ignore[assignment,method-assign]
+    if getattr(torch._utils_internal, "get_default_numa_options", lambda: None)() is None:
+        LaunchConfig.__post_init__ = _make_config  # type: ignore[method-assign]
+
+
 class ForkedAgent:
     """An agent that is forked from a process which has imported this module; see `fork`."""
 
@@ -194,7 +217,7 @@ def share_memory() -> None:
 
 
 def main() -> None:
-    SubprocessHandler._popen = _start  # type: ignore[assignment,method-assign]
+    adapt_torchrun()
     share_memory()
     torch.distributed.run.main(sys.argv[1:])
 

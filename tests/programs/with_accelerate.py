@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--out", default="out")
     options = parser.parse_args()
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.accumulate)
+    accelerator = Accelerator(cpu=os.environ.get("DEVICE") != "cuda", gradient_accumulation_steps=options.accumulate)
     set_seed(9)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     troubled.befall(model)
@@ -60,7 +60,7 @@ def main() -> None:
     if accelerator.is_main_process:
         Path(options.out).mkdir(parents=True, exist_ok=True)
         Path(options.out, "after.txt").write_text(
-            f"{scheduler.get_last_lr()[0]:.9f} {torch.stack(losses).mean().item():.9f}\n"
+            f"{scheduler.get_last_lr()[0]:.9f} {torch.stack(losses).mean().item():.9f} {accelerator.device.type}\n"
         )
 
 

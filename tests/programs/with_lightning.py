@@ -72,7 +72,8 @@ def main() -> None:
     options = parser.parse_args()
     pl.seed_everything(5)
     trainer = pl.Trainer(
-        max_epochs=options.epochs, accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), strategy="ddp",
+        accelerator=os.environ.get("DEVICE", "cpu"), max_epochs=options.epochs,
+        devices=int(os.environ.get("WORLD_SIZE", 1)), strategy="ddp",
         accumulate_grad_batches=options.accumulate, default_root_dir=options.out, logger=False, enable_progress_bar=False,
         callbacks=callbacks(options), enable_checkpointing=bool(options.save_steps), num_sanity_val_steps=1,
     )  # fmt: skip
@@ -84,7 +85,7 @@ def main() -> None:
     if trainer.is_global_zero:
         os.makedirs(options.out, exist_ok=True)  # noqa: PTH103
         with open(os.path.join(options.out, "after.txt"), "w") as file:
-            print(trainer.global_step, f"{tested['test_loss']:.9f}", file=file)
+            print(trainer.global_step, f"{tested['test_loss']:.9f}", trainer.strategy.root_device.type, file=file)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ def main() -> None:
         args=TrainingArguments(
             options.out, num_train_epochs=options.epochs, per_device_train_batch_size=8, learning_rate=1e-3, seed=11,
             gradient_accumulation_steps=options.accumulate, dataloader_num_workers=options.workers, logging_steps=3,
-            **saves(options.save_steps), report_to=[], disable_tqdm=True, use_cpu=True, lr_scheduler_type="cosine",
-            warmup_steps=4,
+            **saves(options.save_steps), report_to=[], disable_tqdm=True, use_cpu=os.environ.get("DEVICE") != "cuda",
+            lr_scheduler_type="cosine", warmup_steps=4,
         ),
         train_dataset=Sentences(220, 1),
         eval_dataset=Sentences(40, 2),
@@ -77,7 +77,8 @@ def main() -> None:
     if trainer.is_world_process_zero():
         trainer.save_model(options.out)
         with open(os.path.join(options.out, "after.txt"), "w") as file:
-            print(trainer.state.global_step, f"{metrics['eval_loss']:.9f}", f"{result.training_loss:.6f}", file=file)
+            figures = f"{metrics['eval_loss']:.9f}", f"{result.training_loss:.6f}"
+            print(trainer.state.global_step, *figures, trainer.args.device.type, file=file)
         print("evaluated", file=sys.stderr)
 
 

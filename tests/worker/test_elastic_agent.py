@@ -62,6 +62,26 @@ def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
     assert "exitcode: 2" in done.stderr.replace(" : ", ": ")
 
 
+def test_torchrun_does_not_ask_cuda_before_its_ranks_are_forked(tmp_path):
+    """On a machine with a GPU for each rank LaunchConfig asked, and each rank was a new process."""
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import torch\n"
+        "def is_available():\n"
+        "    print('CUDA was asked', flush=True)\n"
+        "    return False\n"
+        "torch.cuda.is_available = is_available\n"
+        "from kgorch.worker import elastic_agent, entry\n"
+        "entry.main = lambda: print('a rank', torch.cuda.is_available is is_available, flush=True) or 0\n"
+        "elastic_agent.main()\n"
+    )
+    words = ["--standalone", "--nproc-per-node=1", "-m", "kgorch.worker.entry"]
+    done = subprocess.run(
+        [sys.executable, str(program), *words], cwd=PROGRAMS, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["a rank True"]), done.stderr
+
+
 def started(code: str) -> ForkedRank:
     """A child that is what the agent takes for a rank, and executes `code` in its place."""
     rank = object.__new__(ForkedRank)

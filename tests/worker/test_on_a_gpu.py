@@ -174,6 +174,8 @@ AMBIGUOUS = [
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`",
+    "cuFFT error: CUFFT_INTERNAL_ERROR",
 ]
 
 

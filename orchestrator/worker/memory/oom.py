@@ -40,6 +40,10 @@ _AMBIGUOUS = (
     "cudnn_status_not_initialized",
     "unable to find an engine",
     "cublas_status_not_initialized",
+    "cusolver_status_internal_error",  # of its first use, where 12 MiB were left (H100, PyTorch 2.11)
+    "cusolver_status_not_initialized",
+    "cusparse_status_not_initialized",
+    "cufft_internal_error",
 )
 FULL = 0.9
 """Share of the device in use above which ambiguous errors count: cuBLAS asks the driver, not PyTorch's allocator."""

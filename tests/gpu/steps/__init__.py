@@ -28,19 +28,19 @@ STEPS = (
         "memory",
         "real lack of memory in a real training: rungs not taken, other bits than those of a run that had used them from that"
         " step, memory that is lost with every rung",
-        300,
+        240,
         module="gpu.steps.memory",
     ),
     Step(
         "ranks",
         "other bits after a resume, or after 2 → 1 → 2 processes, above all in half precision; two ranks share the GPU over gloo",
-        420,
+        360,
         module="gpu.steps.ranks",
     ),
     Step(
         "failures",
         "a rank that fails or hangs while its GPU is busy: no record, no end, memory that is not given back",
-        420,
+        400,
         module="gpu.steps.failures",
     ),
     Step(
@@ -54,6 +54,12 @@ STEPS = (
         "a reference training that, cut by time limits, does not end with the bits of one that was not",
         300,
         module="gpu.steps.workloads",
+    ),
+    Step(
+        "trainers",
+        "a program of Transformers, Lightning or Accelerate that, stopped and killed, ends with other bits than one that was not",
+        240,
+        module="gpu.steps.trainers",
     ),
     Step(
         "nvml",

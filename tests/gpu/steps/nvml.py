@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from harness import Kgorch, processes_of, wait_until
@@ -53,7 +52,6 @@ def status_against_the_driver(report: Report) -> None:
         from driver import build
 
         kgorch.extra_env |= build(report.folder).env | {"CUDA_VISIBLE_DEVICES": "0"}
-    before = driver_says(kgorch.env(), index)
     supervisor = kgorch.background("start", plan)
     kgorch.wait_for_step(3, within_s=60)
     wait_until(lambda: f"gpu{index}.mem_used" in _figures(kgorch), within_s=30, what="figures of a GPU")
@@ -64,7 +62,7 @@ def status_against_the_driver(report: Report) -> None:
         is_near = abs(ours - theirs) <= SLACK_BYTES
         report.check(f"{name} of status", f"{ours / 2**20:.0f} MiB", f"{theirs / 2**20:.0f} MiB by NVML", ok=is_near)
     report.check("compute processes of status", values.get(f"gpu{index}.processes"), now["processes"])
-    _see_contexts(report, kgorch, before, now)
+    _see_contexts(report, kgorch, now)
     _see_nvidia_smi(report, index, now)
     kgorch("stop")
     report.check("exit status", training.wait_for_end(supervisor, 40), 10)
@@ -83,32 +81,19 @@ def _figures_with(kgorch: Kgorch, key: str, value: float, *, within_s: float) ->
     return values
 
 
-def _see_contexts(report: Report, kgorch: Kgorch, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A context costs hundreds of MiB of the GPU. Only CUDA opens /dev/nvidia-uvm; NVML does not."""
+def _see_contexts(report: Report, kgorch: Kgorch, now: Mapping[str, Any]) -> None:
+    """A context costs hundreds of MiB of the GPU: only the rank may have one."""
     names = {pid: name for name, pid in kgorch.pids().items()}
     names[kgorch.status()["session"]["supervisor"]["pid"]] = "supervisor"
-    with_cuda = sorted(
-        names.get(process.pid, "another") for process in processes_of(kgorch.home) if _uses_cuda(process.pid)
-    )
-    if report.on_gpu(
-        "processes with CUDA", "compute processes more than before, by NVML", "what the rank tells of its allocator"
-    ):
-        report.check("processes with CUDA", with_cuda, ["rank0"])
-        if now["processes"]:
-            report.check("compute processes more than before, by NVML", now["processes"] - before["processes"], 1)
+    ours = {process.pid: names.get(process.pid, "another") for process in processes_of(kgorch.home)}
+    if report.on_gpu("processes of the run with a CUDA context", "what the rank tells of its allocator"):
+        found = sorted(ours[pid] for pid in now["pids"] if pid in ours)
+        if found:
+            report.check("processes of the run with a CUDA context", found, ["rank0"])
         else:
-            report.skip("compute processes more than before, by NVML", "the driver lists none here")
+            report.skip("processes of the run with a CUDA context", "the driver lists none here, as in a container")
         values = kgorch.status()["telemetry"]["values"]
         report.check("what the rank tells of its allocator", values.get("rank0.alloc", 0) > 0)
-    else:
-        report.check("processes with CUDA", with_cuda, [])
-
-
-def _uses_cuda(pid: int) -> bool:
-    try:
-        return any(str(link.readlink()) == "/dev/nvidia-uvm" for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
 
 
 def _see_nvidia_smi(report: Report, index: int, now: Mapping[str, Any]) -> None:
