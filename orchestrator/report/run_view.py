@@ -33,13 +33,16 @@ MAX_RUNGS = 20
 
 def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View:
     """The state of a run. Reads the database, and asks the run's snapshot server while training lives."""
+    # Read first: a job is closed by the last write of its end. Slurm may take seconds to answer, in which the rows change.
+    job = slurm_view.of_run(engine, run)
+    if job:
+        run = runs.by_id(engine, run.id) or run
     now = now or datetime.now(UTC)
     row = sessions.last(engine, run.id)
     stages = runs.stages(engine, run.id)
     newest = checkpoints.newest_verified(engine, run.id)
     resume = queue.pending_resume(engine, run.id)
     max_steps = sessions.max_steps(engine, run.id)
-    job = slurm_view.of_run(engine, run)
     own_boot_id = process_identity.boot_id()
     is_alive = row is not None and (
         is_supervised(engine, row) or (row.phase not in OVER and slurm_view.is_alive(job, row.boot_id, own_boot_id))

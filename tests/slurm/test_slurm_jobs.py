@@ -15,8 +15,9 @@ from harness import wait_until
 from sqlalchemy import Engine
 
 from kgorch.admission import live_requests, removal
-from kgorch.core.slurm.job_state import JobState
-from kgorch.db import runs, slurm_jobs
+from kgorch.core.codes import EventKind, Phase, Reason, RunState
+from kgorch.core.slurm.job_state import JobState, JobView
+from kgorch.db import runs, sessions, slurm_jobs
 from kgorch.errors import ExitCode, KgorchError
 from kgorch.limits import slurm_limit
 from kgorch.report import run_view
@@ -131,6 +132,33 @@ def test_while_slurm_does_not_answer_nothing_changes_and_nothing_starts_here(ans
     jobs.refuse_here(engine, run, {"SLURM_JOB_ID": "7"})
     view = run_view.of_run(engine, run)
     assert view["slurm"]["trouble"] and view["next"]["what"] == "slurm"
+
+
+@pytest.mark.parametrize("is_session_over", [True, False])
+def test_a_status_that_is_read_while_the_job_ends_tells_of_its_whole_end(engine, run, monkeypatch, is_session_over):
+    """Slurm takes a while to answer on a busy machine, and the process in the job writes what follows meanwhile."""
+    session = sessions.open_session(engine, run.id, site="local", boot_id="another machine's")
+    row = job_of(engine, run)
+
+    def end_session() -> None:
+        resume = {"reason": Reason.SIGTERM, "why": "SIGTERM", "due_at": runs.now()}
+        over = {"kind": EventKind.ATTEMPT_SUSPENDED, "phase": Phase.SUSPENDED, "facts": {}, "resume": resume}
+        sessions.record(engine, run.id, session.id, **over)
+
+    def show(job: str) -> JobView:
+        if not is_session_over:
+            end_session()
+            runs.set_state(engine, run.id, RunState.FAILED, "consecutive sessions ended without progress")
+        slurm_jobs.close(engine, row, "the job was cancelled with scancel")
+        return JobView(job, JobState.COMPLETING)
+
+    if is_session_over:
+        end_session()
+    monkeypatch.setattr(commands, "show", show)
+    view = run_view.of_run(engine, run)
+    assert not view["slurm"]["is_open"] and view["phase"] == Phase.SUSPENDED
+    assert view["next"]["at"] is None, "no daemon continues it elsewhere"
+    assert (view["state"], view["next"]["what"]) == (("active", "resume") if is_session_over else ("failed", "mend"))
 
 
 def test_a_run_whose_job_waits_or_runs_is_not_removed(answers, engine, run, tmp_path):
