@@ -74,14 +74,20 @@ def save(engine: Engine, row_id: int, **columns: Any) -> SlurmJobInfo:
         return to_info(SlurmJobInfo, row)
 
 
-def close(engine: Engine, row: SlurmJobInfo, why: str, **columns: Any) -> SlurmJobInfo:
-    """The job is over and none follows it: the run waits for a user, and no daemon starts it on another machine."""
+def close(engine: Engine, row: SlurmJobInfo, why: str, *, is_seen: bool = False, **columns: Any) -> SlurmJobInfo:
+    """The job is over and none follows it: the run waits for a user, and no daemon starts it on another machine.
+
+    Args:
+        is_seen: by somebody who looked from outside. Nothing changes where the job is closed already: its own process knows why.
+    """
     with Orm(engine) as orm, orm.begin():
+        job = orm.get_one(SlurmJobRow, row.id, with_for_update=True)
+        if job.ended_at and is_seen:
+            return to_info(SlurmJobInfo, job)
         waits = Resume.run_id == row.run_id, Resume.state == ResumeState.DUE
         orm.execute(update(Resume).where(*waits).values(due_at=None))
         facts = {"job": row.job, "state": columns.get("state", row.state), "why": why}
         orm.add(EventRow(run_id=row.run_id, at=now(), kind=EventKind.SLURM_ENDED, phase="", facts=facts))
-        job = orm.get_one(SlurmJobRow, row.id)
         job.ended_at, job.why = now(), why
         for name, value in columns.items():
             setattr(job, name, value)

@@ -99,7 +99,7 @@ def refresh(engine: Engine, row: SlurmJobInfo) -> SlurmJobInfo:
     view = commands.show(row.job)
     if view.state.is_over:
         # The process in the job decides what follows, and closes the row: it was killed before it could.
-        return slurm_jobs.close(engine, row, ended_text(view), **columns_of(view))
+        return slurm_jobs.close(engine, row, ended_text(view), is_seen=True, **columns_of(view))
     return slurm_jobs.save(engine, row.id, **columns_of(view))
 
 

@@ -150,13 +150,14 @@ def test_a_status_that_is_read_while_the_job_ends_tells_of_its_whole_end(engine,
             end_session()
             runs.set_state(engine, run.id, RunState.FAILED, "consecutive sessions ended without progress")
         slurm_jobs.close(engine, row, "the job was cancelled with scancel")
-        return JobView(job, JobState.COMPLETING)
+        return JobView(job, JobState.COMPLETING if is_session_over else JobState.CANCELLED)
 
     if is_session_over:
         end_session()
     monkeypatch.setattr(commands, "show", show)
     view = run_view.of_run(engine, run)
     assert not view["slurm"]["is_open"] and view["phase"] == Phase.SUSPENDED
+    assert view["slurm"]["why"] == "the job was cancelled with scancel", "whoever looks from outside knows less"
     assert view["next"]["at"] is None, "no daemon continues it elsewhere"
     assert (view["state"], view["next"]["what"]) == (("active", "resume") if is_session_over else ("failed", "mend"))
 
