@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 from pathlib import Path
 
 from harness import Kgorch, processes_of, wait_until
+
+from kgorch.services.data_cache import cache_folder
 
 
 def mounted(kgorch: Kgorch, count: int = 32):
@@ -55,8 +58,14 @@ def test_a_training_goes_over_to_the_copy_at_an_epochs_end_in_its_loading_proces
         every="600s",
         extra='[data]\ncache = ["mounted"]\ninto = "local"\nreserve = "1MB"',
     )
-    supervisor = kgorch.background("start", str(plan))
-    kgorch.wait_for_step(1)
+    folder = cache_folder(str(source), into)
+    folder.mkdir(parents=True, mode=0o700)
+    with open(
+        folder / "lock", "w"
+    ) as lock:  # as another run does that copies: a quick disk would have it all before the training
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        supervisor = kgorch.background("start", str(plan))
+        kgorch.wait_for_step(1)
     read = wait_until(lambda: next(iter(kgorch.home.glob("runs/*/*/outputs/read.txt")), None))
 
     def lines():
