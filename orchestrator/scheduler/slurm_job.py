@@ -198,7 +198,9 @@ class _JobProcess:
         if step.gives_up:
             self._fail(step.why)
             code = int(ExitCode.FAILED)
-        state = {"state": view.state, "reason": view.reason} if view and not view.state.is_running else {}
+        state: dict[str, Any] = {}
+        if view and not view.state.is_running:
+            state = {"state": view.state, "reason": view.reason}
         slurm_jobs.close(self._engine, self._row, step.why, **state)
         return code if code >= 0 else int(ExitCode.BUG)
 

@@ -7,6 +7,7 @@ beyond its table at a wrong position. So every state is validated before it is s
 from __future__ import annotations
 
 import _random
+import array
 import ctypes
 import functools
 import random
@@ -20,6 +21,10 @@ from kgorch.worker import tagged_json
 
 LOOK_BYTES = 64
 """Of a Mersenne Twister: its position and 15 of the numbers of its table, to see whether it has changed."""
+
+
+SavedStates = tuple[Any, torch.Tensor, Any]
+"""Of Python, PyTorch and NumPy, as HostGenerators.save has them; None for NumPy where it was not imported."""
 
 
 class RandomStates(NamedTuple):
@@ -79,29 +84,15 @@ def renew_dropout_state(device: torch.device) -> None:
 
 
 class RngCache:
-    """The process's random states, captured at every read and step at little cost.
-
-    A state of Python is a tuple of 625 numbers, and one of NumPy a new table: in the middle of a training each takes some 40 µs.
-    So both are copied only when their generator has changed. What tells it: the position in the table, which each draw moves,
-    and 15 of its 624 numbers. All of them are new after 624 draws, or with another seed, so the chance that these are the same is
-    1 in 2**480. The whole table would be read from memory each time, because the steps between two looks fill the caches.
-    """
+    """The process's random states, captured at every step at little cost."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._generator: Any = vars(random)["_inst"]
-        # In its object the position and the table follow the reference count and the type.
-        memory = _memory_of(self._generator, _random.Random)
-        self._memory = memory
-        if int.from_bytes(memory.raw[:4], sys.byteorder) == random.getstate()[1][-1]:
-            self._memory = (ctypes.c_char * LOOK_BYTES).from_buffer(memory)
-        self._python: tuple[Any, Any] = None, None
-        self._numpy: NumpyCache | None = None
+        self._device, self._host = device, host_generators()
 
     def now(self) -> RandomStates:
         """The current states."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return RandomStates(torch.get_rng_state(), self._python_now(), self._numpy_now(), cuda)
+        return RandomStates(torch.get_rng_state(), self._host.python_now(), self._host.numpy_now(), cuda)
 
     def back_to(self, saved: RandomStates) -> None:
         """Set states of `now`."""
@@ -112,7 +103,29 @@ class RngCache:
         if saved.cuda is not None:
             torch.cuda.set_rng_state(saved.cuda, self._device)
 
-    def _python_now(self) -> Any:
+
+class HostGenerators:
+    """The generators of Python, NumPy and PyTorch on the CPU: their states, copied only when they have changed, and put back.
+
+    A state of Python is a tuple of 625 numbers, and one of NumPy a new table: in the middle of a training each takes some 40 µs.
+    What tells a change: the position in the table, which each draw moves, and 15 of its 624 numbers. All of them are new after 624
+    draws, or with another seed, so the chance that these are the same is 1 in 2**480. The whole table would be read from memory
+    each time, because the steps between two looks fill the caches.
+    """
+
+    def __init__(self) -> None:
+        self._generator: Any = vars(random)["_inst"]
+        # In its object the position and the table follow the reference count and the type.
+        self._table = self._memory = _memory_of(self._generator, _random.Random)
+        *words, position = random.getstate()[1]
+        self._is_known = self._table.raw[: 625 * 4] == array.array("I", [position, *words]).tobytes()
+        if self._is_known:
+            self._memory = (ctypes.c_char * LOOK_BYTES).from_buffer(self._table)
+        self._python: tuple[Any, Any] = None, None
+        self._numpy: NumpyCache | None = None
+
+    def python_now(self) -> Any:
+        """The state, as random.setstate takes it."""
         # Normal values are drawn in pairs: the second one waits in an attribute.
         key = self._memory.raw, self._generator.gauss_next
         known, state = self._python
@@ -121,12 +134,29 @@ class RngCache:
             self._python = key, state
         return state
 
-    def _numpy_now(self) -> Any:
+    def numpy_now(self) -> Any:
+        """The state, as numpy.random.set_state takes it; None where NumPy is not imported."""
         if self._numpy is None:
             if "numpy" not in sys.modules:
                 return None
             self._numpy = NumpyCache(sys.modules["numpy"])
         return self._numpy.now()
+
+    def save(self) -> SavedStates:
+        """The states, for `restore` in this process: tables as bytes, 10 µs in place of 100."""
+        python = (self._table.raw, self._generator.gauss_next) if self._is_known else random.getstate()
+        return python, torch.get_rng_state(), None if self.numpy_now() is None else self._numpy.save()  # type: ignore[union-attr]
+
+    def restore(self, saved: SavedStates) -> None:
+        """Set states of `save`. One of NumPy stays as it is where NumPy has been imported since."""
+        python, torch_state, numpy_state = saved
+        torch.set_rng_state(torch_state)
+        if not self._is_known:
+            random.setstate(python)
+        else:
+            self._table.raw, self._generator.gauss_next = python
+        if numpy_state is not None and self._numpy is not None:
+            self._numpy.restore(numpy_state)
 
 
 class NumpyCache:
@@ -137,7 +167,8 @@ class NumpyCache:
         # Among its fields: the second normal value of a pair, and which bit generator it uses (numpy.random.set_bit_generator).
         self._fields = _memory_of(self._generator, type(self._generator))
         self._bits: Any = None
-        self._table: Any = None
+        self._table: Any = None  # the end of _whole, its table and the position
+        self._whole: Any = None
         self._state: tuple[Any, Any, Any] = None, None, None
 
     def now(self) -> Any:
@@ -147,13 +178,27 @@ class NumpyCache:
             state = self._renew()
         return state
 
+    def save(self) -> Any:
+        """The state, for `restore`."""
+        state = self.now()
+        return state, self._fields.raw, self._whole.raw if self._whole else None
+
+    def restore(self, saved: Any) -> None:
+        state, fields, table = saved
+        if (
+            table is None or self._whole is None or self._fields.raw != fields
+        ):  # a normal value waits, or another generator is used
+            self._random.set_state(state)
+        else:
+            self._whole.raw = table
+
     def _renew(self) -> Any:
         bits = self._generator._bit_generator
         if bits is not self._bits:
-            self._bits, self._table = bits, None
+            self._bits, self._table, self._whole = bits, None, None
             if type(bits).__name__ == "MT19937":  # its table, and the position behind it
-                end = bits.ctypes.state_address + 625 * 4
-                self._table = (ctypes.c_char * LOOK_BYTES).from_address(end - LOOK_BYTES)
+                self._whole = (ctypes.c_char * (625 * 4)).from_address(bits.ctypes.state_address)
+                self._table = (ctypes.c_char * LOOK_BYTES).from_buffer(self._whole, 625 * 4 - LOOK_BYTES)
         state = self._random.get_state()
         self._state = self._fields.raw, self._table.raw if self._table else None, state
         return state
@@ -163,6 +208,12 @@ def _memory_of(thing: Any, kind: type) -> Any:
     """The memory of an object's fields that `kind` defines, without the reference count, which changes as it is looked at."""
     header = object.__basicsize__
     return (ctypes.c_char * (kind.__basicsize__ - header)).from_address(id(thing) + header)
+
+
+@functools.cache
+def host_generators() -> HostGenerators:
+    """Those of this process."""
+    return HostGenerators()
 
 
 @functools.cache

@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from kgorch.errors import KgorchError
+from kgorch.worker import rng_state
 from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 
 Key = tuple[int, int]  # epoch, index of the sample
@@ -207,15 +208,12 @@ class _Keyed(Dataset[Any]):
         self._dataset, self._seed = dataset, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        numpy = sys.modules.get("numpy")
-        saved = _random_states()
+        numpy, generators = sys.modules.get("numpy"), rng_state.host_generators()
+        saved = generators.save()
         try:
             return [self._read(epoch, index, numpy) for epoch, index in keys]
         finally:  # without loading workers the model uses the same generators
-            random.setstate(saved[0])
-            torch.set_rng_state(saved[1])
-            if numpy and saved[2] is not None:
-                numpy.random.set_state(saved[2])
+            generators.restore(saved)
 
     def __getitem__(self, key: Key) -> Any:
         return self.__getitems__([key])[0]
@@ -236,10 +234,11 @@ class _Unseeded(Dataset[Any]):
         self._dataset = dataset
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        indices, before = [index for _, index in keys], _random_states()
+        generators = rng_state.host_generators()
+        indices, before = [index for _, index in keys], generators.save()
         read_batch = getattr(self._dataset, "__getitems__", None)
         samples: list[Any] = read_batch(indices) if read_batch else [self._dataset[index] for index in indices]
-        if not _are_equal(before, _random_states()):
+        if not _are_equal(before, generators.save()):
             raise KgorchError(
                 f"{type(self._dataset).__name__} draws random numbers, and session.loader() was given is_random=False",
                 next_step="leave is_random out: the samples then stay the same on any number of ranks and after a resume",
@@ -250,20 +249,11 @@ class _Unseeded(Dataset[Any]):
         return self.__getitems__([key])[0]
 
 
-RandomStates = tuple[Any, torch.Tensor, Any]
-"""Of Python, torch and NumPy; None for NumPy where nothing has imported it."""
-
-
-def _random_states() -> RandomStates:
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
-
-
-def _are_equal(before: RandomStates, after: RandomStates) -> bool:
+def _are_equal(before: rng_state.SavedStates, after: rng_state.SavedStates) -> bool:
     if before[0] != after[0] or not torch.equal(before[1], after[1]):
         return False
     # None before: the dataset has just imported NumPy. It is compared from the next batch on.
-    return before[2] is None or all(map(sys.modules["numpy"].array_equal, before[2], after[2]))
+    return before[2] is None or before[2][1:] == after[2][1:]
 
 
 class WorkerInit:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from kgorch.worker.rng_state import RngCache
+from kgorch.worker.rng_state import HostGenerators, RngCache
 
 
 def drawn() -> list[float]:
     return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(torch.rand(()))]
 
 
-@pytest.mark.parametrize(
+MEANWHILE = pytest.mark.parametrize(
     "meanwhile",
     [
         lambda: None,
@@ -25,9 +25,14 @@ def drawn() -> list[float]:
         lambda: [random.random() for _ in range(624)],  # the whole state once, its index where it was
         lambda: random.seed(9),
         np.random.rand,
+        np.random.randn,  # one of a pair, too
+        lambda: np.random.seed(9),
         torch.randn,
     ],
 )
+
+
+@MEANWHILE
 @pytest.mark.parametrize("before", [lambda: None, lambda: random.gauss(0, 1), lambda: random.seed(3)])
 def test_random_states_are_put_back_whatever_was_drawn_since_and_before(before: Callable, meanwhile: Callable):
     chance = RngCache(torch.device("cpu"))
@@ -40,6 +45,40 @@ def test_random_states_are_put_back_whatever_was_drawn_since_and_before(before: 
     chance.now()  # of a later one
     chance.back_to(kept)
     assert drawn() == expected
+
+
+@MEANWHILE
+@pytest.mark.parametrize(
+    "before", [lambda: None, lambda: random.gauss(0, 1), lambda: random.seed(3), np.random.randn, np.random.rand]
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_generators_that_a_dataset_draws_from_are_put_back_as_they_were(before, meanwhile, is_known):
+    """By their memory, or by their libraries' functions where Python's generator looks otherwise than expected."""
+    generators = HostGenerators()
+    assert generators._is_known, "this Python's generator is known"
+    generators._is_known = is_known
+    before()
+    saved, state = generators.save(), (random.getstate(), np.random.get_state())
+    expected = drawn() + drawn()
+    generators.restore(saved)
+    meanwhile(*([()] if meanwhile is torch.randn else []))
+    generators.restore(saved)
+    assert random.getstate() == state[0]
+    assert all(map(np.array_equal, np.random.get_state(), state[1]))
+    assert drawn() + drawn() == expected
+
+
+def test_a_generator_of_numpy_that_is_replaced_meanwhile_is_put_back_too():
+    generators, bits = HostGenerators(), np.random.mtrand._rand._bit_generator
+    np.random.seed(5)
+    saved, expected = generators.save(), np.random.rand()
+    try:
+        np.random.set_bit_generator(np.random.MT19937(1))
+        np.random.rand()
+        generators.restore(saved)
+        assert np.random.rand() == expected
+    finally:
+        np.random.set_bit_generator(bits)
 
 
 def test_a_python_generator_that_has_not_moved_is_not_copied_again():
