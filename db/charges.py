@@ -65,16 +65,16 @@ def charge(
             mine = Charge.session_id == session_id, Charge.started_at == started_at
             result = orm.execute(update(Charge).where(*mine).values(used_s=used_s, factor=factor))
             if not result.rowcount:  # type: ignore[attr-defined]
-                orm.add(
-                    Charge(
-                        session_id=session_id,
-                        pool=pool,
-                        accelerator=accelerator[:64],
-                        factor=factor,
-                        started_at=started_at,
-                        used_s=used_s,
-                    )
-                )
+                piece = started_at, used_s
+                orm.add_all(new_rows(session_id, pool, [piece], factor=factor, accelerator=accelerator))
+
+
+def new_rows(
+    session_id: int, pool: str, pieces: list[tuple[datetime, float]], *, factor: float, accelerator: str
+) -> list[Charge]:
+    """Charges to insert, for a caller with a transaction of its own. Args: as of `charge`."""
+    columns = {"session_id": session_id, "pool": pool, "accelerator": accelerator[:64], "factor": factor}
+    return [Charge(**columns, started_at=started_at, used_s=used_s) for started_at, used_s in pieces]
 
 
 def correct(engine: Engine, pool: str, at: datetime, cost_s: float, why: str) -> None:

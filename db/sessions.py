@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Select, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import OVER, EventKind, Outcome, Phase
-from kgorch.db import event_facts, fleet, rungs
+from kgorch.db import charges, event_facts, fleet, rungs
 from kgorch.db.queue import queue_resume
 from kgorch.db.rows import AttemptInfo, EventInfo, SessionInfo
 from kgorch.db.runs import machine_of, now, stage_finished, to_info
@@ -23,7 +23,14 @@ class SessionTaken(Exception):
     """Another machine of the fleet has ended this session, because nothing was heard of it for a lease."""
 
 
-def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
+def open_session(
+    engine: Engine, run_id: str, *, charged: Mapping[str, Any] | None = None, **columns: Any
+) -> SessionInfo:
+    """Open the run's next session, charged from the start: all of it or nothing.
+
+    Args:
+        charged: what it has cost until now, as kgorch.db.charges.new_rows takes it; None where no quota is counted.
+    """
     with Orm(engine) as orm, orm.begin():
         last = orm.scalar(select(func.max(SessionRow.number)).where(SessionRow.run_id == run_id)) or 0
         if machine := machine_of(engine):
@@ -32,6 +39,8 @@ def open_session(engine: Engine, run_id: str, **columns: Any) -> SessionInfo:
         row = SessionRow(run_id=run_id, number=last + 1, phase=Phase.QUEUED, started_at=now(), **columns)
         orm.add(row)
         orm.flush()
+        if charged:
+            orm.add_all(charges.new_rows(row.id, **charged))
         return to_info(SessionInfo, row)
 
 

@@ -155,6 +155,7 @@ def _open_on(
             first_step=_last_step(engine, run),
             step=_last_step(engine, run),
             pool=ledger.terms.quota.pool if ledger else "",
+            charged=ledger.first_charges() if ledger else None,
             **_us(),
         )
     except IntegrityError:  # another machine of the fleet has opened one since
@@ -267,5 +268,5 @@ def _last_step(engine: Engine, run: RunInfo) -> int:
     return newest.step if newest else (last.first_step if last else 0)
 
 
-def _us() -> dict[str, int | None]:
+def _us() -> dict[str, Any]:
     return {"supervisor_pid": os.getpid(), "supervisor_started_ticks": process_identity.start_ticks(os.getpid())}

@@ -2,8 +2,10 @@
 
 A charge is a row for a session and window (and hour, of a rolling window). Every few seconds its duration is *set* to what it is by
 now. So a SIGKILL of everything loses no more than those seconds, the next write makes up for one that failed, and a repeated one
-changes nothing. The duration of a session is read on CLOCK_BOOTTIME. Its instants are those of the wall clock when the session was
-opened or adopted, so setting the wall clock later moves no wall. In a fleet that is the clock of the database's server.
+changes nothing. The first charge is written with the session's row, in one transaction: no death leaves a session without one.
+
+The duration of a session is read on CLOCK_BOOTTIME. Its instants are those of the wall clock when the session was opened or
+adopted, so setting the wall clock later moves no wall. In a fleet that is the clock of the database's server.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -158,11 +161,14 @@ class Ledger:
         used_s += min(max(uncharged_s, 0.0), now_s)  # whatever the wall clock says, no longer than since the boot
         return cls(engine, terms, started_at, now_s - used_s, row.id)
 
+    def first_charges(self) -> dict[str, Any]:
+        """What the session has cost until now, as kgorch.db.sessions.open_session takes it."""
+        return self._columns(self._spans(self._utc(self._now_s())) or [(self._started_at, 0.0)])
+
     def begin(self, run_id: str, session_id: int) -> None:
-        """Charge from here on to this session, which has been opened."""
+        """Charge from here on to this session, which has been opened with its first charges."""
         self._session_id = session_id
         self.record_pool(run_id)
-        self.charge(self._now_s())
 
     def record_pool(self, run_id: str) -> None:
         """Write the pool with these terms, and make it the run's."""
@@ -195,8 +201,7 @@ class Ledger:
                 return
             spans = [span for span in self._spans(self._utc(now_s)) if span[0] >= self._newest_start]
             spans = spans or [(self._started_at, 0.0)]
-            pool, factor, accelerator = self.terms.quota.pool, self.terms.factor, self.terms.accelerator
-            charges.charge(self._engine, self._session_id, pool, spans, factor=factor, accelerator=accelerator)
+            charges.charge(self._engine, self._session_id, **self._columns(spans))
             self._newest_start = spans[-1][0]
 
     def is_spent(self, save_lead_s: float) -> bool:
@@ -244,6 +249,10 @@ class Ledger:
 
     def _spans(self, until_at: datetime) -> Spans:
         return _spans_of(self.terms.quota.window, self._started_at, until_at)
+
+    def _columns(self, spans: Spans) -> dict[str, Any]:
+        terms = self.terms
+        return {"pool": terms.quota.pool, "pieces": spans, "factor": terms.factor, "accelerator": terms.accelerator}
 
     def _utc(self, now_s: float) -> datetime:
         """The instant of `now_s` on a wall clock that nobody has set since this ledger was made."""

@@ -88,8 +88,7 @@ def test_instants_of_charges_are_the_servers_whatever_a_machines_clock_says(mach
     plan = parse(
         'name = "a"\n[[stage]]\nname = "train"\nentry = "x.py"\n[quota]\nhours = 1\npool = "t4"\n', "plan.toml"
     )
-    ledger = Ledger.open(machines["a"], plan, PROFILE)
-    row = sessions.open_session(machines["a"], "id-a", boot_id="b", pool="t4")
-    ledger.begin("id-a", row.id)
+    charged = Ledger.open(machines["a"], plan, PROFILE).first_charges()
+    row = sessions.open_session(machines["a"], "id-a", boot_id="b", pool="t4", charged=charged)
     started_at = charges.newest(machines["b"], row.id).started_at
     assert abs(started_at - datetime.now(UTC)) < timedelta(seconds=60)

@@ -269,15 +269,12 @@ def test_set_up_before_us_is_charged_once_a_container(engine, run, monkeypatch):
     monkeypatch.setattr(process_identity, "start_time_s", lambda _: quota_ledger.boottime_s() - 300)
     in_container = Profile(name="box", began="container", quota_hours=30)
     plan = parse(PLAN + '[quota]\nhours = 1\npool = "p"', "plan.toml")
-    first, session = Ledger.open(engine, plan, in_container), opened(engine, run)
-    first.begin(run.id, session.id)
+    opened(engine, run, charged=Ledger.open(engine, plan, in_container).first_charges())
     assert charges.used_s(engine, "p", quota_windows.BEGINNING) == pytest.approx(300, abs=20)
-    second, session = Ledger.open(engine, plan, in_container), opened(engine, run)
-    second.begin(run.id, session.id)
+    opened(engine, run, charged=Ledger.open(engine, plan, in_container).first_charges())
     assert charges.used_s(engine, "p", quota_windows.BEGINNING) == pytest.approx(300, abs=40)
-    elsewhere = Ledger.open(engine, plan, GENERIC)
-    elsewhere.begin(run.id, opened(engine, run).id)
-    assert charges.newest(engine, session.id + 1).used_s < 20, "a machine of one's own begins with the session"
+    elsewhere = opened(engine, run, charged=Ledger.open(engine, plan, GENERIC).first_charges())
+    assert charges.newest(engine, elsewhere.id).used_s < 20, "a machine of one's own begins with the session"
 
 
 @pytest.mark.parametrize("told_s", [0.0, 500.0, 36000.0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -60,6 +62,22 @@ def test_a_run_that_finds_no_hours_begins_none_and_waits(kgorch):
     assert status["next"]["at"] == status["quota"]["resets_at"]
     never = kgorch("start", str(kgorch.plan(extra='[quota]\nhours = 0.0005\npool = "mine"')), code=2)
     assert "over before a save would be" in never.stderr
+
+
+def test_a_session_is_never_without_a_charge_though_the_database_fails_just_after_it_was_opened(kgorch):
+    """Where the charge came after the session's row, a supervisor that died in between left hours that nobody counted."""
+    plan = kgorch.plan(args={"epochs": 1}, extra='[quota]\nhours = 1\npool = "mine"')
+    engine = open_database(kgorch.home)
+    with closing(sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)) as other:
+        other.execute("CREATE TRIGGER fails BEFORE INSERT ON charges BEGIN INSERT INTO missing VALUES (1); END")
+        failed = kgorch("start", str(plan), code=None)
+        assert failed.returncode and "missing" in failed.stdout + failed.stderr
+        other.execute("DROP TRIGGER fails")
+    kgorch("start", str(plan))
+    stays = sessions.of_run(engine, runs.newest(engine, "test").id)
+    assert stays[-1].phase == "finished"
+    assert not [row.number for row in stays if charges.newest(engine, row.id) is None], "sessions without a charge"
+    engine.dispose()
 
 
 @pytest.mark.slow
