@@ -178,7 +178,7 @@ class Recorder:
     """Writes each move of the lifecycle in one transaction, behind the loop.
 
     Args:
-        ledger: says when the next session may begin; None where no quota counts.
+        ledger: is charged to the end, and says when the next session may begin; None where no quota counts.
     """
 
     def __init__(self, live: LiveSession, journal: Journal, ledger: Ledger | None) -> None:
@@ -217,8 +217,12 @@ class Recorder:
         )
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the journal. An end that the database does not take by then is left in a file beside it, for whoever settles the
-        session."""
+        """Charge the rest, and wait for the journal. An end that the database does not take by then is left in a file beside it,
+        for whoever settles the session and completes its charges."""
+        if ledger := self._ledger:
+            now_s = self._live.clock.now_s()
+            # an outage may have kept charges from being written for as long as it lasts, and this is the last
+            self._journal.write(lambda: ledger.charge(now_s))
         if not self._journal.close(timeout_s) and self._end:
             with contextlib.suppress(OSError):
                 entry = self._end | {"resume": self._queued(self._resume)}

@@ -168,14 +168,14 @@ def test_a_session_that_is_adopted_is_charged_for_the_time_that_nobody_supervise
     charges.charge(engine, session.id, "p", [(began, 30.0)], factor=1.0, accelerator="cpu")
     plan = parse('name="a"\n[[stage]]\nname="t"\nentry="t.py"\n[quota]\nhours=1\npool="p"\nresets="never"', "plan.toml")
     held = Ledger.adopt(engine, plan, GENERIC, session)
-    held.stop()
+    held.look()
     assert sum(row[2] for row in rows(engine)) == pytest.approx(100, abs=20)
     in_a_year = began - timedelta(days=365)  # as if the clock had jumped ahead since
     charges.charge(engine, session.id, "p", [(began, 30.0)], factor=1.0, accelerator="cpu")
     with sqlite3.connect(engine.url.database) as database:
         database.execute("DELETE FROM charges")
     charges.charge(engine, session.id, "p", [(in_a_year, 30.0)], factor=1.0, accelerator="cpu")
-    Ledger.adopt(engine, plan, GENERIC, session).stop()
+    Ledger.adopt(engine, plan, GENERIC, session).look()
     assert sum(row[2] for row in rows(engine)) <= quota_ledger.boottime_s() + 60, "no longer than since the boot"
 
 

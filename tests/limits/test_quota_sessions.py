@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,7 @@ from harness import wait_until, weekly_reset
 
 from kgorch.db import charges, runs, sessions
 from kgorch.db.engine import open_database
+from kgorch.launch import launcher
 
 
 def test_a_session_ends_with_the_quota_and_the_next_waits_for_its_reset(kgorch):
@@ -77,6 +79,28 @@ def test_a_session_is_never_without_a_charge_though_the_database_fails_just_afte
     stays = sessions.of_run(engine, runs.newest(engine, "test").id)
     assert stays[-1].phase == "finished"
     assert not [row.number for row in stays if charges.newest(engine, row.id) is None], "sessions without a charge"
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_a_session_whose_end_waits_for_the_database_is_charged_up_to_its_end(kgorch):
+    plan = kgorch.plan(args={"epochs": 500, "sleep": 0.02}, extra="[quota]\nhours = 1")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    attempt = kgorch.attempt()
+    with closing(sqlite3.connect(kgorch.home / "kgorch.db", timeout=30, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        time.sleep(6)  # it trains, and no charge of it is taken
+        kgorch.background("stop")
+        wait_until(lambda: not launcher.is_running(attempt), within_s=60, what="the training is over")
+        ended_at = datetime.now(UTC)
+        time.sleep(10)  # longer than one try of a charge waits for the lock
+        assert supervisor.poll() is None, "its end waits, too"
+        other.execute("ROLLBACK")
+    assert supervisor.wait(timeout=60) == 10
+    engine = open_database(kgorch.home)
+    last = charges.newest(engine, sessions.last(engine, runs.newest(engine, "test").id).id)
+    assert last.used_s >= (ended_at - last.started_at).total_seconds() - 1.0
     engine.dispose()
 
 
