@@ -23,6 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import forked_cli
 import psutil
 from click.testing import CliRunner
 from sqlalchemy.exc import SQLAlchemyError
@@ -198,10 +199,17 @@ class Kgorch:
             yield {"env": self.env() | {SOCKET_VARIABLE: str(number)}, "pass_fds": (number,)}
 
     def __call__(self, *args: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-        with self.standby_options(*args) as options:
-            done = subprocess.run(
-                self.command(*args), cwd=self.folder, capture_output=True, text=True, timeout=timeout_s, **options
-            )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with (
+            self.standby_options(*args) as options,
+            forked_cli.popen(self.command(*args), cwd=self.folder, **pipes, **options) as process,
+        ):
+            try:
+                texts = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        done = subprocess.CompletedProcess(process.args, process.returncode, *texts)
         assert code is None or done.returncode == code, (
             f"exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         )
@@ -210,15 +218,8 @@ class Kgorch:
 
     def background(self, *args: str) -> subprocess.Popen[str]:
         with self.standby_options(*args) as options:
-            process = subprocess.Popen(
-                self.command(*args),
-                cwd=self.folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                **options,
-            )
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            process = forked_cli.popen(self.command(*args), cwd=self.folder, start_new_session=True, **pipes, **options)
         self.started.append(process)
         return process
 
