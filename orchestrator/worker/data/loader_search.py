@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from kgorch.errors import CannotRestore
 from kgorch.worker.data import generator_states
 
-MOST_OBJECTS, MOST_DEPTH = 10_000, 16
+MOST_OBJECTS, MOST_DEPTH = 10_000, 64
 """Limits of one search: visited objects, edges from the loader. None of time: what is found must not depend on how busy the machine
 is, because the next session has to find the same. The most objects take about 0.3 s."""
 

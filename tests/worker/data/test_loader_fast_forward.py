@@ -532,6 +532,21 @@ class Mixed(Sampler):
             yield from (first, second) if generator.random() < 0.5 else (second, first)
 
 
+def test_generators_of_samplers_that_are_nested_deep_are_found():
+    """Found by the test below: the search ended 16 edges from the loader, and each sampler of this kind is three of them."""
+
+    def loader():
+        sampler = RandomSampler(range(40))
+        for _ in range(6):
+            sampler = Mixed(sampler, random.Random(1))
+        return DataLoader(Augmented(), batch_sampler=BatchSampler(sampler, 2, False))
+
+    whole, _ = train(loader)
+    before, left = train(loader, cut_after=(1, 1))
+    after, _ = train(loader, begin=left)
+    assert before + after == whole
+
+
 GENERATORS = st.sampled_from(
     [
         lambda: random.Random(1),

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from kgorch.errors import CannotRestore
 from kgorch.worker.data import generator_states
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
-from kgorch.worker.data.loader_search import MOST_OBJECTS, parts_of
+from kgorch.worker.data.loader_search import MOST_DEPTH, MOST_OBJECTS, parts_of
 
 CPU = torch.device("cpu")
 
@@ -86,7 +86,7 @@ def test_what_another_part_of_the_program_holds_is_not_told_the_epoch_nor_taken_
 
 def test_a_search_ends_where_it_should_and_says_so():
     deep = held = {}
-    for _ in range(40):
+    for _ in range(100):
         held["more"] = held = {}
     held["chance"] = random.Random(1)
 
@@ -98,9 +98,8 @@ def test_a_search_ends_where_it_should_and_says_so():
         data.thing = thing
         return parts_of(DataLoader(data, 4))
 
-    assert parts(deep).unknown == [
-        "loader.dataset.thing" + "['more']" * 14 + " lies too deep to be searched for random generators"
-    ]
+    path = "loader.dataset.thing" + "['more']" * (MOST_DEPTH - 2)
+    assert parts(deep).unknown == [f"{path} lies too deep to be searched for random generators"]
     [doubt] = parts([[random.Random(1), {}] for _ in range(1000)]).unknown
     assert doubt == "only 64 items of loader.dataset.thing were searched for random generators"
     assert not parts([[number, {"name": str(number)}] for number in range(100_000)]).unknown
