@@ -291,7 +291,7 @@ class Training:
         self.row = sessions.open_session(
             self.engine, self.plan.name, boot_id=us.boot, supervisor_pid=us.pid, supervisor_started_ticks=us.ticks,
             pool=self.plan.pool, step=int(self.world.saved_s[self.plan.name]),
-            first_step=int(self.world.saved_s[self.plan.name]),
+            first_step=int(self.world.saved_s[self.plan.name]), charged=self.ledger.first_charges(),
         )  # fmt: skip
         self.attempt = sessions.open_attempt(
             self.engine, self.row.id, stage="train", ranks=1, first_step=self.row.first_step, folder_of=str
@@ -380,7 +380,7 @@ class Training:
         self.over(was_killed=True, code=-9)
 
     def end(self) -> None:
-        self.ledger.stop()
+        self.ledger.charge(self.clock.now_s())
         if self.session.phase is Phase.FINISHED:
             self.world.finished[self.plan.name] = self.clock.at
             runs.set_state(self.engine, self.plan.name, RunState.FINISHED)

@@ -58,7 +58,7 @@ class ForkedCommand(subprocess.Popen[str]):
         self._status, status = os.pipe()
         try:
             request = {name: given[name] for name in ("args", "env")}
-            request |= {"cwd": os.fspath(given["cwd"]), "targets": [0, 1, 2, *given["pass_fds"]]}
+            request |= {"umask": _umask(), "cwd": os.fspath(given["cwd"]), "targets": [0, 1, 2, *given["pass_fds"]]}
             self.pid = server().fork(request, [status, *streams, *given["pass_fds"]])
             self._child_created = True
         finally:
@@ -139,6 +139,12 @@ def at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(PREFIXES) or name in NAMES}
 
 
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
 def _with_tests(environ: Mapping[str, str]) -> str:
     return os.pathsep.join(filter(None, [str(Path(__file__).parent), environ.get("PYTHONPATH", "")]))
 
@@ -195,6 +201,7 @@ def become(request: dict[str, Any], descriptors: list[int], connection: socket.s
         os.dup2(descriptor, target)
     os.closerange(HIGH, HIGH + len(moved))
     os.chdir(request["cwd"])
+    os.umask(request["umask"])
     sys.path[0] = request["cwd"]  # as `python -m` does
     random.seed()
     words: list[str] = request["args"]
