@@ -37,7 +37,6 @@ PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC")
 NAMES = ("LANG", "LANGUAGE", "TZ")
 """Variables that are read when a process starts."""
 
-MOST_BYTES = 1 << 20
 HIGH = 900
 """Descriptors from here on are free in the server."""
 

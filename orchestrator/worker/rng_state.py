@@ -185,12 +185,10 @@ class NumpyCache:
 
     def restore(self, saved: Any) -> None:
         state, fields, table = saved
-        if (
-            table is None or self._whole is None or self._fields.raw != fields
-        ):  # a normal value waits, or another generator is used
-            self._random.set_state(state)
-        else:
+        if table is not None and self._whole is not None and self._fields.raw == fields:
             self._whole.raw = table
+        else:  # a normal value waits, or another generator is used
+            self._random.set_state(state)
 
     def _renew(self) -> Any:
         bits = self._generator._bit_generator

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from harness import PROGRAMS, Kgorch
@@ -43,6 +44,14 @@ def test_a_forked_rank_has_what_a_new_process_has_and_trains_to_the_same_bits(tm
     assert of_forked[0]["spawned"] == [0, 1, 2]
 
 
+def agent(program: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+    """A program that is the agent of so many ranks, to its end."""
+    words = ["--standalone", f"--nproc-per-node={ranks}", "-m", "kgorch.worker.entry"]
+    return subprocess.run(
+        [sys.executable, str(program), *words], cwd=PROGRAMS, capture_output=True, text=True, timeout=60
+    )
+
+
 def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
     """No GPU here: the answer of PyTorch is the only thing that is put in its place."""
     program = tmp_path / "agent.py"
@@ -52,10 +61,7 @@ def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
         "from kgorch.worker import elastic_agent\n"
         "elastic_agent.main()\n"
     )
-    words = ["--standalone", "--nproc-per-node=2", "-m", "kgorch.worker.entry"]
-    done = subprocess.run(
-        [sys.executable, str(program), *words], cwd=PROGRAMS, capture_output=True, text=True, timeout=60
-    )
+    done = agent(program, ranks=2)
     # without a launch file the program of the ranks says so and ends with 2: it was the real one that ran. torchrun may end the
     # other rank before that has come so far.
     assert "kgorch.worker.entry is started by kgorch, through torchrun" in done.stderr and done.returncode == 1
@@ -75,10 +81,7 @@ def test_torchrun_does_not_ask_cuda_before_its_ranks_are_forked(tmp_path):
         "entry.main = lambda: print('a rank', torch.cuda.is_available is is_available, flush=True) or 0\n"
         "elastic_agent.main()\n"
     )
-    words = ["--standalone", "--nproc-per-node=1", "-m", "kgorch.worker.entry"]
-    done = subprocess.run(
-        [sys.executable, str(program), *words], cwd=PROGRAMS, capture_output=True, text=True, timeout=60
-    )
+    done = agent(program, ranks=1)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["a rank True"]), done.stderr
 
 
