@@ -2,7 +2,8 @@
 
 - a step of two gloo ranks under kgorch, with a supervisor and all defaults, against the same step in a plain loop while the
   supervisor is stopped; at three lengths of a step (target ≤ 1.005), and the same step with one feature off: what each costs.
-  All in turns within one training (overhead_training.py): from one training to the next steps differ by more than that.
+  All in turns within one training (overhead_training.py): from one training to the next steps differ by more than that. Medians of
+  the pairs' ratios, with 95% intervals by bootstrap; the pairs are kept
 - `session.steps` around a loop that does nothing (target ≤ 5 µs a step); a sample read by session.loader against DataLoader's
 - the supervisor's memory and share of a core (targets ≤ 80 MB, ≤ 1%), and telemetry's part of that: a second's samples of the
   host, two ranks and, where a C compiler can build the tests' driver, two GPUs (target ≤ 1%)
@@ -16,6 +17,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -126,7 +128,7 @@ def of_steps(blocks: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     for size, way in itertools.product(sorted(steps), ways):
         step_ms = 1e3 * statistics.median(steps[size])
         walls, medians, cpus = zip(*ratios[size, way], strict=True)
-        wall, spread = statistics.median(walls), _quartiles(walls)
+        wall, spread = statistics.median(walls), interval(walls)
         figures = {
             "µs a step": 1e3 * step_ms * (wall - 1), "of median steps": statistics.median(medians),
             "of a rank's CPU time": statistics.median(cpus), "step alone, ms": step_ms, "pairs": len(walls),
@@ -134,14 +136,20 @@ def of_steps(blocks: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         name = "kgorch" if way == ALONE else way
         group = f"steps of {size:g} ms: with it / without it"
         told = {"name": name, "group": group, "unit": "×", "better": "lower", "value": wall, "spread": spread}
-        yield told | {"figures": figures | ({"target ≤, % more": 0.5} if way == ALONE else {})}
+        more = {"target ≤, % more": 0.5} if way == ALONE else {}
+        yield told | {
+            "figures": figures | more,
+            "pairs": [[round(each, 5) for each in pair] for pair in ratios[size, way]],
+        }
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float] | None:
+def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float] | None:
+    """95%, of the median, by bootstrap over the pairs."""
     if len(values) < 2:
         return None
-    low, _, high = statistics.quantiles(values, n=4)
-    return low, high
+    drawn = random.Random(0)
+    medians = sorted(statistics.median(drawn.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def telemetry(folder: Path, seconds: float) -> float:

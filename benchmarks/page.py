@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
 OURS, OTHERS = "#c0392b", "#95a5a6"
@@ -30,20 +32,27 @@ WORSE = 1.25
 
 
 def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return {
         "cores": os.cpu_count(),
+        "processor": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "load": round(os.getloadavg()[0], 2),
         "system": platform.system(),
+        "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
     }
 
 
 def commit() -> str:
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10"], cwd=DOCS.parent, capture_output=True, text=True
-    )
-    return told.stdout.strip()
+    """Its name; with `-dirty` where anything but figures and pages was changed since."""
+
+    def told(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=DOCS.parent, capture_output=True, text=True).stdout.strip()
+
+    changed = told("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
+    return told("rev-parse", "--short=10", "HEAD") + ("-dirty" if changed else "")
 
 
 def results(
@@ -65,7 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What every benchmark does with its options."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
+    if options.docs and not options.kept and commit().endswith("-dirty"):
+        sys.exit("figures for the page are measured of a commit: commit the changes first, or leave --docs out")
+    began = os.getloadavg()[0]
     found = json.loads(options.kept.read_text()) if options.kept else measure()
+    if not options.kept:
+        found["machine"]["load_before"] = round(began, 2)
     print(table(found))
     if options.json:
         if options.json.exists():
@@ -83,9 +97,11 @@ def table(found: Mapping[str, Any]) -> str:
     """Markdown, as readable in a terminal: a part for each group, best first."""
     about, lines = found["machine"], []
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    kind = f" ({about['processor']}, {about['memory_gb']} GB)" if about.get("processor") else ""
+    load = f"{about['load']:.1f}" + (f" (before: {about['load_before']:.1f})" if "load_before" in about else "")
     lines.append(
-        f"{about['cores']} cores, Python {about['python']}, PyTorch {about['torch']}; load average at the end"
-        f" {about['load']:.1f}; commit {found['commit']}.{f' {versions}.' if versions else ''}"
+        f"{about['cores']} cores{kind}, Python {about['python']}, PyTorch {about['torch']}; load average at the end {load};"
+        f" commit {found['commit']}.{f' {versions}.' if versions else ''}"
     )
     for group, rows in groups(found["rows"]).items():
         columns = list(dict.fromkeys(key for row in rows for key in row.get("figures", {})))

@@ -23,8 +23,8 @@ class Job:
 
     Attributes:
         folder: its own; what lies in it outlives sessions.
-        every: steps between two saves, where the peer asks for a number.
-        wall_s: seconds until the session is killed; None without a wall.
+        every: steps between two saves, where the peer asks for a number; 0: none by steps.
+        wall_s: seconds until the session is killed; None where nobody is told.
     """
 
     folder: Path
@@ -66,60 +66,89 @@ class Peer:
     command: Callable[[Job], list[str]]
 
 
-JIT_LEAD_S = 7.0
-"""Before the wall: Transformers waits 3 s after the signal, then saves; torchrun takes its time to end."""
+JIT_LEAD_S, JIT_WAIT_S = 3.0, 0.2
+"""SIGTERM so long before the wall: 2 s were enough for 150 MB each time, 1 s was not; and how long Transformers waits then."""
+
+
+def _by_the_clock(script: str, *more: str) -> Callable[[Job], list[str]]:
+    return lambda job: torchrun(script, job, *more, *(["--wall", f"{job.wall_s:g}"] if job.wall_s else []))
+
+
+def _lightning(job: Job) -> list[str]:
+    return torchrun("lightning_trainer.py", job, *(["--timer", f"{job.wall_s:g}"] if job.wall_s else []))
 
 
 def _warned(job: Job) -> list[str]:
     """A platform that sends SIGTERM before it kills, as the just-in-time checkpoint needs."""
-    command = torchrun("transformers_trainer.py", job, "--jit")
+    command = torchrun("transformers_trainer.py", job, "--jit", f"{JIT_WAIT_S:g}")
     return ["timeout", "--signal=TERM", f"{job.wall_s - JIT_LEAD_S:g}s", *command] if job.wall_s else command
 
 
-def _lightning_timed(job: Job) -> list[str]:
-    return torchrun("lightning_trainer.py", job, "--timer", f"{job.wall_s or 1e6:g}")
+PLAIN = Peer(
+    "torch", "plain DDP under torchrun; it neither saves nor resumes", lambda job: torchrun("ddp.py", job, "--never")
+)
+"""The yardstick."""
 
+DDP_ADVICE = "https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html"
+DCP_ADVICE = "https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html"
+LOADER_ADVICE = "https://pytorch.org/data/0.11/stateful_dataloader_tutorial.html"
+DLROVER_ADVICE = "https://github.com/intelligent-machine-learning/dlrover/blob/master/docs/blogs/flash_checkpoint.md"
+TIMER_ADVICE = "https://github.com/Lightning-AI/pytorch-lightning/issues/10226"
+LIGHTNING_ADVICE = "https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.plugins.io.AsyncCheckpointIO.html"
+TRANSFORMERS_ADVICE = "https://huggingface.co/docs/transformers/main_classes/trainer"
 
-def _lightning_tuned(job: Job) -> list[str]:
-    return torchrun("lightning_trainer.py", job, "--timer", f"{job.wall_s or 1e6:g}", "--tuned")
+CLOCK = "none by steps; one after 20 steps is timed, and a last one begins twice its seconds + 0.5 s before the wall"
+"""Saves of those that the script itself ends in time."""
 
-
-PEERS: dict[str, Peer] = {
+AT_A_WALL: dict[str, Peer] = {
     "kgorch": Peer("kgorch", "`kgorch start`, the plan tells the wall and nothing else", kgorch),
-    "DDP, torch.save each epoch": Peer(
-        "torch", "rank 0, written aside, renamed", lambda job: torchrun("ddp.py", job, "--each-epoch")
+    "torch.save by the clock": Peer(
+        "torch", f"rank 0, written aside, renamed; {CLOCK} ({DDP_ADVICE})", _by_the_clock("ddp.py")
     ),
-    "DDP, torch.save every N steps": Peer(
-        "torch", "rank 0, written aside, renamed", lambda job: torchrun("ddp.py", job)
+    "torch.save + StatefulDataLoader by the clock": Peer(
+        "torchdata", f"the same, and each rank's loader goes on at the exact sample ({LOADER_ADVICE})",
+        _by_the_clock("ddp.py", "--stateful"),
     ),
-    "DDP, torch.save by the clock": Peer(
-        "torch",
-        "every N, and a last save 2 s before the wall that the script is told",
-        lambda job: torchrun("ddp.py", job, *(["--wall", f"{job.wall_s:g}"] if job.wall_s else [])),
+    "DCP async_save by the clock": Peer(
+        "torch", f"DefaultStager kept, gloo group of its own, thread, plans cached; {CLOCK} ({DCP_ADVICE})", _by_the_clock("dcp.py")
     ),
-    "Lightning, Timer": Peer(
-        "pytorch-lightning", "Timer(duration=wall), ModelCheckpoint(train_time_interval=15 s), ckpt_path", _lightning_timed
-    ),
-    "Lightning, tuned": Peer(
+    "Lightning": Peer(
         "pytorch-lightning",
-        "ModelCheckpoint every N steps; a Timer that forgets earlier sessions ends 3 s before the wall; save_checkpoint after fit",
-        _lightning_tuned,
-    ),
-    "Transformers, save_steps": Peer(
-        "transformers",
-        "save_steps=N, resume_from_checkpoint=True",
-        lambda job: torchrun("transformers_trainer.py", job),
+        f"a Timer that forgets earlier sessions, then save_checkpoint; {CLOCK}, 0.5 s more for the end of fit ({TIMER_ADVICE})",
+        _lightning,
     ),
     "Transformers, just in time": Peer(
-        "transformers", f"the same and enable_jit_checkpoint; SIGTERM {JIT_LEAD_S:.0f} s before the wall", _warned
-    ),
-    "DCP, async_save every N steps": Peer(
-        "torch", "DefaultStager kept, gloo group of its own, thread", lambda job: torchrun("dcp.py", job)
-    ),
-    "DLRover flash checkpoint": Peer(
-        "dlrover", "DdpCheckpointer, StorageType.DISK every N steps", lambda job: torchrun("dlrover_flash.py", job)
+        "transformers",
+        f"enable_jit_checkpoint, kill_wait {JIT_WAIT_S:g} s, SIGTERM {JIT_LEAD_S:g} s before the wall; newest whole folder loaded "
+        f"({TRANSFORMERS_ADVICE})",
+        _warned,
     ),
 }  # fmt: skip
+"""For sessions whose end all are told."""
+
+AT_A_DEATH: dict[str, Peer] = {
+    "kgorch": Peer("kgorch", "`kgorch start`, the plan tells nothing of an end", kgorch),
+    "torch.save every N": Peer(
+        "torch", f"rank 0, written aside, renamed ({DDP_ADVICE})", lambda job: torchrun("ddp.py", job)
+    ),
+    "DCP async_save every N": Peer(
+        "torch", f"DefaultStager kept, gloo group of its own, thread, plans cached ({DCP_ADVICE})",
+        lambda job: torchrun("dcp.py", job),
+    ),
+    "DLRover flash checkpoint every N": Peer(
+        "dlrover", f"DdpCheckpointer, StorageType.DISK ({DLROVER_ADVICE})", lambda job: torchrun("dlrover_flash.py", job)
+    ),
+    "Lightning every N": Peer(
+        "pytorch-lightning",
+        f"ModelCheckpoint(every_n_train_steps=N, save_top_k=2), AsyncCheckpointIO, newest file loaded ({LIGHTNING_ADVICE})",
+        _lightning,
+    ),
+    "Transformers every N": Peer(
+        "transformers", f"save_steps=N, save_total_limit=2, newest whole folder loaded ({TRANSFORMERS_ADVICE})",
+        lambda job: torchrun("transformers_trainer.py", job),
+    ),
+}  # fmt: skip
+"""For sessions whose end nobody is told."""
 
 
 def version(peer: Peer) -> str | None:

@@ -28,6 +28,9 @@ EPOCH = 500
 ENDLESS = 100_000
 """Epochs, which no session sees the end of."""
 
+MEASURED = 20
+"""Steps of a session behind which those that save by the clock save a first time, to know how long that takes."""
+
 IMPOSSIBLE = 1 << 46
 """Bytes; asking for so many is refused by the system's allocator."""
 
@@ -67,6 +70,19 @@ def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
 def loader_of(data: TensorDataset, rank: int, world: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     """As DDP's tutorial has it; the sampler's epoch is set by who loops."""
     return DataLoader(data, BATCH, sampler=DistributedSampler(data, world, rank), drop_last=True)  # type: ignore[arg-type]
+
+
+def stateful_loader_of(data: TensorDataset, rank: int, world: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """torchdata's; goes on at the exact sample."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    return StatefulDataLoader(data, BATCH, sampler=StatefulDistributedSampler(data, world, rank), drop_last=True)
+
+
+def lead_of(save_s: float) -> float:
+    """Seconds before a wall at which the last save must begin: two of the measured ones, and ten steps until the clock is read."""
+    return 2 * save_s + 0.5
 
 
 def loss_of(model: nn.Module, words: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
@@ -154,5 +170,5 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--size", choices=WORDS, required=True)
-    parser.add_argument("--every", type=int, required=True, help="steps between two saves")
+    parser.add_argument("--every", type=int, required=True, help="steps between two saves; 0: none but others")
     return parser

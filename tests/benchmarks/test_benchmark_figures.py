@@ -15,12 +15,6 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
-def cut(resumed, done, *, startup_s=5.0, step_s=0.01, unused_s=0.0):
-    import goodput
-
-    return goodput.Cut(resumed, done, startup_s, step_s, unused_s, 0.0, "killed at the wall", 0.0)
-
-
 def figures(*rows, **more):
     machine = {"cores": 2, "load": 0.5, "python": "3.11.7", "torch": "2.13.0"}
     return {
@@ -33,51 +27,6 @@ def row(name, value, better="higher", group="all", **more):
     return {"name": name, "group": group, "value": value, "unit": "%", "better": better, **more}
 
 
-def test_a_step_survives_when_the_next_session_goes_on_behind_it():
-    import goodput
-
-    # 60 s less 5 s of start-up are 5500 steps each; the second session begins 500 before the end of the first
-    found = goodput.row("a", "1MB", [cut(0, 5500), cut(5000, 10500), cut(10500, 10500, step_s=None)], wall_s=60.0)
-    assert found["value"] == pytest.approx(100 * 10500 / 11000)
-    assert found["spread"] == pytest.approx((100 * 5000 / 5500, 100.0))
-    assert found["figures"]["steps lost a session"] == 250
-    assert found["figures"]["of the wall, %"] == pytest.approx(100 * 105 / 120)
-
-
-def test_a_session_that_makes_no_step_could_have_made_as_many_as_the_others():
-    import goodput
-
-    none = cut(None, 0, startup_s=None, step_s=None, unused_s=60.0)
-    found = goodput.row("a", "1MB", [cut(0, 5500), none, cut(5500, 5500, step_s=None)], wall_s=60.0)
-    assert found["value"] == pytest.approx(50.0) and found["spread"] == pytest.approx((0.0, 100.0))
-
-
-def test_a_session_is_held_against_its_own_speed_whatever_the_machine_did_in_the_others():
-    import goodput
-
-    slower = cut(5500, 8250, step_s=0.02)
-    found = goodput.row("a", "1MB", [cut(0, 5500), slower, cut(8250, 8250, step_s=None)], wall_s=60.0)
-    assert found["value"] == pytest.approx(100.0) and found["spread"] == pytest.approx((100.0, 100.0))
-    assert found["figures"]["of the wall, %"] == pytest.approx(100 * 55 / 60)
-
-
-def test_a_peer_that_never_trains_has_nothing_and_breaks_nothing():
-    import goodput
-
-    none = cut(None, 0, startup_s=None, step_s=None)
-    assert goodput.row("a", "1MB", [none, none], wall_s=60.0)["value"] == 0.0
-
-
-def test_a_steps_time_is_that_of_ten_in_a_row_and_a_save_between_is_none_of_it():
-    import goodput
-
-    at, times = 0.0, []
-    for number in range(200):
-        at += 0.01 + (1.0 if number % 50 == 0 else 0.0)
-        times.append(at)
-    assert goodput._step_s(times) == pytest.approx(0.01)
-
-
 def test_marks_tell_the_lives_of_a_rank_and_a_torn_line_is_left_out(tmp_path):
     from bounded import living
 
@@ -88,14 +37,56 @@ def test_marks_tell_the_lives_of_a_rank_and_a_torn_line_is_left_out(tmp_path):
     assert living.lives(tmp_path / "missing") == []
 
 
+def trial(seconds=None, lost=None, outcome="", **more):
+    import recovery
+
+    return recovery.Trial(seconds, lost, outcome, **more)
+
+
 def test_recovery_is_a_median_and_where_none_came_what_came_instead():
     import recovery
 
-    came = [recovery.Trial(4.0, 10), recovery.Trial(6.0, 30), recovery.Trial(5.0, 20)]
+    came = [trial(4.0, 10), trial(6.0, 30), trial(5.0, 20)]
     found = recovery.row("SIGKILL of a rank", "kgorch", came)
-    assert (found["value"], found["spread"], found["figures"]) == (5.0, (4.0, 6.0), {"steps lost": 20})
-    ended = recovery.row("a loss", "peer", [recovery.Trial(None, None, "the run ends (exit code 1)")] * 3)
+    assert (found["value"], found["spread"], found["note"]) == (5.0, (4.0, 6.0), None)
+    assert found["figures"] == {"steps lost": 20}
+    ended = recovery.row("a loss", "peer", [trial(outcome="the run ends (exit code 1)")] * 3)
     assert ended["value"] is None and ended["note"] == "the run ends (exit code 1)"
+
+
+@pytest.mark.parametrize(("still", "value"), [(1, 4.0), (2, 4.0), (3, None)])
+def test_recovery_has_a_figure_when_at_least_half_of_the_trials_came_back(still, value):
+    import recovery
+
+    found = recovery.row("a kill", "peer", [trial(3.0, 1), trial(5.0, 3), *[trial(outcome="stands still")] * still])
+    assert found["value"] == value
+    assert found["note"] == f"came back 2 of {2 + still}; stands still: {still} of {2 + still}"
+    assert found["figures"]["steps lost"] == (2 if value else None)
+
+
+def test_seconds_that_belong_to_an_outcome_are_told_once_as_their_median():
+    import recovery
+
+    found = recovery.row(
+        "a kill", "kgorch", [trial(0.01, 0, "found again after", besides_s=at) for at in (1.0, 4.0, 2.0)]
+    )
+    assert found["note"] == "found again after 2.0 s"
+
+
+def test_each_round_of_recovery_has_an_order_of_its_own_and_the_seed_gives_it_again(monkeypatch):
+    import recovery
+
+    orders = []
+    monkeypatch.setattr(
+        recovery, "tried", lambda way, fault, at, folder: orders.append((at, fault.kind)) or trial(1.0, 0)
+    )
+    monkeypatch.setattr(recovery, "version", lambda peer: "1")
+    monkeypatch.setattr(recovery.page, "results", lambda what, rows, **more: {**more, "rows": rows})
+    found = recovery.measured(list(recovery.FAULTS), ["kgorch"], 3, seed=7)
+    assert found["seed"] == 7 and [len(row["trials"]) for row in found["rows"]] == [3] * len(recovery.FAULTS)
+    first, orders[:] = list(orders), []
+    recovery.measured(list(recovery.FAULTS), ["kgorch"], 3, seed=7)
+    assert orders == first and len({tuple(kind for at, kind in first if at == when) for when, _ in first}) > 1
 
 
 def test_only_what_is_ours_and_a_quarter_worse_counts_as_fallen():
