@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-ladder bench-workloads docs site pictures reports clean
+.PHONY: setup demo demo-remote test test-fast soak storm gpu torch transformers check bench bench-quick bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-starts bench-trainers bench-ladder bench-workloads docs site pictures reports clean
 
 setup: $(VENV)/.ready
 
@@ -83,14 +83,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
 
-# every figure beside the last one kept in git (benchmarks/results), and docs/benchmarks.md: some three hours; one alone: make bench WHAT=walls
-WHAT ?= goodput overhead checkpoints recovery scale walls
+# every figure beside the last one kept in git (benchmarks/results), and docs/benchmarks.md: a night; one alone: make bench WHAT=walls
+WHAT ?= goodput overhead checkpoints recovery scale walls starts trainers
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@mkdir -p benchmarks/results
 	@set -e; for what in $(WHAT); do echo "── $$what"; $(BIN)/python benchmarks/$$what.py --json benchmarks/results/$$what.json --docs; done
 
-bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls:
+bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-starts bench-trainers:
 	$(MAKE) bench WHAT=$(@:bench-%=%)
 
 # the same in small, to see that nothing has gone bad

@@ -38,12 +38,15 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: str = "") -> Any:
-    """The condition's first true value; fails the test when none comes in time."""
+    """The condition's first true value; fails the test when none comes in time.
+
+    What is waited for competes with the looks at it: a look that takes long is taken more rarely.
+    """
     until = time.monotonic() + within_s
-    while time.monotonic() < until:
+    while (began := time.monotonic()) < until:
         if value := condition():
             return value
-        time.sleep(0.1)
+        time.sleep(max(0.1, 3 * (time.monotonic() - began)))
     raise AssertionError(f"not within {within_s:.0f} s: {what or condition}")
 
 

@@ -109,6 +109,13 @@ def test_what_grows_is_measured(tmp_path):
     assert all(row["value"] > 0 for row in found["rows"])
 
 
+@pytest.mark.soak
+def test_starts_and_the_sessions_of_a_daemon_are_measured(tmp_path):
+    found = measured("starts", tmp_path, "--quick")
+    seconds = {(row["group"], row["name"]): row["value"] for row in found["rows"]}
+    assert len(seconds) == 8 and all(0 < value < 60 for value in seconds.values()), seconds
+
+
 @pytest.mark.slow
 def test_a_supervisor_lives_through_hours_in_a_minute():
     program = "import json, scale_ranks; scale_ranks.HOUR_S = 120; print(json.dumps(scale_ranks.hours(2)))"

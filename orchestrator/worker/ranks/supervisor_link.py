@@ -1,8 +1,7 @@
 """A rank's connection to the supervisor: a thread that sends its status once a second, receives orders and watches the deadline.
 
 Because the rank watches the deadline itself, a save begins in time even when no supervisor lives. A lost connection is retried
-every
-second: a new supervisor that adopts this attempt listens on the same socket.
+every second: a new supervisor that adopts this attempt listens on the same socket.
 """
 
 from __future__ import annotations
@@ -127,7 +126,8 @@ class SupervisorLink:
                     if self._connection is not None:
                         self._outbox.extend(self._status())
                 self._flush(selector)
-                if self._closing.is_set() and self._connection is None:
+                # Checked before it sleeps: the wake-up of close() may have been read together with an earlier one.
+                if self._closing.is_set() and not (self._connection and self._outbox):
                     return
                 for key, _ in selector.select(timeout=max(0.0, next_beat_s - boottime_s())):
                     if key.fileobj is self._wake_receiver:
