@@ -121,7 +121,7 @@ WAYS: dict[str, Peer] = {
 }  # fmt: skip
 ANSWERS = {
     "kgorch": list(FAULTS),
-    TORCHRUN: [name for name, fault in FAULTS.items() if fault.kind != "kill supervisor"],
+    TORCHRUN: ["SIGKILL of a rank", "SIGKILL of torchrun", "A rank that hangs"],
     AS_IT_COMES: ["SIGKILL of a rank"],
     GUARDED: [name for name, fault in FAULTS.items() if fault.kind in ("oom", "oom-outside", "nan")],
     LIGHTNING: ["SIGKILL of a rank", "A loss that is no number"],
