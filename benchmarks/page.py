@@ -76,6 +76,7 @@ def run(options: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> d
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     if options.docs and not options.kept and commit().endswith("-dirty"):
         sys.exit("figures for the page are measured of a commit: commit the changes first, or leave --docs out")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile what it imports
     began = os.getloadavg()[0]
     found = json.loads(options.kept.read_text()) if options.kept else measure()
     if not options.kept:
