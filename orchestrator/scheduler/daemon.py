@@ -114,7 +114,12 @@ class Daemon:
         self._listen()
         self._database.open()
         self._scheduler.start()
-        handlers = {signal.SIGTERM: self._request_stop, signal.SIGINT: self._request_stop, signal.SIGHUP: self._reload}
+        handlers = {
+            signal.SIGTERM: self._request_stop,
+            signal.SIGINT: self._request_stop,
+            signal.SIGHUP: self._reload,
+            signal.SIGCHLD: lambda: None,  # ends the wait alone: a session that has ended is followed at once
+        }
         former = {
             number: signal.signal(number, lambda *_, handler=handler: self._on_signal(handler))
             for number, handler in handlers.items()

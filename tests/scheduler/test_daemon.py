@@ -105,6 +105,28 @@ def test_two_daemons_take_each_due_run_once(kgorch):
     assert [end(process) for process in kgorch.started] == [0, 0]
 
 
+SLEEPS = """
+import subprocess, sys
+from pathlib import Path
+from kgorch.db.engine import open_database
+from kgorch.scheduler import daemon
+daemon.POLL_S = daemon.MAX_IDLE_S = 3600.0
+made = daemon.Daemon(open_database(Path(sys.argv[1])), Path(sys.argv[1]), start=lambda *_: subprocess.Popen(["sleep", "1"]))
+made._has_work_left = True  # the first look does not wait
+made.run()
+"""
+
+
+def test_the_end_of_a_session_is_seen_without_waiting_for_the_next_look(kgorch):
+    engine = open_database(kgorch.home)
+    queue.put(engine, make(engine, kgorch.home, "a"), reason=Reason.QUEUED, due_at=datetime.now(UTC))
+    kgorch.started.append(
+        subprocess.Popen([sys.executable, "-c", SLEEPS, str(kgorch.home)], env=kgorch.env(), text=True)
+    )
+    wait_until(lambda: [entry.resume.failed_starts for entry in queue.entries(engine)] == [1], within_s=30)
+    assert end(kgorch.started[0]) == 0
+
+
 def test_people_are_told_of_a_run_that_is_given_up(kgorch, monkeypatch):
     engine = open_database(kgorch.home)
     told = kgorch.folder / "told.json"
