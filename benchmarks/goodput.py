@@ -138,6 +138,7 @@ def measured(
     rows = list(before.get("rows", [])) if before.get("commit") == page.commit() else []
     ends: dict[str, list[str]] = dict(before.get("ends", {})) if rows else {}
     every: dict[str, dict[str, int]] = dict(before.get("every", {})) if rows else {}
+    settings: dict[str, str] = dict(before.get("settings", {})) if rows else {}
     found: dict[str, Any] = {}
     for size in sizes:
         for exposure, all_names in peers.items():
@@ -153,10 +154,8 @@ def measured(
                     )
                 ends.setdefault(group, []).extend(lines)
                 rows = [row for row in rows if row["group"] != group] + group_rows(group, cuts)
-                settings = {
-                    f"{name}, {which}" if name == OURS else name: EXPOSURES[which][name].setting
-                    for which in EXPOSURES
-                    for name in EXPOSURES[which]
+                settings |= {
+                    f"{name}, {exposure}" if name == OURS else name: EXPOSURES[exposure][name].setting for name in names
                 }
                 found = page.results(
                     "goodput", rows, packages=sorted({EXPOSURES[which][name].needs for which in peers for name in peers[which]
