@@ -20,13 +20,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
-import torch._dynamo  # a DDP and an optimizer import it at their first use, in each rank for a second
 import torch.distributed.run
 import torch.nn.parallel
 import torch.optim
 import torch.utils.data
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
 import kgorch.worker.session  # noqa: F401
@@ -148,25 +146,8 @@ def _make_config(config: LaunchConfig) -> None:
 _complete_config = LaunchConfig.__post_init__
 
 
-def _method_name(depth: int = 2) -> str:
-    """In the place of torchrun's, which reads the source of every frame of the stack for it: 0.2 s until the ranks are started."""
-    return sys._getframe(depth).f_code.co_name
-
-
-def _delay(seconds: float | tuple[float, float]) -> None:
-    """In the place of torchrun's, whose first one is of up to 0.3 s, so that not all nodes join at once: here is one."""
-    if not isinstance(seconds, tuple):
-        time.sleep(seconds)
-
-
 def adapt_torchrun() -> None:
-    """Replace what torchrun does with forks in its way, and what it does for the rendezvous of many nodes.
-
-    On several nodes kgorch has another rendezvous (launch/shim.py).
-    """
-    for name, ours in (("get_method_name", _method_name), ("_delay", _delay)):
-        if hasattr(dynamic_rendezvous, name):
-            setattr(dynamic_rendezvous, name, ours)
+    """Replace what torchrun does with forks in its way."""
     SubprocessHandler._popen = _start  # type: ignore[assignment,method-assign]
     if getattr(torch._utils_internal, "get_default_numa_options", lambda: None)() is None:
         LaunchConfig.__post_init__ = _make_config  # type: ignore[method-assign]

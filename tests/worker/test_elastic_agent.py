@@ -94,28 +94,6 @@ def started(code: str) -> ForkedRank:
     return rank
 
 
-def test_what_torchrun_does_for_many_nodes_is_left_out_and_its_names_are_the_same(tmp_path):
-    program = tmp_path / "agent.py"
-    program.write_text(
-        "import inspect, time\n"
-        "from torch.distributed.elastic.rendezvous import dynamic_rendezvous as them\n"
-        "from kgorch.worker import elastic_agent\n"
-        "def outer(): return inner()\n"
-        "def inner(): return them.get_method_name(), them.get_method_name(depth=1)\n"
-        "before = outer()\n"
-        "elastic_agent.adapt_torchrun()\n"
-        "inspect.stack = None\n"
-        "assert outer() == before == ('outer', 'inner'), (outer(), before)\n"
-        "slept = []\n"
-        "time.sleep = slept.append\n"
-        "them._delay(seconds=(0.2, 0.3))\n"
-        "them._delay(seconds=1)\n"
-        "assert slept == [1], slept\n"
-    )
-    done = subprocess.run([sys.executable, str(program)], cwd=PROGRAMS, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_end_of_a_rank_is_told_as_popen_tells_it():
     assert started("raise SystemExit(7)").wait(timeout=20) == 7
     sleeps = started("import time; time.sleep(60)")
