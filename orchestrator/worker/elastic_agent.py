@@ -3,16 +3,22 @@
 Run as `python -m kgorch.worker.elastic_agent` with torchrun's own words after it. Everything is torchrun's own but the start
 of a rank's process: the rendezvous, the variables of the ranks, their supervision and the report of what failed.
 
+The ranks are forked before torchrun begins, and wait until it starts them. Later it has threads, and a fork keeps the locks that
+these hold: a rank that was forked while one looked up a name waited for ever at its own first look-up. Nor has torchrun used CUDA
+by then, which no fork could use after it.
+
 A rank gets what a new process would have: its own session, default signal handlers, only the standard streams, its own random
-numbers, and nothing of the agent's threads and sockets. Where the agent has used CUDA, or binds ranks to NUMA nodes, a rank is a
-new process as before: a fork could not use CUDA.
+numbers, and nothing of the agent's threads and sockets. Where the agent's process has used CUDA all the same, torchrun binds ranks
+to NUMA nodes, or more ranks are started than wait, a rank is a new process.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,12 +26,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
+import torch._dynamo  # a DDP and an optimizer import it at their first use, in each rank for a second
 import torch.distributed.run
 import torch.nn.parallel
 import torch.optim
 import torch.utils.data
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
-from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import kgorch.worker.session  # noqa: F401
 from kgorch.system import process_title
@@ -37,20 +44,31 @@ POLL_S = 0.02
 
 
 class ForkedRank:
-    """A forked rank, with what torchrun uses of subprocess.Popen.
+    """A forked process that waits to become a rank, with what torchrun uses of subprocess.Popen.
 
     Attributes:
         returncode: exit status, negative for a signal; None while it runs.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any) -> None:
-        self.args = command
+    def __init__(self) -> None:
+        self.args: Sequence[str] = ()
         self.returncode: int | None = None
+        self._order, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _become_rank(command, env, stdout, stderr)
+            _wait_for_order(theirs)
+        theirs.close()
+
+    def begin(self, command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any) -> None:
+        """Be what `command` would start. The streams have a file number each, or are None for the agent's own."""
+        self.args = command
+        streams = {number: stream.fileno() for number, stream in ((1, stdout), (2, stderr)) if stream}
+        order = json.dumps([list(command), dict(env), list(streams)]).encode()
+        with self._order:
+            socket.send_fds(self._order, [len(order).to_bytes(8, "big")], list(streams.values()))
+            self._order.sendall(order)
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""
@@ -84,19 +102,25 @@ class ForkedRank:
         self.send_signal(signal.SIGKILL)
 
 
-def _become_rank(command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any) -> NoReturn:
-    """In the child: leave the agent behind, and be what `command` would start."""
+def _wait_for_order(orders: socket.socket) -> NoReturn:
+    """In the child: wait for what `begin` sends, leave the agent behind, and be a rank. It ends with an agent that starts none."""
     try:
+        os.closerange(3, orders.fileno())
+        os.closerange(orders.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        head, streams, _, _ = socket.recv_fds(orders, 8, 2)
+        if not head:
+            os._exit(0)
+        with orders.makefile("rb") as file:
+            command, env, numbers = json.loads(file.read(int.from_bytes(head, "big")))
         os.setsid()
-        for number, stream in ((1, stdout), (2, stderr)):
-            if stream:
-                os.dup2(stream.fileno(), number)
+        for number, stream in zip(numbers, streams, strict=True):
+            os.dup2(stream, number)
         _reset_signals()
         os.environ.clear()
         os.environ.update(env)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if torch.cuda._is_in_bad_fork():
-            os.execve(command[0], list(command), dict(env))
+            os.execve(command[0], command, env)
         name_rank(int(env["RANK"]))
         _draw_anew()
         entry.leave(entry.main())
@@ -121,36 +145,41 @@ def _draw_anew() -> None:
         numpy.random.seed()
 
 
+_waiting: list[ForkedRank] = []
+
+
 def _start(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> Any:
     """In the place of SubprocessHandler._popen."""
-    if args[0] == sys.executable and args[-2:] == ("-m", "kgorch.worker.entry"):
-        return ForkedRank(args, env, handler._stdout, handler._stderr)
+    if _waiting and args[0] == sys.executable and args[-2:] == ("-m", "kgorch.worker.entry"):
+        rank = _waiting.pop(0)
+        rank.begin(args, env, handler._stdout, handler._stderr)
+        return rank
     return _popen(handler, args, env)  # with words in front of it, as numactl's
 
 
 _popen = SubprocessHandler._popen
 
 
-def _make_config(config: LaunchConfig) -> None:
-    """In the place of LaunchConfig.__post_init__, which asks CUDA how many GPUs there are, and no fork can use CUDA after that.
-
-    It asks for nothing: where all GPUs have a rank it takes PyTorch's default binding to NUMA nodes, and that is none.
-    """
-    is_available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
-    try:
-        _complete_config(config)  # type: ignore[no-untyped-call]
-    finally:
-        torch.cuda.is_available = is_available
+def _method_name(depth: int = 2) -> str:
+    """In the place of torchrun's, which reads the source of every frame of the stack for it: 0.2 s until the ranks are started."""
+    return sys._getframe(depth).f_code.co_name
 
 
-_complete_config = LaunchConfig.__post_init__
+def _delay(seconds: float | tuple[float, float]) -> None:
+    """In the place of torchrun's, whose first one is of up to 0.3 s, so that not all nodes join at once: here is one."""
+    if not isinstance(seconds, tuple):
+        time.sleep(seconds)
 
 
 def adapt_torchrun() -> None:
-    """Replace what torchrun does with forks in its way."""
+    """Replace the start of a rank, and what torchrun does for the rendezvous of many nodes.
+
+    On several nodes kgorch has another rendezvous (launch/shim.py).
+    """
+    for name, ours in (("get_method_name", _method_name), ("_delay", _delay)):
+        if hasattr(dynamic_rendezvous, name):
+            setattr(dynamic_rendezvous, name, ours)
     SubprocessHandler._popen = _start  # type: ignore[assignment,method-assign]
-    if getattr(torch._utils_internal, "get_default_numa_options", lambda: None)() is None:
-        LaunchConfig.__post_init__ = _make_config  # type: ignore[method-assign]
 
 
 class ForkedAgent:
@@ -216,9 +245,16 @@ def share_memory() -> None:
     gc.freeze()
 
 
+def fork_ranks(words: Sequence[str]) -> None:
+    """Fork as many ranks as torchrun's words ask for."""
+    counts = [word.partition("=")[2] for word in words if word.startswith("--nproc-per-node=")]
+    _waiting[:] = [ForkedRank() for _ in range(int(counts[0]) if counts and counts[0].isdecimal() else 0)]
+
+
 def main() -> None:
-    adapt_torchrun()
     share_memory()
+    fork_ranks(sys.argv[1:])
+    adapt_torchrun()
     torch.distributed.run.main(sys.argv[1:])
 
 

@@ -19,7 +19,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +28,6 @@ from typing import Any, NoReturn
 from kgorch.launch import shim
 from kgorch.launch.standby import MOST_BYTES, conditions
 from kgorch.system import process_title
-
-COMPILER_S = 10.0
-"""Seconds after a launch until PyTorch's compiler is imported, too: a DDP and an optimizer do it at their first use, for a
-second. The first launch does not wait for it, and a short session never needs it."""
 
 LOOK_S = 1.0
 PATIENCE_S = 10.0
@@ -45,7 +40,6 @@ class StandbyServer:
         self._conditions = conditions(os.environ)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
-        self._compiler_at_s: float | None = None
 
     def serve(self) -> None:
         """Until the last connection is closed."""
@@ -59,9 +53,6 @@ class StandbyServer:
                     connection.close()
             with suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
-            if self._compiler_at_s is not None and time.monotonic() > self._compiler_at_s:
-                self._compiler_at_s = None
-                _import_compiler()
 
     def _answer(self, connection: socket.socket) -> None:
         """Raises: OSError or ValueError to drop the connection."""
@@ -94,7 +85,6 @@ class StandbyServer:
         pid = os.fork()
         if pid == 0:
             self._become_shim(Path(request["folder"]), request["environ"], descriptors[0])
-        self._compiler_at_s = time.monotonic() + COMPILER_S
         return {"pid": pid}
 
     def _become_shim(self, folder: Path, environ: dict[str, str], log: int) -> NoReturn:
@@ -134,12 +124,6 @@ def _import_agent() -> ModuleType:
     agent = importlib.import_module("kgorch.worker.elastic_agent")
     agent.share_memory()
     return agent
-
-
-def _import_compiler() -> None:
-    with suppress(Exception):  # it stays what it was: the ranks import it themselves
-        importlib.import_module("torch._dynamo")
-        _import_agent().share_memory()
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
-from harness import PROGRAMS, Kgorch
+from harness import PROGRAMS, Kgorch, wait_until
 
 from kgorch.system.process_identity import name_rank, rank_of
 from kgorch.worker.elastic_agent import ForkedRank
@@ -68,21 +69,51 @@ def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
     assert "exitcode: 2" in done.stderr.replace(" : ", ": ")
 
 
-def test_torchrun_does_not_ask_cuda_before_its_ranks_are_forked(tmp_path):
-    """On a machine with a GPU for each rank LaunchConfig asked, and each rank was a new process."""
+def test_ranks_are_forked_before_torchrun_has_asked_cuda_or_has_threads(tmp_path):
+    """torchrun asks CUDA where GPUs may be, after which no fork can use it; and a rank that was forked while a thread of torchrun
+    looked up a name hung at its own first look-up: who held the lock was not there."""
     program = tmp_path / "agent.py"
     program.write_text(
-        "import torch\n"
-        "def is_available():\n"
-        "    print('CUDA was asked', flush=True)\n"
-        "    return False\n"
-        "torch.cuda.is_available = is_available\n"
+        "import os, socket, torch\n"
+        "asked = []\n"
+        "torch.cuda.is_available = lambda: asked.append(os.getpid()) or False\n"
+        "real, seen = os.fork, []\n"
+        "os.fork = lambda: seen.append((list(asked), len(os.listdir('/proc/self/task')))) or real()\n"
         "from kgorch.worker import elastic_agent, entry\n"
-        "entry.main = lambda: print('a rank', torch.cuda.is_available is is_available, flush=True) or 0\n"
+        "def rank():\n"
+        "    socket.getaddrinfo('localhost', 1)\n"
+        "    print('a rank', asked, flush=True)\n"
+        "    return 0\n"
+        "entry.main = rank\n"
+        "try:\n"
+        "    elastic_agent.main()\n"
+        "finally:\n"
+        "    print(seen, bool(asked), flush=True)\n"
+    )
+    done = agent(program, ranks=3)
+    assert done.returncode == 0, done.stderr
+    *ranks, agents = done.stdout.splitlines()
+    assert ranks == ["a rank []"] * 3 and agents == f"{[([], 1)] * 3} True"
+
+
+def test_a_rank_more_than_wait_is_a_new_process(tmp_path):
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "from kgorch.worker import elastic_agent\n"
+        "fork_ranks = elastic_agent.fork_ranks\n"
+        "elastic_agent.fork_ranks = lambda words: fork_ranks(['--nproc-per-node=auto'])\n"
         "elastic_agent.main()\n"
     )
     done = agent(program, ranks=1)
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["a rank True"]), done.stderr
+    assert "kgorch.worker.entry is started by kgorch, through torchrun" in done.stderr and done.returncode == 1
+
+
+def test_ranks_that_wait_end_with_an_agent_that_starts_none():
+    program = "import os\nfrom kgorch.worker import elastic_agent\nelastic_agent.fork_ranks(['--nproc-per-node=2'])\n"
+    program += "print(*[rank.pid for rank in elastic_agent._waiting], flush=True)\nos.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROGRAMS, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()), what="they end")
 
 
 def started(code: str) -> ForkedRank:
@@ -92,6 +123,28 @@ def started(code: str) -> ForkedRank:
     rank.args, rank.returncode, rank.pid = ["rank"], None, process.pid
     process.returncode = 0  # it is waited for here
     return rank
+
+
+def test_what_torchrun_does_for_many_nodes_is_left_out_and_its_names_are_the_same(tmp_path):
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import inspect, time\n"
+        "from torch.distributed.elastic.rendezvous import dynamic_rendezvous as them\n"
+        "from kgorch.worker import elastic_agent\n"
+        "def outer(): return inner()\n"
+        "def inner(): return them.get_method_name(), them.get_method_name(depth=1)\n"
+        "before = outer()\n"
+        "elastic_agent.adapt_torchrun()\n"
+        "inspect.stack = None\n"
+        "assert outer() == before == ('outer', 'inner'), (outer(), before)\n"
+        "slept = []\n"
+        "time.sleep = slept.append\n"
+        "them._delay(seconds=(0.2, 0.3))\n"
+        "them._delay(seconds=1)\n"
+        "assert slept == [1], slept\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], cwd=PROGRAMS, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_end_of_a_rank_is_told_as_popen_tells_it():
