@@ -134,6 +134,7 @@ def measured(
 ) -> dict[str, Any]:
     """keep: groups that this file has of the same commit, and that are not measured now, stay; written after each chain."""
     missing = sorted({name for exposure in peers for name in peers[exposure] if not version(EXPOSURES[exposure][name])})
+    packages = sorted({peer.needs for named in EXPOSURES.values() for peer in named.values() if version(peer)})
     before = json.loads(keep.read_text()) if keep and keep.exists() else {}
     rows = list(before.get("rows", [])) if before.get("commit") == page.commit() else []
     ends: dict[str, list[str]] = dict(before.get("ends", {})) if rows else {}
@@ -158,9 +159,8 @@ def measured(
                     f"{name}, {exposure}" if name == OURS else name: EXPOSURES[exposure][name].setting for name in names
                 }
                 found = page.results(
-                    "goodput", rows, packages=sorted({EXPOSURES[which][name].needs for which in peers for name in peers[which]
-                    if name not in missing}), wall_s=wall_s, seed=seed, every=every, missing=missing, ends=ends, settings=settings,
-                    title=f"Sessions of {wall_s:.0f} s: share of their seconds that became lasting steps",
+                    "goodput", rows, packages=packages, wall_s=wall_s, seed=seed, every=every, missing=missing, ends=ends,
+                    settings=settings, title=f"Sessions of {wall_s:.0f} s: share of their seconds that became lasting steps",
                 )  # fmt: skip
                 if keep:
                     keep.with_suffix(".part.json").write_text(json.dumps(found, indent=1))

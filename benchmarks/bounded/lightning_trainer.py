@@ -76,7 +76,6 @@ def main() -> None:
     parser.add_argument(
         "--timer", type=float, help="seconds until the wall, from torchrun's beginning; without --every"
     )
-    parser.add_argument("--tuned", action="store_true", help="as it always is")
     parser.add_argument("--detect-anomaly", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
