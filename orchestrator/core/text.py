@@ -25,7 +25,7 @@ SEQUENCE = re.compile(
 )
 
 
-BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\x9c\n]{0,65536})?\Z")
+BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[ -/]+|[\]PX^_][^\x07\x1b\x9c\n]{0,65536})?\Z")
 """A sequence that is cut off where the text ends."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kgorch.cli.display.render import LogText
@@ -47,6 +47,7 @@ def test_a_log_keeps_its_colours_and_loses_titles_clipboard_and_cursor():
     assert text.coloured("10%\r20%\r") == "10%\r20%\r", "a bar of progress is drawn over itself"
 
 
+@example("000→\x1b 0", [1, 1, 1, 5])  # an escape with a space in it, cut off behind the space
 @given(st.text(st.sampled_from("\x1b[]031;mJ\x07\n aü→")), st.lists(st.integers(1, 7)))
 def test_a_log_that_is_read_in_pieces_is_shown_as_one_that_is_read_at_once(any_text, sizes):
     content, log, shown = any_text.encode(), LogText(), ""

@@ -82,7 +82,7 @@ def test_ranks_are_forked_before_torchrun_has_asked_cuda_or_has_threads(tmp_path
         "from kgorch.worker import elastic_agent, entry\n"
         "def rank():\n"
         "    socket.getaddrinfo('localhost', 1)\n"
-        "    print('a rank', asked, flush=True)\n"
+        "    os.write(1, f'a rank {asked}\\n'.encode())  # one call: the ranks share the stream\n"
         "    return 0\n"
         "entry.main = rank\n"
         "try:\n"
