@@ -25,7 +25,7 @@ demo-remote: setup
 	$(BIN)/python docs/demo_remote.py
 
 # tests side by side: they wait more than they compute
-JOBS ?= 3
+JOBS ?= 4
 
 # the slow ones run, too, where others have failed: one report of an hour says it all
 test: setup
