@@ -110,7 +110,8 @@ class World:
 
     def _env(self) -> dict[str, str]:
         found = {"TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder / "person")}
-        found["MPLCONFIGDIR"] = str(self.folder / "weather")  # where a library of a program has matplotlib make its list of fonts
+        # A program's library may have matplotlib make its list of fonts: there, it is no stray.
+        found["MPLCONFIGDIR"] = str(self.folder / "weather")
         disk = self.kept or self.disk
         found |= self.weather.env(disk.place, Path("source"))  # as the program opens it
         if self.server:
