@@ -28,7 +28,8 @@ def measured(results: dict[str, Any]) -> str:
         f"{size / 1e6:.0f} MB of state on two gloo ranks, {machine['cores']} cores, Python {machine['python']}, PyTorch"
         f" {machine['torch']}. Medians of {len(found['copy_s'])} saves and of {len(next(iter(found['lost_s'].values())))} pairs"
         " of stretches with and without a save, all in turns in one run (quartiles in brackets), in milliseconds. One memory"
-        f" copy of a rank's share takes {in_ms(spread(found['copy_s']))}.",
+        f" copy of a rank's share takes {in_ms(spread(found['copy_s']))}. Load average before {machine['load']:.1f}; commit"
+        f" {results['commit']}.",
         "",
         "| | blocks the training | training lost in all | until durable | memory, in states | leaves out |",
         "|---|---|---|---|---|---|",

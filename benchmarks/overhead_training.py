@@ -174,13 +174,13 @@ def main(out: str, sizes_ms: list[float], rounds: int, block_s: float) -> None:
         found: dict[str, Any] = {"bookkeeping_us": bookkeeping_us(training), "reading_us": reading_us(session)}
         training.supervised(20)
         works = {size: calibrated(training, size / 1e3) for size in sizes_ms}
-        supervised = Supervised(switches)
+        besides = Besides(switches)
         found["blocks"] = [
             taken
             for _, size in itertools.product(range(rounds), sizes_ms)
             for taken in one_round(training, switches, size, works[size], block_s)
         ]
-        found |= supervised.told()
+        found |= besides.told()
         if session.rank == 0:
             Path(out).write_text(json.dumps(found))
 
@@ -198,11 +198,12 @@ def one_round(
             take = training.alone if way == ALONE else training.supervised
             take(SETTLES)
             dist.barrier()
-            used_s, done_s = time.process_time(), [time.perf_counter(), *take(steps)]
-            used_s = (time.process_time() - used_s) / steps
+            thread_s, used_s = time.thread_time(), time.process_time()
+            done_s = [time.perf_counter(), *take(steps)]
+            thread_s, used_s = (time.thread_time() - thread_s) / steps, (time.process_time() - used_s) / steps
         each_s = [later - sooner for sooner, later in itertools.pairwise(done_s)]
         of_all = {"step_s": statistics.fmean(each_s), "median_s": statistics.median(each_s), "cpu_s": used_s}
-        found.append({"size": size_ms, "way": way, **of_all})
+        found.append({"size": size_ms, "way": way, **of_all, "main_thread_s": thread_s})
     return found
 
 
@@ -223,18 +224,33 @@ def calibrated(training: Training, step_s: float) -> int:
     return int(work)
 
 
-class Supervised:
-    """The supervisor's share of a core while it is not stopped, and its memory."""
+class Besides:
+    """Shares of a core of the run's processes that are no ranks, while the supervisor is not stopped, and its memory."""
 
     def __init__(self, switches: Switches) -> None:
         self._switches, self._began_s = switches, time.monotonic()
-        self._used_s = sum(switches.supervisor.cpu_times()[:2])
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, os.getpid())
+        home = os.environ["KGORCH_HOME"]
+        self._processes = [
+            process
+            for process in psutil.process_iter(["environ"])
+            if process.pid not in ranks and (process.info["environ"] or {}).get("KGORCH_HOME") == home
+        ]
+        self._used_s = self._cpu_s()
+
+    def _cpu_s(self) -> dict[psutil.Process, float]:
+        return {process: sum(process.cpu_times()[:2]) for process in self._processes}
 
     def told(self) -> dict[str, float]:
         supervisor = self._switches.supervisor
         ran_s = time.monotonic() - self._began_s - self._switches.stopped_s
-        used_s = sum(supervisor.cpu_times()[:2]) - self._used_s
-        return {"core_percent": 100 * used_s / ran_s, "rss_mb": supervisor.memory_info().rss / 1e6}
+        percents = {process: 100 * (used - self._used_s[process]) / ran_s for process, used in self._cpu_s().items()}
+        return {
+            "core_percent": percents[supervisor],
+            "others_percent": sum(percents.values()) - percents[supervisor],
+            "rss_mb": supervisor.memory_info().rss / 1e6,
+        }
 
 
 def bookkeeping_us(training: Training, steps: int = 5000, rounds: int = 5) -> list[float]:

@@ -110,8 +110,8 @@ def table(found: Mapping[str, Any]) -> str:
         for row in ranked(rows):
             figures = row.get("figures", {})
             name = f"**{row['name']}**" if is_ours(row) else row["name"]
-            cells.append([name, said(row), *(_figure(figures.get(column)) for column in columns)])
-        lines += ["", *_aligned(cells)]
+            cells.append([name, said(row), *(figure_of(figures.get(column)) for column in columns)])
+        lines += ["", *aligned(cells)]
     if missing := found.get("missing"):
         lines += ["", f"Not installed here: {', '.join(missing)}."]
     if settings := found.get("settings"):
@@ -147,19 +147,19 @@ def said(row: Mapping[str, Any]) -> str:
     if row["value"] is None:
         return str(row.get("note") or "–")
     low, high = row.get("spread") or (None, None)
-    between = f" ({_figure(low)}–{_figure(high)})" if low is not None and high is not None else ""
+    between = f" ({figure_of(low)}–{figure_of(high)})" if low is not None and high is not None else ""
     note = f"; {row['note']}" if row.get("note") else ""
-    return f"{_figure(row['value'])}{between}{note}"
+    return f"{figure_of(row['value'])}{between}{note}"
 
 
-def _figure(value: Any) -> str:
+def figure_of(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "–"
     digits = 0 if abs(value) >= 1000 or value == int(value) else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f}"
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
@@ -180,7 +180,7 @@ def pyplot() -> Any:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Horizontal bars, a panel for each group, best above, the figure at the bar's end; kgorch in a colour of its own.
+    """Horizontal bars with their spread, a panel for each group, best above, the figure behind; kgorch in a colour of its own.
 
     One scale for all panels of one unit, so that lengths can be compared.
     """
@@ -193,11 +193,16 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     for axis, (group, rows) in zip(axes[:, 0], panels.items(), strict=True):
         shown = ranked(rows)[::-1]
         values = [row["value"] or 0.0 for row in shown]
-        most = max([1e-9, *(row["value"] or 0.0 for row in found["rows"] if row["unit"] == rows[0]["unit"])])
-        axis.barh(range(len(shown)), values, 0.75, color=[OURS if is_ours(row) else OTHERS for row in shown])
+        of_unit = [row for row in found["rows"] if row["unit"] == rows[0]["unit"]]
+        most = max(1e-9, *(_ends(row)[1] for row in of_unit))
+        sides = [(value - low, high - value) for value, (low, high) in zip(values, map(_ends, shown), strict=True)]
+        axis.barh(
+            range(len(shown)), values, 0.75, color=[OURS if is_ours(row) else OTHERS for row in shown],
+            xerr=list(zip(*sides, strict=True)), error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#34495e"},
+        )  # fmt: skip
         for place, row in enumerate(shown):
-            text = _note(row) if row["value"] is None else f"{_figure(row['value'])} {row['unit']}{_note(row, ': ')}"
-            axis.text((row["value"] or 0.0) + 0.008 * most, place, text, va="center", fontsize=8.5)
+            text = _note(row) if row["value"] is None else f"{figure_of(row['value'])} {row['unit']}{_note(row, ': ')}"
+            axis.text(_ends(row)[1] + 0.008 * most, place, text, va="center", fontsize=8.5)
         axis.set_yticks(range(len(shown)), [row["name"] for row in shown], fontsize=9)
         for label, row in zip(axis.get_yticklabels(), shown, strict=True):
             label.set_fontweight("bold" if is_ours(row) else "normal")
@@ -211,6 +216,12 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     figure.suptitle(title, fontsize=11.5, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=110)
     pyplot().close(figure)
+
+
+def _ends(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Of the line for its spread, around the end of its bar."""
+    value, (low, high) = row["value"] or 0.0, row.get("spread") or (None, None)
+    return (value, value) if low is None or high is None else (min(low, value), max(high, value))
 
 
 def _note(row: Mapping[str, Any], before: str = "") -> str:
@@ -260,7 +271,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], worse: float = WORSE
         ratio = row["value"] / then["value"] if row["better"] == "higher" else then["value"] / row["value"]
         lost = is_ours(row) and ratio < 1 / worse
         lines.append(
-            f"  {' '.join(_key(row)):<52} {_figure(then['value']):>8} → {_figure(row['value']):>8} {row['unit']:<4}"
+            f"  {' '.join(_key(row)):<52} {figure_of(then['value']):>8} → {figure_of(row['value']):>8} {row['unit']:<4}"
             f" ×{ratio:.2f}{'   WORSE' if lost else ''}"
         )
         if lost:

@@ -164,7 +164,8 @@ def test_a_feature_is_weighed_against_the_blocks_around_its_own():
     import overhead
 
     def block(way, step_s):
-        return {"size": 2.0, "way": way, "step_s": step_s, "median_s": step_s, "cpu_s": step_s}
+        times = {"step_s": step_s, "median_s": step_s, "cpu_s": step_s, "main_thread_s": 0.75 * step_s}
+        return {"size": 2.0, "way": way, **times}
 
     blocks = [
         block(*told)
@@ -173,3 +174,5 @@ def test_a_feature_is_weighed_against_the_blocks_around_its_own():
     whole, health = overhead.of_steps(blocks)
     assert (whole["name"], whole["value"]) == ("kgorch", pytest.approx(1.1))
     assert (health["name"], health["value"]) == ("health checks", pytest.approx(1.0))
+    spent = whole["figures"]
+    assert (spent["main thread, µs"], spent["other threads, µs"]) == (pytest.approx(0.15e6), pytest.approx(0.05e6))

@@ -23,7 +23,7 @@ def results():
         found = checkpoints.run(
             checkpoints.Case(groups=1, width=16, ways=checkpoints.TORCHS, rounds=2, steps=10, work=0)
         )
-        yield {"machine": checkpoints.machine(), "main": found, "cases": []}
+        yield {"machine": checkpoints.machine(), "commit": checkpoints.commit(), "main": found, "cases": []}
 
 
 @pytest.mark.soak
