@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -116,6 +117,21 @@ def expired_folders(engine: Engine, run_id: str, plan: Plan) -> list[Path]:
         room = used + disk_free_bytes(Path(present[-1].key)) - int(FREE_FOR_NEXT * present[-1].bytes)
         rule = replace(rule, room_bytes=room)
     return [Path(key) for key in retention.to_drop(present, rule)]
+
+
+def drop_expired(engine: Engine, run_id: str, plan: Plan, delete: Callable[[Path], bool]) -> None:
+    """Delete the checkpoints that may go now. May be called again after the database has refused.
+
+    Each row first: a row that is `verified` without a folder would stay so, and a folder whose row says `dropped` is verified and
+    dropped by the next session.
+
+    Args:
+        delete: of a folder. False when it will not be deleted, because the session is over.
+    """
+    for folder in expired_folders(engine, run_id, plan):
+        rows.set_state(engine, str(folder), CheckpointState.DROPPED)
+        if not delete(folder):  # the next session clears up
+            rows.set_state(engine, str(folder), CheckpointState.VERIFIED)
 
 
 def _present(engine: Engine, run_id: str, metric: str | None) -> list[retention.RetentionCandidate]:

@@ -124,6 +124,4 @@ class CheckpointRecords:
     def _drop_expired(self) -> None:
         """In the journal's thread, once what was verified is written down: the database knows the folders that may go."""
         live = self._live
-        for expired in registry.expired_folders(live.engine, live.run.id, live.plan):
-            if self.verifier.drop(expired):  # otherwise the session is over, and the next one clears up
-                rows.set_state(live.engine, str(expired), CheckpointState.DROPPED)
+        registry.drop_expired(live.engine, live.run.id, live.plan, self.verifier.drop)

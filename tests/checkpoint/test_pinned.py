@@ -1,11 +1,12 @@
-"""Checkpoints that a user pins or drops by name."""
+"""Checkpoints that a user pins or drops by name, and those that go by the plan's rule."""
 
 from __future__ import annotations
 
 import lived_in
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
-from kgorch.checkpoint import registry
+from kgorch.checkpoint import registry, store
 from kgorch.core.codes import CheckpointState
 from kgorch.db import checkpoints, runs
 from kgorch.errors import KgorchError
@@ -35,6 +36,36 @@ def test_a_pinned_checkpoint_stays_whatever_the_plan_keeps(home):
     checkpoints.set_pinned(home.engine, verified(home)[4600].path, True)
     after = {path.name for path in registry.expired_folders(home.engine, RUN, plan)}
     assert before - after == {"step-00004600"}
+
+
+def test_what_the_plans_rule_drops_is_marked_also_when_the_database_refuses_at_first(home):
+    """The journal of a session does an entry again that the database did not take."""
+    plan = parse('name = "x"\n[[stage]]\nname = "train"\nentry = "x.py"\n[checkpoint]\nkeep = { last = 1 }', "x")
+    expired = registry.expired_folders(home.engine, RUN, plan)
+    root = home.home / "runs/surface-unet3d/1/checkpoints"
+
+    def delete(folder):
+        store.delete(folder, root)
+        return True
+
+    with home.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER full BEFORE UPDATE ON checkpoints BEGIN SELECT RAISE(FAIL, 'disk is full'); END"
+        )
+    with pytest.raises(SQLAlchemyError):
+        registry.drop_expired(home.engine, RUN, plan, delete)
+    with home.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER full")
+    registry.drop_expired(home.engine, RUN, plan, delete)
+    assert expired and not any(path.exists() for path in expired)
+    assert not {str(path) for path in expired} & {row.path for row in verified(home).values()}
+
+
+def test_what_cannot_be_dropped_any_more_in_a_session_stays_verified(home):
+    plan = parse('name = "x"\n[[stage]]\nname = "train"\nentry = "x.py"\n[checkpoint]\nkeep = { last = 1 }', "x")
+    before = verified(home)
+    registry.drop_expired(home.engine, RUN, plan, lambda folder: False)
+    assert registry.expired_folders(home.engine, RUN, plan) and verified(home) == before
 
 
 def test_the_newest_and_a_pinned_checkpoint_are_not_dropped(home):
