@@ -132,14 +132,15 @@ def main() -> None:
 def measured(
     peers: Mapping[str, Sequence[str]], sizes: Sequence[str], chains: int, wall_s: float, seed: int, keep: Path | None
 ) -> dict[str, Any]:
-    """keep: groups that this file has of the same commit, and that are not measured now, stay; written after each chain."""
+    """keep: groups that this file has, and that are not measured now, stay, with their commit; written after each chain."""
     missing = sorted({name for exposure in peers for name in peers[exposure] if not version(EXPOSURES[exposure][name])})
     packages = sorted({peer.needs for named in EXPOSURES.values() for peer in named.values() if version(peer)})
     before = json.loads(keep.read_text()) if keep and keep.exists() else {}
-    rows = list(before.get("rows", [])) if before.get("commit") == page.commit() else []
-    ends: dict[str, list[str]] = dict(before.get("ends", {})) if rows else {}
-    every: dict[str, dict[str, int]] = dict(before.get("every", {})) if rows else {}
-    settings: dict[str, str] = dict(before.get("settings", {})) if rows else {}
+    of_commit = {} if before.get("commit") == page.commit() else {"commit": before.get("commit")}
+    rows = [{**row, "figures": {**of_commit, **row["figures"]}} for row in before.get("rows", [])]
+    ends: dict[str, list[str]] = dict(before.get("ends", {}))
+    every: dict[str, dict[str, int]] = dict(before.get("every", {}))
+    settings: dict[str, str] = dict(before.get("settings", {}))
     found: dict[str, Any] = {}
     for size in sizes:
         for exposure, all_names in peers.items():

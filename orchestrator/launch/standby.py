@@ -128,8 +128,7 @@ class Standby:
             self._socket.sendall(content)
             answer = json.loads(self._receive_line())
         except (OSError, ValueError) as error:
-            # A late answer would be taken for that of the next launch, and its shim finds its lock taken and ends.
-            self.close()
+            self.close()  # a late answer would be taken for that of the next launch; it forks nothing for who has closed
             raise StandbyUnavailable(f"the standby does not answer: {error}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("pid"), int):
             raise StandbyUnavailable(str(answer.get("why") if isinstance(answer, dict) else answer))

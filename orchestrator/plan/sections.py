@@ -25,7 +25,7 @@ from kgorch.plan.plan_table import PlanTable
 from kgorch.plan.quantities import Bytes, BytesOrZero, Name, Seconds
 from kgorch.platforms.detect import BY_NAME
 
-DEFAULT_SNAPSHOT_INTERVAL_S = 2.0
+DEFAULT_SNAPSHOT_INTERVAL_S = 0.5
 """Least time between two snapshots in host memory. The ranks take them more rarely where they cost too much."""
 
 

@@ -1,10 +1,13 @@
-"""Atomic replacement of files. Standard library only, and nothing of this project: ranks use it, too."""
+"""Atomic replacement of files, and closing those that a fork has inherited.
+
+Standard library only, and nothing of this project: ranks use it, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,6 +71,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def close_inherited(keep: Container[int] = ()) -> None:
+    """Close every descriptor but the standard streams and those in `keep`. For a process that was just forked.
+
+    The open ones are listed, because a container's limit may be a milliard, and a Python that was built for an old C library
+    (conda's) closes a range one by one.
+    """
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number not in keep:
+            with contextlib.suppress(OSError):  # the list's own
+                os.close(number)
 
 
 def _open_no_follow(path: str, flags: int) -> int:

@@ -14,8 +14,10 @@ to NUMA nodes, or more ranks are started than wait, a rank is a new process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 import torch._dynamo  # a DDP and an optimizer import it at their first use, in each rank for a second
@@ -35,7 +37,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import kgorch.worker.session  # noqa: F401
-from kgorch.system import process_title
+from kgorch.system import files, process_title
 from kgorch.system.process_identity import name_rank
 from kgorch.worker import entry
 
@@ -62,13 +64,16 @@ class ForkedRank:
         theirs.close()
 
     def begin(self, command: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any) -> None:
-        """Be what `command` would start. The streams have a file number each, or are None for the agent's own."""
-        self.args = command
+        """Be what `command` would start. The streams have a file number each, or are None for the agent's own.
+
+        Raises: OSError when the process has ended while it waited.
+        """
         streams = {number: stream.fileno() for number, stream in ((1, stdout), (2, stderr)) if stream}
         order = json.dumps([list(command), dict(env), list(streams)]).encode()
         with self._order:
             socket.send_fds(self._order, [len(order).to_bytes(8, "big")], list(streams.values()))
             self._order.sendall(order)
+        self.args = command
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""
@@ -105,20 +110,19 @@ class ForkedRank:
 def _wait_for_order(orders: socket.socket) -> NoReturn:
     """In the child: wait for what `begin` sends, leave the agent behind, and be a rank. It ends with an agent that starts none."""
     try:
-        os.closerange(3, orders.fileno())
-        os.closerange(orders.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        os.setsid()  # before the order: torchrun signals the process group of each rank that it has started
+        _close_files(keep=[orders.fileno()])
         head, streams, _, _ = socket.recv_fds(orders, 8, 2)
         if not head:
             os._exit(0)
         with orders.makefile("rb") as file:
             command, env, numbers = json.loads(file.read(int.from_bytes(head, "big")))
-        os.setsid()
         for number, stream in zip(numbers, streams, strict=True):
             os.dup2(stream, number)
         _reset_signals()
         os.environ.clear()
         os.environ.update(env)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _close_files()
         if torch.cuda._is_in_bad_fork():
             os.execve(command[0], command, env)
         name_rank(int(env["RANK"]))
@@ -128,6 +132,12 @@ def _wait_for_order(orders: socket.socket) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _close_files(keep: Container[int] = ()) -> None:
+    """All but the standard streams. Log files (TORCH_LOGS_OUT) are opened again under another number by what logs next."""
+    logging.shutdown()
+    files.close_inherited(keep)
 
 
 def _reset_signals() -> None:
@@ -150,10 +160,12 @@ _waiting: list[ForkedRank] = []
 
 def _start(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> Any:
     """In the place of SubprocessHandler._popen."""
-    if _waiting and args[0] == sys.executable and args[-2:] == ("-m", "kgorch.worker.entry"):
+    while _waiting and args[0] == sys.executable and args[-2:] == ("-m", "kgorch.worker.entry"):
         rank = _waiting.pop(0)
-        rank.begin(args, env, handler._stdout, handler._stderr)
-        return rank
+        with contextlib.suppress(OSError):  # it was killed while it waited
+            rank.begin(args, env, handler._stdout, handler._stderr)
+            return rank
+        rank.wait()
     return _popen(handler, args, env)  # with words in front of it, as numactl's
 
 
@@ -222,11 +234,12 @@ def _become_agent(
         prepare()
         for number in (1, 2):
             os.dup2(output.fileno(), number)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _close_files()
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(cwd)
-        sys.path[0] = cwd  # as `python -m` does
+        if not sys.flags.safe_path:
+            sys.path[0] = cwd  # as `python -m` does
         process_title.replace(command, env)
         sys.argv = list(command[2:])
         main()

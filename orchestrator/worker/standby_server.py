@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -69,7 +70,10 @@ class StandbyServer:
                 return
             if not 0 < size <= MOST_BYTES or not descriptors:
                 raise ValueError("no request")
-            answer = self._fork(json.loads(_read(connection, size)), descriptors)
+            request = json.loads(_read(connection, size))
+            if _has_ended(connection):  # it has waited too long, and started another process
+                raise ConnectionError("closed")
+            answer = self._fork(request, descriptors)
             connection.sendall(json.dumps(answer).encode() + b"\n")
         finally:
             for descriptor in descriptors:
@@ -107,6 +111,13 @@ class StandbyServer:
             traceback.print_exc()
         finally:
             os._exit(status)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """The client has closed it."""
+    look = select.poll()
+    look.register(connection, select.POLLRDHUP)
+    return bool(look.poll(0))
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -137,3 +138,24 @@ def test_processor_time_of_what_was_killed_is_counted(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert 0.5 <= float(done.stdout) < 4.0
+
+
+def test_groups_of_an_earlier_run_stay_in_the_file_with_their_commit(tmp_path, monkeypatch):
+    import goodput
+
+    monkeypatch.setattr(
+        goodput, "chain", lambda cuts, *_: [made.append(cut(0, 5000, 5000)) for made in cuts.values()] and []
+    )
+    monkeypatch.setattr(goodput, "calibrated", lambda names, *_: dict.fromkeys(names, 50))
+    kept = tmp_path / "goodput.json"
+    for commit, exposure in (("one", goodput.WALL), ("two", goodput.DEATH)):
+        monkeypatch.setattr(goodput.page, "commit", lambda commit=commit: commit)
+        found = goodput.measured({exposure: [goodput.OURS]}, ["1MB"], 1, 60.0, 0, kept)
+        kept.write_text(json.dumps(found))
+    told, died = found["rows"]
+    assert (told["group"], told["figures"]["commit"]) == (f"1MB of state, {goodput.WALL}", "one")
+    assert (
+        died["group"] == f"1MB of state, {goodput.DEATH}"
+        and "commit" not in died["figures"]
+        and found["commit"] == "two"
+    )

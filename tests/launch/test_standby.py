@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from harness import processes_of, wait_until
 
@@ -109,6 +110,20 @@ def test_an_environment_that_does_not_fit_is_refused(standby, tmp_path, monkeypa
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
     with open(os.devnull, "wb") as log, pytest.raises(StandbyUnavailable, match="too large"):
         standby.launch(tmp_path, {**os.environ, "KGORCH_LONG": "x" * (2 * process_title.ROOM_BYTES)}, (log.fileno(),))
+
+
+def test_for_a_client_that_has_stopped_waiting_nothing_is_started(standby, tmp_path, monkeypatch):
+    """It has started another process meanwhile: two would train in one folder."""
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    impatient = Standby(standby.connect_another())
+    monkeypatch.setattr("kgorch.launch.standby.ANSWER_S", 0.05)  # PyTorch's import takes longer
+    with open(tmp_path / "log", "wb") as log, pytest.raises(StandbyUnavailable, match="does not answer"):
+        impatient.launch(tmp_path, os.environ, (log.fileno(),))
+    monkeypatch.setattr("kgorch.launch.standby.ANSWER_S", 60.0)
+    for _ in range(2):  # behind the first one it has answered the other client, too
+        with open(os.devnull, "wb") as log, pytest.raises(StandbyUnavailable, match="other conditions"):
+            standby.launch(tmp_path, {**os.environ, "SOMETHING": "new"}, (log.fileno(),))
+    assert not psutil.Process(standby._process.pid).children() and not (tmp_path / "log").read_text()
 
 
 def test_what_is_no_request_ends_the_connection(standby):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -70,3 +71,18 @@ def test_a_source_that_grew_is_not_read_to_its_end():
     target = io.BytesIO()
     _, count = file_hash.copy_and_hash([b"12345", b"67890", b"rest"], target, max_bytes=7)
     assert count == 10 and target.getvalue() == b"12345"
+
+
+def test_a_forked_process_closes_what_it_has_inherited_and_nothing_else(tmp_path):
+    opened = [os.open(tmp_path / "a", os.O_CREAT | os.O_RDONLY) for _ in range(30)]
+    far, kept, (look, tell) = os.dup2(opened[0], 5000), opened[3], os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        files.close_inherited(keep=[kept, tell])
+        os.write(tell, " ".join(path.name for path in Path("/proc/self/fd").iterdir()).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    left = {int(number) for number in os.read(look, 1000).split()}
+    for number in (*opened, far, look, tell):
+        os.close(number)
+    assert {0, 1, 2, kept, tell} < left and len(left) == 6  # with the list's own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from harness import PROGRAMS, Kgorch, wait_until
 
+from kgorch.system import process_title
 from kgorch.system.process_identity import name_rank, rank_of
 from kgorch.worker.elastic_agent import ForkedRank
 
@@ -45,12 +47,13 @@ def test_a_forked_rank_has_what_a_new_process_has_and_trains_to_the_same_bits(tm
     assert of_forked[0]["spawned"] == [0, 1, 2]
 
 
-def agent(program: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+def agent(program: Path, ranks: int, **variables: str) -> subprocess.CompletedProcess[str]:
     """A program that is the agent of so many ranks, to its end."""
     words = ["--standalone", f"--nproc-per-node={ranks}", "-m", "kgorch.worker.entry"]
     return subprocess.run(
-        [sys.executable, str(program), *words], cwd=PROGRAMS, capture_output=True, text=True, timeout=60
-    )
+        [sys.executable, str(program), *words], cwd=PROGRAMS, env={**os.environ, **variables}, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
 
 
 def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
@@ -106,6 +109,76 @@ def test_a_rank_more_than_wait_is_a_new_process(tmp_path):
     )
     done = agent(program, ranks=1)
     assert "kgorch.worker.entry is started by kgorch, through torchrun" in done.stderr and done.returncode == 1
+
+
+def test_in_the_place_of_a_rank_that_was_killed_while_it_waited_comes_a_new_process(tmp_path):
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import os\n"
+        "from kgorch.worker import elastic_agent\n"
+        "fork_ranks = elastic_agent.fork_ranks\n"
+        "def killed(words):\n"
+        "    fork_ranks(words)\n"
+        "    [rank] = elastic_agent._waiting\n"
+        "    rank.kill()\n"
+        "    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)\n"
+        "elastic_agent.fork_ranks = killed\n"
+        "elastic_agent.main()\n"
+    )
+    done = agent(program, ranks=1)
+    assert "kgorch.worker.entry is started by kgorch, through torchrun" in done.stderr and done.returncode == 1
+    assert "BrokenPipeError" not in done.stderr
+
+
+def test_a_rank_that_waits_has_a_process_group_already():
+    """torchrun signals that of each rank that it has started, and stops at the first one that has none."""
+    program = "import os\nfrom kgorch.worker import elastic_agent\nelastic_agent.fork_ranks(['--nproc-per-node=1'])\n"
+    program += "print(elastic_agent._waiting[0].pid, flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=PROGRAMS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        pid = int(process.stdout.readline())
+        wait_until(lambda: os.getpgid(pid) == pid, what="a group of its own")
+        process.communicate(b"\n", timeout=20)
+
+
+def test_what_pytorch_logs_into_a_file_comes_into_no_other_file_of_a_rank(tmp_path):
+    """PyTorch opens it when it is imported, and a forked process closes what it has inherited."""
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import logging, os\n"
+        "from kgorch.worker import elastic_agent, entry\n"
+        "def rank():\n"
+        f"    own = [open(f'{tmp_path}/own{{number}}', 'w') for number in range(100)]\n"
+        "    logging.getLogger('torch.distributed').error('told by a rank')\n"
+        "    os._exit(sum(os.path.getsize(file.name) for file in own) > 0)\n"
+        "entry.main = rank\n"
+        "elastic_agent.main()\n"
+    )
+    log = tmp_path / "torch.log"
+    done = agent(program, ranks=1, TORCH_LOGS_OUT=str(log))
+    assert done.returncode == 0, done.stderr
+    assert "told by a rank" in log.read_text()
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_a_forked_agent_finds_modules_where_a_new_process_does(tmp_path, is_safe):
+    program = (
+        "import os, sys\n"
+        "from kgorch.worker import elastic_agent\n"
+        "elastic_agent.main = lambda: print(sys.path[:2], flush=True)\n"
+        "command = [sys.executable, '-m', elastic_agent.__name__]\n"
+        f"agent = elastic_agent.fork(command, env={{}}, cwd={str(tmp_path)!r}, stdout=sys.stdout, preexec_fn=lambda: None)\n"
+        "os.waitpid(agent.pid, 0)\n"
+    )
+    environ = {**os.environ, **process_title.room(), "PYTHONPATH": "/first"} | (
+        {"PYTHONSAFEPATH": "1"} if is_safe else {}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROGRAMS, env=environ, capture_output=True, text=True, timeout=60
+    )
+    first, second = json.loads(done.stdout.replace("'", '"'))
+    assert (first == "/first") if is_safe else (first, second) == (str(tmp_path), "/first"), done.stderr
 
 
 def test_ranks_that_wait_end_with_an_agent_that_starts_none():

@@ -200,7 +200,6 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
     """
     from kgorch.admission.resolve_run import load_stored_plan
     from kgorch.checkpoint import registry, store
-    from kgorch.db import checkpoints as rows
 
     _, _, engine = open_state()
     info = find_run(engine, run)
@@ -209,11 +208,17 @@ def prune(run: str | None, dry_run: bool, keep: int | None) -> int:
         section = plan.checkpoint
         rule = section.keep.model_copy(update={"last": keep})
         plan = plan.model_copy(update={"checkpoint": section.model_copy(update={"keep": rule})})
-    for folder in registry.expired_folders(engine, info.id, plan):
-        render.echo(f"{'would drop' if dry_run else 'dropped'}\t{folder}")
-        if not dry_run:
-            store.delete(folder, Path(info.checkpoints))
-            rows.set_state(engine, str(folder), CheckpointState.DROPPED)
+
+    def delete(folder: Path) -> bool:
+        render.echo(f"dropped\t{folder}")
+        store.delete(folder, Path(info.checkpoints))
+        return True
+
+    if dry_run:
+        for folder in registry.expired_folders(engine, info.id, plan):
+            render.echo(f"would drop\t{folder}")
+    else:
+        registry.drop_expired(engine, info.id, plan, delete)
     return 0
 
 
