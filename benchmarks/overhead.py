@@ -90,7 +90,7 @@ def told_alone(group: str, value: float, unit: str) -> dict[str, Any]:
 
 
 def against(name: str, found: float, target: float, unit: str) -> dict[str, Any]:
-    told = {"name": f"kgorch: {name}", "group": "besides: found / target", "unit": "×", "better": "lower"}
+    told = {"name": f"kgorch: {name}", "group": "besides: found / target", "unit": "of the target", "better": "lower"}
     return told | {"value": found / target, "figures": {"found": found, "target ≤": target, "in": unit}}
 
 
@@ -142,7 +142,8 @@ def of_steps(blocks: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         figures = {
             "µs a step": 1e3 * step_ms * (wall - 1), "of median steps": statistics.median(medians),
             "of a rank's CPU time": statistics.median(cpus), "main thread, µs": statistics.median(mains),
-            "other threads, µs": statistics.median(others), "step alone, ms": step_ms, "pairs": len(walls),
+            "its 95%": between(interval(mains)), "other threads, µs": statistics.median(others),
+            "step alone, ms": step_ms, "pairs": len(walls),
         }  # fmt: skip
         name = "kgorch" if way == ALONE else way
         group = f"steps of {size:g} ms: with it / without it"
@@ -152,6 +153,10 @@ def of_steps(blocks: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
             "figures": figures | more,
             "pairs": [[round(each, 5) for each in pair] for pair in ratios[size, way]],
         }
+
+
+def between(ends: tuple[float, float] | None) -> str | None:
+    return ends and f"{ends[0]:.0f} to {ends[1]:.0f}"
 
 
 def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float] | None:

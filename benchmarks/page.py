@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import signal
@@ -195,7 +196,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         values = [row["value"] or 0.0 for row in shown]
         of_unit = [row for row in found["rows"] if row["unit"] == rows[0]["unit"]]
         most = max(1e-9, *(_ends(row)[1] for row in of_unit))
-        sides = [(value - low, high - value) for value, (low, high) in zip(values, map(_ends, shown), strict=True)]
+        sides = [  # no line where there is no spread
+            (value - low, high - value) if low < high else (math.nan, math.nan)
+            for value, (low, high) in zip(values, map(_ends, shown), strict=True)
+        ]
         axis.barh(
             range(len(shown)), values, 0.75, color=[OURS if is_ours(row) else OTHERS for row in shown],
             xerr=list(zip(*sides, strict=True)), error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#34495e"},

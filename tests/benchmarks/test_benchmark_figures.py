@@ -176,3 +176,34 @@ def test_a_feature_is_weighed_against_the_blocks_around_its_own():
     assert (health["name"], health["value"]) == ("health checks", pytest.approx(1.0))
     spent = whole["figures"]
     assert (spent["main thread, µs"], spent["other threads, µs"]) == (pytest.approx(0.15e6), pytest.approx(0.05e6))
+
+
+def test_each_goal_is_found_in_the_kept_figures_and_its_table_and_picture_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    import goals
+
+    parts = {path.stem: json.loads(path.read_text()) for path in goals.RESULTS.glob("*.json")}
+    lines = goals.table(parts).splitlines()[2:]
+    assert len(lines) == len(goals.GOALS)
+    for goal, line in zip(goals.GOALS, lines, strict=True):
+        reached, why = [cell.strip() for cell in line.split("|")[4:6]]
+        assert (reached in ("yes", "**no**")) == (goal.part in parts)
+        assert bool(why) == (reached == "**no**"), f"{goal.work}: a goal that is missed has a reason"
+    goals.draw(parts, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_goal_of_a_part_that_was_not_measured_says_so():
+    import goals
+
+    assert all("not measured" in line for line in goals.table({}).splitlines()[2:])
+
+
+def test_the_page_has_the_goals_of_the_kept_figures():
+    import goals
+    import page
+
+    parts = {path.stem: json.loads(path.read_text()) for path in goals.RESULTS.glob("*.json")}
+    begin, end = page.marks("goals")
+    drawn = (ROOT / "docs" / "benchmarks.md").read_text().partition(begin)[2].partition(end)[0]
+    assert goals.table(parts) in drawn and goals.PICTURE in drawn
