@@ -191,17 +191,21 @@ _shared: Standby | None = None
 _is_wanted = False
 
 
-def prepare(launchers: Iterable[str]) -> None:
+def prepare(launchers: Iterable[str] = (Launcher.TORCHRUN,)) -> None:
     """Start a standby for the launches of this process, or take its daemon's. Returns at once.
 
+    May be called before the plan is read, for its import of PyTorch takes longest of all, and again with what the plan says.
+
     Args:
-        launchers: of the stages to come; without one on torchrun there is nothing to prepare.
+        launchers: of the stages to come; where none is torchrun, a standby is ended.
     """
     global _is_wanted
-    if not _is_wanted and Launcher.TORCHRUN in launchers:
-        _is_wanted = True
+    was_wanted, _is_wanted = _is_wanted, Launcher.TORCHRUN in launchers
+    if _is_wanted and not was_wanted:
         atexit.register(close)
         renew()
+    elif not _is_wanted:
+        close()
 
 
 def renew() -> None:

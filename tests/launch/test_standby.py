@@ -75,6 +75,27 @@ def test_a_program_that_needs_no_torchrun_gets_no_standby(alone):
     assert launches(alone) == [False] and not alone.standby()
 
 
+def test_a_plan_with_a_mistake_leaves_no_standby(alone):
+    plan = alone.plan()
+    plan.write_text(plan.read_text().replace("entry", "entri"))
+    assert "entri" in alone("start", str(plan), code=2).stderr
+    assert not alone.standby()
+
+
+@pytest.mark.parametrize("words", [["start", "plan.toml"], ["resume"]])
+def test_a_standby_is_started_before_what_takes_long_to_import(words, tmp_path):
+    program = (
+        "import sys\n"
+        "from kgorch.launch import standby\n"
+        "standby.prepare = lambda: sys.exit(str({'sqlalchemy', 'pydantic'} & set(sys.modules)))\n"
+        "from kgorch.cli import main\n"
+        f"main({words})\n"
+    )
+    environ = {**os.environ, "KGORCH_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == "set()"
+
+
 @pytest.fixture
 def standby(monkeypatch):
     monkeypatch.delenv("PYTEST_CURRENT_TEST")  # another one in each phase of a test

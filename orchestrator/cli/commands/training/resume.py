@@ -45,11 +45,15 @@ def command(
     """
     if detach:
         return _detach(run, accept_plan=accept_plan, until=until, as_json=as_json)
-    from kgorch.admission import resolve_run, session_start
-    from kgorch.admission.requests import Consent, LocalState, ResumeRequest
+    from kgorch.launch import standby
     from kgorch.system import process_protection
 
     process_protection.protect()
+    if not claimed:
+        standby.prepare()  # its import of PyTorch runs beside ours; a daemon's has imported it, or is not to do so in vain
+    from kgorch.admission import resolve_run, session_start
+    from kgorch.admission.requests import Consent, LocalState, ResumeRequest
+
     profile, home, engine = open_state()
     with ImportProgress() as watcher:
         # the daemon has claimed the queue entry for this process, which takes the claim over before it starts anything

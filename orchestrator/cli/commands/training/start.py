@@ -114,13 +114,18 @@ def command(**values: Any) -> int:
     Example:
       kgorch start --set session.wall=30m --set stage.train.args.epochs=3
     """
-    from kgorch.admission import resolve_run, session_start
-    from kgorch.admission.requests import Consent, LocalState, StartRequest
-    from kgorch.launch import standby
-    from kgorch.system import process_protection
-
     options = StartOptions(**values)
     options.check()
+    if not (options.queued or options.detach):
+        from kgorch.launch import standby
+        from kgorch.system import process_protection
+
+        # before the state folder is opened: its files must be readable by their owner alone (umask)
+        process_protection.protect()
+        standby.prepare()  # its import of PyTorch runs beside ours
+    from kgorch.admission import resolve_run, session_start
+    from kgorch.admission.requests import Consent, LocalState, StartRequest
+
     # the text goes on beside the plan: the run stores it as it was written, comments included
     plan, text = load_plan(options.plan, options.overrides)
     consent = Consent(changes=options.accept_changes, plan=options.accept_plan, extend=options.extend)
@@ -136,9 +141,7 @@ def command(**values: Any) -> int:
 
         # the plan was loaded here, so a mistake in it is reported at once and not in the log of the child
         return detached.start(options.detached_words(), plan.name, as_json=options.as_json)
-    # before the state folder is opened: its files must be readable by their owner alone (umask)
-    process_protection.protect()
-    standby.prepare(plan.launchers)  # its import of PyTorch runs beside what follows
+    standby.prepare(plan.launchers)
     profile, home, engine = open_state()
     with ImportProgress() as watcher:
         result = session_start.start(LocalState(engine, home, profile), request, watcher=watcher, until=options.until)
