@@ -107,6 +107,8 @@ def is_same(target: Path, contents: Contents, manifest: Manifest) -> bool:
 def _parsed(document: Mapping[str, Any], manifest: Manifest, pattern: str | None) -> Contents:
     """Raises: ValueError, KeyError, TypeError, AttributeError."""
     path, is_folder, names = document["path"], document["is_folder"], document["files"]
+    if isinstance(path, str):
+        path = str(PurePosixPath(path))  # a copy may have it as the author of a plan wrote it: "out//step-1"
     if not isinstance(path, str) or _is_outside(path) or (pattern is not None and not matches(path, pattern)):
         raise ValueError(f"path: expected a place like {pattern!r}, found {path!r:.200}")
     if not isinstance(is_folder, bool) or not isinstance(names, dict) or not 0 < len(names) <= MAX_FILES:
@@ -127,4 +129,5 @@ def _parsed(document: Mapping[str, Any], manifest: Manifest, pattern: str | None
 def _is_outside(name: str) -> bool:
     """Whether a name leads out of its folder, or is no plain relative name at all."""
     path = PurePosixPath(name)
-    return not name or "\0" in name or len(name) > 2000 or path.is_absolute() or ".." in path.parts or str(path) != name
+    is_plain = bool(path.parts) and "\0" not in name and len(name) <= 2000 and str(path) == name
+    return not is_plain or path.is_absolute() or ".." in path.parts

@@ -168,8 +168,11 @@ class ForeignSection(PlanTable):
 
 
 def checked_place(value: str) -> str:
-    """A path below the plan's folder. Raises: ValueError for any other."""
+    """A path below the plan's folder, as every other part compares it: "./out//step-*/" is "out/step-*".
+
+    Raises: ValueError for any other.
+    """
     path = PurePosixPath(value)
     if not value or "\0" in value or path.is_absolute() or ".." in path.parts or str(path) == "." or len(value) > 1000:
         raise ValueError('expected a path relative to the plan\'s folder, without ".."')
-    return value
+    return str(path)

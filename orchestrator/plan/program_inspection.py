@@ -253,7 +253,8 @@ def _renames(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
 
 def _clean(path: str) -> str:
     """A place as the plan takes it; empty for one outside of the plan's folder."""
-    path = re.sub(r"\*+", "*", path).removeprefix("./")
+    path = re.sub(r"/+", "/", re.sub(r"\*+", "*", path)).removeprefix("./")
+    path = path if path == "/" else path.removesuffix("/")
     return "" if path.startswith(("/", "../")) or "/../" in path or path in ("", "*", ".") else path
 
 

@@ -77,6 +77,16 @@ def test_a_mistake_is_told_with_its_line_and_what_to_write(old, new, told):
 
 
 @pytest.mark.parametrize(
+    "place", ["./out/checkpoint-*", "out//checkpoint-*", "out/checkpoint-*/", "out/./checkpoint-*"]
+)
+def test_a_place_means_the_same_however_it_is_written(place):
+    text = GOOD.replace('"out/checkpoint-*"', f'"{place}"').replace('"out/log.json"', '"./out//log.json"')
+    assert (
+        parse(text, "plan.toml").stage[0].foreign.as_launch() == parse(GOOD, "plan.toml").stage[0].foreign.as_launch()
+    )
+
+
+@pytest.mark.parametrize(
     ("stage", "told"),
     [
         (

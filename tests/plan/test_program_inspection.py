@@ -106,6 +106,13 @@ def test_a_known_trainer_is_carried_and_its_plan_has_no_foreign_section(source, 
     assert (stage.foreign is None) is carried and stage.argv == ["--epochs", "3"] and stage.integration == "auto"
 
 
+@pytest.mark.parametrize("folder", ["out/", "./out", "out//", ".//out/"])
+def test_a_folder_that_is_written_with_more_slashes_is_the_same_place(folder):
+    source = f"import os, torch\nfolder = {folder!r}\ntorch.save(x, os.path.join(folder, 'ckpt.pt'))\n"
+    assert inspect(source, []).checkpoint == "out/ckpt.pt"
+    assert inspect(TRAINER, ["--output_dir", folder]).checkpoint == "out/checkpoint-*"
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -257,9 +257,20 @@ def forged(site: Site, **changes) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("path", ["./out/checkpoint-1", "out//checkpoint-1", "out/checkpoint-1/"])
+def test_a_copy_whose_place_was_written_otherwise_is_handed_back(site, path):
+    folder = forged(site, path=path)
+    shutil.rmtree(site.root / "work" / "out")
+    assert read_contents(folder, None)[1].path == "out/checkpoint-1"
+    assert site.watch(folder).begin(site.claims) == "out/checkpoint-1"
+    assert (site.root / "work" / "out" / "checkpoint-1" / "state.json").exists()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
+        {"path": ""},
+        {"path": "."},
         {"path": "../outside"},
         {"path": "/etc/cron.d/x"},
         {"path": "train.py"},
