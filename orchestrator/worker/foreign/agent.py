@@ -78,14 +78,19 @@ class AgentLink(SupervisorLink):
 
 
 class Requests:
-    """Takes the orders of the supervisor, in the place of the ranks' board."""
+    """Takes the orders of the supervisor, in the place of the ranks' board. `stop_s`: the instant of the first one to stop."""
 
     def __init__(self) -> None:
         self.stop, self.save = threading.Event(), threading.Event()
+        self.stop_s = 0.0
 
     def ask(self, request: int) -> None:
         """See RequestBoard."""
-        (self.stop if request & STOP else self.save).set()
+        if request & STOP:
+            self.stop_s = self.stop_s or boottime_s()
+            self.stop.set()
+        else:
+            self.save.set()
 
 
 class Agent:
@@ -107,7 +112,7 @@ class Agent:
 
     def ask_stop(self) -> None:
         """Have the program stopped. Also called in a signal handler."""
-        self._requests.stop.set()
+        self._requests.ask(STOP)
 
     def run(self) -> None:
         """Until the program is over; leaves the record of how it ended."""
@@ -178,7 +183,7 @@ class Agent:
                 self._status.note_processor_time(sum(process.ticks for process in program.processes().values()))
             self._status.read(self._link.send)
             if self._probe and self._probe.is_enough(self._watch):
-                self._requests.stop.set()
+                self._requests.ask(STOP)
             if self._requests.stop.is_set():
                 stop.drive(self._kill_at_s(stop))
             elif program.status is not None:
@@ -216,6 +221,8 @@ class Agent:
 
     def _end_of(self, program: Program, stop: ProgramStop) -> tuple[RankOutcome, str]:
         """Raises: ProgramFailed."""
+        # Slurm and a shutdown send SIGTERM to all processes: the program may have ended of it before it was asked from here.
+        stop.asked_s = stop.asked_s or self._requests.stop_s
         self._status.read(self._link.send, is_last=True)
         clear_file(Path(self._launch.workdir), self._foreign["stop"])
         status, is_clean = program.status, program.status == 0 and not stop.was_killed

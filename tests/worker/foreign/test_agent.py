@@ -1,0 +1,74 @@
+"""How the agent of a foreign program records its end: finished only where nothing of the training was cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import wait_until
+
+from kgorch.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
+
+SHORT_LINGER = "from kgorch.worker.foreign import agent; agent.LINGER_S = 1.0; agent.main()"
+
+
+@dataclass
+class AgentProcess:
+    """An agent of its own, without a supervisor, and the folder of its attempt."""
+
+    root: Path
+
+    def start(self, script: str, **foreign: Any) -> subprocess.Popen[bytes]:
+        """Start it. Args: script: of the shell, the program."""
+        section = {
+            "checkpoint": "out/ckpt.json", "incomplete": [], "settled_s": 60.0, "first": [], "again": [], "step": None,
+            "stop": {"signal": "SIGTERM", "file": None, "grace_s": 3.0}, "metrics": {}, "processes": 1, "lead_s": 4.0,
+            "claims": str(self.root / "claims"),
+        } | foreign  # fmt: skip
+        folders = [self.root / name for name in ("attempt", "work", "store", "output")]
+        for folder in folders:
+            folder.mkdir()
+        attempt, work, store, output = map(str, folders)
+        launch = LaunchSpec(
+            "run", "1", "train", "1.1", attempt, "sh", work, 1, str(self.root / "socket"), store, output, "",
+            argv=["-c", script], launcher="none", foreign=section,
+        )  # fmt: skip
+        path = launch.write()
+        variables = {**os.environ, LAUNCH_VARIABLE: str(path)}
+        return subprocess.Popen([sys.executable, "-c", SHORT_LINGER], env=variables)
+
+    def record(self) -> dict[str, Any]:
+        """How it ended."""
+        record: dict[str, Any] = json.loads((self.root / "attempt" / "rank0.status.json").read_text())
+        return record
+
+
+@pytest.fixture
+def agent(tmp_path):
+    return AgentProcess(tmp_path)
+
+
+def test_a_program_that_a_signal_to_all_processes_has_ended_is_not_finished(agent, tmp_path):
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    script = (
+        f"trap 'touch {ended}; exit 0' TERM; mkdir out; echo 1 > out/ckpt.json; echo $$ > {started};"
+        " while :; do sleep 0.01; done"
+    )
+    process = agent.start(script)
+    wait_until(lambda: started.exists() and started.read_text().strip() and list((tmp_path / "store").glob("step-*")))
+    process.send_signal(signal.SIGSTOP)  # as where it looks a moment later
+    os.kill(int(started.read_text()), signal.SIGTERM)
+    wait_until(ended.exists)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(timeout=30) == 0
+    assert agent.record()["outcome"] == "unsaved" and agent.record()["final_step"] is None
