@@ -225,9 +225,8 @@ class Agent:
         stop.asked_s = stop.asked_s or self._requests.stop_s
         self._status.read(self._link.send, is_last=True)
         clear_file(Path(self._launch.workdir), self._foreign["stop"])
-        status, is_clean = program.status, program.status == 0 and not stop.was_killed
-        if self._watch:
-            self._watch.finish(is_clean=is_clean)
+        status, is_clean = program.status, program.status == 0 and not program.was_killed
+        skipped = self._watch.finish(is_clean=is_clean) if self._watch else ""
         if self._probe:
             self._probe.write(stop, self._watch, self._status)
         if stop.asked_s:
@@ -239,6 +238,12 @@ class Agent:
                 else f"ended with status {status}"
             )
             raise ProgramFailed(f"{how}; its last words: {self._status.last_words}")
+        if skipped:  # an earlier one is not the result of the training
+            raise ProgramFailed(
+                f"{self._launch.entry} ended with status 0, and processes that it had left behind were killed {LINGER_S:.0f} s"
+                f" later, perhaps while they wrote its last checkpoint: {skipped}; let the program wait for what it starts",
+                RankError.USAGE,
+            )
         if self._watch and self._watch.newest is None:
             raise ProgramFailed(
                 f"{self._launch.entry} ended with status 0 and left no complete checkpoint: expected one at"

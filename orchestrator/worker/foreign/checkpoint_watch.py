@@ -166,24 +166,28 @@ class CheckpointWatch:
 
     # After its end
 
-    def finish(self, *, is_clean: bool) -> None:
+    def finish(self, *, is_clean: bool) -> str:
         """Take the newest checkpoint after the program has ended.
 
         Args:
             is_clean: it ended by itself, with exit status 0: all that it wrote is complete. Otherwise what had not settled
                 while it lived is taken only where the format of its files proves it whole.
+
+        Returns: why the newest one was not taken; empty where it was, or there is no newer one than before.
         """
         if self._copying:
             self._copying.join()
             self._copying = None
         self._observe()
-        now_s = boottime_s()
+        now_s, skipped = boottime_s(), ""
         for item in self._eligible():
             is_settled = now_s - item.since_s >= self._rule.wait_s
             if not is_clean and not is_settled and (why := self._doubt(item.candidate)):
                 self._skip(item.candidate, why)
+                skipped = skipped or f"{item.candidate.path} is not taken: {why}"
             elif self._copy(item.candidate):
                 break
+        return skipped
 
     def finalize(self) -> int | None:
         """Make the newest checkpoint the final one of its stage, and report it. Returns its step; None where there is none."""

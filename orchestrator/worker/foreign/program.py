@@ -38,6 +38,7 @@ class Program:
     Attributes:
         pid: of its first process.
         status: exit code of that (negative: the signal); None while it lives.
+        was_killed: a process of it was killed from here, perhaps while it wrote.
     """
 
     def __init__(self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], log: Path) -> None:
@@ -63,6 +64,7 @@ class Program:
             )
         self.pid = self._process.pid
         self.status: int | None = None
+        self.was_killed = False
 
     def reap(self) -> None:
         """Collect the exit codes of all processes below the agent that have ended."""
@@ -101,6 +103,7 @@ class Program:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+                self.was_killed = True
 
 
 def _all_processes() -> list[ProcessInfo]:

@@ -72,3 +72,17 @@ def test_a_program_that_a_signal_to_all_processes_has_ended_is_not_finished(agen
     process.send_signal(signal.SIGCONT)
     assert process.wait(timeout=30) == 0
     assert agent.record()["outcome"] == "unsaved" and agent.record()["final_step"] is None
+
+
+def test_a_checkpoint_whose_writer_was_killed_does_not_end_the_training(agent):
+    script = "mkdir out; (printf '{\"step\": ' > out/ckpt.json; exec sleep 60) & sleep 0.5"
+    assert agent.start(script).wait(timeout=60) == 0
+    record = agent.record()
+    assert record["outcome"] == "failed" and "'ckpt.json' is cut off" in record["error"]["message"]
+    assert not list((agent.root / "store").iterdir())
+
+
+def test_a_process_that_is_left_behind_and_writes_nothing_does_not_matter(agent):
+    script = "mkdir out; echo '{\"step\": 1}' > out/ckpt.json; sleep 60 & sleep 3"
+    assert agent.start(script).wait(timeout=60) == 0
+    assert agent.record()["outcome"] == "finished"
