@@ -1,7 +1,8 @@
 """Checkpoints of a program that saves by itself: which one is complete, which step it stands for, and how long a stop takes.
 
 kgorch does not see such a program write. A checkpoint counts as complete when its names say so (the program renames what is
-done), or when it has not changed for a while. A program that is killed in the middle of a write leaves a file that never changes
+done), or when it has not changed for a while; for a long one where files are missing that earlier checkpoints had, and never where
+the format of a file proves it cut off. A program that is killed in the middle of a write leaves a file that never changes
 again, so that time counts only while the program lives; what it wrote last before a kill is *doubtful*, and is taken only where
 the format of its files proves them whole (worker/foreign/file_formats.py) and no file is missing that earlier checkpoints had.
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 WILDCARDS = re.compile(r"[*?\[]")
@@ -33,6 +36,10 @@ RECENT_STOPS = 8
 
 PROVEN_S = 0.5
 """Seconds without a change after which a proof by format is looked for."""
+
+LACKING_S = 300.0
+"""Seconds without a change after which a checkpoint counts as complete that lacks files: a model may have been written, and its
+optimizer be gathered from all ranks."""
 
 SAME_COUNT = 2
 """A number in a name is no step where the log is at more than this multiple of it: names may count epochs."""
@@ -67,6 +74,15 @@ class Unchanged(NamedTuple):
     since_s: float
 
 
+class Wholeness(Enum):
+    """What the files of a candidate say of it."""
+
+    WHOLE = "whole"  # the formats of all files prove it, and none is missing
+    UNKNOWN = "unknown"
+    LACKING = "lacking"  # files that earlier checkpoints had are missing
+    TORN = "torn"  # the format of a file proves it cut off
+
+
 class CompletenessRule(NamedTuple):
     """When a checkpoint is complete: `incomplete` names, or seconds without a change where there are none."""
 
@@ -83,6 +99,14 @@ class CompletenessRule(NamedTuple):
         """Seconds without a change after which a candidate counts as complete."""
         return 0.0 if self.incomplete else self.settled_s
 
+    def wait_for(self, wholeness: Wholeness) -> float:
+        """Seconds without a change after which a candidate of that wholeness counts as complete; infinite for never."""
+        if wholeness is Wholeness.TORN:
+            return math.inf
+        if wholeness is Wholeness.LACKING and not self.incomplete:
+            return max(LACKING_S, self.settled_s)
+        return min(PROVEN_S, self.wait_s) if wholeness is Wholeness.WHOLE else self.wait_s
+
 
 Watched = Mapping[str, Unchanged]
 
@@ -98,18 +122,22 @@ def observe(watched: Watched, found: Iterable[ForeignCandidate], now_s: float) -
 
 
 def newest_complete(
-    items: Iterable[Unchanged], rule: CompletenessRule, now_s: float, *, is_proven: Callable[[ForeignCandidate], bool]
+    items: Iterable[Unchanged],
+    rule: CompletenessRule,
+    now_s: float,
+    *,
+    wholeness_of: Callable[[ForeignCandidate], Wholeness],
 ) -> ForeignCandidate | None:
     """The newest of the eligible candidates that is complete; None for none.
 
     Args:
         items: as `eligible` returns them.
-        is_proven: whether the formats of its files prove it whole. Asked after a moment without a change: a program that
-            overwrites one file more often than `settled` would otherwise never have a complete one.
+        wholeness_of: what its files say. Asked after a moment without a change: a program that overwrites one file more often
+            than `settled` would otherwise never have a complete one.
     """
     for item in items:
         unchanged_s = now_s - item.since_s
-        if unchanged_s >= rule.wait_s or (unchanged_s >= PROVEN_S and is_proven(item.candidate)):
+        if unchanged_s >= rule.wait_for(Wholeness.WHOLE) and unchanged_s >= rule.wait_for(wholeness_of(item.candidate)):
             return item.candidate
     return None
 
@@ -128,8 +156,19 @@ def eligible(watched: Watched, rule: CompletenessRule, *, after_ns: int, exclude
 
 
 def lacks_files(candidate: ForeignCandidate, earlier: Collection[str]) -> list[str]:
-    """Files that earlier checkpoints had and this one has not. Of a single file the name may differ."""
-    return sorted(set(earlier) - set(candidate.files)) if candidate.is_folder else []
+    """Files that earlier checkpoints had and this one has not. Of a single file the name may differ.
+
+    Numbers in names may differ, as in `global_step500/`; there must be as many files of a name without its numbers.
+    """
+    if not candidate.is_folder:
+        return []
+    here, before = Counter(map(_shape, candidate.files)), Counter(map(_shape, earlier))
+    scarce = {shape for shape, count in before.items() if here[shape] < count}
+    return sorted(name for name in set(earlier) - set(candidate.files) if _shape(name) in scarce)
+
+
+def _shape(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
 
 
 def logged_at(history: Sequence[tuple[int, int]], newest_ns: int) -> int | None:

@@ -239,9 +239,9 @@ class Agent:
             )
             raise ProgramFailed(f"{how}; its last words: {self._status.last_words}")
         if skipped:  # an earlier one is not the result of the training
+            left = "; processes that it had left behind were killed: let it wait for them" if program.was_killed else ""
             raise ProgramFailed(
-                f"{self._launch.entry} ended with status 0, and processes that it had left behind were killed {LINGER_S:.0f} s"
-                f" later, perhaps while they wrote its last checkpoint: {skipped}; let the program wait for what it starts",
+                f"{self._launch.entry} ended with status 0 and its last checkpoint is not complete: {skipped}{left}",
                 RankError.USAGE,
             )
         if self._watch and self._watch.newest is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kgorch.checkpoint import foreign_contents
 from kgorch.core.checkpoint import foreign_checkpoint
-from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Unchanged
+from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Unchanged, Wholeness
 from kgorch.core.codes import EventKind
 from kgorch.errors import KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -82,7 +82,7 @@ class CheckpointWatch:
         self._earlier_files: frozenset[str] = frozenset()
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
-        self._proofs: dict[str, bool] = {}  # by signature
+        self._examined: dict[str, tuple[Wholeness, str]] = {}  # by signature
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
         self.step, self.taken_s, self.copy_s = -1, 0.0, 0.0
@@ -138,7 +138,7 @@ class CheckpointWatch:
         """
         for item in self._eligible():
             candidate = item.candidate
-            if why := self._doubt(candidate):
+            if why := self._examine(candidate)[1]:
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
             elif self._copy(candidate):
@@ -158,7 +158,7 @@ class CheckpointWatch:
         self._observe()
         self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
         complete = foreign_checkpoint.newest_complete(
-            self._eligible(), self._rule, boottime_s(), is_proven=self._is_proven
+            self._eligible(), self._rule, boottime_s(), wholeness_of=self._wholeness_of
         )
         if complete and self._failures.get(complete.signature, 0) < TRIES:
             self._copying = threading.Thread(target=self._copy, args=(complete,), name="copy", daemon=True)
@@ -170,8 +170,8 @@ class CheckpointWatch:
         """Take the newest checkpoint after the program has ended.
 
         Args:
-            is_clean: it ended by itself, with exit status 0: all that it wrote is complete. Otherwise what had not settled
-                while it lived is taken only where the format of its files proves it whole.
+            is_clean: it ended by itself, with exit status 0: all that it wrote is complete, unless the format of a file proves
+                it cut off. Otherwise what had not settled while it lived is taken only where its files prove it whole.
 
         Returns: why the newest one was not taken; empty where it was, or there is no newer one than before.
         """
@@ -181,8 +181,9 @@ class CheckpointWatch:
         self._observe()
         now_s, skipped = boottime_s(), ""
         for item in self._eligible():
-            is_settled = now_s - item.since_s >= self._rule.wait_s
-            if not is_clean and not is_settled and (why := self._doubt(item.candidate)):
+            wholeness, why = self._examine(item.candidate)
+            is_in_time = now_s - item.since_s >= self._rule.wait_for(wholeness)
+            if wholeness is Wholeness.TORN or (why and not is_clean and not is_in_time):
                 self._skip(item.candidate, why)
                 skipped = skipped or f"{item.candidate.path} is not taken: {why}"
             elif self._copy(item.candidate):
@@ -226,30 +227,29 @@ class CheckpointWatch:
     def _eligible(self) -> list[Unchanged]:
         return foreign_checkpoint.eligible(self._watched, self._rule, after_ns=self._after_ns, excluded=self._excluded)
 
-    def _is_proven(self, candidate: ForeignCandidate) -> bool:
-        if candidate.signature not in self._proofs:
-            self._proofs = {
-                candidate.signature: not self._doubt(candidate)
-            }  # the last one asked for is asked for again
-        return self._proofs[candidate.signature]
+    def _wholeness_of(self, candidate: ForeignCandidate) -> Wholeness:
+        if candidate.signature not in self._examined:
+            signatures = {item.candidate.signature for item in self._watched.values()}
+            self._examined = {key: value for key, value in self._examined.items() if key in signatures}
+            self._examined[candidate.signature] = self._examine(candidate)
+        return self._examined[candidate.signature][0]
 
-    def _doubt(self, candidate: ForeignCandidate) -> str:
-        """Why it is not certain that the program had completed this one; empty where it is."""
-        if missing := foreign_checkpoint.lacks_files(candidate, self._earlier_files):
-            return f"it lacks {missing[0]!r:.200}, which the checkpoint before it has"
+    def _examine(self, candidate: ForeignCandidate) -> tuple[Wholeness, str]:
+        """What its files say, and why it is not certain that the program had completed this one; empty where it is."""
         folder = self._root / candidate.path if candidate.is_folder else (self._root / candidate.path).parent
         proofs = {name: file_formats.is_whole(folder, name) for name in candidate.files}
         if torn := [name for name, whole in proofs.items() if whole is False]:
-            return f"{torn[0]!r:.200} is cut off"
+            return Wholeness.TORN, f"{torn[0]!r:.200} is cut off"
+        if missing := foreign_checkpoint.lacks_files(candidate, self._earlier_files):
+            return Wholeness.LACKING, f"it lacks {missing[0]!r:.200}, which the checkpoint before it has"
         if self._rule.incomplete:
-            return ""
+            return Wholeness.WHOLE, ""
+        ended = "written last when the program was ended, and"
         if unknown := [name for name, whole in proofs.items() if whole is None]:
-            return f"{unknown[0]!r:.200} was written last when the program was ended, and nothing proves it whole"
+            return Wholeness.UNKNOWN, f"{unknown[0]!r:.200} was {ended} nothing proves it whole"
         if candidate.is_folder and not self._earlier_files:
-            return (
-                "it was written last when the program was ended, and there is no earlier one to compare its files with"
-            )
-        return ""
+            return Wholeness.UNKNOWN, f"it was {ended} there is no earlier one to compare its files with"
+        return Wholeness.WHOLE, ""
 
     def _copy(self, candidate: ForeignCandidate) -> bool:
         """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
@@ -274,6 +274,7 @@ class CheckpointWatch:
         self._after_ns = candidate.newest_ns
         if candidate.is_folder:
             self._earlier_files = frozenset(candidate.files)
+            self._examined = {}
         if self._claim:
             with contextlib.suppress(OSError):
                 self._claim.note_taken(candidate.newest_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from kgorch import untrusted_io
 
 MAX_HEADER_BYTES = 64 << 20
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def is_whole(folder: Path, name: str) -> bool | None:
@@ -26,7 +29,7 @@ def is_whole(folder: Path, name: str) -> bool | None:
             if start.startswith(b"PK\x03\x04"):
                 return _is_whole_zip(path, size)
             if path.suffix == ".json":
-                return size <= MAX_HEADER_BYTES and _is_json(untrusted_io.read_at(file, 0, size))
+                return _is_whole_json(untrusted_io.read_at(file, 0, size)) if size <= MAX_HEADER_BYTES else None
     except OSError:
         return False
     return None
@@ -53,9 +56,12 @@ def _is_whole_zip(path: Path, size: int) -> bool:
         return False
 
 
-def _is_json(content: bytes) -> bool:
+def _is_whole_json(content: bytes) -> bool | None:
+    """None for what is no JSON though all its brackets and strings are closed: a document a line, comments, too many values."""
     try:
         untrusted_io.parse_json(content)
     except ValueError:
-        return False
+        bare = _STRING.sub(b"", content)
+        opened = bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
+        return False if opened > 0 or b'"' in bare or not bare.strip() else None
     return True

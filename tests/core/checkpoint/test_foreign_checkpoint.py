@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kgorch.core.checkpoint import foreign_checkpoint as rules
-from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate
+from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Wholeness
 
 SETTLES, RENAMES = CompletenessRule((), 10.0), CompletenessRule(("*.tmp",), 10.0)
 
@@ -14,11 +14,11 @@ def checkpoint(path="out/checkpoint-1", at=1, files=("model.safetensors", "optim
     return ForeignCandidate(path, True, files, 100, at, f"{path}@{at}", problem)
 
 
-def complete(found, rule, *, first_s=0.0, now_s=0.0, after_ns=0, excluded=(), is_proven=lambda _: False):
+def complete(found, rule, *, first_s=0.0, now_s=0.0, after_ns=0, excluded=(), wholeness=Wholeness.UNKNOWN):
     watched = rules.observe({}, found, first_s)
     watched = rules.observe(watched, found, now_s)
     items = rules.eligible(watched, rule, after_ns=after_ns, excluded=excluded)
-    return rules.newest_complete(items, rule, now_s, is_proven=is_proven)
+    return rules.newest_complete(items, rule, now_s, wholeness_of=lambda _: wholeness)
 
 
 def test_a_checkpoint_is_complete_when_it_was_not_changed_for_a_while():
@@ -30,17 +30,33 @@ def test_a_change_begins_the_while_anew():
     watched = rules.observe({}, [checkpoint(at=1)], 0.0)
     watched = rules.observe(watched, [checkpoint(at=2)], 8.0)
     items = rules.eligible(watched, SETTLES, after_ns=0, excluded=())
-    assert rules.newest_complete(items, SETTLES, 12.0, is_proven=lambda _: False) is None
-    assert rules.newest_complete(items, SETTLES, 18.0, is_proven=lambda _: False) == checkpoint(at=2)
+    assert rules.newest_complete(items, SETTLES, 12.0, wholeness_of=lambda _: Wholeness.UNKNOWN) is None
+    assert rules.newest_complete(items, SETTLES, 18.0, wholeness_of=lambda _: Wholeness.UNKNOWN) == checkpoint(at=2)
 
 
 def test_a_checkpoint_that_its_files_prove_whole_waits_for_a_moment_only():
-    assert complete([checkpoint()], SETTLES, now_s=0.4, is_proven=lambda _: True) is None
-    assert complete([checkpoint()], SETTLES, now_s=0.6, is_proven=lambda _: True) == checkpoint()
+    assert complete([checkpoint()], SETTLES, now_s=0.4, wholeness=Wholeness.WHOLE) is None
+    assert complete([checkpoint()], SETTLES, now_s=0.6, wholeness=Wholeness.WHOLE) == checkpoint()
 
 
 def test_a_program_that_renames_what_is_done_is_believed_at_once():
     assert complete([checkpoint()], RENAMES) == checkpoint()
+    assert complete([checkpoint()], RENAMES, wholeness=Wholeness.LACKING) == checkpoint()
+
+
+@pytest.mark.parametrize("rule", [SETTLES, RENAMES])
+def test_one_that_is_torn_by_its_format_is_never_complete_and_the_one_before_it_is(rule):
+    found = [checkpoint("out/checkpoint-2", at=2), checkpoint("out/checkpoint-1", at=1)]
+    assert complete(found[:1], rule, now_s=1e6, wholeness=Wholeness.TORN) is None
+    items = rules.eligible(rules.observe({}, found, 0.0), rule, after_ns=0, excluded=())
+    quality = {found[0].path: Wholeness.TORN, found[1].path: Wholeness.UNKNOWN}
+    chosen = rules.newest_complete(items, rule, 100.0, wholeness_of=lambda candidate: quality[candidate.path])
+    assert chosen == found[1]
+
+
+def test_one_that_lacks_files_waits_for_minutes_since_an_optimizer_may_be_gathered_meanwhile():
+    assert complete([checkpoint()], SETTLES, now_s=100.0, wholeness=Wholeness.LACKING) is None
+    assert complete([checkpoint()], SETTLES, now_s=rules.LACKING_S, wholeness=Wholeness.LACKING) == checkpoint()
 
 
 @pytest.mark.parametrize("files", [("model.safetensors.tmp",), ("a.tmp/model.safetensors",)])
@@ -90,6 +106,12 @@ def test_files_that_the_checkpoint_before_had_are_missed_in_a_folder_alone():
     assert rules.lacks_files(checkpoint(files=("a",)), ["a", "b"]) == ["b"]
     single = ForeignCandidate("out/epoch_2.pt", False, ("epoch_2.pt",), 1, 1, "s")
     assert rules.lacks_files(single, ["epoch_1.pt"]) == []
+
+
+def test_numbers_in_the_names_of_files_may_differ_and_their_count_may_not():
+    assert rules.lacks_files(checkpoint(files=("global_step20/m.pt",)), ["global_step10/m.pt"]) == []
+    earlier = ["model-00001-of-00002.bin", "model-00002-of-00002.bin"]
+    assert rules.lacks_files(checkpoint(files=("model-00001-of-00002.bin",)), earlier) == ["model-00002-of-00002.bin"]
 
 
 def test_the_first_stop_gets_the_plans_grace_and_later_ones_what_stops_have_taken():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,38 @@ def test_one_that_a_kill_has_torn_is_never_handed_back(site):
     again = site.watch(folder, pattern=pattern)
     assert again.begin(site.claims) == "out/ckpt.pt"
     assert path.read_bytes() == whole and len(site.written()) == 1
+
+
+def test_one_that_stays_torn_is_not_taken_however_long_it_rests(site):
+    pattern = "out/ckpt.pt"
+    path = site.root / "work" / "out" / "ckpt.pt"
+    path.parent.mkdir()
+    watch = site.watch(pattern=pattern, step=10)
+    watch.begin(site.claims)
+    archive(path, cut=100)
+    for _ in range(4):
+        watch.look(now=True)
+        time.sleep(0.3)
+    for is_clean in (False, True):
+        assert "is cut off" in watch.finish(is_clean=is_clean)
+    assert watch.newest is None and not site.written() and "is cut off" in site.skipped()["out/ckpt.pt"]
+    archive(path)
+    taken(watch, 10)
+
+
+def test_a_folder_that_rests_before_its_last_file_is_written_is_taken_with_it(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    taken(watch, 1)
+    site.save("checkpoint-2", extra=False)
+    for _ in range(4):
+        watch.look(now=True)
+        time.sleep(0.3)
+    assert "it lacks 'state.json'" in watch.finish(is_clean=False) and watch.step == 1
+    site.save("checkpoint-2")
+    _, contents = read_contents(taken(watch, 2), PATTERN)
+    assert "state.json" in contents.files.values()
 
 
 def test_a_folder_that_lacks_a_file_after_a_kill_is_not_taken(tmp_path):

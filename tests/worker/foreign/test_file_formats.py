@@ -38,6 +38,20 @@ def test_each_file_that_is_cut_off_anywhere_is_not_whole(tmp_path, name):
         assert is_whole(tmp_path, name) is False, length
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"a": 1}\n{"a": 2}\n', b'{"a": 1, "a": 2}', b"// so\n{}", b"[" * 200 + b"]" * 200]
+)
+def test_odd_json_that_is_not_cut_off_is_not_known_to_be_torn(tmp_path, content):
+    (tmp_path / "state.json").write_bytes(content)
+    assert is_whole(tmp_path, "state.json") is None
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": "x}', b'{"a": {}', b'{"a": "\\"}', b'[{"a": "["}'])
+def test_json_that_is_cut_off_behind_a_bracket_is_torn(tmp_path, content):
+    (tmp_path / "state.json").write_bytes(content)
+    assert is_whole(tmp_path, "state.json") is False
+
+
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00.", b"plain text"])
 def test_other_formats_prove_nothing(tmp_path, content):
     (tmp_path / "state.bin").write_bytes(content)
