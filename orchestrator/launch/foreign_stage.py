@@ -28,11 +28,13 @@ def launch_values(engine: Engine, run: RunInfo, stage: StageSection, processes: 
     if stage.foreign is None:
         return None
     section = stage.foreign.as_launch()
-    stops_s = [
-        float(facts["took_s"])
+    grace_s = section["stop"].get("grace_s", 0.0)
+    stops = [
+        facts
         for facts in sessions.facts_of_kind(engine, run.id, EventKind.FOREIGN_STOPPED)
         if facts["stage"] == stage.name
     ]
-    lead_s = foreign_checkpoint.stop_lead_s(stops_s, grace_s=section["stop"].get("grace_s", 0.0), copy_s=COPY_S)
+    stops_s = foreign_checkpoint.stop_times_s(stops, grace_s=grace_s)
+    lead_s = foreign_checkpoint.stop_lead_s(stops_s, grace_s=grace_s, copy_s=COPY_S)
     claims = str(home_of_folder(run.folder) / FOREIGN_FOLDER)
     return section | {"processes": processes, "lead_s": lead_s, "claims": claims}

@@ -40,6 +40,22 @@ def test_the_time_that_a_stop_takes_is_learned(kgorch):
     assert leads[0] == 7.0 and leads[1] < 6, leads
 
 
+def test_a_stop_while_a_program_loads_does_not_shorten_the_next_one(kgorch):
+    script = "echo step 1; while test -e loads; do sleep 0.1; done; mkdir -p state; echo 1 > state/state.json; sleep 60"
+    plan = shell_plan(script, stop={"signal": "SIGTERM", "grace": "6s"}).write(kgorch)
+    (kgorch.folder / "loads").touch()
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(lambda: "step 1" in kgorch.logs(), within_s=60)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
+    assert (stop["saved"], stop["killed"], stop["had_checkpoint"]) == ("no", "no", "no")
+    (kgorch.folder / "loads").unlink()
+    kgorch.background("start", str(plan))
+    wait_for_checkpoint(kgorch)
+    assert json.loads((kgorch.attempt() / "launch.json").read_text())["foreign"]["lead_s"] == 7.0
+
+
 def test_a_program_that_ends_with_status_0_and_has_saved_nothing_is_no_finished_training(kgorch):
     done = kgorch("start", str(shell_plan("echo no data found").write(kgorch)), code=20)
     told = done.stdout + done.stderr

@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WILDCARDS = re.compile(r"[*?\[]")
 
@@ -220,6 +220,24 @@ def matches(path: str, pattern: str) -> bool:
     )
 
 
+def stop_times_s(stops: Iterable[Mapping[str, Any]], *, grace_s: float) -> list[float]:
+    """Seconds that former stops took, of those that say how long the next one may take.
+
+    One that ended with a kill took at least the grace time. One that saved nothing before the first checkpoint of its attempt
+    says nothing: a program that is still loading ends at once, and later saves for a minute.
+
+    Args:
+        stops: facts of FOREIGN_STOPPED, oldest first.
+    """
+    times_s = []
+    for facts in stops:
+        if facts.get("killed") == "yes":
+            times_s.append(max(float(facts["took_s"]), grace_s))
+        elif facts.get("saved") == "yes" or facts.get("had_checkpoint") != "no":
+            times_s.append(float(facts["took_s"]))
+    return times_s
+
+
 def stop_lead_s(stops_s: Sequence[float], *, grace_s: float, copy_s: float) -> float:
     """Seconds before the wall (without the margin) at which the program is asked to stop.
 
@@ -227,7 +245,7 @@ def stop_lead_s(stops_s: Sequence[float], *, grace_s: float, copy_s: float) -> f
     plan grants and a copy takes.
 
     Args:
-        stops_s: seconds from the request until the last checkpoint was copied, of former stops, oldest first.
+        stops_s: seconds from the request until the last checkpoint was copied, of former stops, oldest first (`stop_times_s`).
         grace_s: the plan's `stop.grace`, which is the answer, with the copy, while there are none.
         copy_s: what copying a checkpoint takes.
     """

@@ -264,6 +264,8 @@ class Agent:
             "killed": "yes" if stop.was_killed else "no",
             "saved": "yes" if has_saved else "no",
         }
+        if self._watch:
+            facts["had_checkpoint"] = "yes" if any(item.at_s < stop.asked_s for item in self._watch.taken) else "no"
         self._link.send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_STOPPED, facts))
         if has_saved or is_at_step:
             return RankOutcome.SUSPENDED, ""

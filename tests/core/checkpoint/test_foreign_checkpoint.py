@@ -122,6 +122,21 @@ def test_the_first_stop_gets_the_plans_grace_and_later_ones_what_stops_have_take
     assert rules.stop_lead_s([4.0] * 7 + [50.0], grace_s=60.0, copy_s=2.0) == 62.0, "never more than the plan grants"
 
 
+def stop(took_s="4.000", saved="yes", killed="no", **others):
+    return {"stage": "train", "took_s": took_s, "by": "SIGTERM", "saved": saved, "killed": killed} | others
+
+
+def test_a_stop_that_a_kill_has_ended_counts_as_the_whole_grace():
+    assert rules.stop_times_s([stop(), stop("2.000", saved="no", killed="yes")], grace_s=60.0) == [4.0, 60.0]
+    assert rules.stop_times_s([stop("0.200", saved="no", killed="yes")], grace_s=0.0) == [0.2], 'stop = "kill"'
+
+
+def test_a_stop_before_the_first_checkpoint_of_its_session_does_not_count_unless_it_saved():
+    stops = [stop("0.100", saved="no", had_checkpoint="no"), stop(had_checkpoint="no"), stop("0.200", saved="no")]
+    assert rules.stop_times_s(stops, grace_s=60.0) == [4.0, 0.2]
+    assert rules.stop_times_s([stop("9.000", saved="no", killed="yes", had_checkpoint="no")], grace_s=60.0) == [60.0]
+
+
 @pytest.mark.parametrize(
     ("path", "is_match"),
     [
