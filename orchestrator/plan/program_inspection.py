@@ -211,7 +211,8 @@ def _launcher(library: str, modules: set[str], source: str) -> Launcher:
 
 
 def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) -> None:
-    saved, renamed = list(_paths(tree, names, _SAVES)), dict(_renames(tree, names))
+    calls, repeated = list(_saves(tree, names)), _repeated(tree)
+    saved, renamed = [path for path, _ in calls], dict(_renames(tree, names))
     for path in saved:
         final = next((new for old, new in renamed.items() if old == path or path.startswith(old + "/")), None)
         if final is not None:
@@ -226,29 +227,53 @@ def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) ->
     if final := next((new for old, new in renamed.items() if old.startswith(new) and new), None):
         old = next(old for old, new in renamed.items() if new == final)
         found.checkpoint, found.incomplete = final, [_suffix_pattern(old)]
-    elif good := [path for path in saved if path.strip("*/.")]:
-        found.checkpoint = good[0]
+    elif good := [(path, call) for path, call in calls if path.strip("*/.")]:
+        # weights that are saved once, at the end, are no checkpoint to continue from
+        found.checkpoint = max(good, key=lambda one: ("*" in one[0].rpartition("/")[2]) + (one[1] in repeated))[0]
 
 
 def _suffix_pattern(name: str) -> str:
     return f"*.{name.rpartition('.')[2]}"
 
 
-def _paths(tree: ast.Module, names: _Names, functions: Mapping[str, int]) -> Iterator[str]:
+def _saves(tree: ast.Module, names: _Names) -> Iterator[tuple[str, ast.Call]]:
+    """The path of each call that saves."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _called(node)) in functions:
-            position = functions[name]
+        if isinstance(node, ast.Call) and (name := _called(node)) in _SAVES:
+            position = _SAVES[name]
             keywords = {item.arg: item.value for item in node.keywords}
             if len(node.args) > position:
-                yield _clean(names.text(node.args[position]))
+                yield _clean(names.text(node.args[position])), node
             elif value := keywords.get("f") or keywords.get("output_dir") or keywords.get("filename"):
-                yield _clean(names.text(value))
+                yield _clean(names.text(value)), node
+
+
+def _repeated(tree: ast.Module) -> set[ast.AST]:
+    """What stands in a loop, or in a function of the program that is called in one."""
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found: set[ast.AST] = set()
+    waiting: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            if node not in found and isinstance(node, ast.Call) and _called(node) in functions:
+                waiting.append(functions[_called(node)])
+            found.add(node)
+    return found
 
 
 def _renames(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
+    """(old, new) of os.replace, shutil.move and the like, and of pathlib's methods. `replace` of a text has two arguments."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) in _RENAMES and len(node.args) == 2:
+        if not isinstance(node, ast.Call) or _called(node) not in _RENAMES:
+            continue
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        is_function = owner is None or (isinstance(owner, ast.Name) and owner.id in ("os", "shutil"))
+        if is_function and len(node.args) == 2:
             yield _clean(names.text(node.args[0])), _clean(names.text(node.args[1]))
+        elif owner is not None and len(node.args) == 1:
+            old, new = _clean(names.text(owner)), _clean(names.text(node.args[0]))
+            if old and new:
+                yield old, new
 
 
 def _clean(path: str) -> str:

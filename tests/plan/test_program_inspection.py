@@ -114,6 +114,42 @@ def test_a_folder_that_is_written_with_more_slashes_is_the_same_place(folder):
 
 
 @pytest.mark.parametrize(
+    ("line", "checkpoint", "incomplete"),
+    [
+        ("print(line.replace('  ', ' ')); torch.save(x, 'out/ckpt.pt')", "out/ckpt.pt", []),
+        ("name = name.replace('out', ''); torch.save(x, 'out/ckpt.pt')", "out/ckpt.pt", []),
+        ("torch.save(x, 'out/ckpt.pt.tmp'); os.replace('out/ckpt.pt.tmp', 'out/ckpt.pt')", "out/ckpt.pt", ["*.tmp"]),
+        ("torch.save(x, 'ckpt.pt.tmp'); shutil.move('ckpt.pt.tmp', 'ckpt.pt')", "ckpt.pt", ["*.tmp"]),
+        ("torch.save(x, 'ckpt.pt.tmp'); replace('ckpt.pt.tmp', 'ckpt.pt')", "ckpt.pt", ["*.tmp"]),
+        ("torch.save(x, 'ckpt.pt.tmp'); Path('ckpt.pt.tmp').replace('ckpt.pt')", "ckpt.pt", ["*.tmp"]),
+        ("new = Path('ckpt.pt.tmp'); torch.save(x, new); new.rename(Path('ckpt.pt'))", "ckpt.pt", ["*.tmp"]),
+    ],
+)
+def test_a_rename_is_one_of_files_and_not_of_parts_of_a_text(line, checkpoint, incomplete):
+    found = inspect(f"import os, shutil, torch\nfrom os import replace\nfrom pathlib import Path\n{line}\n", [])
+    assert (found.checkpoint, found.incomplete) == (checkpoint, incomplete)
+
+
+FINAL = """
+import torch
+torch.save(model.state_dict(), "final.pt")
+def main():
+    for epoch in range(9):
+        torch.save(state, SAVE)
+"""
+
+
+@pytest.mark.parametrize("place", ["f'ckpt_{epoch}.pt'", "'ckpt.pt'"])
+def test_a_save_in_a_loop_is_the_checkpoint_and_not_the_weights_at_the_end(place):
+    assert inspect(FINAL.replace("SAVE", place), []).checkpoint == ("ckpt_*.pt" if "{" in place else "ckpt.pt")
+
+
+def test_a_name_that_differs_is_the_checkpoint_where_no_save_is_in_a_loop():
+    source = FINAL.replace("SAVE", "f'ckpt_{epoch}.pt'").replace("for epoch in range(9)", "if epoch")
+    assert inspect(source, []).checkpoint == "ckpt_*.pt"
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "torch.save(x, '/abs/ckpt.pt')",
