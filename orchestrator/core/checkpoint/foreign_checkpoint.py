@@ -191,7 +191,8 @@ def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
         logged: the newest step of the log; None where none is read.
         taken: step of the checkpoint that was taken last; -1 for none.
     """
-    number = _number_in(path, pattern)
+    numbers = _numbers_in(path, pattern)
+    number = numbers[-1] if numbers else None
     if number is not None and logged is not None and logged > SAME_COUNT * number:
         number = None
     step = number if number is not None else logged
@@ -199,8 +200,24 @@ def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
     return max(taken + 1, 1) if step is None or step <= taken else max(step, 1)
 
 
-def _number_in(path: str, pattern: str) -> int | None:
-    """The last number of at most 15 digits in the parts of `path` that wildcards of `pattern` match."""
+def has_started_over(path: str, handed: str, pattern: str, *, logged: int | None, step: int) -> bool:
+    """Whether a checkpoint shows that the program did not continue from the one that it was handed, and trains anew.
+
+    No number in its name is above that of the other one, and the log has not come further: names may be slots that are written in
+    turn, or hold a loss.
+
+    Args:
+        handed: path of the checkpoint that was handed back; empty for none.
+        logged: the step of the log when the checkpoint was written; None where none is read.
+        step: of the checkpoint that was handed back.
+    """
+    new, old = _numbers_in(path, pattern), _numbers_in(handed, pattern)
+    is_behind = len(new) == len(old) and new != old and all(one <= other for one, other in zip(new, old, strict=True))
+    return is_behind and (logged is None or logged <= step)
+
+
+def _numbers_in(path: str, pattern: str) -> list[int]:
+    """The numbers of at most 15 digits in the parts of `path` that wildcards of `pattern` match."""
     numbers: list[int] = []
     for part, shape in zip(path.split("/"), pattern.split("/"), strict=False):
         if not WILDCARDS.search(shape):
@@ -208,7 +225,7 @@ def _number_in(path: str, pattern: str) -> int | None:
         prefix, suffix = WILDCARDS.split(shape)[0], WILDCARDS.split(shape)[-1].rpartition("]")[2]
         varying = part.removeprefix(prefix).removesuffix(suffix)
         numbers += [int(digits) for digits in re.findall(r"\d+", varying) if len(digits) <= 15]
-    return numbers[-1] if numbers else None
+    return numbers
 
 
 def matches(path: str, pattern: str) -> bool:

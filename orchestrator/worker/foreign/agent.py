@@ -226,7 +226,7 @@ class Agent:
         self._status.read(self._link.send, is_last=True)
         clear_file(Path(self._launch.workdir), self._foreign["stop"])
         status, is_clean = program.status, program.status == 0 and not program.was_killed
-        skipped = self._watch.finish(is_clean=is_clean) if self._watch else ""
+        skipped = self._watch.finish(is_clean=is_clean, was_stopped=stop.asked_s > 0) if self._watch else ""
         if self._probe:
             self._probe.write(stop, self._watch, self._status)
         if stop.asked_s:

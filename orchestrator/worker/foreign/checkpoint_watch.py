@@ -82,6 +82,7 @@ class CheckpointWatch:
         self._earlier_files: frozenset[str] = frozenset()
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
+        self._handed = ""  # path of the checkpoint that was handed back, until a newer one was taken
         self._examined: dict[str, tuple[Wholeness, str]] = {}  # by signature
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
@@ -115,12 +116,14 @@ class CheckpointWatch:
             folder = Path(launch.resume)
             manifest, contents = foreign_contents.read_contents(folder, self._pattern)
             self.step, self.newest, handed = manifest.step, folder, contents.path
+            self._handed = handed
             self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
             if contents.path in self._watched and foreign_contents.is_same(
                 self._root / contents.path, contents, manifest
             ):
                 self._after_ns = max(self._after_ns, self._watched[contents.path].candidate.newest_ns)
         if not claim.is_new and (saved := self._salvage()):
+            self._handed = saved
             return saved
         if contents and self.newest and checkpoint_copy.restore(self.newest, contents, self._root, launch.attempt):
             self._observe()
@@ -138,7 +141,7 @@ class CheckpointWatch:
         """
         for item in self._eligible():
             candidate = item.candidate
-            if why := self._examine(candidate)[1]:
+            if why := self._examine(candidate)[1] or self._anew(candidate):
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
             elif self._copy(candidate):
@@ -160,18 +163,21 @@ class CheckpointWatch:
         complete = foreign_checkpoint.newest_complete(
             self._eligible(), self._rule, boottime_s(), wholeness_of=self._wholeness_of
         )
-        if complete and self._failures.get(complete.signature, 0) < TRIES:
+        if complete and (why := self._anew(complete)):
+            self._leave(complete, why)
+        elif complete and self._failures.get(complete.signature, 0) < TRIES:
             self._copying = threading.Thread(target=self._copy, args=(complete,), name="copy", daemon=True)
             self._copying.start()
 
     # After its end
 
-    def finish(self, *, is_clean: bool) -> str:
+    def finish(self, *, is_clean: bool, was_stopped: bool = False) -> str:
         """Take the newest checkpoint after the program has ended.
 
         Args:
             is_clean: it ended by itself, with exit status 0: all that it wrote is complete, unless the format of a file proves
                 it cut off. Otherwise what had not settled while it lived is taken only where its files prove it whole.
+            was_stopped: it was asked to end, so that its newest checkpoint is not the end of the training.
 
         Returns: why the newest one was not taken; empty where it was, or there is no newer one than before.
         """
@@ -186,6 +192,8 @@ class CheckpointWatch:
             if wholeness is Wholeness.TORN or (why and not is_clean and not is_in_time):
                 self._skip(item.candidate, why)
                 skipped = skipped or f"{item.candidate.path} is not taken: {why}"
+            elif (was_stopped or not is_clean) and (why := self._anew(item.candidate)):
+                self._leave(item.candidate, why)
             elif self._copy(item.candidate):
                 break
         return skipped
@@ -251,6 +259,24 @@ class CheckpointWatch:
             return Wholeness.UNKNOWN, f"it was {ended} there is no earlier one to compare its files with"
         return Wholeness.WHOLE, ""
 
+    def _anew(self, candidate: ForeignCandidate) -> str:
+        """Why a checkpoint is no progress, though it is newer: the program trains anew. Empty where it is progress."""
+        logged = foreign_checkpoint.logged_at(self._position().history, candidate.newest_ns)
+        path, handed = candidate.path, self._handed
+        if not foreign_checkpoint.has_started_over(path, handed, self._pattern, logged=logged, step=self.step):
+            return ""
+        return (
+            f"the program was handed {handed} and has saved {path}: it seems to have started over; that is no progress"
+        )
+
+    def _leave(self, candidate: ForeignCandidate, why: str) -> None:
+        """Take no more notice of a checkpoint, and say so once."""
+        self._excluded.add(candidate.signature)
+        if self._handed not in self._reported:
+            self._reported.add(self._handed)
+            do = "correct stage.foreign.again, or give stage.foreign.step where the numbers in its names are no steps"
+            self._note(f"{why}. {do}")
+
     def _copy(self, candidate: ForeignCandidate) -> bool:
         """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
         launch, position, began_s = self._launch, self._position(), boottime_s()
@@ -268,6 +294,7 @@ class CheckpointWatch:
             return False
         took_s = boottime_s() - began_s
         self.step, self.newest, self.taken_s = step, folder, began_s
+        self._handed = ""
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, began_s))
         self._excluded.add(candidate.signature)

@@ -96,6 +96,24 @@ def test_a_checkpoint_stands_for_the_step_of_its_name_or_of_the_log(path, patter
     assert rules.step_of(path, pattern, logged=logged, taken=taken) == step
 
 
+@pytest.mark.parametrize(
+    ("path", "handed", "logged", "is_over"),
+    [
+        ("out/checkpoint-100", "out/checkpoint-500", None, True),
+        ("out/checkpoint-100", "out/checkpoint-500", 110, True),
+        ("out/checkpoint-600", "out/checkpoint-500", None, False),
+        ("out/checkpoint-500", "out/checkpoint-500", None, False),
+        ("out/checkpoint-0", "out/checkpoint-1", 510, False),  # slots that are written in turn: the log goes on
+        ("out/checkpoint-e0-s100", "out/checkpoint-e3-s500", None, True),
+        ("out/checkpoint-600-loss0.1", "out/checkpoint-500-loss0.25", None, False),  # not each number is a step
+        ("out/checkpoint-last", "out/checkpoint-500", None, False),
+        ("out/checkpoint-100", "", None, False),
+    ],
+)
+def test_a_program_that_saves_behind_the_checkpoint_that_it_was_handed_has_started_over(path, handed, logged, is_over):
+    assert rules.has_started_over(path, handed, "out/checkpoint-*", logged=logged, step=500) is is_over
+
+
 def test_the_step_of_the_log_is_that_of_the_time_at_which_the_checkpoint_was_written():
     history = [(10, 1), (20, 2), (30, 3)]
     assert [rules.logged_at(history, at) for at in (5, 20, 21, 99)] == [1, 2, 3, 3]

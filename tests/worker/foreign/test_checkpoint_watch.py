@@ -120,6 +120,42 @@ def test_the_newest_is_put_back_on_another_machine_and_nothing_is_copied_where_i
     assert [path.name for path in restored.parent.iterdir()] == ["checkpoint-1"]
 
 
+def test_a_program_that_starts_over_does_not_replace_what_the_run_has_reached(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-500")
+    folder = taken(watch, 500)
+    watch.close()
+    again = site.watch(folder)
+    assert again.begin(site.claims) == "out/checkpoint-500"
+    site.save("checkpoint-100", content=b"anew")
+    for _ in range(4):
+        again.look(now=True)
+        time.sleep(0.3)
+    again.finish(is_clean=True, was_stopped=True)
+    assert (again.step, again.newest, site.written()) == (500, folder, [folder])
+    [note] = [message.facts["what"] for message in site.sent if isinstance(message, JournalEntry)]
+    assert "was handed out/checkpoint-500 and has saved out/checkpoint-100" in note
+    again.close()
+    third = site.watch(folder)
+    assert third.begin(site.claims) == "out/checkpoint-500"
+    assert not (site.root / "work" / "out" / "checkpoint-100").exists()
+    site.save("checkpoint-600")
+    taken(third, 600)
+
+
+def test_a_program_that_starts_over_and_ends_by_itself_is_taken_at_its_word(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-500")
+    folder = taken(watch, 500)
+    watch.close()
+    again = site.watch(folder)
+    again.begin(site.claims)
+    site.save("checkpoint-100", content=b"anew")
+    assert again.finish(is_clean=True) == "" and again.step == 501
+
+
 def test_what_lies_in_the_place_of_a_restored_checkpoint_is_moved_aside_and_not_lost(site):
     watch = site.watch()
     watch.begin(site.claims)
