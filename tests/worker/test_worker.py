@@ -183,6 +183,43 @@ def test_tied_weights_are_kept_once_and_come_back_tied():
     assert torch.equal(net["b"].weight, expected) and net["b"].weight is net["a"].weight
 
 
+class Masking(torch.optim.SGD):
+    """Keeps a bool, a counter, and a float32 copy of its weights, as optimizers for bfloat16 do."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                own = self.state[weight]
+                own["mask"], own["count"] = weight > 0, torch.tensor(70_001)
+                own["nested"] = {"master": weight.float() + 1e-6}
+
+
+@pytest.mark.parametrize("kind", [Masking, torch.optim.NAdam, torch.optim.AdamW])
+@pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
+def test_an_optimizers_tensors_keep_the_types_that_they_were_saved_with(kind, order):
+    def built(dtype=torch.bfloat16):
+        net = nn.Linear(3, 3).to(dtype)
+        things = {"model": net, "optimizer": kind(net.parameters(), lr=0.01)}
+        for weight in net.parameters():
+            weight.grad = torch.randn_like(weight)
+        return {name: things[name] for name in order}
+
+    things = built()
+    for _ in range(3):
+        things["optimizer"].step()
+    captured = state_codec.capture(things)
+    again = built()
+    state_codec.restore(again, captured.tree, captured.tensors.__getitem__)
+    found = state_codec.capture(again).tensors
+    assert found.keys() == captured.tensors.keys()
+    for path, tensor in captured.tensors.items():
+        assert found[path].dtype == tensor.dtype and torch.equal(found[path], tensor), path
+    changed = built(torch.float32)  # the script has another type now: moments must fit its gradients
+    state_codec.restore(changed, captured.tree, captured.tensors.__getitem__)
+    changed["optimizer"].step()
+
+
 def test_another_model_is_refused_with_the_first_name_that_differs():
     captured = state_codec.capture({"model": nn.Linear(3, 3)})
     with pytest.raises(CannotRestore, match="another model"):

@@ -6,7 +6,7 @@ optimizers) is separated from state that each rank keeps for itself (schedulers,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,17 +179,50 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -
             f"script:     {', '.join(sorted(tracked))}",
             next_step="give session.track() the same names, or begin a new run with `kgorch start PLAN --fresh`",
         )
-    for name, thing in tracked.items():
-        thing, state = unwrapped(thing), tagged_json.insert(tree[name], fetch, name)
+    things = {name: unwrapped(thing) for name, thing in tracked.items()}
+    cast: set[tuple[Any, ...]] = set()
+    for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
+        state = tagged_json.insert(tree[name], fetch, name)
         try:
             if isinstance(thing, nn.Module):
-                _fill(name, thing, state)
+                cast |= _fill(name, thing, state)
+            elif isinstance(thing, torch.optim.Optimizer):
+                _load_optimizer(thing, state, cast)
             else:
                 thing.load_state_dict(state)
         except tagged_json.MISFITS as error:
             raise CannotRestore(
                 f"{name} does not take what the checkpoint holds", f"{type(error).__name__}: {error}"[:300]
             ) from error
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: Any, cast: Set[tuple[Any, ...]]) -> None:
+    """Load into the optimizer, with the types that its tensors were saved with.
+
+    Optimizer.load_state_dict casts every tensor but `step` to the type of its parameter: float32 moments of bfloat16 weights
+    would be rounded at each resume, and masks and counters would become numbers.
+
+    Args:
+        cast: identities of weights that have another type than in the checkpoint. The script has changed it, and moments of the
+            former type may not fit the new gradients, so PyTorch's cast stays.
+    """
+    optimizer.load_state_dict(state)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, weight in zip(numbers, weights, strict=True):
+        own, saved = optimizer.state.get(weight), state["state"].get(number)
+        if isinstance(own, dict) and isinstance(saved, dict) and local_tensors.identity(weight) not in cast:
+            _keep_types(own, saved)
+
+
+def _keep_types(own: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
+    """Put the saved tensors in place of those that were cast. `step` stays as PyTorch wants it, which depends on the group."""
+    for key, value in saved.items():
+        there = own.get(key)
+        if isinstance(value, dict) and isinstance(there, dict):
+            _keep_types(there, value)
+        elif key != "step" and isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor):
+            own[key] = there if value.dtype == there.dtype else value.to(there.device)
 
 
 def put_back(tracked: Mapping[str, Any], before: CapturedState, copies: Mapping[str, torch.Tensor]) -> None:
@@ -226,8 +259,11 @@ def put_back(tracked: Mapping[str, Any], before: CapturedState, copies: Mapping[
         restore({name: tracked[name]}, {name: trees[name]}, copies.__getitem__)
 
 
-def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
-    """Load into the module by way of its own state_dict, which has the version metadata that load_state_dict reads."""
+def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> set[tuple[Any, ...]]:
+    """Load into the module by way of its own state_dict, which has the version metadata that load_state_dict reads.
+
+    Returns: identities of the tensors that have another type than in the state.
+    """
     if not isinstance(state, dict):
         raise CannotRestore(f"{name} is not a table in the checkpoint")
     if isinstance(module, TrainableWeights):
@@ -250,5 +286,7 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> None:
             f"{len(other)} of {len(tensors)} tensors of {name} have another shape than in the checkpoint: {shapes}",
             next_step="put back the arguments that it was trained with, or begin a new run with `kgorch start PLAN --fresh`",
         )
+    cast = {local_tensors.identity(value) for key, value in tensors.items() if value.dtype != state[key].dtype}
     own.update({key: state[key] for key in own})
     module.load_state_dict(own)
+    return cast
