@@ -146,7 +146,7 @@ class BestCheckpoint:
 
     def _reached(self) -> float | None:
         """The best value that has a checkpoint; the one before it if its save has failed since."""
-        if self._at is not None and self._saver.error and not is_on_disk(self._launch, self._at, final=False):
+        if self._at in self._saver.failed_steps and not is_on_disk(self._launch, self._at, final=False):
             return self._before
         return self._value
 

@@ -100,6 +100,7 @@ class SnapshotWriter:
         blocking_s: seconds for which the last snapshot held up the training.
         error: why the last save has failed, else "".
         errno: of that error, where the system has one; else 0.
+        failed_steps: steps of all saves of this attempt that have failed. `error` lasts until the next snapshot only.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class SnapshotWriter:
         self._sharding: Mapping[str, Any] = {}
         self._encoded: dict[str, bytes] = {}
         self.blocking_s, self.error, self.errno = 0.0, "", 0
+        self.failed_steps: set[int] = set()
 
     @property
     def interval_s(self) -> float | None:
@@ -232,9 +234,9 @@ class SnapshotWriter:
         while self._is_writing(patience_s=0.05):
             assert self._writing
             if (failed := self._board.failed_rank(self._writing.ordinal)) is not None:
-                self.error, self._writing = f"rank {failed} could not take part", None
+                self._finish(f"rank {failed} could not take part")
             elif time.monotonic() > until:
-                self.error, self._writing = "it takes too long", None
+                self._finish("it takes too long")
         return not self.error
 
     def fetch(self) -> tuple[SnapshotInfo, list[int]]:
@@ -286,15 +288,24 @@ class SnapshotWriter:
     def _fail(self, step: int, error: OSError, persist: bool) -> None:
         if persist:  # a failed snapshot is replaced by the next one
             self.error, self._writing = str(error), None
+            self.failed_steps.add(step)
             self._board.save_failed(self._ordinal)
             self._tell(SaveFailure(self._launch.attempt, self._rank, step, f"{type(error).__name__}: {error}"))
+
+    def _finish(self, error: str, errno: int = 0) -> PendingWrite:
+        """The save that is being written has ended. Args: error: why it has failed, else ""."""
+        assert self._writing
+        ended, self._writing, self.error, self.errno = self._writing, None, error, errno
+        if error:
+            self.failed_steps.add(ended.step)
+        return ended
 
     def _is_writing(self, patience_s: float = 0.0) -> bool:
         if self._writing and self._keeper:
             try:
                 for message in transport.receive_messages(self._keeper, self._lines, patience_s=patience_s):
                     if isinstance(message, PersistResult) and message.number == self._writing.number:
-                        self.error, self.errno, self._writing = message.error, message.errno, None
+                        self._finish(message.error, message.errno)
                         break
             except (OSError, ProtocolError):
                 self._lose_keeper()
@@ -377,7 +388,7 @@ class SnapshotWriter:
             self._keeper.close()
         self._keeper, self._images = None, []
         if self._writing:
-            lost, self._writing, self.error = self._writing, None, "the keeper is gone"
+            lost = self._finish("the keeper is gone")
             self._board.save_failed(lost.ordinal)
             if self._rank == 0:
                 self._tell(SaveFailure(self._launch.attempt, -1, lost.step, self.error))

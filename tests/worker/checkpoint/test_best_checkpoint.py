@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -10,12 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ranks
+import torch
 from safetensors.numpy import load_file
+from saving import Place, save
+from torch import nn
 
 from kgorch.checkpoint.folder import list_checkpoints
 from kgorch.checkpoint.manifest import Manifest, shard_names
 from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.metrics.metric_curve import Mark
+from kgorch.worker.checkpoint.best_checkpoint import BestCheckpoint
 from kgorch.worker.ranks.consensus_board import SAVE, STOP, Board, size
+from kgorch.worker.telemetry.reported_metrics import ReportedMetrics
 
 BEST = {"metric": "accuracy", "highest": True, "value": None}
 
@@ -176,3 +183,27 @@ def test_a_stop_that_was_asked_for_is_known_before_it_is_a_request(tmp_path):
     assert first.stop_asked and not first.open_request
     first.tick(4)
     assert first.stop_asked and first.open_request & STOP and second.tick(4) == 0
+
+
+def test_after_a_save_of_the_best_that_failed_lower_values_than_its_own_are_saved_again(tmp_path):
+    """A memory snapshot in between clears the error of the failed save."""
+    place, metrics, net = Place(tmp_path), ReportedMetrics(), {"model": nn.Linear(4, 4)}
+    place.start_keeper()
+    saver = place.saver(best=BEST | {"value": 0.5})
+    best = BestCheckpoint(saver._launch, 0, saver._board, saver, metrics, place.told.append)
+    saver.prepare(1 << 16, torch.device("cpu"))
+    place.keeper.send_signal(signal.SIGSTOP)
+    metrics.report("accuracy", 0.9, Mark(1, 1, True))
+    assert save(saver, net, 1)
+    best.record_save(1)
+    place.kill_keeper()
+    place.start_keeper()
+    assert not saver.wait()
+    assert save(saver, net, 2, persist=False)
+    metrics.report("accuracy", 0.8, Mark(3, 1, True))
+    assert best.between_epochs(3, None) & SAVE
+    assert save(saver, net, 3) and saver.wait()
+    best.record_save(3)
+    metrics.report("accuracy", 0.7, Mark(4, 1, True))
+    assert best.between_epochs(4, None) == 0
+    place.kill_keeper()
