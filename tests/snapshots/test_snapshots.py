@@ -280,6 +280,18 @@ def test_a_keeper_that_was_killed_is_asked_anew_and_the_save_is_made(place):
     assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [2, 1]
 
 
+@pytest.mark.parametrize("memory_bytes", [6 << 20, 0])
+def test_a_keeper_killed_while_it_writes_costs_no_stop_its_save_with_one_buffer_or_files(place, memory_bytes):
+    saver, net = place.saver(memory_bytes=memory_bytes), {"model": nn.Linear(1000, 1000)}
+    saver.prepare(4_100_000, torch.device("cpu"))
+    os.kill(place.keeper.pid, signal.SIGSTOP)
+    assert save(saver, net, 1)
+    place.kill_keeper()
+    place.start_keeper()
+    assert save(saver, net, 2) and saver.wait()  # for a stop: nothing has waited for the first one
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [2]
+
+
 def test_a_keeper_whose_socket_was_taken_away_is_found_by_the_ranks_of_the_next_attempt(place):
     """It lives and holds its lock, so no other can come up beside it."""
     saver, net = place.saver(), {"model": nn.Linear(4, 4)}

@@ -254,10 +254,10 @@ class SnapshotWriter:
         shard = next(iter(snapshot.documents)).removesuffix(".json") + ".safetensors"
         patience_s = KEEPER_PATIENCE_S if persist else 0.0
         size = sum(tensor.nbytes for tensor in mine.values()) + sum(len(content) for content in files.values())
-        if not self._images:
-            self._make_room(size + 512 * len(mine) + 65536, patience_s)
         if self._count < 2 and persist:
             self.wait()  # the only buffer must not be filled while it is written
+        if not self._images:  # the wait may have found the keeper gone
+            self._make_room(size + 512 * len(mine) + 65536, patience_s)
         try:
             spans = self._image(slot).fill(mine, files, self._number)
         except BufferTooSmall as error:
