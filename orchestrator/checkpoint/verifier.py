@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +52,7 @@ class Verifier:
     def __init__(self, run: RunInfo, listener: VerificationListener, post: Callable[[Job], None]) -> None:
         self._run, self._listener, self._post = run, listener, post
         self._root = Path(run.checkpoints)
+        self._restarts: dict[str, datetime] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="verifier")
 
     def submit(self, job: Job) -> bool:
@@ -76,6 +78,14 @@ class Verifier:
         """Delete a checkpoint in the thread. False as `submit`."""
         return self.submit(lambda: store.delete(folder, self._root))
 
+    def note_restart(self, stage: str, at: datetime) -> None:
+        """The stage began anew: its older checkpoints do not count, as one that the keeper was still writing then."""
+        self._restarts[stage] = at
+
+    def _is_superseded(self, manifest: Manifest) -> bool:
+        at = self._restarts.get(manifest.stage)
+        return at is not None and datetime.fromisoformat(manifest.created_at) < at
+
     def verify(self, written: CheckpointWritten) -> None:
         """In the thread: verify a checkpoint that was just written; quarantine it if it is broken."""
         began_s, folder = boottime_s(), Path(written.path)
@@ -92,6 +102,9 @@ class Verifier:
             if manifest.run_id != self._run.id:
                 self.report_failure(f"{folder} belongs to another run")
                 return
+            if self._is_superseded(manifest):
+                self.skipped(folder, KgorchError(f"{folder} was written after its stage began anew, and is of before"))
+                return
             took_s = 0.0 if written.rescued else written.took_s + boottime_s() - began_s
             self._post(
                 lambda: self._listener.verified(manifest, folder, took_s, written.blocking_s, rescued=written.rescued)
@@ -102,7 +115,9 @@ class Verifier:
         return [
             folder
             for folder, manifest in readable_checkpoints(root)
-            if not self._listener.is_known(str(folder)) and manifest.run_id == self._run.id
+            if not self._listener.is_known(str(folder))
+            and manifest.run_id == self._run.id
+            and not self._is_superseded(manifest)
         ]
 
     def verify_unrecorded(self, root: Path) -> None:

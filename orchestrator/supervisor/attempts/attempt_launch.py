@@ -15,7 +15,7 @@ from kgorch.db import sessions
 from kgorch.errors import CheckpointUnreadable, KgorchError
 from kgorch.hardware import devices
 from kgorch.hardware.gpu_locks import GpuLocks
-from kgorch.launch import attempts, launcher, standby
+from kgorch.launch import attempts, launcher, rungs, standby
 from kgorch.nodes.node_group import NodesMissing
 from kgorch.plan import StageSection
 from kgorch.protocol.launch_spec import NodePlace
@@ -89,6 +89,8 @@ class AttemptLauncher:
             self._free_devices()
             place = self._gather_nodes(stages[0])
             found = attempts.find_restore_point(live.engine, live.run, stages[0].name, self._verifier.skipped)
+            if restart := rungs.last_restart(live.engine, live.run.id, stages[0].name):
+                self._verifier.note_restart(restart.stage, restart.at)
         except NodesMissing as error:
             self._post(NodesLost("; ".join((error.what, *error.facts))))
             return

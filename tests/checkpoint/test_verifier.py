@@ -1,0 +1,55 @@
+"""What the background verification reports of a checkpoint that it has read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+from sources import checkpoint
+
+from kgorch.checkpoint.verifier import Verifier
+from kgorch.protocol.snapshot_messages import CheckpointWritten
+
+
+class Records:
+    """The loop's side: what was verified with its seconds, and what was passed over."""
+
+    def __init__(self):
+        self.times, self.passed = {}, []
+
+    def is_known(self, folder):
+        return False
+
+    def verified(self, found, folder, took_s, blocking_s, *, rescued=False):
+        self.times[found.step] = took_s
+
+    def passed_over(self, place, error, was):
+        self.passed.append((place.name, was))
+
+
+@pytest.fixture
+def records():
+    return Records()
+
+
+@pytest.fixture
+def verifier(tmp_path, records):
+    made = Verifier(SimpleNamespace(id="r1", checkpoints=str(tmp_path)), records, lambda job: job())
+    yield made
+    made.close()
+
+
+def written(folder, took_s=2.0):
+    return CheckpointWritten("1.1", str(folder), 0, 0, 0.5, took_s)
+
+
+def test_a_checkpoint_that_lands_after_its_stage_began_anew_is_not_recorded(verifier, records, tmp_path):
+    """The keeper was writing it when memory ran out, and it is of more steps than the new beginning has."""
+    late, of_another = checkpoint(tmp_path, 500), checkpoint(tmp_path, 7, stage="predict")
+    verifier.note_restart("train", datetime(2026, 11, 20, 12, 30, tzinfo=UTC))
+    anew = checkpoint(tmp_path, 20, minute=31)
+    for folder in (late, of_another, anew):
+        verifier.verify(written(folder))
+    assert records.times.keys() == {7, 20} and records.passed == [(late.name, None)] and late.exists()
+    assert verifier.unrecorded(tmp_path / "train") == [anew]
