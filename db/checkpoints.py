@@ -39,6 +39,14 @@ def set_state(engine: Engine, path: str, state: CheckpointState, why: str = "") 
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(state=state, why=why))
 
 
+def mark_dropped(engine: Engine, path: str) -> bool:
+    """Mark a checkpoint that is about to be deleted. False if it is pinned: then it stays as it is."""
+    with Orm(engine) as orm, orm.begin():
+        query = update(Checkpoint).where(Checkpoint.path == path, Checkpoint.pinned.is_(False))
+        result = orm.execute(query.values(state=CheckpointState.DROPPED, why="").returning(Checkpoint.id))
+        return result.first() is not None
+
+
 def set_pinned(engine: Engine, path: str, pinned: bool) -> None:
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Checkpoint).where(Checkpoint.path == path).values(pinned=pinned))

@@ -129,8 +129,8 @@ def drop_expired(engine: Engine, run_id: str, plan: Plan, delete: Callable[[Path
         delete: of a folder. False when it will not be deleted, because the session is over.
     """
     for folder in expired_folders(engine, run_id, plan):
-        rows.set_state(engine, str(folder), CheckpointState.DROPPED)
-        if not delete(folder):  # the next session clears up
+        # a person may have pinned it since it was chosen
+        if rows.mark_dropped(engine, str(folder)) and not delete(folder):  # the next session clears up
             rows.set_state(engine, str(folder), CheckpointState.VERIFIED)
 
 
@@ -203,9 +203,10 @@ def drop(engine: Engine, run_id: str, row: CheckpointInfo, root: Path) -> None:
         raise KgorchError(
             f"step {row.step} of {row.stage} is the newest verified checkpoint, from which the run continues"
         )
-    if row.pinned:
+    store.check_folder(Path(row.path), root)
+    # the row first, as in drop_expired
+    if not rows.mark_dropped(engine, row.path):
         raise KgorchError(
             f"step {row.step} of {row.stage} is pinned", next_step="unpin it first: kgorch checkpoints unpin"
         )
     store.delete(Path(row.path), root)
-    rows.set_state(engine, row.path, CheckpointState.DROPPED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import lived_in
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
@@ -94,3 +96,30 @@ def test_the_verbs_pin_and_drop_by_step(kgorch, home):
     kgorch("checkpoints", "unpin", "surface-unet3d", "--step", "4600")
     assert "step-00004600" in kgorch("checkpoints", "drop", "surface-unet3d", "--step", "4600").stdout
     assert "no verified checkpoint" in kgorch("checkpoints", "pin", "surface-unet3d", "--step", "4600", code=2).stderr
+
+
+def test_a_pin_that_comes_after_the_choice_keeps_the_checkpoint(home, monkeypatch):
+    """A person pins while a session drops: the choice was made, and the row is not yet marked."""
+    plan = parse('name = "x"\n[[stage]]\nname = "train"\nentry = "x.py"\n[checkpoint]\nkeep = { last = 1 }', "x")
+    first, *others = chosen = registry.expired_folders(home.engine, RUN, plan)
+    monkeypatch.setattr(registry, "expired_folders", lambda *_: chosen)
+    checkpoints.set_pinned(home.engine, str(first), True)
+    deleted = []
+    registry.drop_expired(home.engine, RUN, plan, lambda folder: not deleted.append(folder))
+    assert deleted == others and str(first) in {row.path for row in verified(home).values()}
+
+
+def test_a_checkpoint_that_is_pinned_or_not_marked_is_not_deleted_by_name(home):
+    root = home.home / "runs/surface-unet3d/1/checkpoints"
+    row = next(item for item in verified(home).values() if not item.pinned)
+    checkpoints.set_pinned(home.engine, row.path, True)
+    with pytest.raises(KgorchError, match="is pinned"):
+        registry.drop(home.engine, RUN, row, root)  # as it was read before the pin
+    checkpoints.set_pinned(home.engine, row.path, False)
+    with home.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER full BEFORE UPDATE ON checkpoints BEGIN SELECT RAISE(FAIL, 'disk is full'); END"
+        )
+    with pytest.raises(SQLAlchemyError):
+        registry.drop(home.engine, RUN, row, root)
+    assert Path(row.path).is_dir()
