@@ -105,7 +105,8 @@ class Verifier:
             if self._is_superseded(manifest):
                 self.skipped(folder, KgorchError(f"{folder} was written after its stage began anew, and is of before"))
                 return
-            took_s = 0.0 if written.rescued else written.took_s + boottime_s() - began_s
+            is_timed = written.took_s > 0 and not written.rescued  # else only the verification was measured
+            took_s = written.took_s + boottime_s() - began_s if is_timed else 0.0
             self._post(
                 lambda: self._listener.verified(manifest, folder, took_s, written.blocking_s, rescued=written.rescued)
             )

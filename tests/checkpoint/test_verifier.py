@@ -53,3 +53,12 @@ def test_a_checkpoint_that_lands_after_its_stage_began_anew_is_not_recorded(veri
         verifier.verify(written(folder))
     assert records.times.keys() == {7, 20} and records.passed == [(late.name, None)] and late.exists()
     assert verifier.unrecorded(tmp_path / "train") == [anew]
+
+
+def test_the_time_of_a_save_that_nobody_reported_is_not_known(verifier, records, tmp_path):
+    checkpoint(tmp_path, 10)
+    reported = checkpoint(tmp_path, 20)
+    verifier.verify_unrecorded(tmp_path / "train")
+    assert records.times == {10: 0.0, 20: 0.0}
+    verifier.verify(written(reported))
+    assert records.times[20] > 2.0
