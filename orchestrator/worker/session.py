@@ -131,6 +131,7 @@ class Session(StepComputation):
         sizes = tracked.measure(self.world_size)
         state.probe.learn(things, tracked.state_bytes, self._runner)
         if self._supervision:
+            _ = self.resumed  # read now: what it is read from does not last
             self._loop.resume(restore.begin(state, self._supervision, sizes))
 
     @functools.cached_property

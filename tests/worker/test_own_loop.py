@@ -7,13 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
+from harness import wait_until
+from saving import Place, save
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from kgorch.checkpoint.folder import list_checkpoints
 from kgorch.checkpoint.manifest import Position
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import attach, session_end
+from kgorch.worker.checkpoint import restore_source
 from kgorch.worker.checkpoint.resumed_state import MOST_BYTES, RememberedValues, ResumedState
 from kgorch.worker.optimizer_steps import OptimizerSteps
 
@@ -166,6 +172,9 @@ class Saved:
     def reader(self, rank: int):
         return SimpleNamespace(fetch={}.__getitem__)
 
+    def is_readable(self) -> bool:
+        return True
+
 
 def test_a_stage_that_begins_has_resumed_from_nothing(session):
     assert not session.resumed and session.resumed.get("best", 0.5) == 0.5
@@ -178,6 +187,35 @@ def test_resumed_is_true_though_nothing_was_remembered_and_knows_the_position_an
     resumed = ResumedState(Saved({}), 0)
     assert resumed and len(resumed) == 0 and (resumed.step, resumed.epoch) == (7, 2)
     assert resumed.state("steps") == {"count": 3}
+
+
+def test_what_a_session_has_continued_from_is_known_after_its_folder_was_deleted(tmp_path):
+    first = ranks.run(tmp_path / "first", "resumed_late.py", 1, stop_at=2)
+    [folder] = list_checkpoints(tmp_path / "first" / "checkpoints" / "train")
+    assert first.codes == [0] and folder.name == "step-00000002", first.said()
+    again = ranks.run(tmp_path / "again", "resumed_late.py", 1, {"delete": str(folder)}, resume=str(folder))
+    assert again.codes == [0] and again.lines(starting="continued") == ["continued from 2 False"], again.said()
+    [late] = again.lines(starting="late:")
+    assert "KgorchError" in late and "not there any more" in late
+
+
+def test_a_state_is_not_read_out_of_a_buffer_that_was_filled_again(tmp_path):
+    place, net = Place(tmp_path), nn.Linear(4, 4)
+    place.start_keeper()
+    saver = place.saver()
+    assert save(saver, {"net": net}, 5, persist=False)
+    wait_until(place.newest)
+    source = restore_source.SnapshotSource(*saver.fetch())
+    resumed, expected = ResumedState(source, 0), net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.zero_()
+    for step in (6, 7):
+        assert torch.equal(resumed.state("net")["weight"], expected)
+        assert save(saver, {"net": net}, step, persist=False)
+    with pytest.raises(KgorchError, match="before the first step"):
+        resumed.state("net")
+    assert resumed.step == 5
+    place.kill_keeper()
 
 
 def test_a_final_checkpoint_is_finished_unless_it_is_extended():

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from kgorch import untrusted_io
 from kgorch.checkpoint import safetensors_header
 from kgorch.checkpoint.folder import read_checkpoint, read_json_file
-from kgorch.checkpoint.manifest import Manifest, parse_manifest, shard_names
+from kgorch.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest, shard_names
 from kgorch.checkpoint.safetensors_header import Span
 from kgorch.checkpoint.sharding import (
     SHARDING_NAME,
@@ -29,7 +29,7 @@ from kgorch.checkpoint.sharding import (
     whole,
 )
 from kgorch.errors import CannotRestore, CheckpointBroken
-from kgorch.protocol.snapshot_messages import SnapshotInfo
+from kgorch.protocol.snapshot_messages import STAMP_BYTES, SnapshotInfo
 from kgorch.worker.checkpoint.sharded_tensors import TensorReader
 from kgorch.worker.tagged_json import DTYPES
 
@@ -56,6 +56,9 @@ class RestoreSource(Protocol):
 
     def reader(self, rank: int) -> TensorReader:
         """Reads tensors by path, as this rank sees them: its own copy where it has one, else that of the lowest rank."""
+
+    def is_readable(self) -> bool:
+        """Whether it is still there: retention deletes folders, and later snapshots fill the buffers."""
 
 
 def find(
@@ -192,6 +195,9 @@ class FolderSource:
     def reader(self, rank: int) -> TensorReader:
         return ShardReader(self._folder, self.manifest, rank)
 
+    def is_readable(self) -> bool:
+        return (self._folder / MANIFEST_NAME).exists()
+
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
@@ -241,7 +247,7 @@ class SnapshotSource:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._images = images
+        self._images, self._number = images, held.number
         for number, files in enumerate(held.shares):
             self._files |= {name: (number, start, size) for name, (start, size) in files.items()}
         self.manifest = parse_manifest(self._bytes("described"))
@@ -260,6 +266,12 @@ class SnapshotSource:
             documents = {name: self._json(name.replace(".safetensors", ".json")) for name in names}
             sharding = collect(self._json(SHARDING_NAME), documents)
         return _ImageReader({name: self._shard(name) for name in names}, sharding)
+
+    def is_readable(self) -> bool:
+        # A rank clears the stamp before it fills the buffer.
+        return all(
+            struct.unpack_from("<q", image, len(image) - STAMP_BYTES)[0] == self._number for image in self._images
+        )
 
     def _shard(self, name: str) -> Mapping[str, _Tensor]:
         number, start, _ = self._files[name]

@@ -71,16 +71,30 @@ class ResumedState(Mapping[str, Any]):
         """The state_dict of the tracked object of that name, as it was saved.
 
         For objects that need it to be built. Modules and optimizers are the same on every rank; other objects have a state on
-        each. Tensors come whole, also those that were sharded.
+        each. Tensors come whole, also those that were sharded. Call it before the first step: the checkpoint may be deleted
+        once there are newer ones, and the buffer of a snapshot is filled again.
 
         Raises:
             KeyError: nothing of that name was tracked, or the stage begins.
+            KgorchError: it cannot be read any more.
         """
-        if self._source is None:
+        source = self._source
+        if source is None:
             raise KeyError(name)
         own = self._own.get("own", {})
-        tree = own[name] if name in own else self._source.tree[name]
-        return tagged_json.insert(tree, self._source.reader(self._rank).fetch, name)
+        tree = own[name] if name in own else source.tree[name]
+        try:
+            value = tagged_json.insert(tree, source.reader(self._rank).fetch, name)
+        except Exception:
+            if source.is_readable():
+                raise
+        else:
+            if source.is_readable():
+                return value
+        raise KgorchError(
+            f"session.resumed.state({name!r:.200}): what this session has continued from is not there any more",
+            next_step="call it before the first step, and keep what it returns",
+        )
 
     def epoch_of(self, loader: str) -> int:
         """Epochs of the followed loader of that name that are done; 0 where it was not followed."""
