@@ -7,6 +7,7 @@ with the lists, writes the manifest, and gives the folder its name. A kill at an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import shutil
@@ -42,7 +43,28 @@ class CheckpointTarget:
 
 
 def write_part(shares: list[Share], target: CheckpointTarget, node: int, is_complete: Callable[[], bool]) -> None:
-    """Write the images of one node's ranks. `is_complete`: as in checkpoint_writer.persist. Raises: OSError."""
+    """Write the images of one node's ranks. `is_complete`: as in checkpoint_writer.persist.
+
+    Raises: OSError; the node's files are removed then.
+    """
+    try:
+        _write_part(shares, target, node, is_complete)
+    except BaseException:
+        remove_part(shares, target, node)
+        raise
+
+
+def remove_part(shares: list[Share], target: CheckpointTarget, node: int) -> None:
+    """Remove what a node has written of a checkpoint that will not be completed; the folder too once it is empty."""
+    folder = target.temporary
+    names = [name for share in shares for name in share.files if FILE_PATTERN.fullmatch(name)]
+    with contextlib.suppress(OSError):
+        for name in [_part_name(node), *names]:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _write_part(shares: list[Share], target: CheckpointTarget, node: int, is_complete: Callable[[], bool]) -> None:
     folder = target.temporary
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint_writer.check_room(shares, target.root)

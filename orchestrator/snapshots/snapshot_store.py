@@ -32,7 +32,7 @@ from kgorch.protocol.snapshot_messages import (
     SnapshotReady,
 )
 from kgorch.snapshots import checkpoint_writer
-from kgorch.snapshots.checkpoint_parts import CheckpointTarget, write_part
+from kgorch.snapshots.checkpoint_parts import CheckpointTarget, remove_part, write_part
 from kgorch.snapshots.checkpoint_writer import Share
 from kgorch.system.clock import boottime_s
 from kgorch.system.host_memory import free_bytes
@@ -133,6 +133,10 @@ class Snapshot:
         )
 
 
+def _target(snapshot: Snapshot) -> CheckpointTarget:
+    return CheckpointTarget(Path(snapshot.request.root), snapshot.request.attempt, snapshot.step, snapshot.final)
+
+
 class SnapshotStore:
     """Two slots, filled in turn, so that one snapshot is always complete; with little memory one slot, or files.
 
@@ -222,6 +226,8 @@ class SnapshotStore:
         """The supervisor has completed the checkpoint of which a part was written here, or has given it up."""
         part = self._part
         if part and (part.request.attempt, part.step, part.final) == (message.attempt, message.step, message.final):
+            if message.error:  # on the writer's thread: before the next part is written
+                self._writer.submit(remove_part, part.shares(), _target(part), part.request.node)
             self._conclude(part, message.error, message.errno)
 
     def check_parts(self, now_s: float) -> None:
@@ -282,9 +288,8 @@ class SnapshotStore:
             if not is_part and snapshot.request.root not in self._cleared:
                 checkpoint_writer.clear_leftovers(root)
                 self._cleared.add(snapshot.request.root)
-            target = CheckpointTarget(root, snapshot.request.attempt, snapshot.step, snapshot.final)
             if is_part:
-                write_part(snapshot.shares(), target, snapshot.request.node, lambda: snapshot.is_complete)
+                write_part(snapshot.shares(), _target(snapshot), snapshot.request.node, lambda: snapshot.is_complete)
             else:
                 place, size = checkpoint_writer.persist(
                     snapshot.shares(), root, snapshot.request.attempt, lambda: snapshot.is_complete

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from harness import wait_until
+from saving import Place, save
+from torch import nn
 
 from kgorch.checkpoint.manifest import Manifest, manifest_document
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.nodes.partial_saves import PartialSaves
-from kgorch.protocol.snapshot_messages import CheckpointWritten, PartWritten, SaveFailure
-from kgorch.snapshots import checkpoint_parts
+from kgorch.protocol.snapshot_messages import CheckpointWritten, PartWritten, SaveConclusion, SaveFailure
+from kgorch.snapshots import checkpoint_parts, keeper_client
 from kgorch.snapshots.checkpoint_parts import CheckpointTarget
 from kgorch.snapshots.checkpoint_writer import Share
 
@@ -101,6 +103,31 @@ def test_parts_that_do_not_fit_make_no_checkpoint(tmp_path, broken):
     with pytest.raises(OSError):
         checkpoint_parts.complete(target, [0, 1])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_fails_leaves_no_file_and_the_others_parts_as_they_are(tmp_path):
+    target = CheckpointTarget(tmp_path, "1.1", 7, False)
+    for left in ([], ["part1.json", "rank1.json", "rank1.safetensors"]):
+        with pytest.raises(OSError, match="filled anew"):
+            checkpoint_parts.write_part([share(0, ["a"], ["a", "b"])], target, 0, lambda: False)
+        assert sorted(path.name for path in tmp_path.rglob("*.*") if path != target.temporary) == left
+        assert target.temporary.exists() == bool(left)
+        checkpoint_parts.write_part([share(1, ["b"])], target, 1, lambda: True)
+
+
+def test_a_keeper_removes_its_part_when_it_is_told_that_the_save_has_failed(tmp_path):
+    place = Place(tmp_path)
+    place.start_keeper()
+    saver = place.saver(0, 2, nodes={"number": 0, "ranks": [1, 1], "address": "", "port": 0})
+    temporary = CheckpointTarget(place.root, "1.1", 7, False).temporary
+    for _ in range(2):
+        assert save(saver, {"model": nn.Linear(4, 4)}, 7, ranks=2)
+        wait_until((temporary / "part0.json").exists)
+        conclusion = SaveConclusion("1.1", 7, False, "another node has no part")
+        wait_until(lambda: keeper_client.conclude(tmp_path, conclusion) or not saver._is_writing())  # noqa: B023
+        assert not saver.wait()
+        wait_until(lambda: list(place.root.iterdir()) == [])
+    place.kill_keeper()
 
 
 def test_a_save_is_completed_once_all_nodes_have_told_of_their_parts(tmp_path):
