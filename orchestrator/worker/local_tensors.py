@@ -40,7 +40,8 @@ def identity(tensor: Any) -> tuple[Any, ...]:
         piece = tensor._local_tensor
         place = (piece.untyped_storage()._cdata, piece.storage_offset())
         return (*place, tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh)
-    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device.index)
+    view = (tensor.is_conj(), tensor.is_neg())  # of the same memory, with other values
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device.index, *view)
 
 
 def is_any_sharded(tensors: Any) -> bool:

@@ -477,3 +477,18 @@ def test_played_ranks_each_begin_from_what_was_there_and_a_shared_weight_is_summ
         with summing.rank():
             net(torch.ones(1, 2)).sum().backward()
     assert torch.equal(net.weight.grad, torch.full((1, 2), after))  # (4 + 1) / 2 twice, as DDP has it
+
+
+def test_a_tensor_and_its_conjugate_or_negative_view_are_not_one():
+    net = nn.Module()
+    value = torch.randn(3, dtype=torch.complex64)
+    for name, buffer in {
+        "plain": value,
+        "conjugate": value.conj(),
+        "negative": value.conj().imag,
+        "real": value.imag,
+    }.items():
+        net.register_buffer(name, buffer)
+    captured = state_codec.capture({"model": net})
+    for name, buffer in net.named_buffers():
+        assert torch.equal(captured.tensors[f"model.{name}"], buffer)
