@@ -52,7 +52,7 @@ class Verifier:
     def __init__(self, run: RunInfo, listener: VerificationListener, post: Callable[[Job], None]) -> None:
         self._run, self._listener, self._post = run, listener, post
         self._root = Path(run.checkpoints)
-        self._restarts: dict[str, datetime] = {}
+        self._restarts: dict[str, tuple[datetime, Job]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="verifier")
 
     def submit(self, job: Job) -> bool:
@@ -78,13 +78,17 @@ class Verifier:
         """Delete a checkpoint in the thread. False as `submit`."""
         return self.submit(lambda: store.delete(folder, self._root))
 
-    def note_restart(self, stage: str, at: datetime) -> None:
-        """The stage began anew: its older checkpoints do not count, as one that the keeper was still writing then."""
-        self._restarts[stage] = at
+    def note_restart(self, stage: str, at: datetime, set_aside: Job) -> None:
+        """The stage began anew: its older checkpoints do not count, as one that the keeper was still writing then.
+
+        Args:
+            set_aside: moves them away, so that the new beginning can save at the same steps.
+        """
+        self._restarts[stage] = at, set_aside
 
     def _is_superseded(self, manifest: Manifest) -> bool:
-        at = self._restarts.get(manifest.stage)
-        return at is not None and datetime.fromisoformat(manifest.created_at) < at
+        restart = self._restarts.get(manifest.stage)
+        return restart is not None and datetime.fromisoformat(manifest.created_at) < restart[0]
 
     def verify(self, written: CheckpointWritten) -> None:
         """In the thread: verify a checkpoint that was just written; quarantine it if it is broken."""
@@ -104,6 +108,7 @@ class Verifier:
                 return
             if self._is_superseded(manifest):
                 self.skipped(folder, KgorchError(f"{folder} was written after its stage began anew, and is of before"))
+                self._restarts[manifest.stage][1]()
                 return
             is_timed = written.took_s > 0 and not written.rescued  # else only the verification was measured
             took_s = written.took_s + boottime_s() - began_s if is_timed else 0.0

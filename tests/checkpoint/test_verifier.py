@@ -47,11 +47,12 @@ def written(folder, took_s=2.0):
 def test_a_checkpoint_that_lands_after_its_stage_began_anew_is_not_recorded(verifier, records, tmp_path):
     """The keeper was writing it when memory ran out, and it is of more steps than the new beginning has."""
     late, of_another = checkpoint(tmp_path, 500), checkpoint(tmp_path, 7, stage="predict")
-    verifier.note_restart("train", datetime(2026, 11, 20, 12, 30, tzinfo=UTC))
+    aside = tmp_path / "train~superseded"
+    verifier.note_restart("train", datetime(2026, 11, 20, 12, 30, tzinfo=UTC), lambda: late.rename(aside))
     anew = checkpoint(tmp_path, 20, minute=31)
     for folder in (late, of_another, anew):
         verifier.verify(written(folder))
-    assert records.times.keys() == {7, 20} and records.passed == [(late.name, None)] and late.exists()
+    assert records.times.keys() == {7, 20} and records.passed == [(late.name, None)] and aside.exists()
     assert verifier.unrecorded(tmp_path / "train") == [anew]
 
 

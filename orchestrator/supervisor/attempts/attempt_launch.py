@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 
@@ -90,7 +91,9 @@ class AttemptLauncher:
             place = self._gather_nodes(stages[0])
             found = attempts.find_restore_point(live.engine, live.run, stages[0].name, self._verifier.skipped)
             if restart := rungs.last_restart(live.engine, live.run.id, stages[0].name):
-                self._verifier.note_restart(restart.stage, restart.at)
+                root = attempts.checkpoint_root(live.run, restart.stage)
+                move = functools.partial(rungs.move_superseded, live.engine, live.run, restart.stage, root)
+                self._verifier.note_restart(restart.stage, restart.at, move)
         except NodesMissing as error:
             self._post(NodesLost("; ".join((error.what, *error.facts))))
             return
