@@ -26,13 +26,13 @@ from sqlalchemy import Engine
 
 from kgorch.checkpoint import store
 from kgorch.checkpoint.folder import CHUNK_BYTES, MAX_MANIFEST_BYTES, read_checkpoint, read_manifest
-from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
+from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest, parse_manifest
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.backoff import Backoff
 from kgorch.core.codes import CheckpointState, EventKind, Note
 from kgorch.db import checkpoints as rows
 from kgorch.db.rows import CheckpointInfo, RunInfo
-from kgorch.errors import CheckpointBroken, PlanError, nearest
+from kgorch.errors import CheckpointBroken, KgorchError, PlanError, nearest
 from kgorch.plan import Plan
 from kgorch.system import files, redaction
 
@@ -268,8 +268,14 @@ class _RemoteFolder:
         """
         manifest, content = read_checkpoint(folder), (folder / MANIFEST_NAME).read_bytes()
         copy = f"{self._root}/{name}"
-        if self._read(f"{copy}/{MANIFEST_NAME}") == content:
+        if (there := self._read(f"{copy}/{MANIFEST_NAME}")) == content:
             return 0
+        if there is not None and _has_files_of(there, manifest):
+            # its metrics are new, its files are not: the copy stays complete
+            if self._stopping.is_set():  # _write would leave an empty manifest
+                raise _Stopped
+            self._write(io.BytesIO(content), f"{copy}/{MANIFEST_NAME}")
+            return len(content)
         # files of the right size are not sent again, but only those of this very checkpoint
         if self._read(f"{copy}/{UNDER_WAY}") != content:
             self._delete(copy)
@@ -352,6 +358,15 @@ class _RemoteFolder:
                 if self._stopping.is_set():
                     raise _Stopped
                 sink.write(piece)
+
+
+def _has_files_of(content: bytes, manifest: Manifest) -> bool:
+    """Whether a manifest in the mirror, which may hold anything, lists the very files of this one, of the same run."""
+    try:
+        there = parse_manifest(content)
+    except (ValueError, KgorchError):
+        return False
+    return (there.run_id, dict(there.files)) == (manifest.run_id, dict(manifest.files))
 
 
 def _name(row: CheckpointInfo) -> str:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -16,7 +17,7 @@ import pytest
 import xxhash
 from harness import Notes, processes_of, wait_until
 
-from kgorch.checkpoint.folder import list_checkpoints, read_checkpoint, write_manifest
+from kgorch.checkpoint.folder import list_checkpoints, read_checkpoint, read_manifest, write_manifest
 from kgorch.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.db import checkpoints as rows
@@ -129,6 +130,23 @@ def test_what_is_there_already_is_not_sent_again_and_what_another_save_left_is(e
     assert _fetched(memory, tmp_path, "train/step-00000005").created_at.startswith("2026-11-20T10:00:01")
     one.wake()
     assert _until_idle(one) == [], "nothing to do, nothing said"
+
+
+def test_a_checkpoint_that_learns_what_it_was_measured_at_stays_whole_there(engine, run, mirror, memory, tmp_path):
+    folder, there = _saved(engine, run, 5), "/backup/ink-r1/train/step-00000005"
+    one = mirror("memory://backup")
+    _until_idle(one)
+    sent = memory.modified(f"{there}/rank0.safetensors")
+    for metrics in ({"dice": 0.5}, {"dice": 0.75}):
+        write_manifest(folder, replace(read_manifest(folder), metrics=metrics, measured={"dice": 5}))
+        one.wake()
+        assert 0 < _until_idle(one)[-1][1]["bytes"] < 1000
+        assert _fetched(memory, tmp_path, "train/step-00000005").metrics == metrics
+        assert memory.modified(f"{there}/rank0.safetensors") == sent
+    memory.pipe_file(f"{there}/{MANIFEST_NAME}", b"{}")  # it lists no files: all are sent
+    one.wake()
+    assert _until_idle(one)[-1][1]["bytes"] > 3000
+    assert _fetched(memory, tmp_path, "train/step-00000005").step == 5
 
 
 def test_what_retention_dropped_is_removed_only_once_a_newer_one_is_whole_there(engine, run, mirror, tmp_path):
