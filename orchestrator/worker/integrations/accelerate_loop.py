@@ -24,6 +24,7 @@ from kgorch.worker import session_end
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
 from kgorch.worker.session import Session
+from kgorch.worker.wrappers import unwrapped
 
 NOTE = "Accelerate: plain variables of the script begin anew in each session"
 
@@ -52,6 +53,13 @@ class AccelerateCarrier:
         session.note_exactness(loop=NOTE, memory=NO_LADDER)
         carrier.note_version(session, "accelerate")
 
+    def follow_earlier(self, items: tuple[Any, ...]) -> None:
+        """Follow the loaders that the script has from earlier calls of `prepare`. `items`: what the newest call gives it."""
+        for number, loader in enumerate(self._accelerator._dataloaders):
+            if not any(loader is item for item in items):
+                name = f"earlier{number}"
+                self.session.add_followed(_follow_in_place(loader, self, name), name)
+
     def add(self, item: Any) -> Any:
         """What `prepare` has returned; a loader comes back as one that is followed."""
         if isinstance(item, DataLoader):
@@ -64,12 +72,16 @@ class AccelerateCarrier:
         word = next((word for cls, word in kinds.items() if isinstance(item, cls)), "other")
         if hasattr(item, "state_dict"):
             number = sum(name.startswith(word) for name in self.things)
-            self.things[f"{word}{number}"] = getattr(item, "optimizer", item) if word == "optimizer" else item
+            self.things[f"{word}{number}"] = _inner(item)
         return item
 
     def begin(self) -> None:
         """Restore the state, before the first batch of this session."""
         self.is_begun = True
+        accelerator, known = self._accelerator, [unwrapped(item) for item in self.things.values()]
+        for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
+            if not any(unwrapped(_inner(item)) is one for one in known):
+                self.add(item)  # prepared before the first optimizer
         things = {
             name: carrier.trainable(item) if name.startswith("model") else item for name, item in self.things.items()
         }
@@ -116,6 +128,22 @@ class StepLoader(FollowedLoader):
         return session.resumed.epoch_of(self._name)
 
 
+def _inner(item: Any) -> Any:
+    """The optimizer inside Accelerate's; anything else as it is."""
+    return getattr(item, "optimizer", item) if isinstance(item, torch.optim.Optimizer) else item
+
+
+def _follow_in_place(loader: Any, carried: AccelerateCarrier, name: str) -> StepLoader:
+    """Follow a loader that the script iterates itself: its class becomes one whose `__iter__` is that of the StepLoader."""
+    cls = type(loader)
+    original = object.__new__(cls)
+    original.__dict__ = loader.__dict__  # the same attributes: `set_epoch` of one is that of both
+    followed = StepLoader(original, carried, name)
+    # Accelerate's loaders have a property `__class__`, which cannot be assigned.
+    vars(object)["__class__"].__set__(loader, type(cls.__name__, (cls,), {"__iter__": lambda _: iter(followed)}))
+    return followed
+
+
 def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,5 +167,6 @@ def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> AccelerateCarrier |
     has_optimizer = any(isinstance(item, torch.optim.Optimizer) for item in items)
     if launch is None or session_end.is_open() or not has_optimizer:
         return None
-    accelerator._kgorch = AccelerateCarrier(accelerator, Session(launch, None, is_guest=True))
-    return accelerator._kgorch  # type: ignore[no-any-return]
+    accelerator._kgorch = carried = AccelerateCarrier(accelerator, Session(launch, None, is_guest=True))
+    carried.follow_earlier(items)
+    return carried
