@@ -50,6 +50,7 @@ class AccelerateCarrier:
         self.driver: str | None = session.resumed.get("driver")
         self.is_begun = self._has_boundary = False
         self.loaders: list[StepLoader] = []
+        self.iterated: list[StepLoader] = []  # in the order in which these iterations began
         session.note_exactness(loop=NOTE, memory=NO_LADDER)
         carrier.note_version(session, "accelerate")
 
@@ -94,38 +95,59 @@ class AccelerateCarrier:
         if self._has_boundary and not self.session.is_step_done:
             return
         if self._has_boundary and self.driver is None:
-            self.driver = name
-            self.session.remember(driver=name)
+            # Not the one that is asked: that may be an evaluation within the epoch. Of two that are read together, it is the first.
+            giving = (loader.name for loader in self.iterated if loader.has_given)
+            self.driver = next(giving, name)
+            self.session.remember(driver=self.driver)
+        if name != self.driver and any(loader.name == self.driver for loader in self.iterated):
+            return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
         self.session.boundary(open_batches=0)
 
 
 class StepLoader(FollowedLoader):
-    """A loader that `prepare` has returned."""
+    """A loader that `prepare` has returned.
+
+    Attributes:
+        name: in the checkpoint.
+    """
 
     def __init__(self, loader: Iterable[Any], carried: AccelerateCarrier, name: str) -> None:
         super().__init__(loader, carried.session.world_size, carried.session.device)
-        self._carrier, self._name = carried, name
+        self._carrier, self.name = carried, name
         self._iterations = 0
 
     def before_batch(self) -> None:
-        self._carrier.before_batch(self._name)
+        self._carrier.before_batch(self.name)
+
+    @property
+    def has_given(self) -> bool:
+        """The running iteration has given a batch."""
+        return self._given > 0
 
     def __iter__(self) -> Iterator[Any]:
         carried = self._carrier
         if not carried.is_begun and carried.driver is not None:
-            if self._name != carried.driver:
+            if self.name != carried.driver:
                 return itertools.islice(iter(self._loader), 1)
             self._iterations += 1
             if self._iterations <= self.saved_epoch(carried.session):
                 return iter(())
         if not carried.is_begun:
             carried.begin()
-        return super().__iter__()
+        return self._registered(super().__iter__())
+
+    def _registered(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; the carrier knows how long they are iterated."""
+        self._carrier.iterated.append(self)
+        try:
+            yield from batches
+        finally:
+            self._carrier.iterated.remove(self)
 
     def saved_epoch(self, session: Session) -> int:
         """Epochs of this loader that earlier sessions have done."""
-        return session.resumed.epoch_of(self._name)
+        return session.resumed.epoch_of(self.name)
 
 
 def _inner(item: Any) -> Any:

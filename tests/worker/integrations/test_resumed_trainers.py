@@ -88,3 +88,25 @@ def test_what_accelerate_has_prepared_before_the_optimizer_is_restored_and_follo
 
     whole, resumed = whole_and_resumed(accelerated, script, cut_at=8)
     assert resumed == whole and whole[0] == 18
+
+
+@pytest.mark.parametrize("kind", ["evaluates within an epoch", "two loaders at once", "evaluates first"])
+def test_the_loader_whose_epochs_accelerate_counts_is_the_training_one(accelerated, kind):
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        train, other = DataLoader(numbers(12), 2, shuffle=True), DataLoader(numbers(12), 2)
+        model, optimizer, train, other = accelerator.prepare(model, optimizer, train, other)
+        if kind == "evaluates first":
+            len(list(other))
+        for _ in range(3):
+            batches = zip(train, other, strict=False) if kind == "two loaders at once" else train
+            for batch in batches:
+                batch = (batch[0][0] + batch[1][0],) if kind == "two loaders at once" else batch
+                train_batch(accelerator, model, optimizer, batch)
+                if kind == "evaluates within an epoch":
+                    len(list(other))
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at=8)
+    assert resumed == whole and whole[0] == 18
