@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kgorch.worker.integrations import carrier, lightning_steps
+from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_steps
 from kgorch.worker.session import Session
 
 
@@ -35,44 +35,87 @@ def adapt(module: ModuleType) -> None:
 
 
 class LightningParts:
-    """Loops, callbacks, schedulers and scaling of a Trainer."""
+    """Loops, callbacks, schedulers and scaling of a Trainer, and what the script's hooks add to a checkpoint of Lightning.
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    Args:
+        note: is given what cannot be saved, in words.
+    """
+
+    def __init__(self, trainer: Any, note: Callable[[str], None]) -> None:
+        self._trainer, self._note = trainer, note
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        return {
+        parts = {
             "loops": trainer.fit_loop.state_dict(),
             "callbacks": {item.state_key: saved for item in trainer.callbacks if (saved := item.state_dict())},
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
-            "module": self._module_state(),
+            "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
+            "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
+        }
+        return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
+
+    def _added_by_hooks(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """What the `on_save_checkpoint` of callbacks and module add or replace, also among the weights."""
+        trainer, before, weights = self._trainer, dict(checkpoint), checkpoint["state_dict"]
+        weights_before = dict(weights)
+        for callback in trainer.callbacks:
+            callback.on_save_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        trainer.lightning_module.on_save_checkpoint(checkpoint)
+        added = lightning_checkpoint.difference(before, checkpoint)
+        is_weights = [
+            name for name, value in added.items() if value is weights
+        ]  # under another name: kgorch saves them
+        return {
+            "module": self._savable({name: value for name, value in added.items() if name not in is_weights}),
+            "weights": self._savable(lightning_checkpoint.difference(weights_before, weights)),
+            "is_weights": is_weights,
         }
 
-    def _module_state(self) -> dict[str, Any]:
-        """What the script's own `on_save_checkpoint` adds to a checkpoint."""
-        added: dict[str, Any] = {}
-        self._trainer.lightning_module.on_save_checkpoint(added)
-        return added
+    def _savable(self, added: dict[str, Any]) -> dict[str, Any]:
+        refused = {name for name, value in added.items() if not lightning_checkpoint.is_savable(value)}
+        if refused:
+            self._note(
+                f"{', '.join(sorted(map(str, refused)))} of on_save_checkpoint: of a type that a checkpoint cannot hold"
+            )
+        return {name: value for name, value in added.items() if name not in refused}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Call the hooks in the order of Lightning, which restores loops and schedulers after them."""
         trainer = self._trainer
-        trainer.fit_loop.load_state_dict(saved["loops"])
+        saved["callbacks"] = callbacks = self._trusted(saved["callbacks"])
+        checkpoint = lightning_checkpoint.like_its_own(trainer, saved)
+        checkpoint |= {name: dict(checkpoint["state_dict"]) for name in saved.get("is_weights", ())}
+        checkpoint["state_dict"] |= saved.get("weights", {})
+        checkpoint |= saved["module"]
+        trainer.lightning_module.on_load_checkpoint(checkpoint)
+        if saved.get("datamodule") and trainer.datamodule:
+            trainer.datamodule.load_state_dict(saved["datamodule"])
         for callback in trainer.callbacks:
-            state = saved["callbacks"].get(callback.state_key)
-            if state and carrier.stays_in(state, trainer.default_root_dir, getattr(callback, "dirpath", None)):
+            callback.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        for callback in trainer.callbacks:
+            if state := callbacks.get(callback.state_key):
                 callback.load_state_dict(state)
-            elif state:
+        if saved["precision"]:
+            trainer.precision_plugin.load_state_dict(saved["precision"])
+        trainer.fit_loop.load_state_dict(saved["loops"])
+        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+
+    def _trusted(self, states: dict[str, Any]) -> dict[str, Any]:
+        """The saved states of the callbacks, without those that name files elsewhere."""
+        trainer = self._trainer
+        trusted = dict(states)
+        for callback in trainer.callbacks:
+            state, folder = states.get(callback.state_key), getattr(callback, "dirpath", None)
+            if state and not carrier.stays_in(state, trainer.default_root_dir, folder):
+                del trusted[callback.state_key]
                 print(
                     f"kgorch: the saved state of {type(callback).__name__} names files elsewhere and is not loaded",
                     flush=True,
                 )
-        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
-            config.scheduler.load_state_dict(state)
-        if saved["precision"]:
-            trainer.precision_plugin.load_state_dict(saved["precision"])
-        trainer.lightning_module.on_load_checkpoint(saved["module"])
+        return trusted
 
 
 class LightningCarrier:
@@ -100,7 +143,9 @@ class LightningCarrier:
         self._is_set_up = True
         optimizers = {f"optimizer{number}": item for number, item in enumerate(trainer.optimizers)}
         self.session.track(
-            model=carrier.trainable(trainer.lightning_module), **optimizers, lightning=LightningParts(trainer)
+            model=carrier.trainable(trainer.lightning_module),
+            **optimizers,
+            lightning=LightningParts(trainer, lambda what: self.session.note_exactness(hooks=what)),
         )
         if self.session.resumed:
             self._stepped = loop.epoch_loop._batches_that_stepped

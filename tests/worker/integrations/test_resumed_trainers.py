@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from kgorch.worker import session_end
-from kgorch.worker.integrations import accelerate_loop
+from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +112,150 @@ def test_the_loader_whose_epochs_accelerate_counts_is_the_training_one(accelerat
 
     whole, resumed = whole_and_resumed(accelerated, script, cut_at=8)
     assert resumed == whole and whole[0] == 18
+
+
+@pytest.fixture
+def lightning(monkeypatch):
+    """Lightning, adapted for one test, and a function that runs a script with it as `accelerated` does."""
+    pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch.loops import evaluation_loop, fit_loop
+    from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+    from lightning.pytorch.trainer import trainer
+    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+    for owner, name in (
+        (_AutomaticOptimization, "_make_closure"),
+        (fit_loop._FitLoop, "_load_combined_loader_states"),
+        (fit_loop._FitLoop, "setup_data"),
+        (evaluation_loop._EvaluationLoop, "run"),
+        (_SignalConnector, "register_signal_handlers"),
+        (trainer.Trainer, "fit"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    lightning_trainer.adapt(trainer)
+    return importlib.import_module("lightning.pytorch")
+
+
+@pytest.fixture
+def carried(monkeypatch):
+    """Runs a script that builds a Trainer, as `accelerated` does."""
+
+    def run(script, cut_at=None, saved=None):
+        made = []
+
+        @contextlib.contextmanager
+        def training(_):
+            if made:
+                yield None
+                return
+            made.append(CutSession(cut_at, saved))
+            yield made[0]
+            made[0].end()
+
+        monkeypatch.setattr(carrier, "carried_training", training)
+        torch.manual_seed(3)
+        returned = script()
+        return made[0].step, returned
+
+    return run
+
+
+def lightning_trainer_of(library, **options):
+    return library.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        **{"enable_checkpointing": False, "max_epochs": 3, **options},
+    )  # fmt: skip
+
+
+def lightning_module(library):
+    class Module(library.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.lr, self.net = 0.1, nn.Linear(1, 1)
+
+        def training_step(self, batch, index):
+            return ((self.net(batch[0] / 10) - 1) ** 2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), self.lr)
+
+    return Module
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_hooks_of_lightning_add_to_a_checkpoint_is_restored(lightning, carried):
+    from lightning.pytorch.callbacks import Callback
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.loaded = self.seen = 0
+
+        def training_step(self, batch, index):
+            self.seen += 1
+            return super().training_step(batch, index)
+
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["state_dict"].pop("net.bias")
+            checkpoint["state_dict"]["seen"] = torch.tensor(self.seen)
+            checkpoint["seen"], checkpoint["object"] = [self.seen, checkpoint["global_step"]], object()
+
+        def on_load_checkpoint(self, checkpoint):
+            self.seen, step = checkpoint["seen"]
+            assert self.seen == step == checkpoint["global_step"] == checkpoint["state_dict"]["seen"] == 8
+            assert checkpoint["epoch"] == 1 and len(checkpoint["optimizer_states"]) == 1
+
+    class Data(lightning.LightningDataModule):
+        asked = 0
+
+        def train_dataloader(self):
+            self.asked += 1
+            return DataLoader(numbers(12), 2, shuffle=True)
+
+        def state_dict(self):
+            return {"asked": self.asked}
+
+        def load_state_dict(self, saved):
+            self.asked = 10 * saved["asked"]
+
+    class Sums(Callback):
+        """Keeps its state by hooks alone."""
+
+        def __init__(self):
+            self.sum = 0.0
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            self.sum += batch[0].sum().item() * trainer.global_step
+
+        def on_save_checkpoint(self, trainer, module, checkpoint):
+            checkpoint["sums"] = self.sum
+
+        def on_load_checkpoint(self, trainer, module, checkpoint):
+            self.sum = checkpoint["sums"]
+
+    asked = []
+
+    def script():
+        module, data, sums = Module(), Data(), Sums()
+        trainer = lightning_trainer_of(lightning, callbacks=[sums])
+        trainer.fit(module, datamodule=data)
+        asked.append(data.asked)
+        return module.seen, sums.sum, weights_of(module)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole and whole[1][0] == 18
+    assert asked == [1, 10]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_average_of_weights_that_a_callback_of_lightning_holds_is_restored(lightning, carried):
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+
+    def script():
+        module = lightning_module(lightning)()
+        trainer = lightning_trainer_of(lightning, callbacks=[EMAWeightAveraging(decay=0.9)])
+        trainer.fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return weights_of(module)  # the average: it takes the place of the weights at the end
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole

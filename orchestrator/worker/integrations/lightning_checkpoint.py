@@ -1,0 +1,52 @@
+"""A dict like a checkpoint of Lightning's, for the script's `on_save_checkpoint` and `on_load_checkpoint`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kgorch.errors import CannotRestore
+from kgorch.worker import tagged_json
+from kgorch.worker.tagged_json import TensorTable
+
+
+def like_its_own(trainer: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    """What Lightning's `dump_checkpoint` would give the hooks. Weights and optimizers are those of this moment.
+
+    Args:
+        parts: the state of LightningParts. Earlier versions of kgorch did not save the progress and the DataModule.
+    """
+    module, datamodule, precision = trainer.lightning_module, trainer.datamodule, trainer.precision_plugin
+    library = type(trainer._checkpoint_connector).__module__.partition(".trainer.")[0]
+    now = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
+    checkpoint = {
+        **parts.get("progress", now),
+        "pytorch-lightning_version": sys.modules[library].__version__,
+        "state_dict": module.state_dict(),
+        "loops": {"fit_loop": parts["loops"]},
+        "callbacks": parts["callbacks"],
+        "optimizer_states": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "lr_schedulers": parts["schedulers"],
+    }
+    if parts["precision"]:
+        checkpoint[type(precision).__qualname__] = parts["precision"]
+    for owner in (module, datamodule):
+        if owner and owner.hparams:
+            checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
+    if parts.get("datamodule"):
+        checkpoint[type(datamodule).__qualname__] = parts["datamodule"]
+    return checkpoint
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What was added or replaced."""
+    return {name: value for name, value in after.items() if name not in before or value is not before[name]}
+
+
+def is_savable(value: Any) -> bool:
+    """Whether a checkpoint of kgorch can hold the value."""
+    try:
+        tagged_json.extract(value, "added", TensorTable({}))
+    except CannotRestore:
+        return False
+    return True
