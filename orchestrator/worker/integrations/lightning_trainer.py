@@ -209,6 +209,8 @@ def _callback(root: str, carried: LightningCarrier) -> Any:
 def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(getattr(callback, "_early_exit", False) for callback in self.callbacks):
+            return original(self, *args, **kwargs)  # a Tuner's search, which ends before the training
         with carrier.carried_training(root.partition(".")[0]) as session:
             if session is None:
                 return original(self, *args, **kwargs)

@@ -259,3 +259,19 @@ def test_an_average_of_weights_that_a_callback_of_lightning_holds_is_restored(li
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_search_of_a_learning_rate_is_not_the_training_that_is_carried(lightning, carried):
+    from lightning.pytorch.tuner import Tuner
+
+    def script():
+        module = lightning_module(lightning)()
+        loader = DataLoader(numbers(12), 2, shuffle=True)
+        trainer = lightning_trainer_of(lightning)
+        Tuner(trainer).lr_find(module, loader, num_training=5)
+        trainer.fit(module, loader)
+        return module.lr, weights_of(module)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole and whole[0] == 18
