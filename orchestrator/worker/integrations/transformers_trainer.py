@@ -13,6 +13,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,7 +60,13 @@ class TrainerParts:
             "state": json.loads(json.dumps(dataclasses.asdict(trainer.state))),
             "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
+            "callbacks": [[type(item).__name__, item.state()["attributes"]] for item in self._stateful_callbacks()],
         }
+
+    def _stateful_callbacks(self) -> list[Any]:
+        """The callbacks whose state the Trainer itself would save, such as the counter of EarlyStoppingCallback."""
+        stateful = getattr(import_module("transformers.trainer_callback"), "ExportableState", ())
+        return [item for item in self._trainer.callback_handler.callbacks if isinstance(item, stateful)]
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         for name, value in saved["sums"].items():
@@ -69,6 +76,13 @@ class TrainerParts:
         # The mean loss of the whole training, which the sums belong to, and not of this session alone.
         if hasattr(self._trainer, "_initial_global_step"):
             self._trainer._initial_global_step = 0
+        left = saved.get("callbacks", [])
+        for callback in self._stateful_callbacks():
+            found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
+            if found:
+                left.remove(found)
+                for name in callback.state()["attributes"].keys() & found[1].keys():
+                    setattr(callback, name, found[1][name])
 
 
 class TransformersCarrier:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from kgorch.worker import session_end
-from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer
+from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer, transformers_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -275,3 +275,62 @@ def test_the_search_of_a_learning_rate_is_not_the_training_that_is_carried(light
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed == whole and whole[0] == 18
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """Transformers, adapted for one test."""
+    module = pytest.importorskip("transformers.trainer")
+    names = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler", "train")
+    for name in (*names, "get_train_dataloader", "get_batch_samples", "training_step", "evaluate"):
+        if hasattr(module.Trainer, name):
+            monkeypatch.setattr(module.Trainer, name, getattr(module.Trainer, name))
+    monkeypatch.setattr(module, "skip_first_batches", module.skip_first_batches)
+    transformers_trainer.adapt(module)
+    return importlib.import_module("transformers")
+
+
+class Line(nn.Module):
+    """Attribute `seen`: the samples of each batch that it was trained with."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.seen = nn.Linear(1, 1), []
+
+    def forward(self, x):
+        if self.training:
+            self.seen.append(x.flatten().int().tolist())
+        return {"loss": ((self.net(x / 10) - 1) ** 2).mean()}
+
+
+def transformers_trainer_of(library, model, cls=None, *, callbacks=None, **options):
+    arguments = library.TrainingArguments(
+        "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+        remove_unused_columns=False, **{"save_strategy": "no", "num_train_epochs": 3, **options},
+    )  # fmt: skip
+    data = [{"x": torch.tensor([float(number)])} for number in range(12)]
+    return (cls or library.Trainer)(model, arguments, train_dataset=data, eval_dataset=data[:2], callbacks=callbacks)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_early_stopping_of_transformers_counts_over_sessions(transformers, carried):
+    class Worse(transformers.Trainer):
+        """Each evaluation is worse than the one before."""
+
+        def evaluate(self, *args, **kwargs):
+            metrics = super().evaluate(*args, **kwargs) | {"eval_score": -self.state.global_step}
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+    def script():
+        stopping = transformers.EarlyStoppingCallback(early_stopping_patience=6)
+        trainer = transformers_trainer_of(
+            transformers, Line(), Worse, callbacks=[stopping], eval_strategy="steps", eval_steps=2,
+            metric_for_best_model="score", greater_is_better=True,
+        )  # fmt: skip
+        trainer.state.best_metric = 0.0
+        trainer.train()
+        return trainer.state.global_step
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole and whole[1] < 18
