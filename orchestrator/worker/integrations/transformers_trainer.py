@@ -34,7 +34,6 @@ def adapt(module: ModuleType) -> None:
         if hasattr(cls, name):
             setattr(cls, name, _unless_resumed(getattr(cls, name)))
     cls.train = _carried_train(cls.train, module)
-    cls.get_train_dataloader = _followed(cls.get_train_dataloader)
     cls.get_batch_samples = _counted(cls.get_batch_samples)
     cls.training_step = _in_microbatches(cls.training_step)
     cls.evaluate = _marked(cls.evaluate)
@@ -143,7 +142,8 @@ def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable
                 callback = _callback(module, carried)
                 self.add_callback(callback)
                 try:
-                    return original(self, folder or resume_from_checkpoint, *args, **kwargs)
+                    with _followed(self, carried):
+                        return original(self, folder or resume_from_checkpoint, *args, **kwargs)
                 finally:
                     self.remove_callback(callback)
                     self._kgorch = None
@@ -178,13 +178,17 @@ def _unless_resumed(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_train_dataloader(self: Any) -> Any:
-        loader, carried = original(self), getattr(self, "_kgorch", None)
-        return carried.session.follow(loader, name="train") if carried else loader
-
-    return get_train_dataloader
+@contextlib.contextmanager
+def _followed(trainer: Any, carried: TransformersCarrier) -> Iterator[None]:
+    """Follows what `get_train_dataloader` of this Trainer returns: its class may make a loader of its own."""
+    original, own = trainer.get_train_dataloader, vars(trainer).get("get_train_dataloader")
+    trainer.get_train_dataloader = lambda: carried.session.follow(original(), name="train")
+    try:
+        yield
+    finally:
+        del trainer.get_train_dataloader
+        if own is not None:
+            trainer.get_train_dataloader = own
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:

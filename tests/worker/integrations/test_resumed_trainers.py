@@ -334,3 +334,18 @@ def test_early_stopping_of_transformers_counts_over_sessions(transformers, carri
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed == whole and whole[1] < 18
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_that_a_trainer_of_transformers_makes_itself_is_followed(transformers, carried):
+    class Own(transformers.Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, 2, shuffle=True)
+
+    def script():
+        model = Line()
+        transformers_trainer_of(transformers, model, Own).train()
+        return model.seen
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed[1] == whole[1][8:] and len(whole[1]) == 18
