@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,8 @@ from kgorch.worker.integrations import carrier
 from kgorch.worker.session import Session
 
 STATE_FILE = "trainer_state.json"
+
+NO_LADDER = "no memory ladder: the Trainer makes its batches itself, of what the loader gives (GRPOTrainer: prompts)"
 
 
 def adapt(module: ModuleType) -> None:
@@ -219,6 +221,9 @@ def _in_microbatches(original: Callable[..., Any]) -> Callable[..., Any]:
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         carried = getattr(self, "_kgorch", None)
         if not carried:
+            return original(self, model, inputs, num_items_in_batch)
+        if not isinstance(inputs, Mapping):
+            carried.session.note_exactness(memory=NO_LADDER)
             return original(self, model, inputs, num_items_in_batch)
 
         def work(part: Any, weight: float) -> torch.Tensor:

@@ -349,3 +349,22 @@ def test_a_loader_that_a_trainer_of_transformers_makes_itself_is_followed(transf
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed[1] == whole[1][8:] and len(whole[1]) == 18
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_batches_of_transformers_that_are_no_dict_are_given_on_as_they_are(transformers, carried):
+    """TRL's GRPOTrainer is given a list of prompts, and makes tensors of it itself."""
+
+    class Prompts(transformers.Trainer):
+        def _prepare_inputs(self, inputs):
+            assert isinstance(inputs, list)
+            return {"x": torch.stack([item["x"] for item in inputs])}
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, Prompts, num_train_epochs=1)
+        trainer.data_collator = list
+        trainer.train()
+        return len(model.seen)
+
+    assert carried(script) == (6, 6)
