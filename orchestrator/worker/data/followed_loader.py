@@ -27,6 +27,7 @@ class FollowedLoader:
         self._epoch_of_loader: LoaderFastForward | None = None
         self._saved: LoaderState | None = None
         self._ranks_before = world_size
+        self._skipped = 0  # batches that the first epoch begins after
         self._given = 0  # batches in this epoch and process
         self._samples = 0  # on this rank, in this process
         self.epoch = 0
@@ -41,6 +42,11 @@ class FollowedLoader:
         except (KeyError, TypeError, ValueError) as error:
             raise CannotRestore("the checkpoint's place in a followed loader cannot be read", repr(error)) from None
         self._saved, self._ranks_before = saved, ranks_before
+
+    def start_at(self, epoch: int, batches: int) -> None:
+        """Begin the first iteration there: another library continues from a checkpoint of its own. A resume goes before it."""
+        if self._saved is None and self._epoch_of_loader is None:
+            self.epoch, self._skipped = epoch, batches
 
     @property
     def running(self) -> LoaderFastForward | None:
@@ -89,7 +95,8 @@ class FollowedLoader:
         begun = LoaderFastForward(self._loader, self._world, self._device, saved, self._ranks_before, gives_back=True)
         self._epoch_of_loader, self._given = begun, 0
         begun.give_back(self.open_batches or 0)
-        begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else 0)
+        begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped)
+        self._skipped = 0
         batches = iter(begun)  # what the epoch had used is read again here
         while True:
             self.before_batch()

@@ -39,11 +39,7 @@ def adapt(module: ModuleType) -> None:
     cls.get_batch_samples = _counted(cls.get_batch_samples)
     cls.training_step = _in_microbatches(cls.training_step)
     cls.evaluate = _marked(cls.evaluate)
-    skip: Callable[..., Any] = module.skip_first_batches
-    # A followed loader is in its place already.
-    module.skip_first_batches = lambda loader, count=0: (  # type: ignore[attr-defined]
-        loader if isinstance(loader, FollowedLoader) else skip(loader, count)
-    )
+    module.skip_first_batches = _skipping(module.skip_first_batches)  # type: ignore[attr-defined]
 
 
 class TrainerParts:
@@ -92,11 +88,17 @@ class TransformersCarrier:
     Attributes:
         folder: what the Trainer resumes from; None where the stage begins.
         open_batches: batches of the running step that were read.
+        loader: the followed loader, once the Trainer has made it.
     """
 
     def __init__(self, trainer: Any, session: Session, folder: str | None) -> None:
         self._trainer, self.session, self.folder = trainer, session, folder
         self.open_batches: int | None = None
+        self.loader: FollowedLoader | None = None
+
+    def follow(self, loader: Any) -> FollowedLoader:
+        self.loader = self.session.follow(loader, name="train")
+        return self.loader
 
     def track(self) -> None:
         """Before the first step, when the Trainer has built all of its parts."""
@@ -108,6 +110,8 @@ class TransformersCarrier:
         if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
             things["scaler"] = scaler
         session.track(**things, trainer=TrainerParts(trainer))
+        if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
+            self.loader.start_at(int(trainer.state.epoch or 0), 0)
         session.expect(steps=trainer.state.max_steps, epochs=int(trainer.state.num_train_epochs))
 
     def begin_step(self) -> None:
@@ -180,11 +184,24 @@ def _unless_resumed(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
+def _skipping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`skip_first_batches`. A followed loader is in its place already, unless the Trainer continues from its own checkpoint."""
+
+    @functools.wraps(original)
+    def skip_first_batches(loader: Any, count: int = 0) -> Any:
+        if not isinstance(loader, FollowedLoader):
+            return original(loader, count)
+        loader.start_at(loader.epoch, count)
+        return loader
+
+    return skip_first_batches
+
+
 @contextlib.contextmanager
 def _followed(trainer: Any, carried: TransformersCarrier) -> Iterator[None]:
     """Follows what `get_train_dataloader` of this Trainer returns: its class may make a loader of its own."""
     original, own = trainer.get_train_dataloader, vars(trainer).get("get_train_dataloader")
-    trainer.get_train_dataloader = lambda: carried.session.follow(original(), name="train")
+    trainer.get_train_dataloader = lambda: carried.follow(original())
     try:
         yield
     finally:

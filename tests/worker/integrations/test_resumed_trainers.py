@@ -368,3 +368,24 @@ def test_batches_of_transformers_that_are_no_dict_are_given_on_as_they_are(trans
         return len(model.seen)
 
     assert carried(script) == (6, 6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("saved_at", [4, 6])
+def test_a_checkpoint_of_transformers_own_is_continued_in_its_epoch(transformers, carried, monkeypatch, saved_at):
+    def first():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, save_strategy="steps", save_steps=saved_at)
+        trainer.train()
+        return model.seen, weights_of(model)
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model)
+        trainer.train(resume_from_checkpoint=f"out/checkpoint-{saved_at}")
+        return model.seen, weights_of(model)
+
+    _, (batches, weights) = carried(first)
+    whole, resumed = whole_and_resumed(carried, script, cut_at=1)
+    assert whole[1] == (batches[saved_at:], weights)
+    assert resumed[1] == (batches[saved_at + 1 :], weights)
