@@ -149,6 +149,8 @@ class LightningCarrier:
         )
         if self.session.resumed:
             self._stepped = loop.epoch_loop._batches_that_stepped
+            # Where it was stopped before its last epoch, only what follows it in the script is left.
+            trainer.should_stop = self.session.resumed.is_finished
         if not trainer.lightning_module.automatic_optimization:
             self.session.note_exactness(memory=lightning_steps.NO_LADDER)
         steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs

@@ -39,6 +39,8 @@ def adapt(module: ModuleType) -> None:
     cls.get_batch_samples = _counted(cls.get_batch_samples)
     cls.training_step = _in_microbatches(cls.training_step)
     cls.evaluate = _marked(cls.evaluate)
+    if hasattr(cls, "_run_epoch"):
+        cls._run_epoch = _unless_finished(cls._run_epoch)
     module.skip_first_batches = _skipping(module.skip_first_batches)  # type: ignore[attr-defined]
 
 
@@ -182,6 +184,20 @@ def _unless_resumed(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, checkpoint, *args, **kwargs)
 
     return load
+
+
+def _unless_finished(original: Callable[..., Any]) -> Callable[..., Any]:
+    """No epoch of a training that was stopped before its last one: what follows it in the script is left."""
+
+    @functools.wraps(original)
+    def run_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        carried = getattr(self, "_kgorch", None)
+        if not carried or not carried.session.resumed.is_finished:
+            return original(self, *args, **kwargs)
+        self.control.should_training_stop = True
+        return None
+
+    return run_epoch
 
 
 def _skipping(original: Callable[..., Any]) -> Callable[..., Any]:

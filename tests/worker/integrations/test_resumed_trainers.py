@@ -155,6 +155,7 @@ def carried(monkeypatch):
         monkeypatch.setattr(carrier, "carried_training", training)
         torch.manual_seed(3)
         returned = script()
+        run.session = made[0]
         return made[0].step, returned
 
     return run
@@ -282,7 +283,7 @@ def transformers(monkeypatch):
     """Transformers, adapted for one test."""
     module = pytest.importorskip("transformers.trainer")
     names = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler", "train")
-    for name in (*names, "get_train_dataloader", "get_batch_samples", "training_step", "evaluate"):
+    for name in (*names, "_run_epoch", "get_batch_samples", "training_step", "evaluate"):
         if hasattr(module.Trainer, name):
             monkeypatch.setattr(module.Trainer, name, getattr(module.Trainer, name))
     monkeypatch.setattr(module, "skip_first_batches", module.skip_first_batches)
@@ -389,3 +390,37 @@ def test_a_checkpoint_of_transformers_own_is_continued_in_its_epoch(transformers
     whole, resumed = whole_and_resumed(carried, script, cut_at=1)
     assert whole[1] == (batches[saved_at:], weights)
     assert resumed[1] == (batches[saved_at + 1 :], weights)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_that_lightning_has_stopped_early_stays_finished(lightning, carried):
+    class Module(lightning_module(lightning)):
+        def on_train_batch_end(self, outputs, batch, index):
+            self.trainer.should_stop = self.trainer.global_step >= 8
+
+    def script():
+        module = Module()
+        trainer = lightning_trainer_of(lightning)
+        trainer.fit(module, DataLoader(numbers(12), 2))
+        return trainer.global_step, weights_of(module)
+
+    whole = carried(script)
+    assert whole[0] < 18
+    assert carried(script, saved=carried.session.saved(is_final=True)) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_that_transformers_has_stopped_early_stays_finished(transformers, carried):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step >= 8
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, callbacks=[Stop()])
+        trainer.train()
+        return trainer.state.global_step, weights_of(model)
+
+    whole = carried(script)
+    assert whole[0] == 8
+    assert carried(script, saved=carried.session.saved(is_final=True)) == whole
