@@ -7,7 +7,7 @@ begun. The loops believe that they restart from a checkpoint of Lightning. A ste
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -38,11 +38,12 @@ class LightningParts:
     """Loops, callbacks, schedulers and scaling of a Trainer, and what the script's hooks add to a checkpoint of Lightning.
 
     Args:
+        without_folder: callbacks whose `dirpath` the script has left to Lightning.
         note: is given what cannot be saved, in words.
     """
 
-    def __init__(self, trainer: Any, note: Callable[[str], None]) -> None:
-        self._trainer, self._note = trainer, note
+    def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[[str], None]) -> None:
+        self._trainer, self._without_folder, self._note = trainer, without_folder, note
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -96,6 +97,9 @@ class LightningParts:
             callback.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
         for callback in trainer.callbacks:
             if state := callbacks.get(callback.state_key):
+                if any(callback is one for one in self._without_folder) and state.get("dirpath"):
+                    # Lightning has taken the folder of this session's logger, and loads nothing that lies in another one.
+                    callback.dirpath = state["dirpath"]
                 callback.load_state_dict(state)
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])
@@ -123,6 +127,7 @@ class LightningCarrier:
 
     def __init__(self, trainer: Any, session: Session) -> None:
         self._trainer, self.session = trainer, session
+        self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
         self._is_set_up = False
         self._stepped: int | None = None
         self._reported: dict[str, Any] = {}
@@ -145,7 +150,9 @@ class LightningCarrier:
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
             **optimizers,
-            lightning=LightningParts(trainer, lambda what: self.session.note_exactness(hooks=what)),
+            lightning=LightningParts(
+                trainer, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
+            ),
         )
         if self.session.resumed:
             self._stepped = loop.epoch_loop._batches_that_stepped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -163,8 +164,8 @@ def carried(monkeypatch):
 
 def lightning_trainer_of(library, **options):
     return library.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        **{"enable_checkpointing": False, "max_epochs": 3, **options},
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
+        **{"enable_checkpointing": False, "max_epochs": 3, "logger": False, **options},
     )  # fmt: skip
 
 
@@ -424,3 +425,26 @@ def test_a_training_that_transformers_has_stopped_early_stays_finished(transform
     whole = carried(script)
     assert whole[0] == 8
     assert carried(script, saved=carried.session.saved(is_final=True)) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_best_checkpoint_of_lightning_stays_the_best_where_the_logger_gives_the_folder(lightning, carried):
+    """Each session's logger has a folder of its own: `version_0`, `version_1`."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Module(lightning_module(lightning)):
+        def training_step(self, batch, index):
+            self.log("score", -float(self.global_step))
+            return super().training_step(batch, index)
+
+    def script():
+        best = ModelCheckpoint(monitor="score", mode="max", every_n_train_steps=2)
+        trainer = lightning_trainer_of(
+            lightning, callbacks=[best], logger=CSVLogger("logs"), enable_checkpointing=True, log_every_n_steps=1
+        )
+        trainer.fit(Module(), DataLoader(numbers(12), 2))
+        return Path(best.best_model_path).name, float(best.best_model_score)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole
