@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
 from kgorch.core.codes import EventKind, Reason
 from kgorch.core.limits.wall import Wall
@@ -121,8 +121,8 @@ def _query(field: str, environ: Mapping[str, str]) -> datetime | None:
     array, task = (environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     if array and task:  # one task of an array has the array's own number as its job, which means all tasks
         job = f"{array}_{task}"
-    # ISO 8601 in this machine's zone, whatever format the user has set for squeue
-    variables = {**environ, "SLURM_TIME_FORMAT": "standard"}
+    # ISO 8601, whatever format the user has set for squeue; in UTC, because in autumn an hour of local time comes twice
+    variables = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}
     try:
         done = subprocess.run(
             ["squeue", "--noheader", "--jobs", job, "--format", field],
@@ -143,6 +143,6 @@ def _query(field: str, environ: Mapping[str, str]) -> datetime | None:
     if text in ("NONE", "N/A", "Unknown", "UNLIMITED"):
         return None
     try:
-        return datetime.fromisoformat(text).astimezone()
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         raise _QueryFailed(f"squeue: expected an instant, found {text[:60]!r}") from None

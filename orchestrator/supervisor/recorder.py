@@ -234,8 +234,10 @@ class Recorder:
             return None
         due_at: datetime | None = None
         if not resume.when_asked:
-            engine = self._live.engine
-            due_at = fleet.server_now(engine) if fleet.settings(engine) else self._live.clock.utc()
+            due_at = self._live.clock.utc()
+            if fleet.settings(self._live.engine):
+                with contextlib.suppress(SQLAlchemyError):  # away: the ending file gets this machine's time
+                    due_at = fleet.server_now(self._live.engine)
         if self._ledger and due_at:
             with contextlib.suppress(SQLAlchemyError):  # a session that comes too early looks again
                 due_at = self._ledger.resume_at(self._live.state.save_lead_s, on_quota=resume.on_quota)

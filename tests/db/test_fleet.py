@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from kgorch.core.codes import EventKind, Phase, Reason
+from kgorch.core.session.lifecycle import NextSession
 from kgorch.db import active_sessions, fleet, queue, queue_claims, runs, sessions
+from kgorch.db import postgres as postgresql
 from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.db.queue import Claimant
 from kgorch.db.queue_claims import QueueSnapshot
+from kgorch.supervisor.recorder import Recorder
+from kgorch.system.clock import SystemClock
 
 LEASE_S = 60.0
 
@@ -187,3 +192,12 @@ def test_the_machines_of_a_fleet_are_known_with_what_they_run(machines):
     [seen] = fleet.live_sessions(machines["b"])
     assert (seen.machine, seen.run, seen.number, seen.step, seen.is_leased) == ("a", "ink", session.number, 3, True)
     assert fleet.alive_machines(machines["b"]) == {"a", "b"}
+
+
+def test_an_end_that_queues_the_next_session_is_known_while_the_database_is_away(tmp_path):
+    """It goes into the ending file, with this machine's time."""
+    engine = postgresql.create(f"postgresql+psycopg://kgorch@/gone?host={tmp_path}")
+    engine.dialect.kgorch_fleet = Fleet(str(engine.url), "a", LEASE_S)
+    live = SimpleNamespace(engine=engine, clock=SystemClock())
+    queued_as = Recorder(live, None, None)._queued(NextSession(Reason.TIME_LIMIT, "the session's time limit"))
+    assert abs(queued_as["due_at"] - datetime.now(UTC)) < timedelta(seconds=10)

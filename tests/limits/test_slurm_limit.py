@@ -51,6 +51,16 @@ def test_a_task_of_an_array_asks_for_its_own_end(task, asked, tmp_path, monkeypa
     assert wall and wall.at_s - boottime_s() == pytest.approx(600, abs=60)
 
 
+def test_an_end_in_the_hour_that_comes_twice_is_that_hour(tmp_path, monkeypatch):
+    began_at, second_half_past_two = 1792890000, 1792891800  # 01:00 and 01:30 in UTC, as summer time ends in Berlin
+    _squeue(tmp_path, monkeypatch, f"date -d @{second_half_past_two} +%Y-%m-%dT%H:%M:%S")
+    monkeypatch.setattr(slurm_limit.time, "time", lambda: began_at)
+    job = slurm_limit.JobEnd({**os.environ, "SLURM_JOB_ID": "7", "TZ": "Europe/Berlin"})
+    wall = job.wall(boottime_s())
+    job.stop()
+    assert wall and wall.at_s - boottime_s() == pytest.approx(1800, abs=60)
+
+
 def test_of_a_heterogeneous_job_the_first_end_counts(tmp_path, monkeypatch):
     told = 'date -d "+%d minutes" +%%Y-%%m-%%dT%%H:%%M:%%S'
     _squeue(tmp_path, monkeypatch, f"echo N/A; {told % 20}; {told % 10}")
