@@ -44,6 +44,9 @@ class Saved:
     def reader(self, _: int) -> Saved:
         return self
 
+    def is_readable(self) -> bool:
+        return True
+
     def fetch(self, path: str) -> torch.Tensor:
         return self._tensors[path].clone()
 

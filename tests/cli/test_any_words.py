@@ -61,13 +61,14 @@ def commands(draw: st.DrawFn) -> list[str]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with plans, one of them broken, and a state folder with a run that is over and one that waits."""
     root = tmp_path_factory.mktemp("words")
-    (root / "here" / "folder").mkdir(parents=True)
-    (root / "here" / "plan.toml").write_text(PLAN)
-    (root / "here" / "t.py").write_text("")
-    (root / "here" / "odd.toml").write_bytes(b"name = \xff\n[[stage]\n")
-    make_state(root / "home", root / "here")
+    here = root / "above" / "here"  # `kgorch init ..` writes into the folder above
+    (here / "folder").mkdir(parents=True)
+    (here / "plan.toml").write_text(PLAN)
+    (here / "t.py").write_text("")
+    (here / "odd.toml").write_bytes(b"name = \xff\n[[stage]\n")
+    make_state(root / "home", here)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root / "here")
+        patch.chdir(here)
         patch.setenv("KGORCH_HOME", str(root / "home"))
         patch.setenv("XDG_CONFIG_HOME", str(root / "config"))
         for verb in ("start", "resume"):
@@ -93,4 +94,4 @@ def test_any_words_are_answered_or_told_what_is_wrong(place, capfd, args):
     assert "Traceback" not in told.err
     if code == ExitCode.MISTAKE:
         assert told.err.strip(), args
-    assert {path.name for path in place.iterdir()} <= {"here", "home", "config"}, args
+    assert {path.name for path in place.iterdir()} <= {"above", "home", "config"}, args

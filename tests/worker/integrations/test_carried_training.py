@@ -31,7 +31,8 @@ def hooked(tmp_path, monkeypatch):
     def adapted_by(text: str) -> None:
         (tmp_path / "ours.py").write_text(text)
         importlib.invalidate_caches()
-        monkeypatch.setitem(import_hook.MODULES, "fakelib", "ours")
+        # alone: what is adapted stays so in this process
+        monkeypatch.setattr(import_hook, "MODULES", {"fakelib": "ours"})
 
     yield adapted_by
     for name in ("fakelib", "ours"):
