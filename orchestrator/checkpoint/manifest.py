@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from kgorch import untrusted_io
@@ -167,6 +168,10 @@ class Manifest:
     @property
     def total_bytes(self) -> int:
         return sum(entry.bytes for entry in self.files.values())
+
+    def is_older_than(self, at: datetime) -> bool:
+        """Whether it was created before that instant: its stage may have begun anew then."""
+        return datetime.fromisoformat(self.created_at) < at
 
 
 def checkpoint_folder_name(step: int, *, final: bool) -> str:

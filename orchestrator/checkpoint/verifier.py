@@ -88,7 +88,7 @@ class Verifier:
 
     def _is_superseded(self, manifest: Manifest) -> bool:
         restart = self._restarts.get(manifest.stage)
-        return restart is not None and datetime.fromisoformat(manifest.created_at) < restart[0]
+        return restart is not None and manifest.is_older_than(restart[0])
 
     def verify(self, written: CheckpointWritten) -> None:
         """In the thread: verify a checkpoint that was just written; quarantine it if it is broken."""

@@ -334,17 +334,12 @@ def move_superseded(engine: Engine, run: RunInfo, stage: str, root: Path) -> Non
             keeper_client.forget(folder, snapshot.number)
     target = root.with_name(f"{root.name}~superseded")  # no stage can have this name
     for folder, manifest in list(readable_checkpoints(root)):
-        if manifest.run_id == run.id and is_superseded(manifest, rung.at):
+        if manifest.run_id == run.id and manifest.is_older_than(rung.at):
             target.mkdir(exist_ok=True)
             # the new beginning will save at the same steps, so the name is made unique
             moved_to = folder.rename(target / f"{folder.name}-{rung.at:%Y%m%dT%H%M%S}")
             checkpoint_rows.set_path(engine, str(folder), str(moved_to))
     checkpoint_rows.supersede(engine, run.id, stage, before=rung.at, why=f"the stage began anew: {rung.rung}")
-
-
-def is_superseded(manifest: Manifest, at: datetime) -> bool:
-    """Whether a checkpoint is older than the rung with which its stage began anew."""
-    return datetime.fromisoformat(manifest.created_at) < at
 
 
 def _add(engine: Engine, run: RunInfo, session_id: int, scope: RungScope, change: _RungChange) -> None:

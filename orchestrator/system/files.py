@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 def close_inherited(keep: Container[int] = ()) -> None:
     """Close every descriptor but the standard streams and those in `keep`. For a process that was just forked.
 
-    The open ones are listed, because a container's limit may be a milliard, and a Python that was built for an old C library
+    The open ones are listed, because a container's limit may be a billion, and a Python that was built for an old C library
     (conda's) closes a range one by one.
     """
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
