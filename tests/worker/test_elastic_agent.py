@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -47,19 +46,18 @@ def test_a_forked_rank_has_what_a_new_process_has_and_trains_to_the_same_bits(tm
     assert of_forked[0]["spawned"] == [0, 1, 2]
 
 
-def agent(program: Path, ranks: int, **variables: str) -> subprocess.CompletedProcess[str]:
+def agent(program: str, ranks: int, **variables: str) -> subprocess.CompletedProcess[str]:
     """A program that is the agent of so many ranks, to its end."""
     words = ["--standalone", f"--nproc-per-node={ranks}", "-m", "kgorch.worker.entry"]
     return subprocess.run(
-        [sys.executable, str(program), *words], cwd=PROGRAMS, env={**os.environ, **variables}, capture_output=True,
+        [sys.executable, "-c", program, *words], cwd=PROGRAMS, env={**os.environ, **variables}, capture_output=True,
         text=True, timeout=60,
     )  # fmt: skip
 
 
-def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
+def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process():
     """No GPU here: the answer of PyTorch is the only thing that is put in its place."""
-    program = tmp_path / "agent.py"
-    program.write_text(
+    program = (
         "import sys, torch\n"
         "torch.cuda._is_in_bad_fork = lambda: True\n"
         "from kgorch.worker import elastic_agent\n"
@@ -72,11 +70,10 @@ def test_where_torchrun_has_used_cuda_a_rank_is_a_new_process(tmp_path):
     assert "exitcode: 2" in done.stderr.replace(" : ", ": ")
 
 
-def test_ranks_are_forked_before_torchrun_has_asked_cuda_or_has_threads(tmp_path):
+def test_ranks_are_forked_before_torchrun_has_asked_cuda_or_has_threads():
     """torchrun asks CUDA where GPUs may be, after which no fork can use it; and a rank that was forked while a thread of torchrun
     looked up a name hung at its own first look-up: who held the lock was not there."""
-    program = tmp_path / "agent.py"
-    program.write_text(
+    program = (
         "import os, socket, torch\n"
         "asked = []\n"
         "torch.cuda.is_available = lambda: asked.append(os.getpid()) or False\n"
@@ -99,9 +96,8 @@ def test_ranks_are_forked_before_torchrun_has_asked_cuda_or_has_threads(tmp_path
     assert ranks == ["a rank []"] * 3 and agents == f"{[([], 1)] * 3} True"
 
 
-def test_a_rank_more_than_wait_is_a_new_process(tmp_path):
-    program = tmp_path / "agent.py"
-    program.write_text(
+def test_a_rank_more_than_wait_is_a_new_process():
+    program = (
         "from kgorch.worker import elastic_agent\n"
         "fork_ranks = elastic_agent.fork_ranks\n"
         "elastic_agent.fork_ranks = lambda words: fork_ranks(['--nproc-per-node=auto'])\n"
@@ -111,9 +107,8 @@ def test_a_rank_more_than_wait_is_a_new_process(tmp_path):
     assert "kgorch.worker.entry is started by kgorch, through torchrun" in done.stderr and done.returncode == 1
 
 
-def test_in_the_place_of_a_rank_that_was_killed_while_it_waited_comes_a_new_process(tmp_path):
-    program = tmp_path / "agent.py"
-    program.write_text(
+def test_in_the_place_of_a_rank_that_was_killed_while_it_waited_comes_a_new_process():
+    program = (
         "import os\n"
         "from kgorch.worker import elastic_agent\n"
         "fork_ranks = elastic_agent.fork_ranks\n"
@@ -144,8 +139,7 @@ def test_a_rank_that_waits_has_a_process_group_already():
 
 def test_what_pytorch_logs_into_a_file_comes_into_no_other_file_of_a_rank(tmp_path):
     """PyTorch opens it when it is imported, and a forked process closes what it has inherited."""
-    program = tmp_path / "agent.py"
-    program.write_text(
+    program = (
         "import logging, os\n"
         "from kgorch.worker import elastic_agent, entry\n"
         "def rank():\n"

@@ -77,6 +77,16 @@ def taken(watch: CheckpointWatch, step: int) -> Path:
     return watch.newest
 
 
+def left_by_a_session(site: Site, step: int) -> Path:
+    """The copy of the checkpoint of that step, which a session has taken."""
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save(f"checkpoint-{step}")
+    folder = taken(watch, step)
+    watch.close()
+    return folder
+
+
 def test_a_complete_checkpoint_becomes_one_of_the_run_with_hashes_and_the_programs_names(site):
     watch = site.watch()
     assert watch.begin(site.claims) == ""
@@ -103,11 +113,7 @@ def test_one_that_is_still_being_written_is_not_taken_before_it_rests(site):
 
 
 def test_the_newest_is_put_back_on_another_machine_and_nothing_is_copied_where_it_lies_already(site, tmp_path):
-    watch = site.watch()
-    watch.begin(site.claims)
-    site.save("checkpoint-1")
-    folder = taken(watch, 1)
-    watch.close()
+    folder = left_by_a_session(site, 1)
     place = site.root / "work" / "out" / "checkpoint-1"
     inode = (place / "state.json").stat().st_ino
     assert site.watch(folder).begin(site.claims) == "out/checkpoint-1"
@@ -121,11 +127,7 @@ def test_the_newest_is_put_back_on_another_machine_and_nothing_is_copied_where_i
 
 
 def test_a_program_that_starts_over_does_not_replace_what_the_run_has_reached(site):
-    watch = site.watch()
-    watch.begin(site.claims)
-    site.save("checkpoint-500")
-    folder = taken(watch, 500)
-    watch.close()
+    folder = left_by_a_session(site, 500)
     again = site.watch(folder)
     assert again.begin(site.claims) == "out/checkpoint-500"
     site.save("checkpoint-100", content=b"anew")
@@ -145,11 +147,7 @@ def test_a_program_that_starts_over_does_not_replace_what_the_run_has_reached(si
 
 
 def test_a_program_that_starts_over_and_ends_by_itself_is_taken_at_its_word(site):
-    watch = site.watch()
-    watch.begin(site.claims)
-    site.save("checkpoint-500")
-    folder = taken(watch, 500)
-    watch.close()
+    folder = left_by_a_session(site, 500)
     again = site.watch(folder)
     again.begin(site.claims)
     site.save("checkpoint-100", content=b"anew")
@@ -157,11 +155,7 @@ def test_a_program_that_starts_over_and_ends_by_itself_is_taken_at_its_word(site
 
 
 def test_what_lies_in_the_place_of_a_restored_checkpoint_is_moved_aside_and_not_lost(site):
-    watch = site.watch()
-    watch.begin(site.claims)
-    site.save("checkpoint-1")
-    folder = taken(watch, 1)
-    watch.close()
+    folder = left_by_a_session(site, 1)
     site.save("checkpoint-1", content=b"torn")
     shutil.rmtree(site.claims)  # another machine's state folder
     assert site.watch(folder).begin(site.claims) == "out/checkpoint-1"

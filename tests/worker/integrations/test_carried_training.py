@@ -18,7 +18,7 @@ import kgorch
 from kgorch.errors import KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.data import batches
-from kgorch.worker.integrations import carrier, import_hook, lightning_trainer, transformers_trainer
+from kgorch.worker.integrations import carrier, import_hook, transformers_trainer
 
 
 @pytest.fixture
@@ -279,29 +279,7 @@ class Reports(list):
 
 
 @pytest.fixture
-def adapted_lightning(monkeypatch):
-    """Lightning, adapted for one test."""
-    pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.loops import evaluation_loop, fit_loop
-    from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
-    from lightning.pytorch.trainer import trainer
-    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
-
-    for owner, name in (
-        (_AutomaticOptimization, "_make_closure"),
-        (fit_loop._FitLoop, "_load_combined_loader_states"),
-        (fit_loop._FitLoop, "setup_data"),
-        (evaluation_loop._EvaluationLoop, "run"),
-        (_SignalConnector, "register_signal_handlers"),
-        (trainer.Trainer, "fit"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    lightning_trainer.adapt(trainer)
-    return importlib.import_module("lightning.pytorch")
-
-
-@pytest.fixture
-def lightning_session(adapted_lightning, monkeypatch):
+def lightning_session(lightning, monkeypatch):
     """The session of a Lightning training in this process."""
     for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -318,10 +296,10 @@ def lightning_trainer_of(library, folder, epochs: int):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_step_of_lightning_leaves_no_cycle_that_holds_its_batch(adapted_lightning, lightning_session, tmp_path):
+def test_a_step_of_lightning_leaves_no_cycle_that_holds_its_batch(lightning, lightning_session, tmp_path):
     """On a GPU such batches would pile up until Python's next collection."""
 
-    class Module(adapted_lightning.LightningModule):
+    class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(1))
@@ -338,7 +316,7 @@ def test_a_step_of_lightning_leaves_no_cycle_that_holds_its_batch(adapted_lightn
     module = Module()
     gc.disable()
     try:
-        trainer = lightning_trainer_of(adapted_lightning, tmp_path, 1)
+        trainer = lightning_trainer_of(lightning, tmp_path, 1)
         trainer.fit(module, DataLoader(TensorDataset(torch.ones(12, 1))))
     finally:
         gc.enable()
@@ -346,10 +324,10 @@ def test_a_step_of_lightning_leaves_no_cycle_that_holds_its_batch(adapted_lightn
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_lightning_logs_is_reported_once_at_its_step(adapted_lightning, lightning_session, tmp_path):
+def test_what_lightning_logs_is_reported_once_at_its_step(lightning, lightning_session, tmp_path):
     """A batch's value, one that is logged now and then, an epoch's mean, an evaluation's, and what the end of an epoch logs."""
 
-    class Module(adapted_lightning.LightningModule):
+    class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(1))
@@ -371,7 +349,7 @@ def test_what_lightning_logs_is_reported_once_at_its_step(adapted_lightning, lig
             return torch.optim.SGD(self.parameters(), 0.0)
 
     numbers = DataLoader(TensorDataset(torch.tensor([[1.0], [2.0], [6.0]])))
-    lightning_trainer_of(adapted_lightning, tmp_path, 2).fit(Module(), numbers, numbers)
+    lightning_trainer_of(lightning, tmp_path, 2).fit(Module(), numbers, numbers)
     assert lightning_session == [
         (1, {"loss": 1.0}),
         (2, {"loss": 2.0, "rarely": 7.0}),

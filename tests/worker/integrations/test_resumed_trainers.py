@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from kgorch.worker import session_end
-from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer, transformers_trainer
+from kgorch.worker.integrations import accelerate_loop, carrier, transformers_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -113,28 +113,6 @@ def test_the_loader_whose_epochs_accelerate_counts_is_the_training_one(accelerat
 
     whole, resumed = whole_and_resumed(accelerated, script, cut_at=8)
     assert resumed == whole and whole[0] == 18
-
-
-@pytest.fixture
-def lightning(monkeypatch):
-    """Lightning, adapted for one test, and a function that runs a script with it as `accelerated` does."""
-    pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.loops import evaluation_loop, fit_loop
-    from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
-    from lightning.pytorch.trainer import trainer
-    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
-
-    for owner, name in (
-        (_AutomaticOptimization, "_make_closure"),
-        (fit_loop._FitLoop, "_load_combined_loader_states"),
-        (fit_loop._FitLoop, "setup_data"),
-        (evaluation_loop._EvaluationLoop, "run"),
-        (_SignalConnector, "register_signal_handlers"),
-        (trainer.Trainer, "fit"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    lightning_trainer.adapt(trainer)
-    return importlib.import_module("lightning.pytorch")
 
 
 @pytest.fixture
