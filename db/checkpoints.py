@@ -131,21 +131,28 @@ def verified_with_numbers(engine: Engine, run_id: str) -> list[tuple[int, Checkp
 
 
 def dropped_at_steps(engine: Engine, run_id: str, steps: Collection[int]) -> list[CheckpointInfo]:
-    """The checkpoints of these steps that retention has deleted."""
-    dropped = Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.DROPPED, Checkpoint.step.in_(steps)
+    """The checkpoints of these steps that retention or a user has deleted.
+
+    Those that only did not come here from another machine say so in `why`.
+    """
+    deleted = Checkpoint.state == CheckpointState.DROPPED, Checkpoint.why == ""
     with Orm(engine) as orm:
-        return [to_info(CheckpointInfo, row) for row in orm.scalars(select(Checkpoint).where(*dropped))]
+        query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step.in_(steps), *deleted)
+        return [to_info(CheckpointInfo, row) for row in orm.scalars(query)]
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
-    """The last in the run's order. One of a stage that the plan no longer has comes only where there is no other.
+    """The one from which the run goes on: of the first stage that is not finished, else the last in the run's order.
 
-    One query for each stage from the last on, so that each ends at the first entry of the index.
+    A later stage has checkpoints, too, where an earlier one is trained longer. One of a stage that the plan no longer has
+    comes only where there is no other. One query for each stage, so that each ends at the first entry of the index.
     """
     verified = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED)
     last = verified.order_by(Checkpoint.step.desc(), Checkpoint.final.desc(), Checkpoint.id.desc()).limit(1)
     with Orm(engine) as orm:
-        stages = orm.scalars(select(Stage.name).where(Stage.run_id == run_id).order_by(Stage.position.desc())).all()
+        rows = orm.scalars(select(Stage).where(Stage.run_id == run_id).order_by(Stage.position.desc())).all()
+        unfinished = [stage.name for stage in rows if stage.finished_at is None]
+        stages = [*unfinished[-1:], *(stage.name for stage in rows)]
         conditions = [Checkpoint.stage == name for name in stages] + [Checkpoint.stage.not_in(stages)]
         row = next((row for condition in conditions if (row := orm.scalars(last.where(condition)).first())), None)
         return to_info(CheckpointInfo, row) if row else None

@@ -104,7 +104,7 @@ def set_state(engine: Engine, run_id: str, state: RunState, why: str = "") -> No
 
 
 def set_plan(engine: Engine, run_id: str, *, stages: Sequence[str], **columns: Any) -> None:
-    """Store a changed plan. New stages are added; stages that it no longer has are deleted unless they are finished."""
+    """Store a changed plan. New stages are added; of those that it no longer has the finished ones are kept, before all others."""
     with Orm(engine) as orm, orm.begin():
         orm.execute(update(Run).where(Run.id == run_id).values(**columns))
         existing = {stage.name: stage for stage in orm.scalars(select(Stage).where(Stage.run_id == run_id))}
@@ -113,7 +113,9 @@ def set_plan(engine: Engine, run_id: str, *, stages: Sequence[str], **columns: A
                 existing[name].position = position
             else:
                 orm.add(Stage(run_id=run_id, position=position, name=name))
-        orm.execute(delete(Stage).where(Stage.run_id == run_id, Stage.name.not_in(stages), Stage.finished_at.is_(None)))
+        gone = Stage.run_id == run_id, Stage.name.not_in(stages)
+        orm.execute(delete(Stage).where(*gone, Stage.finished_at.is_(None)))
+        orm.execute(update(Stage).where(*gone, Stage.position >= 0).values(position=-1))
 
 
 def stages(engine: Engine, run_id: str) -> list[StageInfo]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
+import random
 import socket
 import subprocess
 import threading
@@ -37,6 +39,8 @@ LOST_GRACE_S, FAILED_GRACE_S, END_S = 1.0, 6.0, 20.0
 """Seconds that the other nodes' ranks have to end by themselves: after a node was lost; after one node's ranks have ended, so that
 the others can record why. After the last a kill is not waited for any more."""
 
+STORE_PORTS = range(29500, 32768)
+"""Ports for torchrun's store: from PyTorch's own default up to where Linux begins to take ports for connections of any program."""
 
 OF_GPUS = frozenset({EventKind.GPU_LOST, EventKind.GPU_XID, EventKind.TELEMETRY_LOST, EventKind.TELEMETRY_BACK})
 """Events that an agent tells of its own node."""
@@ -411,5 +415,8 @@ def _ranks_on(node: _Node, stage: StageSection) -> int:
 
 def _free_port(address: str) -> int:
     """A port for torchrun's store. Another process may take it before; then the attempt fails, and the next one has another."""
+    for port in random.sample(STORE_PORTS, len(STORE_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            return port
     with socket.create_server((address, 0)) as server:
         return int(server.getsockname()[1])

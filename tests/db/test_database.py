@@ -290,6 +290,32 @@ def test_the_newest_verified_checkpoint_is_the_furthest_whatever_the_clock_said_
     assert checkpoints.newest_verified(engine, run.id).step == 10
 
 
+def _verified(engine, run, stage, step, *, final):
+    path = f"/cp/{stage}/{step}"
+    checkpoints.record(engine, run.id, path, state="verified", stage=stage, step=step, final=final, bytes=1)
+
+
+def test_the_newest_checkpoint_is_of_the_stage_that_goes_on_though_a_later_one_is_done(engine, run):
+    runs.set_plan(engine, run.id, plan="", overrides=[], plan_hash="x", stages=["train", "tune"])
+    for stage, step in [("train", 10), ("tune", 90)]:
+        _verified(engine, run, stage, step, final=True)
+        runs.finish_stage(engine, run.id, stage)
+    assert checkpoints.newest_verified(engine, run.id).stage == "tune"
+    runs.reopen_stage(engine, run.id, "train", "")
+    assert checkpoints.newest_verified(engine, run.id).stage == "train"
+
+
+def test_the_newest_checkpoint_is_of_no_stage_that_the_plan_has_lost_and_that_stage_comes_first(engine, run):
+    runs.set_plan(engine, run.id, plan="", overrides=[], plan_hash="x", stages=["quick", "train"])
+    for stage, step in [("quick", 90), ("train", 10)]:
+        _verified(engine, run, stage, step, final=True)
+        runs.finish_stage(engine, run.id, stage)
+    runs.set_plan(engine, run.id, plan="", overrides=[], plan_hash="x", stages=["train"])
+    assert checkpoints.newest_verified(engine, run.id).stage == "train"
+    assert [stage.name for stage in runs.stages(engine, run.id)] == ["quick", "train"]
+    assert [row.stage for row in checkpoints.of_run(engine, run.id)] == ["quick", "train"]
+
+
 def test_a_checkpoint_keeps_its_number_in_its_stage_whatever_was_dropped_before_it(engine, run):
     states = {"train": ["dropped", "verified", "broken", "verified"], "tune": ["superseded", "verified"]}
     for stage, of_stage in states.items():

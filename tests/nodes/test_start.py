@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from harness import Notes, wait_until
 
 from kgorch.errors import KgorchError
+from kgorch.nodes import node_group
 from kgorch.nodes.node_group import NodeGroup, NodesMissing
 from kgorch.plan.nodes import NodesSection
 from kgorch.plan.stages import StageSection
@@ -120,3 +122,12 @@ def test_an_agent_ends_when_its_supervisor_is_gone(machine):
     process = machine.groups[0]._nodes[1].process
     machine.groups[0]._server.close()
     assert wait_until(lambda: process.poll() is not None, within_s=30)
+
+
+def test_the_port_of_torchruns_store_is_none_that_linux_gives_to_connections(monkeypatch):
+    assert all(node_group._free_port("127.0.0.1") in node_group.STORE_PORTS for _ in range(10))
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as freed:
+        ports = [server.getsockname()[1] for server in (taken, freed)]
+        monkeypatch.setattr(node_group, "STORE_PORTS", ports)
+        freed.close()
+        assert {node_group._free_port("127.0.0.1") for _ in range(10)} == {ports[1]}

@@ -169,6 +169,18 @@ def test_what_retention_dropped_is_removed_only_once_a_newer_one_is_whole_there(
     assert [path.name for path in there.iterdir()] == ["step-00000002"] and verify_checkpoint(there / "step-00000002")
 
 
+def test_what_only_did_not_come_here_from_another_machine_stays_in_the_mirror(engine, run, mirror, tmp_path):
+    (tmp_path / "backup").mkdir()
+    first = _saved(engine, run, 1)
+    _saved(engine, run, 2)
+    _until_idle(mirror(tmp_path / "backup"))
+    shutil.rmtree(first)
+    rows.set_state(engine, str(first), "dropped", "it stayed on the machine over-there")
+    _until_idle(mirror(tmp_path / "backup"))
+    there = tmp_path / "backup" / "ink-r1" / "train"
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(there)] == [2, 1]
+
+
 def test_a_place_that_is_not_there_is_told_once_and_tried_again(engine, run, mirror, tmp_path):
     _saved(engine, run, 1)
     one = mirror("backup")  # relative to the plan's folder

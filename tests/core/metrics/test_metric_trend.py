@@ -6,6 +6,8 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kgorch.core.metrics.metric_trend import MetricTarget, Outlook, TrendPoint, outlook, parse_target
 
@@ -66,6 +68,26 @@ def test_values_beyond_all_measure_tell_of_no_trend_and_break_nothing():
 @pytest.mark.parametrize("target", ["x >= 1e300", "x >= 1e999"])
 def test_a_target_that_no_number_of_steps_reaches_is_not_foreseeable(target):
     assert outlook([TrendPoint(1000 * n, 1e-17 * n) for n in range(8)], parse_target(target)).verdict == "flat"
+
+
+def test_a_metric_that_rises_by_the_very_same_amount_reaches_its_target_on_its_line():
+    points = [TrendPoint(1000 * n, 4096.0 * n) for n in range(20)]
+    assert outlook(points, parse_target("tokens >= 1e6")).steps == pytest.approx(225_141, abs=1)
+
+
+VALUES = st.one_of(st.integers(-3, 3).map(float), st.floats(allow_nan=True, allow_infinity=True))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), VALUES), max_size=30), st.floats(allow_nan=False), st.booleans())
+def test_any_points_have_an_outlook(pairs, value, up):
+    points = [TrendPoint(*pair) for pair in sorted(pairs, key=lambda pair: pair[0])]
+    assert outlook(points, MetricTarget("iou", up, value)).verdict
+
+
+@given(st.integers(5, 30), st.integers(1, 10**6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-1e9, 1e9))
+def test_any_line_has_an_outlook(count, every, base, by, value):
+    points = [TrendPoint(every * n, base + by * n) for n in range(count)]
+    assert outlook(points, MetricTarget("iou", True, value)).verdict
 
 
 def test_single_bad_evaluations_do_not_bend_the_line():
