@@ -42,6 +42,9 @@ DeferredFiles = Mapping[str, dict[str, Any]]
 
 NO_FILES: DeferredFiles = MappingProxyType({})
 
+SUCCESS = "torchrun ended with 0"
+"""As `describe_exit` tells it."""
+
 
 class DiskUnwritable(Exception):
     """A file could not be written now; a later try may succeed."""
@@ -192,7 +195,7 @@ def describe_exit(folder: Path, deferred_files: DeferredFiles = NO_FILES) -> str
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
         return f"torchrun was ended by {names.get(-status, f'signal {-status}')}"
-    return f"torchrun ended with {status}"
+    return SUCCESS if status == 0 else f"torchrun ended with {status}"
 
 
 def kernel_kills(folder: Path, deferred_files: DeferredFiles = NO_FILES) -> int:

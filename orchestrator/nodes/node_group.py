@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import random
 import socket
 import subprocess
@@ -52,7 +53,13 @@ class NodesMissing(KgorchError):
 
 @dataclass
 class _Node:
-    """One other node. `process`: the command that started its agent."""
+    """One other node.
+
+    Attributes:
+        process: the command that started its agent.
+        attempt: name of the attempt that it was started for last.
+        has_succeeded: its torchrun has ended with 0 in that attempt.
+    """
 
     number: int
     host: str
@@ -61,7 +68,9 @@ class _Node:
     hello: NodeHello | None = None
     peer: Peer | None = None
     is_checked: bool = False
+    attempt: str = ""
     is_running: bool = False
+    has_succeeded: bool = False
     done: set[int] = field(default_factory=set)
 
     @property
@@ -207,17 +216,23 @@ class NodeGroup:
         path = str(Path(launch.folder) / "launch.json")
         with self._changed:
             for number, node in enumerate(self._members, start=1):
-                node.is_running = node.is_ready
+                node.attempt, node.is_running, node.has_succeeded = launch.attempt, node.is_ready, False
                 self._send(node, NodeStart(launch.attempt, path, number, place.address, place.port, place.ranks))
         threading.Thread(target=self._watch, args=(Path(launch.folder),), name="nodes", daemon=True).start()
 
-    def finish(self) -> None:
-        """The attempt's processes on this node are gone: wait until they are on all nodes; kill them where they stay."""
-        if not self.wait(lambda: not self._running(), FAILED_GRACE_S):
-            self.kill()
-            self.wait(lambda: not self._running(), END_S)
+    def finish(self, attempt: str, folder: Path) -> None:
+        """The attempt's processes on this node are gone: wait until they are on all nodes; kill them where they stay.
+
+        Where they have succeeded here, ranks of other nodes may still work: after its training, a rank takes the time it needs.
+        """
+        has_succeeded = launcher.describe_exit(folder) == launcher.SUCCESS
+        if not self.wait(lambda: not self._running(attempt), math.inf if has_succeeded else FAILED_GRACE_S):
+            with self._changed:  # the next attempt may start at any time
+                for node in self._running(attempt):
+                    self._send(node, NodeCommand("kill"))
+            self.wait(lambda: not self._running(attempt), END_S)
         with self._changed:
-            for node in self._nodes.values():
+            for node in self._running(attempt):
                 node.is_running = False
 
     def kill(self) -> None:
@@ -327,9 +342,10 @@ class NodeGroup:
                         node.done.add(message.number)
                         self._changed.notify_all()
                         return
-                    case NodeEnded() if node:
-                        node.is_running = False
-                        self._changed.notify_all()
+                    case NodeEnded(attempt, how) if node:
+                        if attempt == node.attempt:  # that of an earlier one says nothing of this one
+                            node.is_running, node.has_succeeded = False, how == launcher.SUCCESS
+                            self._changed.notify_all()
                         return
             if node:
                 self._on_message(message, self.number_of(node))
@@ -375,12 +391,12 @@ class NodeGroup:
         """The next attempt runs on this machine alone."""
         self._place, self._members, self._hosts = None, [], []
 
-    def _running(self) -> list[_Node]:
-        return [node for node in self._nodes.values() if node.is_running]
+    def _running(self, attempt: str) -> list[_Node]:
+        return [node for node in self._nodes.values() if node.is_running and node.attempt == attempt]
 
     def _watch(self, folder: Path) -> None:
-        """End the attempt on this node, too, once it has ended on another one."""
-        while all(node.is_running for node in self._members):
+        """End the attempt on this node, too, once it has failed on another one, or that is lost."""
+        while all(node.is_running or node.has_succeeded for node in self._members):
             if not launcher.is_running(folder):
                 return  # `finish` sees to the others
             with self._changed:
@@ -415,8 +431,9 @@ def _ranks_on(node: _Node, stage: StageSection) -> int:
 
 def _free_port(address: str) -> int:
     """A port for torchrun's store. Another process may take it before; then the attempt fails, and the next one has another."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in random.sample(STORE_PORTS, len(STORE_PORTS)):
-        with contextlib.suppress(OSError), socket.create_server((address, port)):
+        with contextlib.suppress(OSError), socket.create_server((address, port), family=family):
             return port
-    with socket.create_server((address, 0)) as server:
+    with socket.create_server((address, 0), family=family) as server:
         return int(server.getsockname()[1])

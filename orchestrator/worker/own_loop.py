@@ -44,9 +44,10 @@ class OwnLoop:
             at.epoch = next(iter(state.followed.values())).epoch
         if self._is_begun:
             self._loop.end_step(self._samples_of_step())
+            self._samples = samples
         else:
+            self._samples = samples
             self._begin()
-        self._samples = samples
         self._loop.set_epoch_of_metrics()
         if state.quick and (at.step or state.probe.is_probe) and state.probe.own_step(self._share, at.steps_total):
             raise SystemExit(

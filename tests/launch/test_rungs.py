@@ -25,7 +25,7 @@ from kgorch.launch import remedies, rungs
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.rungs import MemoryShortage, RungScope
 from kgorch.protocol.launch_spec import LaunchSpec
-from kgorch.protocol.messages import RankProgress, RungApplied
+from kgorch.protocol.messages import RankProgress, RemedyApplied, RungApplied
 from kgorch.report import doctor
 from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
 
@@ -125,6 +125,14 @@ def test_what_a_launch_alone_can_change_holds_for_the_steps_before_it_too(engine
     found = rungs.launch_settings(engine, run, plan, HERE)
     assert found.settings.workers(4) == 1 and found.settings.microbatch is None
     assert [item["settings"]["workers_divided"] for item in found.schedule] == [4, 4]
+
+
+def test_a_remedy_of_which_each_rank_tells_is_one(engine, run, session):
+    attempt = SimpleNamespace(stage="train", ranks=2)
+    for rank, step in ((0, 10), (1, 10), (0, 12), (1, 13)):
+        skipped = RemedyApplied("1.1", "skip", f"rank {rank}: loss is nan", {"step": step})
+        remedies.write(engine, run, session, attempt, skipped)
+    assert [remedy.step for remedy in remedies.past(engine, run, "train")] == [10, 12, 13]
 
 
 def test_another_device_begins_as_the_plan_does_but_keeps_what_changed_the_result(engine, run, plan, session):

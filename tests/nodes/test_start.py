@@ -6,17 +6,23 @@ import json
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from harness import Notes, wait_until
 
 from kgorch.errors import KgorchError
+from kgorch.launch import launcher
 from kgorch.nodes import node_group
 from kgorch.nodes.node_group import NodeGroup, NodesMissing
 from kgorch.plan.nodes import NodesSection
 from kgorch.plan.stages import StageSection
+from kgorch.protocol import codec
+from kgorch.protocol.node_messages import NodeEnded
 
 AGENT = """
 import json, sys, time
@@ -124,6 +130,77 @@ def test_an_agent_ends_when_its_supervisor_is_gone(machine):
     assert wait_until(lambda: process.poll() is not None, within_s=30)
 
 
+RECORDS = """
+def start(self, order):
+    self._attempt = agent.Path(order.attempt)
+
+agent.NodeAgent._start = start
+agent.launcher.kill = lambda folder: agent.Path(sys.argv[1]).with_name("killed").open("a").write(f"{folder} ")
+"""
+
+
+def _started(machine: Machine, attempt: str) -> Path:
+    """The folder of an attempt that was started on the other node, without processes."""
+    group, folder = machine.groups[0], machine.folder / "run" / attempt
+    folder.mkdir()
+    launch = SimpleNamespace(attempt=attempt, nodes={}, folder=str(folder))
+    group.start(launch)
+    return folder
+
+
+def _say(group: NodeGroup, attempt: str, how: str) -> None:
+    """What the agent says when an attempt has ended there."""
+    [peer] = group._by_peer
+    group._on_line(codec.encode(NodeEnded(attempt, how)).strip(), peer, lambda: None)
+
+
+def test_the_end_of_an_earlier_attempt_neither_ends_nor_kills_the_next(machine):
+    """Found by a training that hung: the attempt after it crashed now and then."""
+    machine.gather(RECORDS)
+    group, killed = machine.groups[0], machine.folder / "run/nodes/killed"
+    first = _started(machine, "1.1")
+    second = _started(machine, "1.2")
+    _say(group, "1.1", "torchrun was ended by SIGKILL")
+    began_s = time.monotonic()
+    group.finish("1.1", first)
+    assert time.monotonic() - began_s < 3 and not killed.exists()
+    [node] = group._members
+    assert node.is_running and node.attempt == "1.2"
+    _say(group, "1.2", launcher.SUCCESS)
+    group.finish("1.2", second)
+    assert not node.is_running and not killed.exists()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_ranks_of_another_node_may_go_on_after_a_success_here_and_not_after_a_failure(machine, monkeypatch, status):
+    monkeypatch.setattr(node_group, "FAILED_GRACE_S", 0.5)
+    monkeypatch.setattr(node_group, "END_S", 0.5)
+    machine.gather(RECORDS)
+    folder, killed = _started(machine, "1.1"), machine.folder / "run/nodes/killed"
+    (folder / "exit.json").write_text(json.dumps({"status": status}))
+    ends = threading.Thread(target=machine.groups[0].finish, args=("1.1", folder))
+    ends.start()
+    ends.join(4)
+    assert ends.is_alive() == (status == 0)
+    _say(machine.groups[0], "1.1", launcher.SUCCESS)
+    ends.join(5)
+    assert not ends.is_alive() and killed.exists() == (status != 0)
+
+
+@pytest.mark.parametrize("how", [launcher.SUCCESS, "torchrun ended with 1"])
+def test_ranks_here_may_go_on_after_a_success_on_another_node_and_not_after_a_failure(machine, monkeypatch, how):
+    monkeypatch.setattr(node_group, "FAILED_GRACE_S", 0.5)
+    killed = list[Path]()
+    monkeypatch.setattr(node_group.launcher, "is_running", lambda folder: not killed)
+    monkeypatch.setattr(node_group.launcher, "kill", killed.append)
+    machine.gather(RECORDS)
+    folder = _started(machine, "1.1")
+    _say(machine.groups[0], "1.1", how)
+    wait_until(lambda: killed, within_s=3) if how != launcher.SUCCESS else time.sleep(2)
+    assert killed == ([] if how == launcher.SUCCESS else [folder])
+    killed.append(folder)  # ends the thread that watches
+
+
 def test_the_port_of_torchruns_store_is_none_that_linux_gives_to_connections(monkeypatch):
     assert all(node_group._free_port("127.0.0.1") in node_group.STORE_PORTS for _ in range(10))
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as freed:
@@ -131,3 +208,7 @@ def test_the_port_of_torchruns_store_is_none_that_linux_gives_to_connections(mon
         monkeypatch.setattr(node_group, "STORE_PORTS", ports)
         freed.close()
         assert {node_group._free_port("127.0.0.1") for _ in range(10)} == {ports[1]}
+
+
+def test_a_store_on_an_ipv6_address_has_a_port():
+    assert node_group._free_port("::1") in node_group.STORE_PORTS

@@ -78,6 +78,25 @@ class Points(torch.utils.data.Dataset):
         return x.expand(self.copies, 16), x[:1] * 2
 
 
+def epochs_of(session, o):
+    """The batches of each epoch: of kgorch's loader, of the script's own, or in a loop that the script owns."""
+    if o.loop == "kgorch":
+        loader = session.loader(Points(o.copies), o.batch, num_workers=0)
+    else:
+        points, share = Points(o.copies), o.batch // session.world_size
+        sampler = torch.utils.data.DistributedSampler(points, session.world_size, session.rank, shuffle=False)
+        loader = torch.utils.data.DataLoader(points, share, sampler=sampler)
+    if o.loop != "boundary":
+        return (session.steps(loader) for _ in session.epochs(o.epochs))
+
+    def own():
+        for batch in loader:
+            session.boundary(samples=o.batch)
+            yield batch
+
+    return (own() for _ in range(o.epochs))
+
+
 def main(o: argparse.Namespace) -> None:
     if o.late:
         import late_group  # noqa: F401
@@ -101,7 +120,6 @@ def main(o: argparse.Namespace) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=o.scaler)
         session.track(model=model, optimizer=optimizer, scaler=scaler)
-        loader = session.loader(Points(o.copies), o.batch, num_workers=0)
         step = 0
 
         def loss_of(part):
@@ -113,8 +131,8 @@ def main(o: argparse.Namespace) -> None:
                 torch.distributed.all_reduce(torch.ones(1))
             return ((model(part[0]).mean(1, keepdim=True) - part[1]) ** 2).mean()
 
-        for _ in session.epochs(o.epochs):
-            for batch in session.steps(loader):
+        for epoch in epochs_of(session, o):
+            for batch in epoch:
                 if o.limit_mb and step == o.at and o.rank in (-1, session.rank):
                     used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
                     resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + o.limit_mb * 10**6,) * 2)
@@ -156,6 +174,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
     parser.add_argument("--allocator", default="", help="a file that stands in for CUDA's allocator: there is no GPU")
+    parser.add_argument("--loop", default="kgorch", choices=["kgorch", "own", "boundary"])
     parser.add_argument("--norm", default="layer")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=3)

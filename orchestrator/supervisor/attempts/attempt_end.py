@@ -43,7 +43,7 @@ class AttemptEnds:
             launcher.wait(attempt.folder)
             if process is not None:
                 process.wait()
-            self._live.nodes.finish()
+            self._live.nodes.finish(attempt.name, attempt.folder)
             self._checkpoints.verifier.submit(lambda: self._collect(attempt))
 
         threading.Thread(target=until_gone, name=f"wait-{attempt.name}", daemon=True).start()

@@ -268,12 +268,13 @@ class WorkerInit:
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
+        self._rank_pid = os.getpid()  # under "forkserver" it is not the parent of a loading process
 
     def __call__(self, worker: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_exit_at_sigterm_of_the_rank, daemon=True).start()
+        threading.Thread(target=_exit_at_sigterm_of, args=(self._rank_pid,), daemon=True).start()
         if self._then:
             self._then(worker)
 
@@ -297,8 +298,8 @@ def without_sigterm(loader: Any) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _exit_at_sigterm_of_the_rank() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+def _exit_at_sigterm_of(pid: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != pid:
         pass
     os._exit(0)
 

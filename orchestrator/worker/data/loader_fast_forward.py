@@ -71,9 +71,10 @@ class LoaderFastForward:
     ) -> None:  # fmt: skip
         self._loader, self._world, self._device = loader, world_size, device
         self._began, self._ranks_before = began, ranks_before
-        self.batch = self.back = self._epoch = self._share = self._used = 0
+        self.batch = self.back = self._epoch = self._used = 0
         self.is_over = False
         self._parts = parts_of(loader)
+        self._share = self._declared_share  # until the epoch's first batch is there
         self._states = _States(device, self._parts.generators)
         self._stream = StreamState(loader, records=gives_back)
         self._watch: ReadWatch | None = None
@@ -89,6 +90,14 @@ class LoaderFastForward:
             return len(self._loader)  # type: ignore[arg-type]
         except TypeError:
             return 0
+
+    @property
+    def _declared_share(self) -> int:
+        """The `batch_size` of the loader, or of its batch sampler; 0 where none is known."""
+        loaders = [self._loader, *self._parts.loaders.values()]
+        holders = [*loaders, *(getattr(loader, "batch_sampler", None) for loader in loaders)]
+        sizes = (getattr(holder, "batch_size", None) for holder in holders)
+        return next((size for size in sizes if type(size) is int and size > 0), 0)
 
     def samples_in(self, batch: int) -> int:
         """Samples of the newest batch over all ranks, which are assumed to have as many as this one."""
@@ -252,7 +261,7 @@ class LoaderFastForward:
         try:
             return max(1, batches.length(batch))
         except KgorchError:  # it holds no tensor
-            return getattr(self._loader, "batch_size", None) or 1
+            return self._declared_share or 1
 
     def _without_used(self, iterator: Iterator[Any]) -> Iterator[Any]:
         as_before = self._ranks_before == self._world

@@ -226,11 +226,11 @@ class LossGuard:
             self.accept_step()
         remedy = training_health.next_remedy(self._policy, self._past, LOSS, arrived.step)
         left_out = flag == NOT_FINITE and arrived.scaled and next(_not_finite(self._buffers()), None) is None
-        if left_out and remedy and remedy.name == "skip":
+        is_known = any((taken.step, taken.remedy) == (arrived.step, "skip") for taken in self._past)
+        if left_out and (is_known or (remedy and remedy.name == "skip")):
             assert self._trouble
-            self._remember(
-                remedy.name, f"{self._trouble.describe()}; the GradScaler skipped it", {"step": arrived.step}
-            )
+            if not is_known:
+                self._remember("skip", f"{self._trouble.describe()}; the GradScaler skipped it", {"step": arrived.step})
             self._trouble = None
             return 0
         return flag

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import weakref
 
 import numpy as np
@@ -501,6 +502,23 @@ def test_a_loading_process_outlives_a_sigterm_that_comes_before_it_is_ready(sess
     monkeypatch.setattr(random, "seed", terminated)
     assert len(list(session.steps(given, 1))) == 10
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_a_loading_process_ends_at_its_ranks_sigterm_and_at_no_other(session, start):
+    """Python 3.14 starts them from a fork server, which is then their parent."""
+    before = set(multiprocessing.active_children())
+    loader = DataLoader(Noisy(), 4, num_workers=1, multiprocessing_context=start, persistent_workers=True)
+    next(session.steps(loader, 1))
+    [process] = set(multiprocessing.active_children()) - before
+    subprocess.run(["kill", str(process.pid)], check=True)
+    process.join(0.5)
+    assert process.is_alive()
+    process.terminate()
+    process.join(20)
+    process.kill()  # one that is left would be waited for without end
+    process.join()
+    assert process.exitcode == 0
 
 
 class Plain(Sampler):

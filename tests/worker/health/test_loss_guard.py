@@ -160,6 +160,15 @@ def test_a_save_after_a_step_that_the_scaler_left_out_is_made():
     assert votes == [0] and isinstance(told[-1], RemedyApplied) and told[-1].change == {"step": 3}
 
 
+def test_a_step_that_the_scaler_leaves_out_again_uses_no_remedy_up():
+    told = []
+    health = _health(told, late=True, past=[{"step": 3, "remedy": "skip", "why": "", "seen": 3}])
+    health.begin({"model": nn.Linear(2, 1)}, 0)
+    _step(health, 3, torch.tensor(float("nan")), scaled=True)
+    assert _step(health, 4, torch.tensor(1.0), scaled=True) == 0
+    assert not [message for message in told if isinstance(message, RemedyApplied)]
+
+
 def test_statistics_that_a_left_out_step_has_spoilt_are_not_trained_on():
     norm = nn.BatchNorm1d(2)
     health = _health([], late=True)

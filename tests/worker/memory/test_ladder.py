@@ -35,6 +35,8 @@ CASES = [
     pytest.param(2, {"where": "backward", "at": 3, "view": True}, marks=pytest.mark.soak),
     pytest.param(2, {"where": "forward", "at": 3, "view": True, "zeros": True}, marks=pytest.mark.soak),
     pytest.param(2, {"where": "backward", "at": 3, "rank": -1, "fits": 4}, marks=pytest.mark.soak),
+    (2, {"where": "backward", "at": 3, "loop": "own"}),
+    (2, {"where": "backward", "at": 0, "loop": "boundary"}),
     (4, {"where": "forward", "at": 3, "rank": 2, "fits": 4}),
     pytest.param(4, {"where": "backward", "at": 0, "rank": 3, "fits": 4}, marks=pytest.mark.soak),
 ]
