@@ -31,7 +31,7 @@ class NoSession:
     """A start or resume that opens no session.
 
     Attributes:
-        why: the run has a living supervisor, is finished, was stopped by a user, or waits for the quota.
+        why: the run has a living supervisor, is finished, has failed, was stopped by a user, or waits for the quota.
         due_at: when the quota has hours again; None if it does not renew by itself.
         plan_differences: what the plan asks of a finished run that its own plan did not; for the user.
     """

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from sqlalchemy import Engine
+
 from kgorch.admission import import_files, moved_state, ownership, remote_sessions, resolve_run
 from kgorch.admission.open_session import ReadySession, adopt, conclude, open_session
 from kgorch.admission.requests import (
@@ -22,6 +24,7 @@ from kgorch.admission.resolve_run import NoSession
 from kgorch.admission.source_run import SourceRun
 from kgorch.core.codes import OVER, NotStarted, Phase, Reason, RunState
 from kgorch.db import fleet, queue, runs, sessions
+from kgorch.db.rows import RunInfo
 from kgorch.errors import KgorchError, PlanError
 from kgorch.hardware import devices
 from kgorch.launch import attempts, launcher, requirements, rungs, standby
@@ -153,6 +156,9 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
         )
+    if last and last.phase == Phase.FAILED and not request.by_user and _was_lost(engine, run):
+        conclude(engine, run, Phase.FAILED, last.why)
+        return NoSession(run, NotStarted.FAILED)
     if request.source:
         import_files.sync_from_source(engine, run, plan, request.source, request.watcher)
         last = sessions.last(engine, run.id)
@@ -178,3 +184,10 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
         if rungs.is_unmeasured(engine, run, plan, place):
             request.watcher.note(UNMEASURED.format(place))
     return open_session(context, lock, request.until)
+
+
+def _was_lost(engine: Engine, run: RunInfo) -> bool:
+    """Whether the run is queued only because its supervisor had died. A failure that the database did not take then is known by
+    now, and only a user tries a failed run again."""
+    row = queue.pending_resume(engine, run.id)
+    return row is not None and row.reason == Reason.LOST

@@ -29,6 +29,7 @@ EXIT_CODES = {
     Phase.CUT_OFF: ExitCode.SUSPENDED,
     Phase.FAILED: ExitCode.FAILED,
 }
+_NOTHING_CODES = {NotStarted.QUOTA: ExitCode.QUOTA_SPENT, NotStarted.FAILED: ExitCode.FAILED}
 
 
 def run_session(engine: Engine, ready: ReadySession, *, as_json: bool, progress: str = "auto") -> int:
@@ -69,6 +70,9 @@ def report_nothing(engine: Engine, nothing: NoSession, *, as_json: bool) -> int:
     elif nothing.why is NotStarted.STOPPED:
         render.echo(f"{name} was stopped by the user; nothing was started")
         render.echo(f"next: kgorch resume {name}")
+    elif nothing.why is NotStarted.FAILED:
+        render.echo(f"{name} has failed; nothing was started")
+        render.echo(f"next: kgorch logs {name}; then kgorch resume {name}")
     else:
         render.echo(f"{name} is finished; nothing was started")
         for difference in nothing.plan_differences:
@@ -79,7 +83,7 @@ def report_nothing(engine: Engine, nothing: NoSession, *, as_json: bool) -> int:
             )
         else:
             render.echo("next: kgorch start PLAN --fresh    (starts a new run of this plan)")
-    return int(ExitCode.QUOTA_SPENT if nothing.why is NotStarted.QUOTA else ExitCode.DONE)
+    return int(_NOTHING_CODES.get(nothing.why, ExitCode.DONE))
 
 
 def _renewal(due_at: datetime | None) -> str:

@@ -211,6 +211,7 @@ class NotStarted(StrEnum):
     FINISHED = "finished"
     QUOTA = "quota"
     STOPPED = "stopped"
+    FAILED = "failed"
 
 
 class NoticeKind(StrEnum):

@@ -92,7 +92,7 @@ def resume(
     finally:
         is_over.set()
     if isinstance(result, resolve_run.NoSession):
-        if result.why is NotStarted.FINISHED:
+        if result.why in (NotStarted.FINISHED, NotStarted.FAILED):
             queue.mark_started(engine, result.run.id, own_identity(engine), by=BY_DAEMON)
         elif result.why is NotStarted.LIVE:  # a run that waits for its quota has a new row (open_session)
             _put_back_to_wait(engine, resume_id, "it is live under another supervisor")

@@ -8,11 +8,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import pytest
 from harness import Kgorch, wait_until
 
+from kgorch.core.codes import EventKind, Phase, Reason
 from kgorch.db import queue, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.launch import launcher
+from kgorch.supervisor import ending_files
 from kgorch.system.sockets import control_socket
 
 
@@ -78,4 +81,30 @@ def test_the_end_of_a_session_that_the_database_never_took_is_known_to_the_next_
     wait_until(lambda: (row := queue.pending_resume(engine, run.id)) and row.state == "due" and row.due_at is None)
     assert sessions.last(engine, run.id).number == 1 and sessions.last(engine, run.id).phase == "suspended"
     assert not ending.exists()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_failure_that_the_database_never_took_is_tried_again_only_when_a_person_asks(kgorch, is_asked):
+    supervisor = training(kgorch)
+    kgorch.kill_everything()
+    supervisor.wait()
+    failed = {
+        "kind": EventKind.RETRIES_EXHAUSTED,
+        "phase": Phase.FAILED,
+        "facts": {},
+        "reason": Reason.ERROR,
+        "why": "no",
+    }
+    ending_files.write(kgorch.home / "runs/test/1", 1, failed)
+    engine = open_database(kgorch.home)
+    if is_asked:
+        kgorch("queue", "add", "test")
+    kgorch.background("daemon")
+    run = runs.newest(engine, "test")
+    wait_until(lambda: sessions.of_run(engine, run.id)[0].phase == "failed")
+    wait_until(lambda: queue.pending_resume(engine, run.id) is None)
+    assert len(sessions.of_run(engine, run.id)) == (2 if is_asked else 1)
+    run = runs.newest(engine, "test")
+    assert (run.state, run.why) == (("active", "") if is_asked else ("failed", "no"))
     engine.dispose()
