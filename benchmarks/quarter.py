@@ -38,7 +38,7 @@ from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import charges, queue, runs, sessions
 from kgorch.db.engine import open_database
-from kgorch.limits import quota_ledger
+from kgorch.limits import late_charges
 from kgorch.limits.quota_ledger import Ledger, Terms
 from kgorch.scheduler.daemon import Daemon
 from kgorch.system import process_identity
@@ -233,7 +233,7 @@ class World:
         return ending
 
     def settle(self, plan: Played, last: Any) -> None:
-        quota_ledger.complete(self.engine, last, None, plan.terms)
+        late_charges.complete(self.engine, last, None, plan.terms.quota.window)
         ended = core.ended_alone(LifecycleState(phase=Phase(last.phase)), None, 0.0).session
         if attempt := sessions.last_attempt(self.engine, last.id):
             sessions.close_attempt(self.engine, **_end_of(attempt, Outcome.LOST, last.step))

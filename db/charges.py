@@ -12,13 +12,16 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Engine, and_, func, or_, select, update
 from sqlalchemy.orm import Session as Orm
 
-from kgorch.core.codes import LIVE, Reason, ResumeState, RunState
+from kgorch.core.codes import LIVE, Phase, Reason, ResumeState, RunState
 from kgorch.db.rows import ChargeInfo, PoolInfo, SessionInfo
 from kgorch.db.runs import now, to_info
 from kgorch.db.tables import Charge, Pool, Resume, Run, SessionRow
 
 MAX_OVERLAPS = 64
 """Upper bound of the charges that start before an instant and reach beyond it: one for each session that ran then."""
+
+MAX_CUT_OFF = 64
+"""Upper bound of the sessions that a machine looks at again after an outage."""
 
 MAX_CLOCK_ERROR = timedelta(days=35)
 """Charges further in the future are repaired. Others soon lie in the past, and our own clock is rarely behind by more."""
@@ -158,6 +161,15 @@ def live_sessions(engine: Engine, pool: str) -> list[SessionInfo]:
     with Orm(engine) as orm:
         query = select(SessionRow).where(SessionRow.phase.in_(LIVE), SessionRow.pool == pool).order_by(SessionRow.id)
         return [to_info(SessionInfo, row) for row in orm.scalars(query)]
+
+
+def cut_off_sessions(engine: Engine, machine: str, boot_id: str) -> list[SessionInfo]:
+    """The newest sessions of this boot of a machine that use a pool and were cut off or lost, the newest first."""
+    with Orm(engine) as orm:
+        query = select(SessionRow).where(SessionRow.phase == Phase.CUT_OFF, SessionRow.pool != "")
+        query = query.where(SessionRow.machine == machine, SessionRow.boot_id == boot_id)
+        newest = query.order_by(SessionRow.id.desc()).limit(MAX_CUT_OFF)
+        return [to_info(SessionInfo, row) for row in orm.scalars(newest)]
 
 
 def save_pool(engine: Engine, pool: PoolInfo) -> None:

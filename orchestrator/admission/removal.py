@@ -22,7 +22,7 @@ from kgorch.core.names import NAME_PATTERN
 from kgorch.db import fleet, queue, remote, runs, sessions
 from kgorch.db.rows import ResumeInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError
-from kgorch.limits import quota_ledger
+from kgorch.limits import late_charges
 from kgorch.slurm import jobs
 from kgorch.system import process_identity
 from kgorch.system.file_lock import FileLock, is_locked
@@ -125,7 +125,7 @@ def remove(engine: Engine, home: Path, removal: Removal, *, checkpoints: bool) -
         _check_content(removal.checkpoints)
     last = sessions.last(engine, run.id)
     if last and last.phase not in OVER:  # killed and not resumed: nobody else would charge its last hours to the quota
-        quota_ledger.complete(engine, last, sessions.last_attempt(engine, last.id), None)
+        late_charges.complete(engine, last, sessions.last_attempt(engine, last.id), None)
     renamed: list[tuple[Path, Path]] = []
     try:
         for folder in (removal.folder, removal.checkpoints if checkpoints else None):

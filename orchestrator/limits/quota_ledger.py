@@ -11,13 +11,11 @@ adopted, so setting the wall clock later moves no wall. In a fleet that is the c
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine
@@ -27,13 +25,13 @@ from kgorch.core.codes import Reason
 from kgorch.core.limits import quota as core
 from kgorch.core.limits import quota_windows
 from kgorch.core.limits.quota import Quota, Usage
-from kgorch.core.limits.quota_windows import Never, Window
 from kgorch.core.limits.wall import Wall
 from kgorch.db import charges, fleet
 from kgorch.db.charges import OwnCharges
-from kgorch.db.rows import AttemptInfo, PoolInfo, SessionInfo
+from kgorch.db.rows import PoolInfo, SessionInfo
 from kgorch.hardware import devices, nvml
-from kgorch.limits import quota_pools
+from kgorch.limits import late_charges, quota_pools
+from kgorch.limits.late_charges import Spans
 from kgorch.limits.source import News
 from kgorch.plan import Plan
 from kgorch.platforms.profile import Profile
@@ -45,9 +43,6 @@ LOOK_S = 2.0
 
 SLACK = timedelta(seconds=60)
 """How much the start of a container may differ between two of its sessions: its instant moves when the wall clock is set."""
-
-Spans = list[tuple[datetime, float]]
-"""Times of usage: when each started, and its seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +131,7 @@ class Ledger:
         now_s, utc = boottime_s(), fleet.server_now(engine)
         # else charges that a clock running far ahead has written count in every window up to their date
         charges.repair_future_timestamps(engine, utc)
+        late_charges.complete_taken(engine)
         began_s = process_identity.start_time_s(1) or now_s if profile.began == "container" else now_s
         started_at = utc - timedelta(seconds=max(0.0, now_s - began_s))
         before = charges.newest_of_boot(engine, terms.quota.pool, process_identity.boot_id(), started_at - SLACK)
@@ -246,7 +242,7 @@ class Ledger:
         return quota_pools.uses(self._engine, self.terms.quota, now, but=own) + ours
 
     def _spans(self, until_at: datetime) -> Spans:
-        return _spans_of(self.terms.quota.window, self._started_at, until_at)
+        return late_charges.spans_of(self.terms.quota.window, self._started_at, until_at)
 
     def _columns(self, spans: Spans) -> dict[str, Any]:
         terms = self.terms
@@ -255,46 +251,3 @@ class Ledger:
     def _utc(self, now_s: float) -> datetime:
         """The instant of `now_s` on a wall clock that nobody has set since this ledger was made."""
         return self._started_at + timedelta(seconds=now_s - self._at_s)
-
-
-def complete(engine: Engine, row: SessionInfo, attempt: AttemptInfo | None, terms: Terms | None) -> None:
-    """Charge a session whose supervisor died, up to the last sign of it.
-
-    Args:
-        attempt: its last one; None without.
-        terms: of the plan; None where no quota is counted any more.
-    """
-    last = charges.newest(engine, row.id)
-    if last is None:
-        return
-    heartbeat_at, ended_at = row.heartbeat_at, _ended_at(attempt)
-    # A supervisor that writes heartbeats charges as well. A larger difference is a wall clock that has jumped.
-    if heartbeat_at is not None:
-        heartbeat_at = min(heartbeat_at, last.started_at + timedelta(seconds=last.used_s) + SLACK)
-    if ended_at is not None and row.boot_id == process_identity.boot_id():
-        ended_at += fleet.server_now(engine) - datetime.now(UTC) if row.machine else timedelta()
-        ended_at = min(ended_at, last.started_at + timedelta(seconds=boottime_s()))
-    until_at = max(at for at in (heartbeat_at, ended_at, last.started_at) if at is not None)
-    if (
-        row.wall_at is not None and not row.machine
-    ):  # nothing of the session ran after that, whatever the wall clock says by now
-        until_at = min(until_at, row.wall_at)
-    spans = _spans_of(terms.quota.window if terms else Never(), last.started_at, until_at)
-    if sum(span_s for _, span_s in spans) > last.used_s:
-        charges.charge(engine, row.id, last.pool, spans, factor=last.factor, accelerator=last.accelerator)
-
-
-def _spans_of(window: Window, started_at: datetime, until_at: datetime) -> Spans:
-    """A time of usage, one span for each charge."""
-    return [(start, (end - start).total_seconds()) for start, end in quota_windows.pieces(window, started_at, until_at)]
-
-
-def _ended_at(attempt: AttemptInfo | None) -> datetime | None:
-    """When the processes of an attempt had ended, by its shim's record; None where that is missing or not valid."""
-    if attempt is None:
-        return None
-    try:
-        at = datetime.fromisoformat(json.loads(Path(attempt.folder, "exit.json").read_text())["at"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return at if at.tzinfo else None

@@ -11,6 +11,7 @@ from kgorch.admission import fleet_member
 from kgorch.core import fleet as core
 from kgorch.db import fleet
 from kgorch.db.queue import Entry
+from kgorch.limits import late_charges
 from kgorch.scheduler.run_selection import Reachable
 from kgorch.system.clock import Clock
 
@@ -36,6 +37,7 @@ class FleetMembership:
             fleet.touch(engine)
             self._registered_at_s = now_s
         if self._connected_at_s is None:
+            late_charges.complete_taken(engine)
             self._connected_at_s = now_s
         self._tries = {run: at_s for run, at_s in self._tries.items() if now_s - at_s < core.RETRY_S}
         return Reachable(fleet.sharing_state(engine), fleet.alive_machines(engine), frozenset(self._tries))

@@ -20,7 +20,7 @@ from kgorch.db import fleet, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
 from kgorch.errors import CheckpointBroken, CheckpointUnreadable
 from kgorch.launch import attempts, remedies
-from kgorch.limits import quota_ledger
+from kgorch.limits import late_charges
 from kgorch.limits.quota_ledger import Ledger, Terms
 from kgorch.plan import Plan
 from kgorch.supervisor import ending_files, metric_curves, recorder
@@ -42,7 +42,7 @@ def recover_session(
         terms: of the quota; None where nothing is counted.
     Returns: the row as it is then.
     """
-    quota_ledger.complete(engine, last, attempt, terms)
+    late_charges.complete(engine, last, attempt, terms.quota.window if terms else None)
     if attempt:
         metric_curves.import_file(engine, attempt)
     if ending := ending_files.read(Path(run.folder), last.number):

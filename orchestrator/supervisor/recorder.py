@@ -85,6 +85,11 @@ class Journal:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether another machine of the fleet has ended this session."""
+        return self._is_taken
+
     def close(self, timeout_s: float) -> bool:
         """The same, and nothing is written any more."""
         is_written = self.flush(timeout_s)
@@ -137,7 +142,7 @@ class Journal:
         return True
 
     def _drop_all(self) -> None:
-        """Another machine trains the run now: what this session did since belongs to nobody."""
+        """Another machine trains the run now: what this session did since belongs to nobody. Its hours are charged all the same."""
         say("kgorch: another machine of the fleet has taken this run over; this session ends, and writes nothing more")
         with self._changed:
             self._is_taken = True
@@ -219,14 +224,17 @@ class Recorder:
     def close(self, timeout_s: float) -> None:
         """Charge the rest, and wait for the journal. An end that the database does not take by then is left in a file beside it,
         for whoever settles the session and completes its charges."""
-        if ledger := self._ledger:
-            now_s = self._live.clock.now_s()
+        now_s, ledger = self._live.clock.now_s(), self._ledger
+        if ledger:
             # an outage may have kept charges from being written for as long as it lasts, and this is the last
             self._journal.write(lambda: ledger.charge(now_s))
         if not self._journal.close(timeout_s) and self._end:
             with contextlib.suppress(OSError):
                 entry = self._end | {"resume": self._queued(self._resume)}
                 ending_files.write(self._live.folder, self._live.row.number, entry)
+        if ledger and self._journal.is_taken:
+            with contextlib.suppress(SQLAlchemyError):  # away again: this machine's daemon does it (late_charges.py)
+                ledger.charge(now_s)
 
     def _queued(self, resume: NextSession | None) -> dict[str, Any] | None:
         """Asks the database: not for the loop."""

@@ -250,6 +250,7 @@ MAY = {
         "kgorch.admission",
         "kgorch.hardware",
         "kgorch.launch",
+        "kgorch.limits",
         "kgorch.platforms",
         "kgorch.db",
     },

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kgorch.core.codes import EventKind, Phase, Reason
 from kgorch.core.limits.quota import Quota
 from kgorch.core.limits.quota_windows import Never
 from kgorch.db import charges, fleet, runs, sessions
@@ -13,8 +16,15 @@ from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.limits import quota_ledger, quota_pools
 from kgorch.limits.quota_ledger import Ledger, Terms
-from kgorch.system.clock import boottime_s
+from kgorch.plan import parse
+from kgorch.platforms.generic import PROFILE
+from kgorch.scheduler.fleet_membership import FleetMembership
+from kgorch.supervisor.recorder import Journal, Recorder
+from kgorch.system import process_identity
+from kgorch.system.clock import SystemClock, boottime_s
 
+PLAN = 'name = "a"\n[[stage]]\nname = "train"\nentry = "x.py"\n[quota]\nhours = 1\npool = "t4"\n'
+LOST = {"kind": EventKind.SESSION_LOST, "phase": Phase.CUT_OFF, "facts": {}, "reason": Reason.LOST}
 TERMS = Terms(Quota("t4", 1000.0, Never()), "never", 1.0, "cpu")
 
 
@@ -76,19 +86,43 @@ def test_where_a_silent_machine_may_use_all_the_rest_no_other_session_begins(mac
 
 
 def test_instants_of_charges_are_the_servers_whatever_a_machines_clock_says(machines, monkeypatch):
-    from kgorch.plan import parse
-    from kgorch.platforms.generic import PROFILE
-
     class Behind(datetime):
         @classmethod
         def now(cls, tz=None):
             return datetime.now(tz) - timedelta(minutes=9)
 
     monkeypatch.setattr(quota_ledger, "datetime", Behind)
-    plan = parse(
-        'name = "a"\n[[stage]]\nname = "train"\nentry = "x.py"\n[quota]\nhours = 1\npool = "t4"\n', "plan.toml"
-    )
-    charged = Ledger.open(machines["a"], plan, PROFILE).first_charges()
+    charged = Ledger.open(machines["a"], parse(PLAN, "plan.toml"), PROFILE).first_charges()
     row = sessions.open_session(machines["a"], "id-a", boot_id="b", pool="t4", charged=charged)
     started_at = charges.newest(machines["b"], row.id).started_at
     assert abs(started_at - datetime.now(UTC)) < timedelta(seconds=60)
+
+
+def test_a_supervisor_whose_session_was_taken_over_charges_it_to_its_end(machines):
+    ledger, session = spending(machines["a"], used_s=100.0)
+    sessions.record(machines["b"], "id-a", session, **LOST)
+    journal = Journal(machines["a"], "id-a", session)
+    ended = {"kind": EventKind.RUN_FINISHED, "phase": Phase.FINISHED, "facts": {}}
+    journal.write(lambda: sessions.record(machines["a"], "id-a", session, **ended))
+    an_hour_later = SimpleNamespace(now_s=lambda: boottime_s() + 3600.0)
+    Recorder(SimpleNamespace(engine=machines["a"], clock=an_hour_later), journal, ledger).close(20.0)
+    assert charges.newest(machines["b"], session).used_s == pytest.approx(3700.0, abs=5.0)
+
+
+@pytest.mark.parametrize("by", ["its daemon", "its next session"])
+def test_what_a_session_used_after_it_was_taken_over_is_charged_by_its_machine(machines, tmp_path, by):
+    """The machine could not reach the database until after the end of the training."""
+    _, session = spending(machines["a"], used_s=100.0, silent_s=300.0)
+    sessions.update_session(machines["a"], session, boot_id=process_identity.boot_id())
+    where = {"stage": "train", "ranks": 1, "first_step": 0, "folder_of": lambda _: str(tmp_path / "attempt")}
+    attempt = sessions.open_attempt(machines["a"], session, **where)
+    Path(attempt.folder).mkdir()
+    ended_at = datetime.now(UTC) - timedelta(seconds=60)
+    Path(attempt.folder, "exit.json").write_text(f'{{"status": 0, "at": "{ended_at.isoformat()}"}}')
+    sessions.record(machines["b"], "id-a", session, **LOST)
+    for _ in range(2):
+        if by == "its daemon":
+            FleetMembership(SystemClock(), tmp_path / "a").tick(machines["a"])
+        else:
+            Ledger.open(machines["a"], parse(PLAN, "plan.toml"), PROFILE)
+        assert charges.newest(machines["b"], session).used_s == pytest.approx(340.0, abs=5.0)

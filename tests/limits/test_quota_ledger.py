@@ -18,7 +18,7 @@ from kgorch.db import charges, queue, runs, sessions
 from kgorch.db.charges import OwnCharges
 from kgorch.db.rows import PoolInfo
 from kgorch.hardware import devices
-from kgorch.limits import quota_ledger, quota_pools
+from kgorch.limits import late_charges, quota_ledger, quota_pools
 from kgorch.limits.quota_ledger import Ledger, Terms
 from kgorch.plan import parse
 from kgorch.platforms.kaggle import PROFILE as KAGGLE
@@ -188,17 +188,17 @@ def test_what_a_dead_session_ran_after_its_last_charge_is_completed(engine, run,
     ended = SATURDAY + timedelta(seconds=75)
     Path(tmp_path, "exit.json").write_text(f'{{"status": -9, "at": "{ended.isoformat()}"}}')
     beaten = session._replace(heartbeat_at=SATURDAY + timedelta(seconds=40))
-    quota_ledger.complete(engine, beaten, None, terms())
+    late_charges.complete(engine, beaten, None, terms().quota.window)
     assert [row[2] for row in rows(engine)] == [40.0]
-    quota_ledger.complete(engine, beaten, attempt, terms())
+    late_charges.complete(engine, beaten, attempt, terms().quota.window)
     assert [row[2] for row in rows(engine)] == [75.0]
-    quota_ledger.complete(engine, beaten, None, terms())
+    late_charges.complete(engine, beaten, None, terms().quota.window)
     assert [row[2] for row in rows(engine)] == [75.0], "never less than is known"
-    quota_ledger.complete(
+    late_charges.complete(
         engine,
         beaten._replace(wall_at=SATURDAY + timedelta(seconds=90), heartbeat_at=SATURDAY + timedelta(days=365)),
         None,
-        terms(),
+        terms().quota.window,
     )
     assert [row[2] for row in rows(engine)] == [90.0], "a clock that jumped makes no session longer than its wall"
 
@@ -210,10 +210,10 @@ def test_a_clock_that_jumped_by_a_year_charges_no_year_where_there_is_no_wall(en
     )
     charges.charge(engine, session.id, "p", [(began, 10.0)], factor=2.0, accelerator="T4")
     in_a_year = began + timedelta(days=365)
-    quota_ledger.complete(engine, session._replace(heartbeat_at=in_a_year), attempt, terms(30, "never"))
-    assert rows(engine)[0][2] == 10.0 + quota_ledger.SLACK.total_seconds()
+    late_charges.complete(engine, session._replace(heartbeat_at=in_a_year), attempt, None)
+    assert rows(engine)[0][2] == 10.0 + late_charges.SLACK.total_seconds()
     Path(tmp_path, "exit.json").write_text(f'{{"status": -9, "at": "{in_a_year.isoformat()}"}}')
-    quota_ledger.complete(engine, session, attempt, terms(30, "never"))
+    late_charges.complete(engine, session, attempt, None)
     assert rows(engine)[0][2] <= quota_ledger.boottime_s(), "no longer than since the boot"
 
 
@@ -245,7 +245,7 @@ def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path
     )
     charges.charge(engine, session.id, "p", [(SATURDAY, 10.0)], factor=2.0, accelerator="T4")
     Path(tmp_path, "exit.json").write_text(content)
-    quota_ledger.complete(engine, session, attempt, terms())
+    late_charges.complete(engine, session, attempt, terms().quota.window)
     assert [row[2] for row in rows(engine)] == [10.0]
 
 
