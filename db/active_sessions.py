@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
-from kgorch.core.codes import LIVE, RunState
+from kgorch.core.codes import LIVE, REASON_TEXT, Reason, RunState
 from kgorch.db import fleet
-from kgorch.db.queue import WAITING, is_no_job
+from kgorch.db.queue import WAITING, count_of, is_no_job, queue_resume
 from kgorch.db.tables import Resume, Run, SessionRow
 
 
@@ -53,6 +53,26 @@ def all_of(engine: Engine) -> list[ActiveSession]:
     with Orm(engine) as orm:
         at = fleet.utc_now(orm)
         return [_active(engine, tuple(row), at) for row in orm.execute(_active_query())]
+
+
+def queue_lost(engine: Engine, session: ActiveSession, due_at: datetime) -> bool:
+    """Put the run of a session whose supervisor has died into the queue. False where the session has ended or was adopted since
+    it was looked at, or the run waits by now."""
+    mine = (
+        SessionRow.run_id == session.run_id,
+        SessionRow.phase.in_(LIVE),
+        SessionRow.supervisor_pid == session.pid,
+        SessionRow.supervisor_started_ticks == session.ticks,
+        SessionRow.boot_id == session.boot,
+    )
+    with Orm(engine) as orm, orm.begin():
+        # An UPDATE, not a SELECT: it waits for a supervisor that is just ending the session, and holds up those that come after it.
+        if not count_of(orm.execute(update(SessionRow).where(*mine).values(phase=SessionRow.phase))):
+            return False
+        if orm.scalar(select(Resume.id).where(Resume.run_id == session.run_id, Resume.state.in_(WAITING)).limit(1)):
+            return False
+        queue_resume(orm, session.run_id, reason=Reason.LOST, why=REASON_TEXT[Reason.LOST], due_at=due_at)
+        return True
 
 
 @functools.cache

@@ -26,7 +26,6 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core import scheduling as core
-from kgorch.core.codes import Reason
 from kgorch.db import active_sessions, fleet, queue, queue_claims
 from kgorch.db.active_sessions import ActiveSession
 from kgorch.db.queue import Claimant, Entry
@@ -281,8 +280,8 @@ class Daemon:
             if session.is_elsewhere:
                 is_dead = self._fleet.is_dead(self._engine, is_leased=session.is_leased)
             if session.is_active and not session.is_waiting and is_dead:
-                queue.put(self._engine, session.run_id, reason=Reason.LOST, due_at=now)
-                log.info("%s has lost its supervisor", session.run, extra={"run": session.run})
+                if active_sessions.queue_lost(self._engine, session, now):
+                    log.info("%s has lost its supervisor", session.run, extra={"run": session.run})
                 if not self._may_go_on(until_s):
                     break
 

@@ -276,6 +276,30 @@ def begun_by_a_daemon(engine, run: str, process: subprocess.Popen[bytes]) -> int
     return sessions.open_session(engine, run, **who).id
 
 
+@pytest.mark.parametrize("meanwhile", ["stopped by a user", "adopted", "queued by a user"])
+def test_what_happens_to_a_session_while_a_daemon_looks_at_it_is_not_undone(kgorch, sleepers, monkeypatch, meanwhile):
+    """It has lost its supervisor by the rows that the daemon has read."""
+    engine = open_database(kgorch.home)
+    run, supervisor, tomorrow = make(engine, kgorch.home, "ink"), sleepers(), datetime.now(UTC) + timedelta(days=1)
+    session = begun_by_a_daemon(engine, run, supervisor)
+    supervisor.kill()
+    supervisor.wait()
+    seen = active_sessions.all_of(engine)
+    if meanwhile == "stopped by a user":
+        resume = {"reason": Reason.USER, "why": "", "due_at": None}
+        ended = {"kind": "attempt_suspended", "phase": "suspended", "facts": {}}
+        sessions.record(engine, run, session, **ended, reason=Reason.USER, resume=resume)
+    elif meanwhile == "adopted":
+        sessions.update_session(engine, session, supervisor_pid=os.getpid(), supervisor_started_ticks=1)
+    else:
+        queue.put(engine, run, reason=Reason.QUEUED, due_at=tomorrow)
+    before = queue.pending_resume(engine, run)
+    monkeypatch.setattr(active_sessions, "all_of", lambda _: seen)
+    Daemon(engine, kgorch.home)._queue_orphans(datetime.now(UTC))
+    assert queue.pending_resume(engine, run) == before
+    engine.dispose()
+
+
 def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, sleepers, monkeypatch):
     engine = open_database(kgorch.home)
     run, old, new = make(engine, kgorch.home, "ink"), sleepers(), sleepers()
