@@ -4,8 +4,9 @@ A charge is a row for a session and window (and hour, of a rolling window). Ever
 now. So a SIGKILL of everything loses no more than those seconds, the next write makes up for one that failed, and a repeated one
 changes nothing. The first charge is written with the session's row, in one transaction: no death leaves a session without one.
 
-The duration of a session is read on CLOCK_BOOTTIME. Its instants are those of the wall clock when the session was opened or
-adopted, so setting the wall clock later moves no wall. In a fleet that is the clock of the database's server.
+The duration of a session is read on CLOCK_BOOTTIME. Its instants are those of the wall clock when the session was opened, so
+setting the wall clock later moves no wall and costs nothing, also where another supervisor adopts the session. In a fleet that is
+the clock of the database's server.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Ledger:
         now_s, utc = boottime_s(), fleet.server_now(engine)
         last = charges.newest(engine, row.id)
         started_at, used_s = (last.started_at, last.used_s) if last else (row.started_at, 0.0)
-        uncharged_s = (utc - started_at).total_seconds() - used_s
+        uncharged_s = _uncharged_s(row, started_at + timedelta(seconds=used_s), utc, now_s)
         used_s += min(max(uncharged_s, 0.0), now_s)  # whatever the wall clock says, no longer than since the boot
         return cls(engine, terms, started_at, now_s - used_s, row.id)
 
@@ -251,3 +252,13 @@ class Ledger:
     def _utc(self, now_s: float) -> datetime:
         """The instant of `now_s` on a wall clock that nobody has set since this ledger was made."""
         return self._started_at + timedelta(seconds=now_s - self._at_s)
+
+
+def _uncharged_s(row: SessionInfo, charged_until: datetime, utc: datetime, now_s: float) -> float:
+    """Seconds from the end of a session's newest charge until now, without what the wall clock was set ahead by meanwhile."""
+    if row.heartbeat_at is not None and row.heartbeat_at > charged_until + late_charges.SLACK:
+        return (utc - row.heartbeat_at).total_seconds()  # set before the last heartbeat
+    # the session's wall in both clocks tells where the wall clock was; a fleet's instants are the server's
+    if row.wall_at is None or row.wall_boottime_s is None or row.machine or row.boot_id != process_identity.boot_id():
+        return (utc - charged_until).total_seconds()
+    return now_s - row.wall_boottime_s + (row.wall_at - charged_until).total_seconds()

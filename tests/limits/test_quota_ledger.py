@@ -179,6 +179,20 @@ def test_a_session_that_is_adopted_is_charged_for_the_time_that_nobody_supervise
     assert sum(row[2] for row in rows(engine)) <= quota_ledger.boottime_s() + 60, "no longer than since the boot"
 
 
+@pytest.mark.parametrize("is_set_before_it_died", [False, True])
+def test_a_clock_that_was_set_ahead_costs_an_adopted_session_nothing(engine, run, is_set_before_it_died):
+    """It has run for 100 s, the first 30 of them with a supervisor."""
+    now, now_s, step = datetime.now(UTC), quota_ledger.boottime_s(), timedelta(hours=1)
+    began = now - step - timedelta(seconds=100)
+    seen = step if is_set_before_it_died else timedelta()
+    wall = {"wall_boottime_s": now_s + 900.0, "wall_at": now - step + seen + timedelta(seconds=900)}
+    session = opened(engine, run, heartbeat_at=began + seen + timedelta(seconds=30), **wall)
+    charges.charge(engine, session.id, "p", [(began, 30.0)], factor=1.0, accelerator="cpu")
+    plan = parse(PLAN + '[quota]\nhours = 9\npool = "p"\nresets = "never"', "plan.toml")
+    Ledger.adopt(engine, plan, GENERIC, session).look()
+    assert sum(row[2] for row in rows(engine)) == pytest.approx(100, abs=5)
+
+
 def test_what_a_dead_session_ran_after_its_last_charge_is_completed(engine, run, tmp_path):
     session = opened(engine, run)
     attempt = sessions.open_attempt(
