@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, select
@@ -13,10 +14,16 @@ from kgorch.db.runs import now, to_info
 from kgorch.db.tables import EventRow, RungRow
 
 
-def add(engine: Engine, run_id: str, session_id: int, **columns: Any) -> None:
-    """Insert a row and its event in one transaction."""
+def add(engine: Engine, run_id: str, session_id: int, *, at: datetime | None = None, **columns: Any) -> None:
+    """Insert a row and its event in one transaction.
+
+    Args:
+        at: when it was taken; None for now. A second call with the same one changes nothing.
+    """
+    row, event = new_rows(run_id, session_id, at=at or now(), **columns)
     with Orm(engine) as orm, orm.begin():
-        orm.add_all(new_rows(run_id, session_id, **columns))
+        if not at or not is_written(orm, event):
+            orm.add_all((row, event))
 
 
 def new_rows(run_id: str, session_id: int, **columns: Any) -> tuple[RungRow, EventRow]:
@@ -31,6 +38,17 @@ def event_of(row: RungRow) -> EventRow:
     """The journal's event for a row."""
     facts = {name: getattr(row, name) for name in ("stage", "step", "rung", "why", "up", "changes_result")}
     return EventRow(run_id=row.run_id, session_id=row.session_id, at=row.at, kind=EventKind.RUNG_TAKEN, facts=facts)
+
+
+def is_written(orm: Orm, event: EventRow) -> bool:
+    """Whether an event is the newest of its kind in its session already.
+
+    A connection may fail after a COMMIT was sent and before its answer came. Whoever writes the entry again cannot know that it is
+    written. By its instant, which stays the same, it is recognized.
+    """
+    of_kind = EventRow.session_id == event.session_id, EventRow.kind == event.kind
+    newest = select(EventRow.at).where(EventRow.run_id == event.run_id, *of_kind).order_by(EventRow.id.desc()).limit(1)
+    return orm.scalar(newest) == event.at
 
 
 def of_run(engine: Engine, run_id: str) -> list[RungInfo]:

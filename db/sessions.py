@@ -86,20 +86,25 @@ def record(
     closes: Mapping[str, Any] | None = None,
     finishes: str | None = None,
     adjustment: Mapping[str, Any] | None = None,
+    at: datetime | None = None,
     **columns: Any,
 ) -> None:
     """Write one move of a session's lifecycle: all of it or nothing.
 
     Args:
         kind, facts: of the journal's entry.
+        at: of the journal's entry; None for now. A second call with the same one changes nothing.
         phase, columns: of the session's row.
         resume: the next session, as kgorch.db.queue.queue_resume takes it.
         closes: the attempt that ended with the event, as close_attempt takes it.
         finishes: the stage that is done.
         adjustment: what the next attempt does otherwise, as kgorch.db.rungs.add takes it.
     """
+    event = EventRow(run_id=run_id, session_id=session_id, at=at or now(), kind=kind, phase=phase, facts=facts)
     with Orm(engine) as orm, orm.begin():
         _refuse_taken(orm, engine, session_id, phase)
+        if at and rungs.is_written(orm, event):
+            return
         if closes:
             orm.execute(_closing(**closes))
         if finishes:
@@ -109,15 +114,25 @@ def record(
         if phase in OVER:
             columns["ended_at"] = now()
         orm.execute(update(SessionRow).where(SessionRow.id == session_id).values(phase=phase, **columns))
-        orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase=phase, facts=facts))
+        orm.add(event)
         if resume is not None:
             queue_resume(orm, run_id, **resume)
 
 
-def add_event(engine: Engine, run_id: str, kind: str, facts: dict[str, Any], session_id: int | None = None) -> None:
-    """An event that moves no session."""
+def add_event(
+    engine: Engine,
+    run_id: str,
+    kind: str,
+    facts: dict[str, Any],
+    session_id: int | None = None,
+    *,
+    at: datetime | None = None,
+) -> None:
+    """An event that moves no session. Args: at: as of `record`."""
+    event = EventRow(run_id=run_id, session_id=session_id, at=at or now(), kind=kind, phase="", facts=facts)
     with Orm(engine) as orm, orm.begin():
-        orm.add(EventRow(run_id=run_id, session_id=session_id, at=now(), kind=kind, phase="", facts=facts))
+        if not at or not rungs.is_written(orm, event):
+            orm.add(event)
 
 
 def has_ended_as(engine: Engine, session_id: int, phase: Phase) -> bool:

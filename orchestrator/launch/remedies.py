@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine
@@ -44,15 +45,17 @@ def arguments(schedule: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def write(engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, applied: RemedyApplied) -> None:
-    """Remember a remedy that the ranks took by themselves, for every attempt after this one.
+def write(
+    engine: Engine, run: RunInfo, session_id: int, attempt: AttemptInfo, applied: RemedyApplied, at: datetime
+) -> None:
+    """Remember a remedy that the ranks took by themselves at that instant, for every attempt after this one.
 
     Once, although each rank on a GPU tells of the same step, and each attempt that repeats it: so many remedies would seem used up.
     """
     made = columns(run, attempt, applied)
     what = made["step"], made["rung"], made["settings"]
     if what not in [(row.step, row.rung, row.settings) for row in _rows(engine, run, attempt.stage)]:
-        rungs.add(engine, run.id, session_id, **made)
+        rungs.add(engine, run.id, session_id, at=at, **made)
 
 
 def columns(run: RunInfo, attempt: AttemptInfo, remedy: RemedyApplied | events.AttemptDiverged) -> dict[str, Any]:

@@ -254,8 +254,16 @@ def _measured_microbatch(run: RunInfo, plan: Plan, scope: RungScope) -> int | No
     return None
 
 
-def record_applied(engine: Engine, run: RunInfo, session_id: int, scope: RungScope, message: RungApplied) -> None:
-    """Write down a rung that the ranks have taken by themselves."""
+def record_applied(
+    engine: Engine,
+    run: RunInfo,
+    session_id: int,
+    scope: RungScope,
+    message: RungApplied,
+    *,
+    at: datetime | None = None,
+) -> None:
+    """Write down a rung that the ranks have taken by themselves. Args: at: when; None for now."""
     change = _RungChange(
         message.step,
         message.rung,
@@ -264,7 +272,7 @@ def record_applied(engine: Engine, run: RunInfo, session_id: int, scope: RungSco
         up=message.up,
         changes_result=message.changes_result,
     )
-    _add(engine, run, session_id, scope, change)
+    _add(engine, run, session_id, scope, change, at)
 
 
 def take_next(engine: Engine, run: RunInfo, plan: Plan, shortage: MemoryShortage) -> str:
@@ -342,11 +350,13 @@ def move_superseded(engine: Engine, run: RunInfo, stage: str, root: Path) -> Non
     checkpoint_rows.supersede(engine, run.id, stage, before=rung.at, why=f"the stage began anew: {rung.rung}")
 
 
-def _add(engine: Engine, run: RunInfo, session_id: int, scope: RungScope, change: _RungChange) -> None:
+def _add(
+    engine: Engine, run: RunInfo, session_id: int, scope: RungScope, change: _RungChange, at: datetime | None = None
+) -> None:
     rows.add(
-        engine, run.id, session_id, plan_hash=run.plan_hash, stage=scope.stage, device=scope.device, world_size=scope.world_size,
-        step=change.step, rung=change.rung, why=change.why, up=change.up, changes_result=change.changes_result,
-        settings={"settings": change.settings.as_dict(), **change.marks},
+        engine, run.id, session_id, at=at, plan_hash=run.plan_hash, stage=scope.stage, device=scope.device,
+        world_size=scope.world_size, step=change.step, rung=change.rung, why=change.why, up=change.up,
+        changes_result=change.changes_result, settings={"settings": change.settings.as_dict(), **change.marks},
     )  # fmt: skip
 
 

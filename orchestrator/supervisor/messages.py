@@ -9,6 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.codes import NOTED_BY_RANKS, EventKind, Reason
 from kgorch.core.session import events, notification_policy
+from kgorch.db.runs import now
 from kgorch.launch import launcher, remedies, rungs
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.protocol.messages import (
@@ -114,10 +115,10 @@ class MessageHandler:
         self._loop.after_heartbeat()
 
     def _on_rung(self, attempt: LaunchedAttempt, applied: RungApplied) -> None:
-        live, session_id = self._live, self._live.row.id
+        live, session_id, at = self._live, self._live.row.id, now()
 
         def write() -> None:
-            rungs.record_applied(live.engine, live.run, session_id, attempt.scope, applied)
+            rungs.record_applied(live.engine, live.run, session_id, attempt.scope, applied, at=at)
             with contextlib.suppress(SQLAlchemyError):  # it is written; the monitor learns of the next one
                 self._memory.begin(attempt)
 
@@ -125,8 +126,8 @@ class MessageHandler:
         self._loop.notify(notification_policy.rung_notice(applied.rung, applied.why, applied.step, up=applied.up))
 
     def _on_remedy(self, attempt: LaunchedAttempt, applied: RemedyApplied) -> None:
-        live, session_id = self._live, self._live.row.id
+        live, session_id, at = self._live, self._live.row.id, now()
         facts = {"remedy": applied.remedy, "why": applied.why, "change": dict(applied.change)}
         self._journal.note(EventKind.REMEDIED, facts)
         self._loop.notify(notification_policy.remedy_notice(applied.remedy, applied.why, live.row.step))
-        self._journal.write(lambda: remedies.write(live.engine, live.run, session_id, attempt.row, applied))
+        self._journal.write(lambda: remedies.write(live.engine, live.run, session_id, attempt.row, applied, at))

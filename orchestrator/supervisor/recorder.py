@@ -22,6 +22,7 @@ from kgorch.core.codes import EventKind, Outcome
 from kgorch.core.session.events import AttemptDiverged, JournalNote, WallMoved
 from kgorch.core.session.lifecycle import NextSession, Transition
 from kgorch.db import fleet, sessions
+from kgorch.db.runs import now
 from kgorch.launch import remedies
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.launcher import DiskUnwritable
@@ -72,7 +73,8 @@ class Journal:
     def note(self, kind: str, facts: dict[str, Any]) -> None:
         """An event that moves nothing."""
         self.on_note(JournalNote(kind, facts))
-        self.write(lambda: sessions.add_event(self._engine, self._run_id, kind, facts, self._session_id))
+        at = now()  # the same in each try
+        self.write(lambda: sessions.add_event(self._engine, self._run_id, kind, facts, self._session_id, at=at))
 
     def refresh(self, name: str, entry: Write) -> None:
         """An entry that the next one of its name makes worthless: written when nothing else waits, let go if it cannot be."""
@@ -216,9 +218,9 @@ class Recorder:
         if state.phase.is_over:  # its last heartbeat may not have been written
             entry |= {"epoch": live.row.epoch, "step": live.row.step, "samples": live.row.samples}
             self._end, self._resume = entry, resume
-        run_id, session_id = live.run.id, live.row.id
+        run_id, session_id, at = live.run.id, live.row.id, now()  # the same instant in each try
         self._journal.write(
-            lambda: sessions.record(live.engine, run_id, session_id, **entry, resume=self._queued(resume))
+            lambda: sessions.record(live.engine, run_id, session_id, **entry, at=at, resume=self._queued(resume))
         )
 
     def close(self, timeout_s: float) -> None:

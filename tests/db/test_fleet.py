@@ -6,17 +6,21 @@ import threading
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import psycopg
 import pytest
 
 from kgorch.core.codes import EventKind, Phase, Reason
+from kgorch.core.session import events
+from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle import NextSession
-from kgorch.db import active_sessions, fleet, queue, queue_claims, runs, sessions
+from kgorch.core.session.lifecycle_state import LifecycleState
+from kgorch.db import active_sessions, fleet, queue, queue_claims, rungs, runs, sessions
 from kgorch.db import postgres as postgresql
 from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.db.queue import Claimant
 from kgorch.db.queue_claims import QueueSnapshot
-from kgorch.supervisor.recorder import Recorder
+from kgorch.supervisor.recorder import Journal, Recorder
 from kgorch.system.clock import SystemClock
 
 LEASE_S = 60.0
@@ -163,6 +167,38 @@ def test_an_entry_that_is_written_again_because_its_answer_was_lost_is_no_end_by
     for _ in range(2):
         sessions.record(machines["a"], "id-ink", session.id, **ended)
     assert sessions.last(machines["a"], "id-ink").phase == "suspended"
+
+
+def test_what_was_committed_before_a_connection_failed_is_written_once(machines, monkeypatch):
+    """The answer to each first COMMIT is lost, so the journal writes each entry again."""
+    engine, commits = machines["a"], []
+    queued(engine, "ink")
+    session = sessions.open_session(engine, "id-ink", boot_id="same boot")
+    commit = engine.dialect.do_commit
+
+    def lose_every_second_answer(connection) -> None:
+        commit(connection)
+        commits.append(connection)
+        if threading.current_thread().name == "journal" and len(commits) % 2:
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(engine.dialect, "do_commit", lose_every_second_answer)
+    journal, at = Journal(engine, "id-ink", session.id), datetime.now(UTC)
+    journal.note(EventKind.STACKS, {"n": 1})
+    journal.note(EventKind.STACKS, {"n": 2})
+    move = core.advance(LifecycleState(phase=Phase.QUEUED), events.SessionOpened(), 0.0)
+    live = SimpleNamespace(
+        engine=engine, run=runs.by_id(engine, "id-ink"), row=session, state=move.session, clock=SystemClock(),
+        attempt=None, saved_step=0,
+    )  # fmt: skip
+    Recorder(live, journal, None).record(move)
+    rung = {"plan_hash": "h", "stage": "train", "device": "", "world_size": 1, "step": 3, "rung": "r", "settings": {}}
+    journal.write(lambda: rungs.add(engine, "id-ink", session.id, at=at, **rung))
+    assert journal.close(30)
+    assert len(commits) == 8, "four entries, each tried twice"
+    written = [(event.kind, event.facts.get("n")) for event in sessions.events(engine, "id-ink", limit=99)]
+    assert written == [("stacks", 1), ("stacks", 2), ("session_opened", None), ("rung_taken", None)]
+    assert len(rungs.of_run(engine, "id-ink")) == 1
 
 
 def names(engine, reachable=frozenset("b")) -> list[str]:

@@ -131,7 +131,7 @@ def test_a_remedy_of_which_each_rank_tells_is_one(engine, run, session):
     attempt = SimpleNamespace(stage="train", ranks=2)
     for rank, step in ((0, 10), (1, 10), (0, 12), (1, 13)):
         skipped = RemedyApplied("1.1", "skip", f"rank {rank}: loss is nan", {"step": step})
-        remedies.write(engine, run, session, attempt, skipped)
+        remedies.write(engine, run, session, attempt, skipped, datetime.now(UTC))
     assert [remedy.step for remedy in remedies.past(engine, run, "train")] == [10, 12, 13]
 
 
