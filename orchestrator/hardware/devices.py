@@ -1,5 +1,5 @@
 """The GPUs that a new attempt would see, and how much of their memory is in use. PyTorch is not used: the supervisor never
-loads it. A driver that does not answer is waited for no longer than nvml.HANG_S."""
+loads it. A driver that does not answer is waited for no longer than nvml.query says."""
 
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ from typing import Any, TypeVar
 HANG_S = 5.0
 """Seconds after which a call of the driver is not waited for any more."""
 
+FIRST_S = 30.0
+"""The same before any call of this process has been answered: where nobody uses the GPUs and persistence mode is off, the driver
+initializes one after another, which takes seconds each."""
+
 Answer = TypeVar("Answer")
 
 NO_DRIVER_LOADED = ("OSError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
@@ -29,6 +33,9 @@ class DriverUnresponsive(OSError):
 _hung_call: threading.Thread | None = None
 """The thread of the last call that did not return in time."""
 
+_has_answered = False
+"""A call of this process has returned in time."""
+
 
 def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | None:
     """Run `call`, which uses `library`, on a thread; its result, or None where there is no driver.
@@ -37,7 +44,7 @@ def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | 
 
     Raises: DriverUnresponsive.
     """
-    global _hung_call
+    global _hung_call, _has_answered
     if _hung_call and _hung_call.is_alive():
         raise DriverUnresponsive("the driver hangs in an earlier call")
     answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
@@ -52,7 +59,9 @@ def query(call: Callable[[], Answer], *, timeout_s: float = HANG_S) -> Answer | 
     thread = threading.Thread(target=run, name="nvml-once", daemon=True)
     thread.start()
     try:
+        timeout_s = timeout_s if _has_answered else max(timeout_s, FIRST_S)
         answer = answers.get(timeout=timeout_s)
+        _has_answered = True
     except queue.Empty:
         _hung_call = thread
         raise DriverUnresponsive(f"the driver has not answered within {timeout_s:g} s") from None

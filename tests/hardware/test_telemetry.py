@@ -17,6 +17,7 @@ from kgorch.core import cuda_visible
 from kgorch.db import runs, samples, sessions
 from kgorch.db.engine import open_database
 from kgorch.db.samples import MINUTE, SECOND
+from kgorch.hardware import nvml
 
 HOUR = timedelta(hours=1)
 ASK = """
@@ -166,6 +167,21 @@ def test_a_driver_that_fails_otherwise_is_told_once_and_tried_again(tmp_path, as
 )
 def test_the_gpus_that_cuda_would_see(visible, expected):
     assert cuda_visible.indices([0, 1], {0: "GPU-a1", 1: "GPU-b2"}, visible) == expected
+
+
+def test_a_driver_may_take_its_time_for_the_first_answer_alone(monkeypatch):
+    """On a machine with several GPUs that nobody uses it initializes one after another."""
+    monkeypatch.setattr(nvml, "_has_answered", False)
+    monkeypatch.setattr(nvml, "_hung_call", None)
+
+    def slow() -> str:
+        time.sleep(0.4)
+        return "two GPUs"
+
+    assert nvml.query(slow, timeout_s=0.1) == "two GPUs"
+    with pytest.raises(nvml.DriverUnresponsive, match=r"within 0\.1 s"):
+        nvml.query(slow, timeout_s=0.1)
+    time.sleep(0.5)  # the call that was left behind ends
 
 
 def test_memory_asked_for_just_now_waits_for_no_driver_that_hangs(tmp_path):
