@@ -54,7 +54,7 @@ class Record(NamedTuple):
 
     Attributes:
         step: optimizer steps of the stage that were done at the measurement; of a mean its last step.
-        first: the mean is over the steps after this one; equal to `step` for exact values.
+        first: the mean is over the steps after this one; equal to `step` for exact values, and for all of step 0.
         epoch: counted from 1; 0 before the first.
         at_s: Unix time, seconds.
         values: by the name of the metric.
@@ -112,11 +112,11 @@ class MetricRecorder:
         if self._exact or (self._sums and self._is_over(mark, now_s)):
             self.flush(now_s)
         if not self._sums:
-            self._first, self._step, self._epoch, self._began_s = mark.step - 1, mark.step, mark.epoch, now_s
+            self._first, self._step, self._epoch, self._began_s = max(0, mark.step - 1), mark.step, mark.epoch, now_s
         elif mark.step > self._step:
             self._step = mark.step
         elif mark.step <= self._first:  # a value whose copy from the GPU arrived late
-            self._first = mark.step - 1
+            self._first = max(0, mark.step - 1)
         if (total := self._sums.get(name)) is None:
             self._sums[name] = [value, 1.0]
         else:
@@ -346,13 +346,16 @@ def points(records: Iterable[Record]) -> list[CurvePoint]:
 
 
 def by_epoch(records: Iterable[Record]) -> list[tuple[int, dict[str, float]]]:
-    """The values of each epoch, in order: the last exact one, else the mean over its steps."""
+    """The values of each epoch, in order: the last exact one, else the mean over its steps.
+
+    What was measured at step 0 may be the loss of the first batch, and counts as one value of the mean.
+    """
     means: dict[int, dict[str, list[float]]] = {}
     exact: dict[int, dict[str, float]] = {}
     for record in records:
         of_epoch = means.setdefault(record.epoch, {})
         for name, value in record.values.items():
-            if record.is_exact:
+            if record.is_exact and record.step:
                 exact.setdefault(record.epoch, {})[name] = value.mean
             else:
                 total = of_epoch.setdefault(name, [0.0, 0.0])

@@ -76,13 +76,14 @@ class ProgramStatus:
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""
         began_ns = time.time_ns()  # not after it: what the program wrote meanwhile may be of later steps
+        step_before = self.known_step
         reading = self._output.read(is_last=is_last)
         if reading.step is not None and reading.step != self.step:
             self._take_step(reading.step, began_ns)
         self._steps_total = reading.steps_total or self._steps_total
         for name, value, step in reading.values:
             self.metrics[name] = value
-            self._metric_log.add(name, value, Mark(step or 0, 0, False))
+            self._metric_log.add(name, value, Mark(step_before if step is None else step, 0, False))
         for what in reading.problems:
             send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_NOTE, {"what": what}))
         if self.watch and self.watch.step != self._cut_step:  # no mean of a metric spans a saved step

@@ -108,6 +108,21 @@ def test_all_reports_of_one_step_are_in_one_record_however_slow_they_come():
     assert [item.values.keys() for item in made] == [{"loss", "rate"}]
 
 
+def test_what_a_step_reports_before_any_step_is_done_is_kept_and_is_no_value_of_the_whole_epoch():
+    lines: list[str] = []
+    recorder = MetricRecorder(lambda record: lines.append(metric_curve.encode(record)))
+    for step, loss, now_s in [(0, 11.0, 0.0), (1, 3.0, 60.0), (2, 1.0, 61.0)]:
+        recorder.add("loss", loss, Mark(step, 1, False), now_s)
+    recorder.flush(62.0)
+    records = metric_curve.decode("\n".join(lines))
+    assert [(item.first, item.step, item.values["loss"]) for item in records] == [
+        (0, 0, Value(11.0, 1)),
+        (0, 2, Value(2.0, 2)),
+    ]
+    assert [(point.step, point.values["loss"]) for point in metric_curve.points(records)] == [(0, 11.0), (2, 2.0)]
+    assert metric_curve.by_epoch(records) == [(1, {"loss": 5.0})]
+
+
 def test_exact_values_keep_all_their_digits_and_what_is_no_number_is_nan():
     values = {"dice": Value(0.1 + 0.2, 1), "bad": Value(math.inf, 1)}
     line = metric_curve.encode(Record(7, 7, 2, 1.0, values))

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from kgorch.core.checkpoint import foreign_checkpoint
+from kgorch.core.metrics import metric_curve
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.foreign import program_output
 from kgorch.worker.foreign.program_output import LogTail, ProgramOutput
@@ -28,6 +29,13 @@ def log(tmp_path):
     path = tmp_path / "rank0.log"
     path.touch()
     return path
+
+
+def launch_in(folder):
+    return LaunchSpec(
+        run="test", run_id="1", stage="train", attempt="1.1", folder=str(folder), entry="train.py", args={},
+        workdir=str(folder), ranks=1, socket="", checkpoints="", output="", plan_hash="",
+    )  # fmt: skip
 
 
 def append(path, text):
@@ -116,11 +124,7 @@ def test_a_link_and_a_pipe_in_the_place_of_a_file_are_not_opened(log, tmp_path):
 
 def test_a_checkpoint_that_was_written_while_the_log_was_read_is_not_of_the_step_that_was_read(log, tmp_path):
     """A busy machine may hold up the reader between its look at the log and its look at the clock."""
-    launch = LaunchSpec(
-        run="test", run_id="1", stage="train", attempt="1.1", folder=str(tmp_path), entry="train.py", args={},
-        workdir=str(tmp_path), ranks=1, socket="", checkpoints="", output="", plan_hash="",
-    )  # fmt: skip
-    status = ProgramStatus(launch, {"step": in_log(r"step (\d+)"), "metrics": {}}, log)
+    status = ProgramStatus(launch_in(tmp_path), {"step": in_log(r"step (\d+)"), "metrics": {}}, log)
     written_ns = []
     read = status._output.read
 
@@ -138,3 +142,31 @@ def test_a_checkpoint_that_was_written_while_the_log_was_read_is_not_of_the_step
     status.read(lambda message: None)
     assert foreign_checkpoint.logged_at(status.position().history, written_ns[0]) == 9
     status.close()
+
+
+class Saved:
+    """A checkpoint of the program, as CheckpointWatch has it."""
+
+    step, copy_s = 40, 0.0
+
+
+@pytest.mark.parametrize(
+    ("step", "watch", "lines", "steps"),
+    [
+        (in_log(r"iter (\d+)"), None, "iter 0: loss 9.5\niter 1: loss 8.5\n", [1]),
+        (in_log(r"iter (\d+)"), None, "iter 0: loss 9.5\n", [0]),
+        (in_log(r"iter (\d+)"), None, "loss 9.5\n", [0]),
+        (in_log(r"iter (\d+)"), Saved, "loss 9.5\niter 41: loss 8.5\n", [41]),
+        (None, None, "loss 9.5\nloss 8.5\n", [0]),
+        (None, Saved, "loss 9.5\nloss 8.5\n", [40]),
+    ],
+)
+def test_a_metric_is_in_the_curve_also_before_the_first_step_and_without_any(log, tmp_path, step, watch, lines, steps):
+    status = ProgramStatus(launch_in(tmp_path), {"step": step, "metrics": {"loss": in_log(r"loss ([\d.]+)")}}, log)
+    status.watch = watch
+    append(log, lines)
+    status.read(lambda message: None)
+    status.close()
+    records = metric_curve.decode((tmp_path / metric_curve.FILE_NAME).read_text())
+    assert [item.step for item in records] == steps
+    assert all(item.first >= (watch.step - 1 if watch else 0) for item in records)
