@@ -115,9 +115,7 @@ def _stop(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
 
 
 def _resume(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
-    newest = runs.newest(state.engine, run.name)
-    if newest and newest.id != run.id:
-        raise KgorchError(f"a newer run of this name continues instead: number {newest.number}", error_code="KG303")
+    _refuse_older(state, run)
     say("starting a session in the background")
     started = background_start.start(["resume", run.name], state.home)
     return (
@@ -164,6 +162,7 @@ def _extend(state: WebState, run: RunInfo, values: Values, say: Say) -> str:
         raise KgorchError(
             "extend: expected KEY=VALUE that gives a stage more to do, such as stage.train.args.epochs=20"
         )
+    _refuse_older(state, run)
     request = StartRequest(run.plan, Path(run.workdir) / "plan.toml", tuple(words), consent=Consent(extend=True))
     result = queue_entry.enqueue(LocalState(state.engine, state.home, state.profile), request, due_at=datetime.now(UTC))
     return _queued(state, result if isinstance(result, NoSession) else None)
@@ -270,3 +269,10 @@ def _refuse_elsewhere(state: WebState, run: RunInfo) -> None:
         raise KgorchError(
             f"{run.name} continues at {newest.place}", next_step=f"kgorch stop {run.name}", error_code="KG702"
         )
+
+
+def _refuse_older(state: WebState, run: RunInfo) -> None:
+    """Verbs that take a name act on the newest run of it."""
+    newest = runs.newest(state.engine, run.name)
+    if newest and newest.id != run.id:
+        raise KgorchError(f"a newer run of this name continues instead: number {newest.number}", error_code="KG303")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import timedelta
 
 import lived_in
 import pytest
@@ -84,6 +85,15 @@ def test_a_finished_run_is_extended_by_the_plan_that_it_stores(site):
     run = runs.by_id(site.engine, f"{FINISHED}-1")
     assert run.state == RunState.ACTIVE and run.overrides == ["stage.train.args.epochs=60"]
     assert row(site, FINISHED).due_at is not None
+
+
+def test_a_finished_run_is_not_extended_once_a_newer_one_has_its_name(site):
+    home = lived_in.Home(site.state.home)
+    home.run(FINISHED, age=timedelta(minutes=1), number=2)
+    told = site.act(FINISHED, "extend", set="stage.train.args.epochs=60")
+    assert told["error"].startswith("a newer run of this name continues instead: number 2"), told
+    older, newer = (runs.by_id(site.engine, f"{FINISHED}-{number}") for number in (1, 2))
+    assert older.state == RunState.FINISHED and newer.overrides == []
 
 
 def test_a_checkpoint_is_pinned_and_dropped_and_the_newest_is_not(site):
