@@ -114,8 +114,14 @@ class Site:
         version = tuple(
             (stage, len(records), records[-1].at_s if records else 0) for stage, records in curve.stages.items()
         )
-        key = ("curves", run.id, axis, smooth, names, version)
-        return _json(self.state.shared(key, 60.0, lambda: curves.charts(curve, axis=axis, smooth=smooth, names=names)))
+        # The version is in the value: with it in the key each record would leave another answer behind.
+        _, answer = self.state.shared(
+            ("curves", run.id, axis, smooth, names),
+            60.0,
+            lambda: (version, curves.charts(curve, axis=axis, smooth=smooth, names=names)),
+            lambda kept: kept[0] == version,
+        )
+        return _json(answer)
 
     def timeline(self, request: Request) -> Response:
         return _json(self.parts.timeline(self._run(request)))

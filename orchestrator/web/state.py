@@ -24,8 +24,18 @@ MACHINE_S = 30.0
 """Between two inventories of the machine: NVML takes a tenth of a second and more."""
 
 
+MAX_KEPT = 500
+
+
 class _Kept(NamedTuple):
+    """A value that was built.
+
+    Attributes:
+        at_s, until_s: when it was built and when it expires; time.monotonic.
+    """
+
     at_s: float
+    until_s: float
     value: Any
 
 
@@ -73,15 +83,21 @@ class WebState:
             building = self._building.setdefault(key, threading.Lock())
         with building:
             kept = self._kept.get(key)
-            if kept is None or time.monotonic() - kept.at_s > max_age_s or not is_final(kept.value):
-                kept = _Kept(time.monotonic(), build())
+            if kept is None or time.monotonic() > kept.until_s or not is_final(kept.value):
+                now_s = time.monotonic()
+                kept = _Kept(now_s, now_s + max_age_s, build())
                 self._keep(key, kept)
             return kept.value
 
     def _keep(self, key: object, kept: _Kept) -> None:
         with self._lock:
             self._kept[key] = kept
-            if len(self._kept) > 500:  # the oldest go: views of runs that nobody looks at any more
-                for old in sorted(self._kept, key=lambda one: self._kept[one].at_s)[:250]:
-                    del self._kept[old]
-                    self._building.pop(old, None)
+            now_s = time.monotonic()
+            # The curves of one view are megabytes. What is being rebuilt stays, or a second thread would build it, too.
+            rebuilt = {old for old, building in self._building.items() if building.locked()}
+            dropped = [old for old, one in self._kept.items() if one.until_s < now_s and old not in rebuilt]
+            if len(self._kept) - len(dropped) > MAX_KEPT:
+                dropped += sorted(self._kept, key=lambda one: self._kept[one].at_s)[: MAX_KEPT // 2]
+            for old in dropped:
+                self._kept.pop(old, None)
+                self._building.pop(old, None)

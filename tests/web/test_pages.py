@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import lived_in
 import pytest
@@ -22,7 +23,7 @@ from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.platforms.detect import detect
 from kgorch.report import run_view
-from kgorch.web import access, server
+from kgorch.web import access, server, state
 from kgorch.web.app import create_app
 from kgorch.web.state import WebState
 
@@ -148,6 +149,30 @@ def test_smoothing_keeps_the_raw_curve_beside_it(site):
     [series] = site.json(f"/api{RUN}/curves?name=loss&smooth=0.9")["charts"][0]["series"]
     spread = [sum(abs(a - b) for a, b in itertools.pairwise(ys)) for ys in (series["raw"], series["y"])]
     assert spread[1] < spread[0] / 3
+
+
+def test_of_curves_that_grow_only_the_newest_answer_is_remembered(site):
+    site.text(f"/api{RUN}/curves")
+    remembered = len(site.state._kept)
+    file = max(site.home.home.glob("runs/*/*/attempts/4.1/metrics.jsonl"))
+    for step in range(16_000, 16_010):
+        record = {"s": step, "e": 30, "t": site.home.now.timestamp() + step, "v": {"dice": step / 1e5}}
+        with open(file, "a") as records:
+            records.write(json.dumps(record) + "\n")
+        charts = site.json(f"/api{RUN}/curves")["charts"]
+        assert next(chart for chart in charts if chart["name"] == "dice")["series"][0]["y"][-1] == step / 1e5
+    assert len(site.state._kept) == remembered
+
+
+def test_what_was_read_for_a_page_is_forgotten_once_it_is_too_old_to_be_shown(site, monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for smooth in range(20):
+        site.text(f"/api{RUN}/curves?smooth=0.{smooth:02}")
+    assert len(site.state._kept) >= 20
+    now_s += 3600.0
+    site.text(f"/api{RUN}/timeline")
+    assert len(site.state._kept) == len(site.state._building) == 1
 
 
 def test_values_that_are_no_numbers_interrupt_a_curve_and_are_counted(site):
