@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -182,10 +181,7 @@ def _send(engine: Engine, found: RemoteRun, notice: Notice) -> None:
         lambda kind, facts: sessions.add_event(engine, run.id, kind, facts),
     )
     notifier.tell(notice)
-    until_s = time.monotonic() + NOTICE_S
-    while notifier.is_busy and time.monotonic() < until_s:
-        time.sleep(0.1)
-    notifier.stop()
+    notifier.finish(NOTICE_S)
 
 
 def visit(engine: Engine, found: RemoteRun, place: Place) -> RemoteSessionInfo | None:

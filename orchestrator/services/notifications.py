@@ -121,6 +121,13 @@ class Notifier:
         """Whether a notice is neither delivered nor given up yet."""
         return any(sender.is_busy for sender in self._senders)
 
+    def finish(self, within_s: float) -> None:
+        """Wait until nothing is left to deliver, at most so long; then stop."""
+        until_s = time.monotonic() + within_s
+        while self.is_busy and time.monotonic() < until_s:
+            time.sleep(0.1)
+        self.stop()
+
     def stop(self) -> None:
         """Cancel all deliveries, and record the targets that have not got everything."""
         # all are stopped before the first is waited for, so that they end at the same time

@@ -1,4 +1,7 @@
-"""Ends a session whose supervisor died: from the records of its ranks, its checkpoints and the table of the lifecycle."""
+"""Ends a session whose supervisor died: from the records of its ranks, its checkpoints and the table of the lifecycle.
+
+The user is notified of that end, as the supervisor would have done.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from kgorch.checkpoint import registry
 from kgorch.checkpoint.folder import readable_checkpoints
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.codes import CheckpointState
-from kgorch.core.session import events
+from kgorch.core.session import events, notification_policy
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
@@ -23,6 +26,7 @@ from kgorch.launch import attempts, remedies
 from kgorch.limits import late_charges
 from kgorch.limits.quota_ledger import Ledger, Terms
 from kgorch.plan import Plan
+from kgorch.services import notifications
 from kgorch.supervisor import ending_files, metric_curves, recorder
 from kgorch.system.clock import boottime_s
 
@@ -51,7 +55,7 @@ def recover_session(
         if attempt and attempt.stage:
             _take_in(engine, run, attempt.stage, last)
             registry.mark_best(engine, run.id, plan)
-        return _row(engine, run)
+        return _row(engine, run)  # its supervisor, which could not reach the database, has sent the notice
     step, end, running = last.step, None, None
     if attempt and attempt.outcome is None:
         step = max(step, _take_in(engine, run, attempt.stage, last))
@@ -72,7 +76,26 @@ def recover_session(
         due_at = None if resume.when_asked else _due_at(engine, last, terms)
         columns["resume"] = {"reason": resume.reason, "why": resume.why, "due_at": due_at}
     sessions.record(engine, run.id, last.id, **columns, step=step)
-    return _row(engine, run)
+    row = _row(engine, run)
+    _notify(engine, run, plan, row, notification_policy.notice_of(move.event, move.session, number=row.number))
+    return row
+
+
+def _notify(
+    engine: Engine, run: RunInfo, plan: Plan, row: SessionInfo, notice: notification_policy.Notice | None
+) -> None:
+    """Tell the user; a target that hangs delays the next session by END_S at most."""
+    if notice is None:
+        return
+    notifier = notifications.Notifier(
+        plan.notify,
+        run.name,
+        Path(run.workdir),
+        lambda kind, facts: sessions.add_event(engine, run.id, kind, facts),
+    )
+    notifier.tell(notice, session=row.number, stage=row.stage, step=row.step, metrics=dict(row.metrics))
+    notifier.hurry()
+    notifier.finish(notifications.END_S)
 
 
 def _newest_saved(engine: Engine, run: RunInfo, stage: str) -> int:

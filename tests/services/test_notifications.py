@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from harness import Notes, wait_until
+from harness import Notes, processes_of, wait_until
 from webhook import serving
 
 from kgorch.core.session.notification_policy import Notice
@@ -274,6 +275,33 @@ def test_a_training_tells_its_start_and_end_and_no_secret_is_written_anywhere(kg
     )
     said = done.stdout + done.stderr + status.stdout + kgorch("history", "--events").stdout
     assert SECRET not in said and SECRET.encode() not in everything_written(kgorch)
+
+
+ON = 'on = ["resumed", "suspended", "cut_off", "finished", "failed"]'
+
+
+@pytest.mark.parametrize(
+    ("ranks_live", "expected"), [(True, ["finished"]), (False, ["cut_off", "resumed", "finished"])]
+)
+def test_an_end_without_a_supervisor_is_told_by_the_next_start(kgorch, hook, ranks_live, expected):
+    args = {"epochs": 4, "sleep": 0.1}
+    plan = kgorch.plan(args=args, every="1s", extra=f'[notify]\n{ON}\nurls = ["{hook.url}"]\n')
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(5)
+    supervisor.kill()
+    supervisor.wait()
+    if not ranks_live:
+        for pid in kgorch.pids().values():
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes_of(kgorch.home), what="the training to end")
+    assert hook.events == []
+    kgorch("resume")
+    assert hook.events == expected
+    assert (hook.got[0]["run"], hook.got[0]["session"], hook.got[0]["stage"]) == ("test", 1, "train")
+    assert hook.got[0]["step"] >= 5 and hook.got[0]["metrics"]
+    assert kgorch.status()["state"] == "finished"
+    kgorch("resume")
+    assert hook.events == expected, "once"
 
 
 @pytest.mark.soak

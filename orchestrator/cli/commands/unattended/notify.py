@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -72,8 +71,5 @@ def given_up(run_id: str) -> int:
             resolve_run.load_stored_plan(run).notify, run.name, Path(run.workdir), lambda kind, facts: None
         )
         sender.tell(notice(run.why))
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while sender.is_busy and time.monotonic() < deadline_s:
-            time.sleep(0.1)
-        sender.stop()
+        sender.finish(TIMEOUT_S)
     return 0
