@@ -216,6 +216,12 @@ def events_of_kind(engine: Engine, run_id: str, kind: EventKind, *, limit: int) 
         return [to_info(EventInfo, row) for row in reversed(rows) if event_facts.is_valid(kind, row.facts)]
 
 
+def count_events(engine: Engine, run_id: str, kind: EventKind) -> int:
+    with Orm(engine) as orm:
+        chosen = select(func.count()).select_from(EventRow).where(EventRow.run_id == run_id, EventRow.kind == kind)
+        return orm.scalar(chosen) or 0
+
+
 def first_event_times(engine: Engine, session_ids: Sequence[int], kind: EventKind) -> dict[int, datetime]:
     """When that happened in each of these sessions for the first time."""
     with Orm(engine) as orm:
@@ -295,6 +301,18 @@ def attempts_of_sessions(engine: Engine, session_ids: Sequence[int]) -> list[Att
     with Orm(engine) as orm:
         chosen = select(Attempt).where(Attempt.session_id.in_(session_ids)).order_by(Attempt.id)
         return [to_info(AttemptInfo, row) for row in orm.scalars(chosen)]
+
+
+def outcome_counts(engine: Engine, run_id: str) -> dict[Outcome, int]:
+    """How many attempts of the run have ended so."""
+    with Orm(engine) as orm:
+        chosen = (
+            select(Attempt.outcome, func.count())
+            .join(SessionRow, SessionRow.id == Attempt.session_id)
+            .where(SessionRow.run_id == run_id, Attempt.outcome.is_not(None))
+            .group_by(Attempt.outcome)
+        )
+        return {outcome: count for outcome, count in orm.execute(chosen) if outcome is not None}
 
 
 def max_steps(engine: Engine, run_id: str) -> dict[str, int]:

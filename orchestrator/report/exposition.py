@@ -68,8 +68,8 @@ FAMILIES = (
     Family("kgorch_run_checkpoint_step", Kind.GAUGE, "Step of the newest verified checkpoint.", RUN),
     Family("kgorch_run_end_timestamp_seconds", Kind.GAUGE, "Forecast: when the current stage ends.", RUN),
     Family("kgorch_run_sessions", Kind.COUNTER, "Sessions of the run.", RUN),
-    Family("kgorch_run_attempts", Kind.COUNTER, "Attempts of the run's newest sessions that ended, by outcome.", (*RUN, "outcome")),
-    Family("kgorch_run_save_failures", Kind.COUNTER, "Saves of the run that failed, at most 1,000.", RUN),
+    Family("kgorch_run_attempts", Kind.COUNTER, "Attempts of the run that ended, by outcome.", (*RUN, "outcome")),
+    Family("kgorch_run_save_failures", Kind.COUNTER, "Saves of the run that failed.", RUN),
     Family("kgorch_session_started_timestamp_seconds", Kind.GAUGE, "When the newest session began.", RUN),
     Family("kgorch_session_wall_timestamp_seconds", Kind.GAUGE, "Time limit of the session that trains.", RUN),
     Family("kgorch_quota_limit_seconds", Kind.GAUGE, "Accelerator time that a window of the quota allows.", ("pool",)),
@@ -152,16 +152,16 @@ def _of_run(engine: Engine, run: RunInfo, now: datetime) -> Iterator[Point]:
         "kgorch_run_checkpoint_step": checkpoint.get("step"),
         "kgorch_run_end_timestamp_seconds": _seconds(forecast.get("end_at")),
         "kgorch_run_sessions": session.get("number", 0),
-        "kgorch_run_save_failures": len(sessions.events_of_kind(engine, run.id, EventKind.SAVE_FAILED, limit=1000)),
+        "kgorch_run_save_failures": sessions.count_events(engine, run.id, EventKind.SAVE_FAILED),
         "kgorch_session_started_timestamp_seconds": _seconds(session.get("started_at")),
         "kgorch_session_wall_timestamp_seconds": None if session.get("ended_at") else _seconds(session.get("wall_at")),
     }
     for name, value in plain.items():
         if value is not None:
             yield Point(name, labels, float(value))
-    outcomes = [attempt.outcome for attempt in sessions.attempts(engine, run.id, newest=sessions.RECENT_SESSIONS)]
+    outcomes = sessions.outcome_counts(engine, run.id)
     for outcome in Outcome:
-        yield Point("kgorch_run_attempts", (*labels, outcome), float(outcomes.count(outcome)))
+        yield Point("kgorch_run_attempts", (*labels, outcome), float(outcomes.get(outcome, 0)))
     yield from _reported(labels, view["metrics"])
     yield from _telemetry(labels, view["telemetry"], now)
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from answered import make_state
+from sqlalchemy import insert, update
 
 from kgorch.db import runs, samples, sessions
 from kgorch.db.engine import open_database
+from kgorch.db.tables import Attempt, EventRow
 from kgorch.report import exposition
 
 pytest.importorskip("prometheus_client")
@@ -24,6 +26,7 @@ NAMES = {
     "kgorch_up",
     *(f"{family.name}_total" if family.kind == "counter" else family.name for family in exposition.FAMILIES),
 }
+ATTEMPTS = "kgorch_run_attempts"
 LABELS = {family.name: family.labels for family in exposition.FAMILIES}
 
 
@@ -96,6 +99,31 @@ def test_odd_names_are_escaped_and_the_number_of_series_is_bounded(state):
     sessions.update_session(engine, session.id, phase="training")
     named = {labels[0] for labels in parsed(state("prometheus").stdout)["kgorch_run_info"]}
     assert "digits" in named, "what trains comes before newer runs that do not"
+
+
+def test_a_counter_counts_all_that_has_happened(state):
+    engine = open_database(state.home)
+    run = runs.newest(engine, "digits")
+    before = {point.labels: point.value for point in exposition.points(engine) if point.family == ATTEMPTS}
+    later, failures = sessions.RECENT_SESSIONS + 5, 1200
+    with engine.begin() as connection:
+        events = [{"run_id": run.id, "at": run.created_at, "kind": "save_failed", "phase": "training", "facts": {}}]
+        connection.execute(insert(EventRow), events * failures)
+    for number in range(later):
+        session = sessions.open_session(engine, run.id, boot_id="b", step=5, first_step=5)
+        if number < 5:
+            about = {"stage": "train", "ranks": 1, "first_step": 5, "folder_of": lambda _: str(state.folder)}
+            attempt = sessions.open_attempt(engine, session.id, **about)
+            with engine.begin() as connection:
+                connection.execute(update(Attempt).where(Attempt.id == attempt.id).values(outcome="lost"))
+        sessions.update_session(engine, session.id, phase="suspended")
+    points = exposition.points(engine)
+    [saves] = [
+        item.value for item in points if item.family == "kgorch_run_save_failures" and item.labels[0] == "digits"
+    ]
+    assert saves == failures
+    now = {point.labels: point.value for point in points if point.family == ATTEMPTS}
+    assert now == before | {("digits", "1", "lost"): before["digits", "1", "lost"] + 5}
 
 
 def test_an_old_sample_says_nothing_of_now(engine, state):
